@@ -1,0 +1,1 @@
+"""Fault injection for the tests of the promises that a run directory makes."""
