@@ -1,0 +1,20 @@
+"""Implicit language models: Mamba2 and Llama whose layer stack is iterated to a fixed point z* = f(z*, x).
+
+Importing registers `implicit_mamba2` and `implicit_llama3` with Hugging Face's Auto classes.
+"""
+
+from implicit_llm.models.presets import list_configs, load_config
+from implicit_llm.models.registration import register_implicit_causal_lm
+from implicit_llm.solver.config import SolverConfig
+from implicit_llm.solver.stats import NonFiniteState, SolverStats
+
+register_implicit_causal_lm()
+
+__all__ = [
+    "NonFiniteState",
+    "SolverConfig",
+    "SolverStats",
+    "list_configs",
+    "load_config",
+    "register_implicit_causal_lm",
+]

@@ -1,0 +1,311 @@
+"""The model without its head: embedding, injection, and the layer stack iterated to its fixed point.
+
+Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.llama3 import Llama3Layer, rope_tables
+from implicit_llm.models.mamba2 import Mamba2Layer, Mamba2Mixer
+from implicit_llm.models.norm import RMSNorm
+from implicit_llm.models.projection import NormedWeight
+from implicit_llm.models.published_layout import is_published, read_published_weights
+from implicit_llm.models.stack import LayerState, Prefix, StackInput
+from implicit_llm.solver.config import SolverConfig
+from implicit_llm.solver.passes import evaluation_pass, free_pass, unrolled_pass
+from implicit_llm.solver.stats import SolverStats
+
+
+@dataclass
+class ImplicitModelOutput(ModelOutput):
+    """last_hidden_state is z* (B, L, D) for an implicit model; solver_stats is None for an explicit one."""
+
+    last_hidden_state: Tensor | None = None
+    past_key_values: ConvergedStateCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    solver_stats: SolverStats | None = None
+
+
+class Injection(nn.Module):
+    """How the input enters: Linear(RMSNorm(embedding)), added to the in-projection of every layer."""
+
+    def __init__(self, width: int, out_width: int, eps: float, weight_norm: bool) -> None:
+        super().__init__()
+        self.norm = RMSNorm(width, eps)
+        self.proj = NormedWeight((out_width, width), bias=True, weight_norm=weight_norm)
+
+    def forward(self, embedding_BLD: Tensor) -> Tensor:
+        return F.linear(self.norm(embedding_BLD), self.proj.effective_weight(), self.proj.bias)
+
+
+class ImplicitPreTrainedModel(PreTrainedModel):
+    """Loading, saving, initialisation, and the solver of both families."""
+
+    config: ImplicitConfig
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _is_stateful = True
+
+    @property
+    def solver(self) -> SolverConfig | None:
+        """How the fixed point is found; None for explicit models. Assign a new one to change the phase; saved with the model."""
+        return None if self.config.solver is None else SolverConfig.from_dict(self.config.solver)
+
+    @solver.setter
+    def solver(self, solver: SolverConfig) -> None:
+        if not self.config.is_implicit:
+            raise ValueError(
+                "an explicit model has no solver; convert it with implicit_llm.to_implicit(model, solver=...)"
+            )
+        self.config.solver = solver.to_dict()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load a saved model; a local directory in the published layout is read as well (published_layout.py)."""
+        path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
+        if (
+            path is None
+            or not (path / "config.json").is_file()
+            or not is_published(json.loads((path / "config.json").read_text()))
+        ):
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        kwargs.setdefault("config", cls.config_class.from_pretrained(path))
+        weights = read_published_weights(path, cls.config_class.model_type)
+        if cls.base_model_prefix and not cls.__name__.endswith("ForCausalLM"):
+            weights = {name.removeprefix(f"{cls.base_model_prefix}."): value for name, value in weights.items()}
+        return super().from_pretrained(None, *args, state_dict=weights, **kwargs)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, NormedWeight | Mamba2Mixer):
+            module.reset()
+        elif isinstance(module, RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, nn.Embedding | nn.Linear):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+
+
+class _StackMap:
+    """f(., x) of a model for one input: what the solver iterates (solver.passes: SequenceMap and BlockMap)."""
+
+    def __init__(self, model: ImplicitModel, x: StackInput) -> None:
+        self.model, self.x = model, x
+
+    @property
+    def valid_BL(self) -> Tensor | None:
+        return self.x.valid_BL
+
+    def __call__(self, z_BLD: Tensor) -> Tensor:
+        if self.model.gradient_checkpointing and torch.is_grad_enabled() and self.model.training:
+            return self.model._gradient_checkpointing_func(lambda z: self.model.apply_stack(z, self.x)[0], z_BLD)
+        return self.model.apply_stack(z_BLD, self.x)[0]
+
+    def select(self, index_B: Tensor) -> _StackMap:
+        return _StackMap(self.model, self.x.select(index_B))
+
+    def block(self, start: int, end: int, state: Prefix | None) -> _StackMap:
+        return _StackMap(self.model, self.x.block(start, end, state))
+
+    def close(self, z_BLD: Tensor) -> tuple[Tensor, Prefix]:
+        out_BLD, layers = self.model.apply_stack(z_BLD, self.x, return_states=True)
+        return out_BLD, self.x.extend_prefix(layers, z_BLD.shape[1])
+
+
+class ImplicitModel(ImplicitPreTrainedModel):
+    """Shared forward pass; a family says which modules it has and how wide its injection is."""
+
+    layers: nn.ModuleList
+
+    def final_norm(self) -> RMSNorm:
+        raise NotImplementedError
+
+    def rope(self, position_ids_BL: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Rotary tables of attention layers, None for others."""
+        return None
+
+    def _build(self, layer_class: type[nn.Module], injection_width: int, eps: float) -> None:
+        config = self.config
+        self.layers = nn.ModuleList(layer_class(config) for _ in range(config.num_hidden_layers))
+        if config.is_implicit:
+            self.injection = Injection(config.hidden_size, injection_width, eps, bool(config.weight_norm))
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def apply_stack(
+        self, h_BLD: Tensor, x: StackInput, *, return_states: bool = False, collect: list[Tensor] | None = None
+    ) -> tuple[Tensor, tuple[LayerState, ...]]:
+        """One evaluation of f: all layers and the final norm. The layers' states after the block, if asked for."""
+        states = []
+        for index, layer in enumerate(self.layers):
+            if collect is not None:
+                collect.append(h_BLD)
+            h_BLD, state = layer(h_BLD, x, index, return_states)
+            states.append(state)
+        h_BLD = self.final_norm()(h_BLD)
+        if collect is not None:
+            collect.append(h_BLD)
+        return h_BLD, tuple(states) if return_states else ()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: ConvergedStateCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_positions: bool = False,
+        cache_params: ConvergedStateCache | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> ImplicitModelOutput | tuple[Any, ...]:
+        """Run to the fixed point: the training pass of `solver` in train mode, its evaluation pass in eval mode.
+
+        Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 where padding; past_key_values a
+            cache of converged states, advanced in place (cache_params is the same); output_positions keeps
+            `solver_stats.unconverged_BL`.
+        Raises: ValueError for output_hidden_states of an implicit model; NonFiniteState.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        if output_hidden_states and self.config.is_implicit:
+            raise ValueError(
+                "an implicit model has no hidden state per layer, only its fixed point: read last_hidden_state"
+            )
+        h_BLD = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = past_key_values if past_key_values is not None else cache_params
+        if cache is None and use_cache:
+            cache = ConvergedStateCache()
+        x = self.stack_input(h_BLD, attention_mask, position_ids, None if cache is None else cache.prefix)
+        collect: list[Tensor] | None = [] if output_hidden_states else None
+        stats: SolverStats | None = None
+        if not self.config.is_implicit:
+            h_BLD, prefix = self._explicit_pass(h_BLD, x, cache is not None, collect)
+        else:
+            h_BLD, prefix, stats = self._implicit_pass(h_BLD, x, output_positions)
+        if cache is not None:
+            if prefix is None:
+                raise ValueError("a cache of converged states is made in evaluation mode; call model.eval() first")
+            cache.advance(prefix)
+        output = ImplicitModelOutput(h_BLD, cache, tuple(collect) if collect is not None else None, stats)
+        return output if return_dict is not False else output.to_tuple()
+
+    def stack_input(
+        self, embedding_BLD: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, prefix: Prefix | None
+    ) -> StackInput:
+        """Everything f needs besides z; computed once per forward pass."""
+        batch, length, _ = embedding_BLD.shape
+        past = 0 if prefix is None else prefix.length
+        valid_BL = None
+        if attention_mask is not None:
+            if attention_mask.ndim != 2:
+                raise ValueError(
+                    f"attention_mask must be (batch, length), 0 where padding; got shape {tuple(attention_mask.shape)}"
+                )
+            if not bool(attention_mask.bool().all()):
+                valid_BL = attention_mask[:, -length:].bool()
+            if position_ids is None:
+                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_min(0)[:, -length:]
+        if position_ids is None:
+            position_ids = torch.arange(past, past + length, device=embedding_BLD.device)[None]
+        masks = None
+        if self.training and self.config.dropout > 0:
+            keep = 1 - self.config.dropout
+            masks = tuple(torch.empty_like(embedding_BLD).bernoulli_(keep).div_(keep) for _ in self.layers)
+        return StackInput(
+            weights=tuple(layer.weights() for layer in self.layers),
+            injection_BLE=self.injection(embedding_BLD) if self.config.is_implicit else None,
+            valid_BL=valid_BL,
+            dropout_masks=masks,
+            rope=self.rope(position_ids),
+            prefix=prefix,
+        )
+
+    def _explicit_pass(
+        self, h_BLD: Tensor, x: StackInput, with_state: bool, collect: list[Tensor] | None
+    ) -> tuple[Tensor, Prefix | None]:
+        if self.gradient_checkpointing and self.training and collect is None and not with_state:
+            return _StackMap(self, x)(h_BLD), None
+        out_BLD, layers = self.apply_stack(h_BLD, x, return_states=with_state, collect=collect)
+        return out_BLD, x.extend_prefix(layers, h_BLD.shape[1]) if with_state else None
+
+    def _implicit_pass(
+        self, embedding_BLD: Tensor, x: StackInput, positions: bool
+    ) -> tuple[Tensor, Prefix | None, SolverStats]:
+        solver = self.solver
+        assert solver is not None
+        f, z0_BLD = _StackMap(self, x), torch.zeros_like(embedding_BLD)
+        if not self.training:
+            return evaluation_pass(f, z0_BLD, solver, x.prefix, positions=positions)
+        if x.prefix is not None:
+            raise ValueError("training starts from an empty state; drop past_key_values or call model.eval()")
+        if solver.mode == "unrolled":
+            z_BLD, stats = unrolled_pass(f, z0_BLD, solver)
+        else:
+            z_BLD, stats = free_pass(f, z0_BLD, solver, positions=positions)
+        return z_BLD, None, stats
+
+
+class ImplicitMamba2Model(ImplicitModel):
+    """Mamba2 blocks, explicit or iterated to the fixed point."""
+
+    config_class = ImplicitMamba2Config
+    config: ImplicitMamba2Config
+    base_model_prefix = "backbone"
+    _no_split_modules = ["Mamba2Layer"]
+
+    def __init__(self, config: ImplicitMamba2Config) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.norm_f = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
+        self._build(Mamba2Layer, config.in_proj_size, config.layer_norm_epsilon)
+
+    def final_norm(self) -> RMSNorm:
+        return self.norm_f
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings = value
+
+
+class ImplicitLlama3Model(ImplicitModel):
+    """Llama blocks, explicit or iterated to the fixed point."""
+
+    config_class = ImplicitLlama3Config
+    config: ImplicitLlama3Config
+    base_model_prefix = "model"
+    _no_split_modules = ["Llama3Layer"]
+
+    def __init__(self, config: ImplicitLlama3Config) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self._build(Llama3Layer, 3 * config.hidden_size, config.rms_norm_eps)
+
+    def final_norm(self) -> RMSNorm:
+        return self.norm
+
+    def rope(self, position_ids_BL: Tensor) -> tuple[Tensor, Tensor]:
+        return rope_tables(position_ids_BL, self.config.head_dim, self.config.rope_theta, torch.float32)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value

@@ -1,0 +1,140 @@
+"""Language models of both families: backbone, tied head, loss, generation.
+
+Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GenerationMixin
+from transformers.utils import ModelOutput
+
+from implicit_llm.models.backbone import (
+    ImplicitLlama3Model,
+    ImplicitMamba2Model,
+    ImplicitModel,
+    ImplicitPreTrainedModel,
+)
+from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.solver.stats import SolverStats
+
+IGNORED_LABEL = -100
+
+
+@dataclass
+class ImplicitCausalLMOutput(ModelOutput):
+    """loss is None without labels; logits (B, L, V); solver_stats is None for an explicit model."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    past_key_values: ConvergedStateCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    solver_stats: SolverStats | None = None
+
+
+class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
+    """What both families share around the backbone."""
+
+    @property
+    def base(self) -> ImplicitModel:
+        return getattr(self, self.base_model_prefix)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.base.set_input_embeddings(value)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: ConvergedStateCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        labels_aligned: bool = False,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_positions: bool = False,
+        logits_to_keep: int | Tensor = 0,
+        cache_params: ConvergedStateCache | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> ImplicitCausalLMOutput | tuple[Any, ...]:
+        """Logits and, with labels, the mean cross entropy in fp32.
+
+        Args: labels (B, L), -100 ignored. labels_aligned: logits at t are scored on labels at t (word problems); otherwise on
+            labels at t+1, as everywhere in Hugging Face. logits_to_keep: only the last so many positions (0: all), or an
+            index of positions. Others as in the backbone.
+        """
+        output = self.base(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_positions=output_positions,
+            cache_params=cache_params,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits_BLV = self.lm_head(output.last_hidden_state[:, keep])
+        loss = None
+        if labels is not None:
+            if labels_aligned:
+                loss = F.cross_entropy(logits_BLV.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL)
+            else:
+                loss = self.loss_function(logits=logits_BLV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        result = ImplicitCausalLMOutput(
+            loss, logits_BLV, output.past_key_values, output.hidden_states, output.solver_stats
+        )
+        return result if return_dict is not False else result.to_tuple()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # forward makes a ConvergedStateCache
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        cache = kwargs.get("past_key_values")
+        if cache is None and kwargs.get("use_cache"):
+            kwargs["past_key_values"] = ConvergedStateCache()
+        return super().prepare_inputs_for_generation(input_ids, **kwargs)
+
+
+class ImplicitMamba2ForCausalLM(ImplicitForCausalLM):
+    """Mamba2 language model, explicit or implicit."""
+
+    config_class = ImplicitMamba2Config
+    config: ImplicitMamba2Config
+    base_model_prefix = "backbone"
+    _no_split_modules = ["Mamba2Layer"]
+    _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}
+
+    def __init__(self, config: ImplicitMamba2Config) -> None:
+        super().__init__(config)
+        self.backbone = ImplicitMamba2Model(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+
+class ImplicitLlama3ForCausalLM(ImplicitForCausalLM):
+    """Llama language model, explicit or implicit."""
+
+    config_class = ImplicitLlama3Config
+    config: ImplicitLlama3Config
+    base_model_prefix = "model"
+    _no_split_modules = ["Llama3Layer"]
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: ImplicitLlama3Config) -> None:
+        super().__init__(config)
+        self.model = ImplicitLlama3Model(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()

@@ -1,0 +1,130 @@
+"""Configurations of the two families: flat, typed fields that `AutoConfig` reads and writes.
+
+The published nested layout is translated on reading (published_layout.py) and never written.
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.published_layout import clean_config, is_published
+from implicit_llm.solver.config import SolverConfig
+
+
+@strict
+class ImplicitConfig(PreTrainedConfig):
+    """Fields that both families share.
+
+    is_implicit: iterate the layer stack to a fixed point; False is the explicit baseline of the same architecture.
+    weight_norm: weight normalisation on linear and convolution weights; None means "as is_implicit", as published.
+    solver: the fields of `SolverConfig`; None for explicit models.
+    dropout: variational, one mask for all iterations of a forward pass; the paper trains without.
+    initializer_range: standard deviation of the embedding at initialisation.
+    """
+
+    vocab_size: int = 50288
+    hidden_size: int = 768
+    num_hidden_layers: int = 24
+    is_implicit: bool = True
+    weight_norm: bool | None = None
+    solver: dict[str, Any] | None = None
+    dropout: float = 0.0
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.weight_norm is None:
+            self.weight_norm = self.is_implicit
+        if self.is_implicit:
+            self.solver = SolverConfig.from_dict(self.solver or {}).to_dict()
+        elif self.solver is not None:
+            raise ModelConfigError("solver: an explicit model (is_implicit false) has no solver; remove the key")
+        if not 0 <= self.dropout < 1:
+            raise ModelConfigError(f"dropout: {self.dropout!r} is not in [0, 1)")
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Read the clean layout, or translate the published one."""
+        return super().from_dict(clean_config(config_dict) if is_published(config_dict) else config_dict, **kwargs)
+
+
+@strict
+class ImplicitMamba2Config(ImplicitConfig):
+    """Mamba2 blocks: norm, mixer, residual; no MLP.
+
+    expand * hidden_size is the inner width, divided into heads of head_dim; state_size is the SSM state per head channel;
+    conv_kernel the width of the causal convolution; n_groups shares B and C among heads.
+    Source: Dao and Gu 2024; sizes of Schöne et al. 2025.
+    """
+
+    model_type = "implicit_mamba2"
+
+    expand: int = 2
+    state_size: int = 128
+    head_dim: int = 64
+    n_groups: int = 1
+    conv_kernel: int = 4
+    layer_norm_epsilon: float = 1e-5
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size % self.head_dim:
+            raise ModelConfigError(
+                f"head_dim: {self.head_dim} does not divide expand * hidden_size = {self.intermediate_size}; choose a divisor"
+            )
+        if self.num_heads % self.n_groups:
+            raise ModelConfigError(
+                f"n_groups: {self.n_groups} does not divide the {self.num_heads} heads; choose a divisor"
+            )
+        super().__post_init__(**kwargs)
+
+    @property
+    def intermediate_size(self) -> int:
+        """Inner width of the mixer."""
+        return self.expand * self.hidden_size
+
+    @property
+    def num_heads(self) -> int:
+        return self.intermediate_size // self.head_dim
+
+    @property
+    def in_proj_size(self) -> int:
+        """Width of gate, x, B, C and dt together: of the in-projection and of the injection."""
+        return 2 * self.intermediate_size + 2 * self.n_groups * self.state_size + self.num_heads
+
+
+@strict
+class ImplicitLlama3Config(ImplicitConfig):
+    """Llama blocks: attention with rotary positions and a SwiGLU MLP, each with pre-norm and residual.
+
+    intermediate_size is the SwiGLU width (the published sizes take int(2/3 * 4 * hidden_size), odd at 1.3B).
+    rope_theta is the base of the rotary frequencies; positions beyond max_position_embeddings extrapolate plainly.
+    Source: Touvron et al. 2023; sizes of Schöne et al. 2025.
+    """
+
+    model_type = "implicit_llama3"
+
+    vocab_size: int = 50277
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 2048
+    max_position_embeddings: int = 2048
+    rope_theta: float = 500000.0
+    rms_norm_eps: float = 1e-5
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.hidden_size % self.num_attention_heads or (self.hidden_size // self.num_attention_heads) % 2:
+            raise ModelConfigError(
+                f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size} into heads of even width"
+            )
+        super().__post_init__(**kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads

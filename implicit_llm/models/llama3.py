@@ -1,0 +1,161 @@
+"""The Llama block, explicit or implicit: attention with rotary positions, SwiGLU MLP, pre-norm and residual around each.
+
+Shapes: `B` batch, `L` length, `S` earlier tokens, `D` model, `H` heads, `P` head width, `M` MLP width, `E` 3 D (query, key, value).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from implicit_llm.kernels.norm import rms_norm
+from implicit_llm.models.configuration import ImplicitLlama3Config
+from implicit_llm.models.norm import RMSNorm
+from implicit_llm.models.projection import NormedWeight
+from implicit_llm.models.stack import LayerState, StackInput
+
+
+class Llama3Weights(NamedTuple):
+    """Effective weights of one layer for one forward pass."""
+
+    qkv_ED: Tensor
+    o_proj_DD: Tensor
+    gate_up_MD: Tensor
+    down_DM: Tensor
+
+
+def rope_tables(position_ids_BL: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (B, L, P/2) of the rotary angles position * theta^(-2i/P), computed in fp32."""
+    exponents = torch.arange(0, head_dim, 2, device=position_ids_BL.device, dtype=torch.float32) / head_dim
+    angles = position_ids_BL.float().unsqueeze(-1) * theta**-exponents
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(t_BLHP: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn the pairs (i, i + P/2) of each head by their angle."""
+    cos, sin = rope[0].unsqueeze(2), rope[1].unsqueeze(2)
+    first, second = t_BLHP.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(t_BLHP.dtype)
+
+
+def residual_scale(config: ImplicitLlama3Config) -> float:
+    """Initial scale of what is added to the residual stream, twice a layer, as in GPT-2."""
+    return (2 * config.num_hidden_layers) ** -0.5
+
+
+class Attention(nn.Module):
+    """Causal multi-head attention; the injection is added to query, key and value before the rotation."""
+
+    def __init__(self, config: ImplicitLlama3Config) -> None:
+        super().__init__()
+        self.heads, self.head_dim = config.num_attention_heads, config.head_dim
+        shape = (config.hidden_size, config.hidden_size)
+        self.q_proj = NormedWeight(shape, bias=False, weight_norm=config.weight_norm)
+        self.k_proj = NormedWeight(shape, bias=False, weight_norm=config.weight_norm)
+        self.v_proj = NormedWeight(shape, bias=False, weight_norm=config.weight_norm)
+        scale = residual_scale(config)
+        self.o_proj = NormedWeight(shape, bias=False, weight_norm=config.weight_norm, init_scale=scale)
+
+    def forward(
+        self, u_BLD: Tensor, weights: Llama3Weights, x: StackInput, state: LayerState | None, return_state: bool
+    ) -> tuple[Tensor, LayerState | None]:
+        """Attend to the block and what precedes it. state: keys and values (B, H, S, P) of the earlier tokens."""
+        batch, length, width = u_BLD.shape
+        if x.injection_BLE is None:
+            qkv = F.linear(u_BLD, weights.qkv_ED)
+        else:
+            flat = torch.addmm(x.injection_BLE.flatten(0, 1), u_BLD.flatten(0, 1), weights.qkv_ED.t())
+            qkv = flat.view(batch, length, -1)
+        assert x.rope is not None
+        q, k, v = (part.view(batch, length, self.heads, self.head_dim) for part in qkv.split(width, dim=-1))
+        q, k, v = rotate(q, x.rope).transpose(1, 2), rotate(k, x.rope).transpose(1, 2), v.transpose(1, 2)
+        if state is not None:
+            k, v = torch.cat([state[0], k], dim=2), torch.cat([state[1], v], dim=2)
+        mask = attention_mask(x, length, q.device)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and length > 1)
+        out_BLD = F.linear(out.transpose(1, 2).reshape(batch, length, width), weights.o_proj_DD)
+        return out_BLD, (k, v) if return_state else None
+
+
+def attention_mask(x: StackInput, length: int, device: torch.device) -> Tensor | None:
+    """Which keys a query sees, (1 or B, 1, L, S + L); None where plain causal attention says the same.
+
+    A padded query sees itself, so that its softmax stays finite; nothing reads the result.
+    """
+    before = 0 if x.prefix is None else x.prefix.length
+    prefix_valid = None if x.prefix is None else x.prefix.valid_BS
+    if x.valid_BL is None and prefix_valid is None:
+        if before == 0 or length == 1:
+            return None
+        mask = torch.ones(length, before + length, dtype=torch.bool, device=device).tril(before)
+        return mask[None, None]
+    batch = len(x.valid_BL if x.valid_BL is not None else prefix_valid)  # type: ignore[arg-type]
+    old = torch.ones(batch, before, dtype=torch.bool, device=device) if prefix_valid is None else prefix_valid
+    new = torch.ones(batch, length, dtype=torch.bool, device=device) if x.valid_BL is None else x.valid_BL
+    causal = torch.ones(length, before + length, dtype=torch.bool, device=device).tril(before)
+    itself = torch.zeros(length, before + length, dtype=torch.bool, device=device)
+    itself[:, before:].fill_diagonal_(True)
+    keys = torch.cat([old, new], dim=1)[:, None]
+    return ((causal & keys) | itself)[:, None]
+
+
+class Mlp(nn.Module):
+    """SwiGLU: down(silu(gate(u)) * up(u))."""
+
+    def __init__(self, config: ImplicitLlama3Config) -> None:
+        super().__init__()
+        wide, narrow = (config.intermediate_size, config.hidden_size), (config.hidden_size, config.intermediate_size)
+        self.gate_proj = NormedWeight(wide, bias=False, weight_norm=config.weight_norm)
+        self.up_proj = NormedWeight(wide, bias=False, weight_norm=config.weight_norm)
+        scale = residual_scale(config)
+        self.down_proj = NormedWeight(narrow, bias=False, weight_norm=config.weight_norm, init_scale=scale)
+
+    def forward(self, u_BLD: Tensor, weights: Llama3Weights) -> Tensor:
+        gate, up = F.linear(u_BLD, weights.gate_up_MD).chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * up, weights.down_DM)
+
+
+class Llama3Layer(nn.Module):
+    """h + attention(norm(h)), then h + mlp(norm(h))."""
+
+    def __init__(self, config: ImplicitLlama3Config) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = Mlp(config)
+
+    def weights(self) -> Llama3Weights:
+        attn, mlp = self.self_attn, self.mlp
+        qkv = torch.cat([proj.effective_weight() for proj in (attn.q_proj, attn.k_proj, attn.v_proj)])
+        gate_up = torch.cat([mlp.gate_proj.effective_weight(), mlp.up_proj.effective_weight()])
+        # The published 1.3B width 5461 is odd, which GEMM kernels run at an eighth of their speed; zero columns change nothing.
+        return Llama3Weights(qkv, attn.o_proj.effective_weight(), *pad_mlp(gate_up, mlp.down_proj.effective_weight()))
+
+    def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> tuple[Tensor, LayerState | None]:
+        """One layer. index: which entry of the weights, masks and states in x is this layer's."""
+        state = None if x.prefix is None else x.prefix.layers[index]
+        weights: Llama3Weights = x.weights[index]
+        norm = self.input_layernorm
+        mixed_BLD, state = self.self_attn(rms_norm(h_BLD, norm.weight, norm.eps), weights, x, state, return_state)
+        if x.dropout_masks is not None:
+            mixed_BLD = mixed_BLD * x.dropout_masks[index]
+        h_BLD = h_BLD + mixed_BLD
+        norm = self.post_attention_layernorm
+        return h_BLD + self.mlp(rms_norm(h_BLD, norm.weight, norm.eps), weights), state
+
+
+MLP_MULTIPLE = 64
+
+
+def pad_mlp(gate_up_MD: Tensor, down_DM: Tensor) -> tuple[Tensor, Tensor]:
+    """Widen a SwiGLU MLP with zero columns to a multiple of 64, unless it is narrow or already is one."""
+    width = down_DM.shape[1]
+    pad = -width % MLP_MULTIPLE
+    if pad == 0 or width < 16 * MLP_MULTIPLE:
+        return gate_up_MD, down_DM
+    gate, up = gate_up_MD.chunk(2)
+    return torch.cat([F.pad(gate, (0, 0, 0, pad)), F.pad(up, (0, 0, 0, pad))]), F.pad(down_DM, (0, pad))

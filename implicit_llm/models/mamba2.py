@@ -1,0 +1,135 @@
+"""The Mamba2 block, explicit or implicit: pre-norm, mixer, residual; no MLP.
+
+Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, `G` groups, `N` state, `K` convolution, `C` its channels,
+`E` in-projection (2 I + 2 G N + H).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+
+from implicit_llm.kernels.causal_conv import causal_conv
+from implicit_llm.kernels.norm import gated_rms_norm, rms_norm
+from implicit_llm.kernels.ssd import ssd
+from implicit_llm.models.configuration import ImplicitMamba2Config
+from implicit_llm.models.norm import RMSNorm
+from implicit_llm.models.projection import NormedWeight
+from implicit_llm.models.stack import LayerState, StackInput
+
+
+class Mamba2Weights(NamedTuple):
+    """Effective weights of one layer for one forward pass."""
+
+    in_proj_ED: Tensor
+    conv_CK: Tensor
+    out_proj_DI: Tensor
+    A_H: Tensor
+
+
+class Mamba2Mixer(nn.Module):
+    """In-projection plus injection, causal convolution, SSD, gated norm, out-projection.
+
+    Source: Dao and Gu 2024; the injection is the x of Eqs. 6-7 in Schöne et al. 2025.
+    """
+
+    def __init__(self, config: ImplicitMamba2Config) -> None:
+        super().__init__()
+        self.heads, self.head_dim = config.num_heads, config.head_dim
+        self.groups, self.state_size, self.eps = config.n_groups, config.state_size, config.layer_norm_epsilon
+        self.inner = config.intermediate_size
+        self.conv_channels = self.inner + 2 * self.groups * self.state_size
+        normed = config.weight_norm
+        self.in_proj = NormedWeight((config.in_proj_size, config.hidden_size), bias=False, weight_norm=normed)
+        self.conv1d = NormedWeight((self.conv_channels, 1, config.conv_kernel), bias=True, weight_norm=normed)
+        # What is added to the residual stream is scaled down by depth at initialisation, as in GPT-2.
+        self.out_proj = NormedWeight(
+            (config.hidden_size, self.inner), bias=False, weight_norm=normed, init_scale=config.num_hidden_layers**-0.5
+        )
+        self.dt_bias = nn.Parameter(torch.empty(self.heads))
+        self.A_log = nn.Parameter(torch.empty(self.heads))
+        self.D = nn.Parameter(torch.empty(self.heads))
+        self.norm = RMSNorm(self.inner, self.eps)
+
+    def weights(self) -> Mamba2Weights:
+        return Mamba2Weights(
+            self.in_proj.effective_weight(),
+            self.conv1d.effective_weight().squeeze(1),
+            self.out_proj.effective_weight(),
+            -self.A_log.float().exp(),
+        )
+
+    def forward(
+        self, u_BLD: Tensor, weights: Mamba2Weights, x: StackInput, state: LayerState | None, return_state: bool
+    ) -> tuple[Tensor, LayerState | None]:
+        """Mix along the sequence. state: (SSM state (B, H, P, N) fp32, last K-1 convolution inputs (B, K-1, C))."""
+        batch, length, _ = u_BLD.shape
+        gate, xBC, dt_BLH = self._project(u_BLD, weights, x.injection_BLE).split(
+            [self.inner, self.conv_channels, self.heads], dim=-1
+        )
+        dt_BLH = F.softplus(dt_BLH.float() + self.dt_bias)
+        if x.valid_BL is not None:  # padding neither enters the convolution nor feeds or decays the state
+            xBC = xBC * x.valid_BL.unsqueeze(-1)
+            dt_BLH = dt_BLH * x.valid_BL.unsqueeze(-1)
+        ssm_state, conv_state = (None, None) if state is None else state
+        xBC, conv_state = causal_conv(xBC, weights.conv_CK, self.conv1d.bias, conv_state, return_state=return_state)
+        bc = self.groups * self.state_size
+        x_BLI, B_BLI, C_BLI = F.silu(xBC).split([self.inner, bc, bc], dim=-1)
+        x_BLHP = x_BLI.view(batch, length, self.heads, self.head_dim)
+        y_BLHP, ssm_state = ssd(
+            x_BLHP,
+            dt_BLH,
+            weights.A_H,
+            B_BLI.view(batch, length, self.groups, self.state_size),
+            C_BLI.view(batch, length, self.groups, self.state_size),
+            ssm_state,
+            return_state=return_state,
+        )
+        y_BLHP = torch.addcmul(y_BLHP, x_BLHP, self.D.to(x_BLHP.dtype)[:, None])
+        y_BLI = gated_rms_norm(y_BLHP.reshape(batch, length, self.inner), gate, self.norm.weight, self.eps)
+        out_BLD = F.linear(y_BLI, weights.out_proj_DI)
+        if not return_state:
+            return out_BLD, None
+        assert ssm_state is not None and conv_state is not None
+        return out_BLD, (ssm_state, conv_state)
+
+    def _project(self, u_BLD: Tensor, weights: Mamba2Weights, injection_BLE: Tensor | None) -> Tensor:
+        if injection_BLE is None:
+            return F.linear(u_BLD, weights.in_proj_ED)
+        # addmm accumulates onto the injection: one pass over the widest tensor of the block instead of two.
+        flat = torch.addmm(injection_BLE.flatten(0, 1), u_BLD.flatten(0, 1), weights.in_proj_ED.t())
+        return flat.view(*u_BLD.shape[:2], -1)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Mamba2's initialisation: dt log-uniform in [1e-3, 1e-1] through the inverse softplus, A uniform in [1, 16]."""
+        dt = torch.empty_like(self.dt_bias).uniform_(math.log(1e-3), math.log(1e-1)).exp().clamp_min(1e-4)
+        init.copy_(self.dt_bias, dt + torch.log(-torch.expm1(-dt)))
+        init.copy_(self.A_log, torch.empty_like(self.A_log).uniform_(1, 16).log())
+        init.ones_(self.D)
+
+
+class Mamba2Layer(nn.Module):
+    """h + mixer(norm(h))."""
+
+    def __init__(self, config: ImplicitMamba2Config) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.mixer = Mamba2Mixer(config)
+
+    def weights(self) -> Mamba2Weights:
+        return self.mixer.weights()
+
+    def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> tuple[Tensor, LayerState | None]:
+        """One layer. index: which entry of the weights, masks and states in x is this layer's."""
+        state = None if x.prefix is None else x.prefix.layers[index]
+        u_BLD = rms_norm(h_BLD, self.norm.weight, self.norm.eps)
+        mixed_BLD, state = self.mixer(u_BLD, x.weights[index], x, state, return_state)
+        if x.dropout_masks is not None:
+            mixed_BLD = mixed_BLD * x.dropout_masks[index]
+        return h_BLD + mixed_BLD, state

@@ -1,0 +1,60 @@
+"""Linear and convolution weights with weight normalisation, materialised once per forward pass.
+
+An implicit model applies the same weights dozens of times in one pass. Normalising (and under autocast casting) them in
+every iteration is waste, so a layer asks for `weight()` once and hands the tensors to each iteration.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+
+class NormedWeight(nn.Module):
+    """A weight of any shape, plain (`weight`) or weight-normalised (`weight_g`, `weight_v`) over all dimensions but the first.
+
+    Source: Salimans and Kingma 2016, w = g v / ||v||; the published models normalise every linear and convolution weight.
+    """
+
+    def __init__(self, shape: tuple[int, ...], *, bias: bool, weight_norm: bool, init_scale: float = 1.0) -> None:
+        super().__init__()
+        self.shape = shape
+        self.init_scale = init_scale
+        if weight_norm:
+            self.weight_g = nn.Parameter(torch.empty(shape[0], *(1,) * (len(shape) - 1)))
+            self.weight_v = nn.Parameter(torch.empty(shape))
+        else:
+            self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
+
+    @property
+    def is_normed(self) -> bool:
+        return hasattr(self, "weight_g")
+
+    def effective_weight(self) -> Tensor:
+        """The weight as it is applied, differentiable in its parameters; in autocast's dtype where autocast is on."""
+        if self.is_normed:
+            dims = tuple(range(1, self.weight_v.ndim))
+            weight = self.weight_v * (self.weight_g / torch.linalg.vector_norm(self.weight_v, dim=dims, keepdim=True))
+        else:
+            weight = self.weight
+        device = weight.device.type
+        return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Uniform in +-1/sqrt(fan in) times init_scale, as PyTorch initialises linear and convolution layers; g = ||v||."""
+        bound = 1 / math.sqrt(math.prod(self.shape[1:]))
+        weight = self.weight_v if self.is_normed else self.weight
+        init.uniform_(weight, -bound * self.init_scale, bound * self.init_scale)
+        if self.is_normed:
+            dims = tuple(range(1, weight.ndim))
+            init.copy_(self.weight_g, torch.linalg.vector_norm(weight, dim=dims, keepdim=True))
+        if self.bias is not None:
+            init.uniform_(self.bias, -bound, bound)
+
+    def extra_repr(self) -> str:
+        return f"shape={self.shape}, weight_norm={self.is_normed}"

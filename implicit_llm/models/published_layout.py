@@ -1,0 +1,135 @@
+"""Reading models in the layout of the published code: nested config.json, its weight names; safetensors or pytorch_model.bin.
+
+Only reading: what is saved again is the clean layout.
+Source of the format: microsoft/implicit_languagemodels at commit 84a0bf3.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from implicit_llm.models.errors import ModelConfigError
+
+SHARED_RENAMES = (
+    (r"^word_emb\.emb\.", "backbone.embeddings."),
+    (r"^backbone\.injection\.", "backbone.injection.proj."),
+    (r"^backbone\.injection_norm\.", "backbone.injection.norm."),
+)
+LLAMA3_RENAMES = (
+    (r"^backbone\.embeddings\.", "model.embed_tokens."),
+    (r"^backbone\.norm_f\.", "model.norm."),
+    (r"^backbone\.", "model."),
+    (r"\.mixer\.w([qkv])\.", r".self_attn.\1_proj."),
+    (r"\.mixer\.out_proj\.", ".self_attn.o_proj."),
+    (r"\.mlp\.w1\.", ".mlp.gate_proj."),
+    (r"\.mlp\.w3\.", ".mlp.up_proj."),
+    (r"\.mlp\.fc2\.", ".mlp.down_proj."),
+    (r"(layers\.\d+)\.norm\.", r"\1.input_layernorm."),
+    (r"(layers\.\d+)\.norm2\.", r"\1.post_attention_layernorm."),
+)
+
+
+def is_published(config: dict[str, Any]) -> bool:
+    """Whether a config.json is in the published layout."""
+    return "backbone_config" in config
+
+
+def clean_config(published: dict[str, Any]) -> dict[str, Any]:
+    """Translate a published config.json to the fields of our configurations, with the published stopping rules.
+
+    Raises: ModelConfigError naming a key whose value the published family never had.
+    """
+    backbone = published["backbone_config"]
+    block = backbone.get("block_cfg", {})
+    is_implicit = published["backbone_type"] == "implicit"
+    if not backbone.get("rms_norm", True) or not backbone.get("pre_norm", True):
+        raise ModelConfigError(
+            "backbone_config: rms_norm and pre_norm must be true; no published model has another norm"
+        )
+    if published.get("d_embed", backbone["d_model"]) != backbone["d_model"] or published.get("head_bias"):
+        raise ModelConfigError("d_embed must equal d_model and head_bias be false; no published model has it otherwise")
+    multiple = published.get("pad_vocab_size_multiple", 1) if published.get("pad_vocab") else 1
+    vocab_size = -(-published["vocab_size"] // multiple) * multiple
+    clean: dict[str, Any] = {
+        "model_type": published["model_type"],
+        "vocab_size": vocab_size,
+        "hidden_size": backbone["d_model"],
+        "num_hidden_layers": backbone["n_layer"],
+        "is_implicit": is_implicit,
+        "weight_norm": is_implicit and published["deq_params"].get("norm", {}).get("norm_type") == "weight_norm",
+        "dropout": backbone.get("dropout", 0.0),
+        "initializer_range": published.get("emb_init_std", 0.02),
+        "tie_word_embeddings": published.get("tie_embeddings", True),
+        "dtype": published.get("torch_dtype", "float32"),
+        "solver": published_solver(published) if is_implicit else None,
+    }
+    if published["model_type"] == "implicit_mamba2":
+        clean |= {
+            "expand": block.get("expand", 2),
+            "state_size": block.get("d_state", 128),
+            "head_dim": block.get("headdim", 64),
+        }
+    else:
+        # SwiGLU width of the published Llama: two thirds of the inner width, rounded down.
+        clean |= {"num_attention_heads": block["n_head"], "intermediate_size": int(2 / 3 * backbone["d_inner"])}
+    return clean
+
+
+def published_solver(published: dict[str, Any]) -> dict[str, Any]:
+    """The solver settings of a published config, stopping as the published code does."""
+    solver, training = published["deq_params"]["solver"], published["deq_params"]["training"]
+    budget = solver.get("eval_f_max_iter") or int(solver.get("eval_factor", 4.0) * solver["f_max_iter"])
+    return {
+        "mode": "fixed_point",
+        "num_unroll": published["backbone_config"].get("pretrain_iter", 4),
+        "max_iter": solver["f_max_iter"],
+        "tol": solver["f_tol"],
+        "stop": "batch",
+        "phantom_steps": training["grad"],
+        "tau": training["tau"],
+        "eval_mode": "simultaneous",
+        "eval_max_iter": budget,
+        "eval_stop": "batch",
+    }
+
+
+def clean_name(name: str, model_type: str) -> str:
+    """Our name of a published parameter."""
+    for pattern, replacement in SHARED_RENAMES + (LLAMA3_RENAMES if model_type == "implicit_llama3" else ()):
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def read_published_weights(directory: Path, model_type: str) -> dict[str, Tensor]:
+    """All weights of a published directory under our names; plain files or shards, never unpickling code.
+
+    Raises: FileNotFoundError naming the files looked for.
+    """
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index = directory / f"{name}.index.json"
+        if index.exists():
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        elif (directory / name).exists():
+            files = [name]
+        else:
+            continue
+        weights: dict[str, Tensor] = {}
+        for file in files:
+            weights |= _read_file(directory / file)
+        return {clean_name(key, model_type): value for key, value in weights.items() if not key.startswith("lm_head.")}
+    raise FileNotFoundError(
+        f"{directory}: neither model.safetensors nor pytorch_model.bin (or their .index.json) is there"
+    )
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,0 +1,81 @@
+"""What one application of the layer stack needs besides z: the x of z* = f(z*, x), for a block of tokens.
+
+Shapes: `B` batch, `L` length of the block, `S` length of what precedes it, `D` model, `E` width of the injection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LayerState = tuple[Tensor, ...]  # one layer's converged state, every tensor with the batch first
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Converged state of the tokens before a block: per layer its tensors; which of those tokens are padding."""
+
+    layers: tuple[LayerState, ...]
+    length: int
+    valid_BS: Tensor | None = None
+
+    def select(self, index_B: Tensor) -> Prefix:
+        """The state of some of the sequences, also repeated or reordered."""
+        layers = tuple(tuple(t[index_B] for t in layer) for layer in self.layers)
+        return replace(self, layers=layers, valid_BS=None if self.valid_BS is None else self.valid_BS[index_B])
+
+
+@dataclass(frozen=True)
+class StackInput:
+    """The fixed input of f on a block.
+
+    weights: per layer what `layer.weights()` returned, so that normalisation and casts happen once.
+    injection_BLE: added to the in-projection of every layer; None for explicit models.
+    valid_BL: False where padding; None if there is none.
+    dropout_masks: per layer a scaled keep-mask (B, L, D), the same in every iteration; None outside training.
+    rope: cosines and sines (1 or B, L, head width) of attention layers.
+    """
+
+    weights: tuple[Any, ...]
+    injection_BLE: Tensor | None = None
+    valid_BL: Tensor | None = None
+    dropout_masks: tuple[Tensor, ...] | None = None
+    rope: tuple[Tensor, Tensor] | None = None
+    prefix: Prefix | None = None
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        masks = None if self.dropout_masks is None else tuple(change(mask) for mask in self.dropout_masks)
+        return {
+            "injection_BLE": None if self.injection_BLE is None else change(self.injection_BLE),
+            "valid_BL": None if self.valid_BL is None else change(self.valid_BL),
+            "dropout_masks": masks,
+        }
+
+    def select(self, index_B: Tensor) -> StackInput:
+        """The input of some of the sequences."""
+        rope = self.rope
+        if rope is not None and len(rope[0]) > 1:
+            rope = rope[0][index_B], rope[1][index_B]
+        prefix = None if self.prefix is None else self.prefix.select(index_B)
+        return replace(self, **self._map(lambda t: t[index_B]), rope=rope, prefix=prefix)
+
+    def block(self, start: int, end: int, prefix: Prefix | None) -> StackInput:
+        """The input of tokens start to end, after `prefix`."""
+        rope = None if self.rope is None else (self.rope[0][:, start:end], self.rope[1][:, start:end])
+        return replace(self, **self._map(lambda t: t[:, start:end]), rope=rope, prefix=prefix)
+
+    def extend_prefix(self, layers: tuple[LayerState, ...], length: int) -> Prefix:
+        """The prefix of the next block, whose tokens follow the `length` tokens of this one."""
+        before = self.prefix
+        seen = length + (before.length if before else 0)
+        valid = None if before is None else before.valid_BS
+        if self.valid_BL is not None or valid is not None:
+            device, batch = layers[0][0].device, len(layers[0][0])
+            old = torch.ones(batch, seen - length, dtype=torch.bool, device=device) if valid is None else valid
+            new = torch.ones(batch, length, dtype=torch.bool, device=device) if self.valid_BL is None else self.valid_BL
+            valid = torch.cat([old, new], dim=1)
+        return Prefix(layers, seen, valid)

@@ -1,0 +1,1 @@
+"""Fixed-point solvers; nothing here knows what a layer is."""

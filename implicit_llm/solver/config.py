@@ -1,0 +1,99 @@
+"""How a fixed point is found in training and in evaluation, as one frozen record that is saved with the model."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+Mode = Literal["unrolled", "fixed_point"]
+Method = Literal["plain", "damped", "anderson"]
+Stop = Literal["sequence", "token", "batch"]
+EvalMode = Literal["blockwise", "simultaneous", "sequential"]
+
+
+class SolverConfigError(ValueError):
+    """A solver setting is unknown or out of range; the message names the key and what is allowed."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class SolverConfig:
+    """Settings of one curriculum phase; assign a new one to `model.solver` to change the phase.
+
+    Training. `mode="unrolled"` differentiates through `num_unroll` iterations (the first undamped, the others damped by
+    `tau`). `mode="fixed_point"` runs up to `max_iter` iterations of `method` without gradient until the relative residual
+    is below `tol`, then `phantom_steps` differentiated steps z <- (1-tau) z + tau f(z): the paper's (max_iter + phantom_steps).
+    `stop` says what must be below tol before a sequence stops: its residual over all positions ("sequence"), the residual
+    of each of its tokens ("token"), or the largest residual of all sequences, none leaving early ("batch", published).
+    `block_len` solves blocks of that many tokens one after another (None: the whole sequence at once).
+
+    Evaluation. `eval_mode` "blockwise" solves blocks of `eval_block_len` tokens from the converged state before them,
+    "sequential" is a block of one token, "simultaneous" a block of the whole sequence. Iterations are damped by `tau`, at
+    most `eval_max_iter` per block (None: four times `max_iter`), and one undamped f closes each block. `eval_stop="batch"`
+    is the published rule: one norm over the whole batch, relative to the iterate before f.
+
+    Source: Schöne et al. 2025, section 2; phantom gradient of Geng et al. 2021; blockwise evaluation is new here.
+    """
+
+    mode: Mode = "fixed_point"
+    num_unroll: int = 4
+    method: Method = "plain"
+    max_iter: int = 32
+    tol: float = 0.05
+    stop: Stop = "sequence"
+    phantom_steps: int = 4
+    tau: float = 0.8
+    block_len: int | None = None
+    eval_mode: EvalMode = "blockwise"
+    eval_max_iter: int | None = None
+    eval_stop: Stop = "sequence"
+    eval_block_len: int = 32
+
+    def __post_init__(self) -> None:
+        for key, kind in (
+            ("mode", Mode),
+            ("method", Method),
+            ("stop", Stop),
+            ("eval_mode", EvalMode),
+            ("eval_stop", Stop),
+        ):
+            if getattr(self, key) not in get_args(kind):
+                raise SolverConfigError(f"solver.{key}: {getattr(self, key)!r} is none of {', '.join(get_args(kind))}")
+        for key in ("num_unroll", "max_iter", "phantom_steps", "block_len", "eval_max_iter", "eval_block_len"):
+            value = getattr(self, key)
+            optional = key in ("block_len", "eval_max_iter")
+            if not (value is None and optional) and (
+                not isinstance(value, int) or isinstance(value, bool) or value < 1
+            ):
+                raise SolverConfigError(
+                    f"solver.{key}: {value!r} is not an integer of at least 1{' or null' if optional else ''}"
+                )
+        if not 0 < self.tol < 1:
+            raise SolverConfigError(
+                f"solver.tol: {self.tol!r} is not between 0 and 1; it is a relative residual such as 0.05"
+            )
+        if not 0 < self.tau <= 1:
+            raise SolverConfigError(f"solver.tau: {self.tau!r} is not in (0, 1]; 1 means undamped")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SolverConfig:
+        """Build from plain values; an unknown key is an error that names the nearest valid one."""
+        names = [field.name for field in fields(cls)]
+        for key in values:
+            if key not in names:
+                near = difflib.get_close_matches(key, names, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"valid keys: {', '.join(names)}"
+                raise SolverConfigError(f"solver.{key}: no such setting; {hint}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `from_dict` gives the same record back."""
+        return asdict(self)
+
+    @property
+    def eval_budget(self) -> int:
+        """Iterations allowed for one block in evaluation."""
+        return 4 * self.max_iter if self.eval_max_iter is None else self.eval_max_iter

@@ -1,0 +1,102 @@
+"""The ways a model runs to its fixed point: unrolled, free (solver plus phantom gradient), and evaluation by blocks.
+
+Source: Schöne et al. 2025, sections 2 and 3; blockwise evaluation is new here (f is causal, so the fixed point is the same).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from implicit_llm.solver.config import SolverConfig
+from implicit_llm.solver.fixed_point import FixedPointMap, solve
+from implicit_llm.solver.methods import make_update
+from implicit_llm.solver.residual import make_rule
+from implicit_llm.solver.stats import BlockStats, SolverStats, gather_blocks, unrolled_stats
+
+
+class BlockMap(FixedPointMap, Protocol):
+    """f(., x) on one block of tokens, given the converged state of the blocks before it."""
+
+    valid_BL: Tensor | None
+
+    def close(self, z_BLD: Tensor) -> tuple[Tensor, Any]:
+        """f(z) and the state after the block."""
+        ...
+
+
+class SequenceMap(Protocol):
+    """f(., x) on whole sequences, differentiable; `block` restricts it to tokens start to end after `state`."""
+
+    def __call__(self, z_BLD: Tensor) -> Tensor: ...
+
+    def block(self, start: int, end: int, state: Any) -> BlockMap: ...
+
+
+def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, SolverStats]:
+    """`num_unroll` iterations, all differentiated: the first undamped, the others damped by tau."""
+    z_BLD = f(z0_BLD)
+    for _ in range(solver.num_unroll - 1):
+        z_BLD = torch.lerp(z_BLD, f(z_BLD), solver.tau)
+    return z_BLD, unrolled_stats(solver.num_unroll, len(z0_BLD), z0_BLD.device)
+
+
+def free_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, *, positions: bool) -> tuple[Tensor, SolverStats]:
+    """Solve without gradient, then `phantom_steps` differentiated steps z <- (1 - tau) z + tau f(z) over the whole sequence."""
+    length = z0_BLD.shape[1]
+    by_blocks = solver.block_len is not None and solver.block_len < length
+    with torch.no_grad():
+        z_BLD, _, blocks = _solve_blocks(
+            f, z0_BLD, solver, solver.block_len or length, None, is_training=True, close=by_blocks
+        )
+    for _ in range(solver.phantom_steps):
+        z_BLD = torch.lerp(z_BLD, f(z_BLD), solver.tau)
+    return z_BLD, gather_blocks(blocks, solver.phantom_steps + by_blocks, positions=positions)
+
+
+@torch.no_grad()
+def evaluation_pass(
+    f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, state: Any = None, *, positions: bool = False
+) -> tuple[Tensor, Any, SolverStats]:
+    """Damped iterations to the tolerance, block by block, each closed by one undamped f whose state is carried on.
+
+    Returns: z (B, L, D), the state after the last block, and the statistics.
+    """
+    length = z0_BLD.shape[1]
+    block_len = {"simultaneous": length, "sequential": 1, "blockwise": solver.eval_block_len}[solver.eval_mode]
+    z_BLD, state, blocks = _solve_blocks(f, z0_BLD, solver, block_len, state, is_training=False, close=True)
+    return z_BLD, state, gather_blocks(blocks, 1, positions=positions)
+
+
+def _solve_blocks(
+    f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, block_len: int, state: Any, *, is_training: bool, close: bool
+) -> tuple[Tensor, Any, list[tuple[int, BlockStats]]]:
+    """Solve block after block from the converged state before each; `close` ends a block with one undamped f."""
+    length = z0_BLD.shape[1]
+    stop = solver.stop if is_training else solver.eval_stop
+    # In evaluation "plain" is damped too, as published; Anderson mixes with tau by itself.
+    method = solver.method if is_training or solver.method == "anderson" else "damped"
+    # The published evaluation spends one of its iterations on the closing f.
+    max_iter = solver.max_iter if is_training else max(1, solver.eval_budget - 1)
+    rule = make_rule(stop, solver.tol, is_training=is_training)
+    parts, blocks = [], []
+    for start in range(0, length, block_len):
+        end = min(start + block_len, length)
+        block = f.block(start, end, state)
+        update = make_update(method, solver.tau)
+        z_BWD, stats = solve(
+            block,
+            z0_BLD[:, start:end],
+            update=update,
+            rule=rule,
+            tol=solver.tol,
+            max_iter=max_iter,
+            valid_BL=block.valid_BL,
+        )
+        if close:
+            z_BWD, state = block.close(z_BWD)
+        parts.append(z_BWD)
+        blocks.append((end - start, stats))
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], state, blocks

@@ -1,0 +1,96 @@
+"""Relative residuals and the rules that stop an iteration on them.
+
+A rule maps one iteration to `(done_B, residual_B, residual_BL)`; padded positions count as zero change and never as done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+EPS = 1e-8
+PUBLISHED_EPS = 1e-6  # of the published evaluation rule, whose denominator is the iterate z
+
+
+@dataclass
+class Progress:
+    """One iteration judged: done and residual per sequence, residual per position; keeps_last: the newest iterate is the
+    answer, not the one of lowest residual."""
+
+    done_B: Tensor
+    residual_B: Tensor
+    residual_BL: Tensor
+    keeps_last: bool = False
+
+
+Rule = Callable[[Tensor, Tensor, "Tensor | None"], Progress]
+
+
+def _norms(t_BLD: Tensor, valid_BL: Tensor | None) -> Tensor:
+    """Norm of every position, zero where padded: (B, L), at least fp32."""
+    norm_BL = torch.linalg.vector_norm(t_BLD if t_BLD.dtype == torch.float64 else t_BLD.float(), dim=-1)
+    return norm_BL if valid_BL is None else norm_BL.masked_fill(~valid_BL, 0.0)
+
+
+def _relative(z_BLD: Tensor, fz_BLD: Tensor, valid_BL: Tensor | None) -> tuple[Tensor, Tensor]:
+    """||f(z) - z|| / ||f(z)|| by sequence (B) and by position (B, L)."""
+    change_BL, size_BL = _norms(fz_BLD - z_BLD, valid_BL), _norms(fz_BLD, valid_BL)
+    by_token = change_BL / (size_BL + EPS)
+    by_sequence = torch.linalg.vector_norm(change_BL, dim=1) / (torch.linalg.vector_norm(size_BL, dim=1) + EPS)
+    return by_sequence, by_token
+
+
+def sequence_rule(tol: float) -> Rule:
+    """Each sequence stops by itself, on its residual over all its positions."""
+
+    def judge(z: Tensor, fz: Tensor, valid: Tensor | None) -> Progress:
+        by_sequence, by_token = _relative(z, fz, valid)
+        return Progress(by_sequence < tol, by_sequence, by_token)
+
+    return judge
+
+
+def token_rule(tol: float) -> Rule:
+    """Each sequence stops by itself, when the residual of each of its tokens is below tol."""
+
+    def judge(z: Tensor, fz: Tensor, valid: Tensor | None) -> Progress:
+        _, by_token = _relative(z, fz, valid)
+        worst = by_token.amax(1)
+        return Progress(worst < tol, worst, by_token)
+
+    return judge
+
+
+def batch_max_rule(tol: float) -> Rule:
+    """Published in training: all stop when the largest residual of the sequences is below tol."""
+
+    def judge(z: Tensor, fz: Tensor, valid: Tensor | None) -> Progress:
+        by_sequence, by_token = _relative(z, fz, valid)
+        done = (by_sequence.amax() < tol).expand(len(by_sequence))
+        return Progress(done, by_sequence, by_token)
+
+    return judge
+
+
+def batch_norm_rule(tol: float) -> Rule:
+    """Published in evaluation: one norm of f(z) - z over the whole batch, relative to that of the iterate z."""
+
+    def judge(z: Tensor, fz: Tensor, valid: Tensor | None) -> Progress:
+        change_BL, size_BL = _norms(fz - z, valid), _norms(z, valid)
+        ratio = torch.linalg.vector_norm(change_BL) / (torch.linalg.vector_norm(size_BL) + PUBLISHED_EPS)
+        batch = len(z)
+        return Progress((ratio < tol).expand(batch), ratio.expand(batch), change_BL / (size_BL + PUBLISHED_EPS), True)
+
+    return judge
+
+
+def make_rule(stop: str, tol: float, *, is_training: bool) -> Rule:
+    """The rule named by `SolverConfig.stop` (training) or `SolverConfig.eval_stop` (evaluation)."""
+    if stop == "sequence":
+        return sequence_rule(tol)
+    if stop == "token":
+        return token_rule(tol)
+    return batch_max_rule(tol) if is_training else batch_norm_rule(tol)

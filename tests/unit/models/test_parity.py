@@ -1,0 +1,142 @@
+"""Four small models in the published layout give the numbers that the published code gave.
+
+tests/data/parity/README.md says how the numbers were made; they agree to about 1e-3 in logits and 1 % in gradients.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import implicit_llm  # noqa: F401  (registers the models)
+from implicit_llm.models.published_layout import clean_name
+
+PARITY = Path(__file__).parents[2] / "data" / "parity"
+EXPLICIT = ["mamba2-explicit", "llama3-explicit"]
+IMPLICIT = ["mamba2-implicit", "llama3-implicit"]
+
+
+class Fixture:
+    def __init__(self, name: str) -> None:
+        self.directory = PARITY / name
+        self.tensors = load_file(self.directory / "expected.safetensors")
+        self.numbers = json.loads((self.directory / "expected.json").read_text())
+        self.model = AutoModelForCausalLM.from_pretrained(self.directory)
+
+    def set_solver(self, **changes) -> None:
+        self.model.solver = replace(self.model.solver, **changes)
+
+    def forward(self):
+        return self.model(self.tensors["input_ids"], labels=self.tensors["labels"], labels_aligned=True)
+
+    def assert_gradients(self, tag: str) -> None:
+        ours = {name: parameter.grad for name, parameter in self.model.named_parameters()}
+        prefix = f"{tag}_grad."
+        theirs = {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
+        assert len(theirs) > 5
+        for name, expected in theirs.items():
+            got = ours[clean_name(name, self.model.config.model_type)]
+            assert (got - expected).norm() <= 0.01 * expected.norm() + 1e-6, name
+
+
+@pytest.mark.parametrize("name", EXPLICIT)
+def test_explicit_model_gives_the_published_logits_loss_and_gradients(name: str) -> None:
+    fixture = Fixture(name)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            fixture.model.eval()(fixture.tensors["input_ids"]).logits,
+            fixture.tensors["eval_simultaneous_logits"],
+            atol=1e-4,
+            rtol=1e-4,
+        )
+    output = fixture.model.train()(fixture.tensors["input_ids"], labels=fixture.tensors["labels"], labels_aligned=True)
+    torch.testing.assert_close(output.logits, fixture.tensors["train_logits"], atol=1e-4, rtol=1e-4)
+    assert output.loss.item() == pytest.approx(fixture.numbers["train_loss"], rel=1e-4)
+    output.loss.backward()
+    fixture.assert_gradients("train")
+
+
+@pytest.mark.parametrize("name", IMPLICIT)
+def test_simultaneous_evaluation_gives_the_published_logits_and_iterations(name: str) -> None:
+    fixture = Fixture(name)
+    output = fixture.model.eval()(fixture.tensors["input_ids"])
+    torch.testing.assert_close(output.logits, fixture.tensors["eval_simultaneous_logits"], atol=1e-3, rtol=1e-3)
+    assert output.solver_stats.num_iter.tolist() == [fixture.numbers["eval_simultaneous_steps"]] * 3
+    assert output.solver_stats.residual[0].item() == pytest.approx(
+        fixture.numbers["eval_simultaneous_rel_diff"], rel=0.02
+    )
+
+
+@pytest.mark.parametrize("name", IMPLICIT)
+def test_sequential_evaluation_gives_the_published_logits_and_iterations(name: str) -> None:
+    fixture = Fixture(name)
+    fixture.set_solver(eval_mode="sequential")
+    output = fixture.model.eval()(fixture.tensors["input_ids"])
+    torch.testing.assert_close(output.logits, fixture.tensors["eval_sequential_logits"], atol=1e-3, rtol=1e-3)
+    assert output.solver_stats.num_iter[0].item() == pytest.approx(
+        fixture.numbers["eval_sequential_mean_steps"], abs=0.05
+    )
+
+
+@pytest.mark.parametrize("name", IMPLICIT)
+def test_free_training_pass_gives_the_published_logits_loss_gradients_and_iterations(name: str) -> None:
+    fixture = Fixture(name)
+    fixture.model.train()
+    output = fixture.forward()
+    torch.testing.assert_close(output.logits, fixture.tensors["train_free_logits"], atol=1e-3, rtol=1e-3)
+    assert output.loss.item() == pytest.approx(fixture.numbers["train_free_loss"], rel=1e-4)
+    assert output.solver_stats.num_iter.max().item() == fixture.numbers["train_free_steps"]
+    output.loss.backward()
+    fixture.assert_gradients("train_free")
+
+
+@pytest.mark.parametrize("name", IMPLICIT)
+def test_unrolled_training_pass_gives_the_published_logits_loss_and_gradients(name: str) -> None:
+    fixture = Fixture(name)
+    fixture.set_solver(mode="unrolled", num_unroll=fixture.numbers["unrolled_iterations"])
+    fixture.model.train()
+    output = fixture.forward()
+    torch.testing.assert_close(output.logits, fixture.tensors["train_unrolled_logits"], atol=1e-3, rtol=1e-3)
+    assert output.loss.item() == pytest.approx(fixture.numbers["train_unrolled_loss"], rel=1e-4)
+    output.loss.backward()
+    fixture.assert_gradients("train_unrolled")
+
+
+@pytest.mark.parametrize("name", EXPLICIT + IMPLICIT)
+def test_a_published_model_is_saved_in_the_clean_layout_and_read_back_exactly(name: str, tmp_path: Path) -> None:
+    fixture = Fixture(name)
+    fixture.model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert "backbone_config" not in saved
+    assert "deq_params" not in saved
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.solver == fixture.model.solver
+    ours, theirs = again.state_dict(), fixture.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+@pytest.mark.parametrize("name", IMPLICIT)
+def test_pytorch_bin_and_shards_are_read_like_safetensors(name: str, tmp_path: Path) -> None:
+    fixture = Fixture(name)
+    weights = load_file(fixture.directory / "model.safetensors")
+    (tmp_path / "config.json").write_text((fixture.directory / "config.json").read_text())
+    names = sorted(weights)
+    shards = {"pytorch_model-1.bin": names[::2], "pytorch_model-2.bin": names[1::2]}
+    for file, keys in shards.items():
+        torch.save({key: weights[key] for key in keys}, tmp_path / file)
+    weight_map = {key: file for file, keys in shards.items() for key in keys}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), fixture.model.parameters(), strict=True))
+
+
+def test_published_config_uses_the_published_stopping_rules() -> None:
+    solver = AutoConfig.from_pretrained(PARITY / "mamba2-implicit").solver
+    assert (solver["stop"], solver["eval_stop"], solver["eval_mode"]) == ("batch", "batch", "simultaneous")
