@@ -1,1 +1,1 @@
-"""Run directories: identity, manifest, atomic writes, provenance and the frame in which every stage runs. Standard library only."""
+"""Run directories, and the frame in which every stage runs. Needs the standard library only."""

@@ -1,32 +1,200 @@
-"""Files and directories that appear under their final name whole or not at all."""
+"""Files and directories that appear under their final name whole or not at all.
+
+The order is always: write under a temporary name beside the target, fsync, rename, fsync of the directory. Temporary
+names look like `.name.1a2b3c4d.tmp`; `remove_leftovers` clears what a killed process left.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from implicit_llm.runs.errors import UserError
+from implicit_llm.testing import faults
+
+_NEXT = {
+    errno.ENOSPC: "the disk is full; free some space and start again",
+    errno.EDQUOT: "the disk quota is used up; free some space and start again",
+    errno.EROFS: "the file system is read-only; mount it writable and start again",
+    errno.EACCES: "permission denied; make the directory writable and start again",
+    errno.EPERM: "permission denied; make the directory writable and start again",
+}
 
 
 class StorageError(UserError, OSError):
-    """The disk is full, read-only or not writable; has `errno` and `filename` of the OSError behind it."""
+    """The disk is full, read-only or not writable; `errno` is that of the OSError behind it."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(number, message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@contextmanager
+def storage_errors(path: Path, needed_bytes: int | None = None) -> Iterator[None]:
+    """Turn an OSError of writing `path` that the user can put right into a StorageError; others pass unchanged."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NEXT or isinstance(error, StorageError):
+            raise
+        sizes = []
+        if error.errno == errno.ENOSPC:
+            sizes = [f"{_free_bytes(path)} bytes free"]
+            if needed_bytes is not None:
+                sizes.insert(0, f"{needed_bytes} bytes needed")
+        message = f"cannot write {path}{' (' + ', '.join(sizes) + ')' if sizes else ''}: {_NEXT[error.errno]}"
+        raise StorageError(error.errno, message) from error
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write `data` to `path`: temporary file beside it, fsync, rename, fsync of the directory.
+    """Write `data` to `path`, creating its directory.
 
-    Raises: StorageError, with nothing left behind.
+    Raises: StorageError, with `path` as it was before and no temporary file left.
     """
-    raise NotImplementedError
+    raw = data.encode("utf-8") if isinstance(data, str) else data
+    with storage_errors(path, len(raw)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tmp = temporary_name(path)
+        try:
+            _write(tmp, raw)
+            _rename(tmp, path)
+        finally:
+            tmp.unlink(missing_ok=True)
+        fsync_directory(path.parent)
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Move the finished file `source` to `target`, also from another file system."""
-    raise NotImplementedError
+    """Move the finished file `source` to `target`, also from another file system.
+
+    Raises: StorageError, with `target` as it was before.
+    """
+    with storage_errors(target, source.stat().st_size):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fsync_file(source)
+        _rename(source, target)
+        fsync_directory(target.parent)
 
 
 def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
-    """Move the finished directory `tmp_dir` to `final_dir`, after fsync of all it contains.
+    """Move the finished directory `tmp_dir` to `final_dir`, after fsync of all that it contains.
 
-    An existing `final_dir` is replaced: it is moved aside, then deleted; between the two renames there is none, never half of one.
+    An existing `final_dir` is moved aside and then deleted: between the two renames there is none, never half of one.
+    Raises: StorageError, with `tmp_dir` still there.
     """
-    raise NotImplementedError
+    with storage_errors(final_dir):
+        fsync_tree(tmp_dir)
+        aside = temporary_name(final_dir)
+        if final_dir.exists():
+            os.rename(final_dir, aside)
+            faults.point("atomic.directory_moved_aside")
+        _rename(tmp_dir, final_dir)
+        fsync_directory(final_dir.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """A new name beside `path` for a file or directory on its way to `path`."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether `path` has a name as made by `temporary_name`."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def remove_temporary(path: Path) -> None:
+    """Delete a file or directory that may be there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete temporary files and directories below `directory`; only for the one who holds its lock."""
+    for root, dir_names, file_names in os.walk(directory):
+        for name in [name for name in dir_names if is_temporary(Path(name))]:
+            dir_names.remove(name)
+            remove_temporary(Path(root, name))
+        for name in file_names:
+            if is_temporary(Path(name)):
+                remove_temporary(Path(root, name))
+
+
+def fsync_file(path: Path) -> None:
+    """fsync of a file or directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_directory(path: Path) -> None:
+    """Make renames within a directory durable."""
+    faults.point("atomic.before_directory_fsync")
+    fsync_file(path)
+
+
+def fsync_tree(directory: Path) -> None:
+    """fsync of every file and directory below `directory`, itself included."""
+    faults.point("atomic.before_tree_fsync")
+    for root, _, file_names in os.walk(directory):
+        for name in file_names:
+            fsync_file(Path(root, name))
+        fsync_file(Path(root))
+
+
+def _write(path: Path, raw: bytes) -> None:
+    faults.point("atomic.before_write")
+    with open(path, "xb") as file:
+        file.write(raw[: len(raw) // 2])
+        file.flush()
+        faults.point("atomic.mid_write")
+        file.write(raw[len(raw) // 2 :])
+        file.flush()
+        faults.point("atomic.before_fsync")
+        os.fsync(file.fileno())
+
+
+def _rename(source: Path, target: Path) -> None:
+    faults.point("atomic.before_rename")
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy_and_rename(source, target)
+    faults.point("atomic.after_rename")
+
+
+def _copy_and_rename(source: Path, target: Path) -> None:
+    """Rename across file systems: the copy gets a temporary name beside the target first."""
+    tmp = temporary_name(target)
+    try:
+        faults.point("atomic.before_copy")
+        if source.is_dir():
+            shutil.copytree(source, tmp, symlinks=True)
+            fsync_tree(tmp)
+        else:
+            shutil.copyfile(source, tmp)
+            fsync_file(tmp)
+        faults.point("atomic.after_copy")
+        os.rename(tmp, target)
+    finally:
+        remove_temporary(tmp)
+    remove_temporary(source)
+
+
+def _free_bytes(path: Path) -> int:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
+
+from implicit_llm.runs.canonical import digest
+from implicit_llm.runs.errors import UserError
+
+
+class IdentityError(UserError):
+    """The text given as identity is not one."""
 
 
 @dataclass(frozen=True)
@@ -12,7 +21,7 @@ class Identity:
     name: str
     config: dict[str, Any]
     code: str
-    upstream: dict[str, str]
+    upstream: dict[str, str]  # role -> fingerprint
     fingerprint: str
 
     @classmethod
@@ -21,9 +30,62 @@ class Identity:
 
         Raises: IdentityError for a missing or unknown key, or a fingerprint that does not belong to the rest.
         """
-        raise NotImplementedError
+        where = "--identity"
+        if text.startswith("@"):
+            where = text[1:]
+            try:
+                text = Path(where).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise IdentityError(
+                    f"{where}: cannot read the identity ({error}); the workflow writes this file"
+                ) from error
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise IdentityError(f"{where}: not JSON ({error}); give JSON text or @FILE") from error
+        return cls._from_values(values, where)
+
+    @classmethod
+    def _from_values(cls, values: Any, where: str) -> Identity:
+        if not isinstance(values, dict):
+            raise IdentityError(
+                f"{where}: expected a JSON object, found {type(values).__name__}; give JSON text or @FILE"
+            )
+        for field in fields(cls):
+            expected = dict if field.name in ("config", "upstream") else str
+            if field.name not in values:
+                raise IdentityError(f"{where}: the key '{field.name}' is missing; let the workflow make the identity")
+            if not isinstance(values[field.name], expected):
+                kind = "an object" if expected is dict else "a string"
+                raise IdentityError(f"{where}: '{field.name}' must be {kind}; let the workflow make the identity")
+        unknown = sorted(values.keys() - {field.name for field in fields(cls)})
+        if unknown:
+            raise IdentityError(
+                f"{where}: unknown key '{unknown[0]}'; remove it, or let the workflow make the identity"
+            )
+        identity = cls(**values)
+        identity._check(where)
+        return identity
+
+    def _check(self, where: str) -> None:
+        for role, fingerprint in self.upstream.items():
+            if not isinstance(fingerprint, str):
+                raise IdentityError(
+                    f"{where}: upstream.{role} must be a fingerprint; let the workflow make the identity"
+                )
+        parts = Path(self.stage, self.name).parts
+        if not self.stage or "/" in self.stage or ".." in parts or Path(self.name).is_absolute():
+            raise IdentityError(
+                f"{where}: stage '{self.stage}' and name '{self.name}' do not make a path; rename the run"
+            )
+        wanted = compute_fingerprint(self.stage, self.config, self.code, self.upstream)
+        if self.fingerprint != wanted:
+            raise IdentityError(
+                f"{where}: fingerprint {self.fingerprint[:16]} does not belong to the rest, which gives {wanted[:16]}; "
+                "do not edit an identity by hand, let the workflow make it"
+            )
 
 
 def compute_fingerprint(stage: str, config: dict[str, Any], code: str, upstream: dict[str, str]) -> str:
     """sha256 (hex) of canonical JSON of {stage, config, code, upstream}; the name is not part of it."""
-    raise NotImplementedError
+    return digest({"stage": stage, "config": config, "code": code, "upstream": upstream})

@@ -10,17 +10,29 @@ Paths are relative to the run directory. A summary number that is not finite is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from implicit_llm.runs.atomic import write_atomic
 from implicit_llm.runs.errors import UserError
 
 FILE_NAME = "manifest.json"
+FORMAT = 1
+Level = Literal["size", "sha256"]
+_KEYS = {"stage": str, "name": str, "fingerprint": str, "identity": dict, "files": list, "summary": dict}
 
 
 class ManifestError(UserError):
     """A manifest or a file it vouches for is missing, damaged or not the expected one."""
+
+    def __init__(self, message: str, path: Path) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,11 @@ class FileRecord:
     path: str
     size: int
     sha256: str
+
+    @classmethod
+    def of(cls, path: Path, run_dir: Path) -> FileRecord:
+        """Measure the file `path`, which lies below `run_dir`."""
+        return cls(path.relative_to(run_dir).as_posix(), path.stat().st_size, sha256_of(path))
 
 
 @dataclass(frozen=True)
@@ -42,12 +59,23 @@ class Manifest:
     summary: dict[str, Any]
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        raise NotImplementedError
+        """JSON with sorted keys, one indent a level, newline at the end; the files in the order of their paths."""
+        content = {
+            "format": FORMAT,
+            "stage": self.stage,
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "identity": self.identity,
+            "files": [asdict(record) for record in sorted(self.files, key=lambda record: record.path)],
+            "summary": finite(self.summary),
+        }
+        return (json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(
+            "utf-8"
+        )
 
     def write(self, path: Path) -> None:
         """Write atomically to the file `path`."""
-        raise NotImplementedError
+        write_atomic(path, self.to_bytes())
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
@@ -55,16 +83,99 @@ class Manifest:
 
         Raises: ManifestError when it is missing, damaged, or of another format.
         """
-        raise NotImplementedError
+        try:
+            content = json.loads(path.read_bytes())
+        except FileNotFoundError as error:
+            raise ManifestError(f"{path}: no manifest there; {_rebuild(path.parent)}", path) from error
+        except OSError as error:
+            raise ManifestError(
+                f"{path}: cannot read the manifest ({error.strerror}); check the file system", path
+            ) from error
+        except ValueError as error:
+            found = "an empty file" if path.stat().st_size == 0 else f"no JSON ({error})"
+            raise ManifestError(f"{path}: expected a manifest, found {found}; {_rebuild(path.parent)}", path) from error
+        return cls._from_content(content, path)
 
     @classmethod
     def find(cls, path: Path) -> Manifest | None:
         """Like `read`, but a missing or damaged file counts as absent."""
-        raise NotImplementedError
+        try:
+            return cls.read(path)
+        except ManifestError:
+            return None
 
-    def verify(self, run_dir: Path, level: Literal["size", "sha256"] = "size") -> None:
-        """Check every file against its record.
+    def verify(self, run_dir: Path, level: Level = "size") -> None:
+        """Check every file below `run_dir` against its record.
 
-        Raises: ManifestError for the first one that differs.
+        Raises: ManifestError for the first one that differs; its `path` is that file.
         """
-        raise NotImplementedError
+        for record in self.files:
+            path = run_dir / record.path
+            try:
+                size = path.stat().st_size
+            except OSError as error:
+                raise ManifestError(
+                    f"{path}: expected {record.size} bytes, found no file; {_rebuild(run_dir)}", path
+                ) from error
+            if size != record.size:
+                raise ManifestError(f"{path}: expected {record.size} bytes, found {size}; {_rebuild(run_dir)}", path)
+            if level == "sha256" and (found := sha256_of(path)) != record.sha256:
+                expected = record.sha256[:16]
+                raise ManifestError(
+                    f"{path}: expected sha256 {expected}, found {found[:16]}; {_rebuild(run_dir)}", path
+                )
+
+    @classmethod
+    def _from_content(cls, content: Any, path: Path) -> Manifest:
+        def refuse(what: str) -> ManifestError:
+            return ManifestError(f"{path}: {what}; {_rebuild(path.parent)}", path)
+
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            found = content.get("format") if isinstance(content, dict) else type(content).__name__
+            raise refuse(f"expected a manifest of format {FORMAT}, found {found!r}")
+        for key, kind in _KEYS.items():
+            if not isinstance(content.get(key), kind):
+                raise refuse(f"expected '{key}' of type {kind.__name__}, found {content.get(key)!r:.60}")
+        files = tuple(_record(value, refuse) for value in content["files"])
+        return cls(**{**{key: content[key] for key in _KEYS}, "files": files})
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 (hexadecimal) of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def finite(value: Any) -> Any:
+    """The same JSON value with null for numbers that are not finite, and plain numbers for those of numpy and torch.
+
+    Raises: TypeError for what is not JSON, naming it.
+    """
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if hasattr(value, "item"):
+        return finite(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    raise TypeError(f"{value!r:.60} is not JSON")
+
+
+def _record(value: Any, refuse: Callable[[str], ManifestError]) -> FileRecord:
+    try:
+        record = FileRecord(**value)
+        is_good = isinstance(record.path, str) and isinstance(record.size, int) and isinstance(record.sha256, str)
+    except TypeError:
+        is_good = False
+    if not is_good:
+        raise refuse(f"expected a file record (path, size, sha256), found {value!r:.60}")
+    if PurePosixPath(record.path).is_absolute() or ".." in PurePosixPath(record.path).parts:
+        raise refuse(f"the path {record.path!r} leads out of the run directory")
+    return record
+
+
+def _rebuild(run_dir: Path) -> str:
+    return f"type `rm -f {run_dir / FILE_NAME}` and run the workflow again to rebuild it"

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NoReturn
 
-from implicit_llm.runs.manifest import Manifest
+from implicit_llm.runs import logs, provenance
+from implicit_llm.runs.errors import Preempted, UserError
+from implicit_llm.runs.identity import Identity, IdentityError, compute_fingerprint
+from implicit_llm.runs.manifest import FILE_NAME, Level, Manifest, ManifestError, finite
+from implicit_llm.runs.run_directory import PROVENANCE, RunDirectory, work_directory
+from implicit_llm.testing import faults
+from implicit_llm.tracking import mlflow_writer
 from implicit_llm.tracking.journal import Journal
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class StageRequest:
-    """What the command line hands to a stage; `identity` is JSON text or `@file`."""
+    """What the command line hands to a stage; `identity` is JSON text or `@file`.
+
+    `verify`: how inputs, and a result that is already there, are checked; sha256 reads every byte of them.
+    """
 
     run_dir: Path
     identity: str
     inputs: dict[str, Path] = field(default_factory=dict)
     runtime: dict[str, Any] = field(default_factory=dict)
     log: Path | None = None
-    verify: Literal["size", "sha256"] = "sha256"
+    verify: Level = "sha256"
 
 
 @dataclass(frozen=True)
@@ -34,16 +51,20 @@ class Input:
     @property
     def work(self) -> Path:
         """Where its artifacts lie."""
-        raise NotImplementedError
+        return work_directory(self.dir, self.manifest.fingerprint)
 
     @property
     def journal(self) -> Path:
-        raise NotImplementedError
+        return self.work / "journal.jsonl"
 
 
 @dataclass(frozen=True)
 class StageContext:
-    """What a body works with. All artifacts go below `work`; nothing else is written."""
+    """What a body works with. All artifacts go below `work`; nothing else is written.
+
+    Files below `work / "declared"` that the result names are also copied to the same place below the run directory:
+    this is how a small output that the workflow declares comes to its name.
+    """
 
     stage: str
     name: str
@@ -55,20 +76,163 @@ class StageContext:
     journal: Journal
     log: logging.Logger
     runtime: dict[str, Any]
-    is_main: bool  # False on the ranks above 0 of a distributed job: their journal writes nothing, their result is ignored
+    is_main: bool  # False on ranks above 0 of a distributed job: their journal writes nothing, their result is ignored
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """`files`: files or whole directories below work (absolute, or relative to it); `summary`: a few headline numbers."""
+    """`files`: files or directories below work (absolute, or relative to it); `summary`: a few headline numbers."""
 
     files: Sequence[Path | str]
     summary: dict[str, Any]
 
 
-def run_stage(request: StageRequest, body: Callable[[StageContext], StageResult]) -> Manifest:
-    """Run `body` unless its result is already there, and publish the manifest.
+Body = Callable[[StageContext], StageResult]
 
-    Raises: UserError for a wrong identity, input or config; whatever `body` raises, with nothing under a final name.
+
+def run_stage(request: StageRequest, body: Body) -> Manifest | None:
+    """Run `body` unless its result is already there, and publish the manifest; ranks above 0 return None.
+
+    Raises: UserError for a wrong identity, input or config, or a run directory in use; whatever `body` raises, with
+    nothing under a final name. SIGTERM ends the stage as SystemExit(143), unless the process or the body handles it.
     """
-    raise NotImplementedError
+    with logs.configured(request.log), _sigterm_as_exit():
+        try:
+            return _run(request, Identity.parse(request.identity), body)
+        except BaseException as error:
+            # The console shows the error; the log file needs it too, with the traceback of what is not the user's.
+            is_bug = not isinstance(error, UserError | Preempted | SystemExit | KeyboardInterrupt)
+            log.error("%s", error or type(error).__name__, exc_info=is_bug, extra=logs.FILE_ONLY)
+            raise
+
+
+def _run(request: StageRequest, identity: Identity, body: Body) -> Manifest | None:
+    is_main = os.environ.get("RANK", "0") == "0"
+    run = RunDirectory(request.run_dir.absolute(), identity)
+    with run.lock() if is_main else nullcontext():
+        faults.point("stage.locked")
+        if is_main:
+            run.prepare()
+        done = run.find_done(request.verify) if is_main else Manifest.find(run.work / FILE_NAME)
+        if done is not None:
+            log.info("%s/%s: already done", identity.stage, identity.name)
+            if is_main:
+                run.republish(done)
+                mlflow_writer.catch_up(_tracked(request, run))
+            return done
+        inputs = _open_inputs(request, identity)
+        if is_main:
+            return _run_and_publish(request, run, inputs, body)
+        body(_context(request, run, inputs, Journal(None), is_main=False))
+        return None
+
+
+def _run_and_publish(request: StageRequest, run: RunDirectory, inputs: dict[str, Input], body: Body) -> Manifest:
+    with ExitStack() as stack:
+        journal = Journal(run.journal)
+        stack.callback(journal.close)
+        journal.event("stage_started", host=socket.gethostname(), pid=os.getpid())
+        tracker = mlflow_writer.open_run(_tracked(request, run))
+        try:
+            result = body(_context(request, run, inputs, journal, is_main=True))
+            journal.event("stage_finished", summary=finite(result.summary))
+            journal.flush_to_disk()
+            tracker.sync()
+            record = provenance.collect(run.identity.fingerprint, run.journal, tracker.run_id)
+            provenance.write(run.work / PROVENANCE, record)
+            manifest = run.publish(result.files, result.summary)
+        except BaseException as error:
+            _stop(error, journal, tracker)
+        tracker.finish("FINISHED")
+        log.info("%s/%s: done, %d files", manifest.stage, manifest.name, len(manifest.files))
+        return manifest
+
+
+def _stop(error: BaseException, journal: Journal, tracker: mlflow_writer.MlflowWriter) -> NoReturn:
+    """Record how the stage ended, as far as that is still possible, and go on raising."""
+    is_preempted = isinstance(error, Preempted) or getattr(error, "code", None) == Preempted.exit_code
+    is_stopped = is_preempted or isinstance(error, SystemExit | KeyboardInterrupt)
+    with suppress(OSError):
+        event = "stage_preempted" if is_preempted else "stage_stopped" if is_stopped else "stage_failed"
+        journal.event(event, error=f"{type(error).__name__}: {error}"[:500])
+    tracker.finish("SCHEDULED" if is_preempted else "KILLED" if is_stopped else "FAILED")
+    raise error
+
+
+def _context(
+    request: StageRequest, run: RunDirectory, inputs: dict[str, Input], journal: Journal, *, is_main: bool
+) -> StageContext:
+    identity = run.identity
+    return StageContext(
+        stage=identity.stage,
+        name=identity.name,
+        fingerprint=identity.fingerprint,
+        config=identity.config,
+        inputs=inputs,
+        run_dir=run.path,
+        work=run.work,
+        journal=journal,
+        log=logging.getLogger(f"{logs.PACKAGE}.{identity.stage}"),
+        runtime=request.runtime,
+        is_main=is_main,
+    )
+
+
+def _tracked(request: StageRequest, run: RunDirectory) -> mlflow_writer.TrackedRun:
+    identity = run.identity
+    works = {role: work_directory(path, identity.upstream.get(role, "")) for role, path in request.inputs.items()}
+    upstream = {role: mlflow_writer.run_id_of(work) for role, work in works.items()}
+    return mlflow_writer.TrackedRun(
+        run.path, run.work, identity.stage, identity.name, identity.fingerprint, identity.config, upstream
+    )
+
+
+def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
+    """The upstream runs, checked. Raises: IdentityError, ManifestError."""
+    for role in sorted(identity.upstream.keys() ^ request.inputs.keys()):
+        if role in identity.upstream:
+            raise IdentityError(f"{request.run_dir}: no directory given for the input '{role}'; add --input {role}=DIR")
+        known = ", ".join(sorted(identity.upstream)) or "none"
+        raise IdentityError(
+            f"{request.run_dir}: --input {role} is not in the identity (its inputs: {known}); remove it"
+        )
+    inputs = {role: Input(path.absolute(), Manifest.read(path / FILE_NAME)) for role, path in request.inputs.items()}
+    for role, given in inputs.items():
+        _check_input(role, given, identity.upstream[role])
+        given.manifest.verify(given.dir, request.verify)
+    return inputs
+
+
+def _check_input(role: str, given: Input, wanted: str) -> None:
+    path, manifest = given.dir / FILE_NAME, given.manifest
+    advice = f"type `rm -f {path}` and run the workflow again"
+    if manifest.fingerprint != wanted:
+        found = manifest.fingerprint[:16]
+        raise ManifestError(
+            f"{path}: as input '{role}' expected fingerprint {wanted[:16]}, found {found}; {advice}", path
+        )
+    content = manifest.identity
+    try:
+        made = compute_fingerprint(manifest.stage, content["config"], content["code"], content["upstream"])
+    except (KeyError, ValueError) as error:
+        raise ManifestError(f"{path}: the identity was edited ({error!r}); {advice}", path) from error
+    if made != manifest.fingerprint:
+        raise ManifestError(
+            f"{path}: expected the identity of {wanted[:16]}, found that of {made[:16]}; {advice}", path
+        )
+
+
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that temporary files go and MLflow learns of it."""
+    is_ours = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
+    if not is_ours:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

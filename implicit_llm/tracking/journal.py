@@ -4,14 +4,28 @@
     {"kind": "event", "name": "stage_started", "time": ..., "host": ...}
     {"kind": "rewind", "step": 5, "time": ...}        points of steps above 5 that stand before this line do not count
 
-A number that is not finite is written as null and read back as nan.
+A number that is not finite is written as null and read back as nan. Lines are never changed or taken away, so that a
+count of lines is a position for good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+from implicit_llm.runs.atomic import storage_errors
+from implicit_llm.runs.errors import UserError
+from implicit_llm.testing import faults
+
+
+class JournalError(UserError):
+    """A line of a journal, other than a torn last one, cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -24,36 +38,123 @@ class Point:
 
 
 class Journal:
-    """Appends to a journal; each line reaches the operating system before the call returns."""
+    """Appends to a journal; each line reaches the operating system before the call returns.
 
-    def __init__(self, path: Path) -> None:
-        raise NotImplementedError
+    `path` None: nothing is written (ranks above 0 of a distributed job).
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            _cut_torn_line(self._descriptor)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the metrics of a step (after it; the first step is 1)."""
-        raise NotImplementedError
+        """Append the metrics after `step` steps; values may be numbers of numpy or torch."""
+        numbers = {key: float(value) for key, value in values.items()}
+        finite = {key: value if math.isfinite(value) else None for key, value in numbers.items()}
+        self._append({"kind": "metrics", "step": int(step), "time": now(), "values": finite})
 
     def event(self, name: str, **fields: object) -> None:
         """Append something that happened; `fields` must be JSON."""
-        raise NotImplementedError
+        self._append({"kind": "event", "name": name, "time": now(), **fields})
 
     def rewind(self, step: int) -> None:
         """Say that the state is again that after `step`: call it on resume, before the first new point."""
-        raise NotImplementedError
+        self._append({"kind": "rewind", "step": int(step), "time": now()})
 
     def flush_to_disk(self) -> None:
         """fsync; called with every committed checkpoint, so that a power loss takes no points before it."""
-        raise NotImplementedError
+        if self._descriptor is not None:
+            faults.point("journal.before_fsync")
+            os.fsync(self._descriptor)
 
     def close(self) -> None:
-        raise NotImplementedError
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _append(self, record: dict[str, Any]) -> None:
+        if self._descriptor is None:
+            return
+        assert self.path is not None
+        raw = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
+        end = os.fstat(self._descriptor).st_size
+        try:
+            with storage_errors(self.path, len(raw)):
+                faults.point("journal.before_append")
+                written = os.write(self._descriptor, raw)  # one call: a kill or another thread seldom comes between
+                while written < len(raw):
+                    written += os.write(self._descriptor, raw[written:])
+        except BaseException:
+            os.ftruncate(self._descriptor, end)  # half a line would swallow the next one
+            raise
+        faults.point("journal.after_append")
 
 
 def read(path: Path) -> list[Point]:
     """Points that count, in order of writing: later points than a rewind are dropped, a torn last line is ignored."""
-    raise NotImplementedError
+    points: list[Point] = []
+    for record in read_records(path):
+        if record["kind"] == "metrics":
+            points.append(point_of(record))
+        elif record["kind"] == "rewind":
+            points = [point for point in points if point.step <= record["step"]]
+    return points
 
 
-def read_events(path: Path) -> list[dict]:
+def read_events(path: Path) -> list[dict[str, Any]]:
     """All events, in order of writing."""
-    raise NotImplementedError
+    return [record for record in read_records(path) if record["kind"] == "event"]
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All whole lines as they were written; none when there is no file.
+
+    Raises: JournalError for a damaged line.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return list(parse_lines(raw.split(b"\n")[:-1], path))
+
+
+def parse_lines(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterable[dict[str, Any]]:
+    """Records of the whole `lines`, the first of which is line `first` of the journal `path`. Raises: JournalError."""
+    for number, line in enumerate(lines, start=first):
+        try:
+            record = json.loads(line)
+            if record["kind"] in ("metrics", "rewind"):
+                record["step"] = int(record["step"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise JournalError(f"{path}: line {number} is damaged ({error}); delete this line") from error
+        yield record
+
+
+def point_of(record: Mapping[str, Any]) -> Point:
+    """The point of a record of the kind `metrics`."""
+    values = {key: math.nan if value is None else float(value) for key, value in record["values"].items()}
+    return Point(record["step"], record["time"], values)
+
+
+def now() -> str:
+    """The time in UTC, in milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _cut_torn_line(descriptor: int) -> None:
+    """Drop what a killed process left of its last line: no reader has counted it."""
+    size = os.fstat(descriptor).st_size
+    end = size
+    while end > 0:
+        start = max(0, end - 65536)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end != size:
+        os.ftruncate(descriptor, end)

@@ -1,0 +1,101 @@
+"""What differs between two equal runs: when, where and with what a result was made."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from implicit_llm.runs.atomic import write_atomic
+from implicit_llm.testing import faults
+from implicit_llm.tracking.journal import read_records
+
+PACKAGES = (
+    "implicit-llm", "torch", "transformers", "accelerate", "safetensors", "numpy", "datasets", "lm-eval", "mlflow",
+    "snakemake", "submitit", "triton", "mamba-ssm", "causal-conv1d",
+)  # fmt: skip
+SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "JOB_PARTITION", "JOB_NODELIST", "RESTART_COUNT")
+
+
+def collect(fingerprint: str, journal: Path, mlflow_run_id: str | None) -> dict[str, Any]:
+    """Everything worth knowing about this process and, from the journal, about the attempts before it."""
+    return {
+        "fingerprint": fingerprint,
+        "attempts": attempts(journal),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "device": device(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "git": git_state(),
+        "python": platform.python_version(),
+        "versions": versions(PACKAGES),
+        "argv": sys.argv,
+        "mlflow_run_id": mlflow_run_id,
+        "slurm": {name.lower(): os.environ[f"SLURM_{name}"] for name in SLURM if f"SLURM_{name}" in os.environ},
+    }
+
+
+def write(path: Path, provenance: dict[str, Any]) -> None:
+    """Write atomically as JSON."""
+    faults.point("provenance.before_write")
+    write_atomic(path, json.dumps(provenance, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def attempts(journal: Path) -> list[dict[str, Any]]:
+    """Each start of the stage with its time and host, and the seconds to its last sign of life in the journal."""
+    found: list[dict[str, Any]] = []
+    for record in read_records(journal):
+        if record.get("name") == "stage_started":
+            found.append({"started": record["time"], "host": record.get("host"), "busy_s": 0.0})
+        elif found:
+            begin, end = datetime.fromisoformat(found[-1]["started"]), datetime.fromisoformat(record["time"])
+            found[-1]["busy_s"] = round((end - begin).total_seconds(), 3)
+    return found
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit of the source tree and whether it has uncommitted changes; None outside of a git checkout."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "is_dirty": None if changes is None else bool(changes)}
+
+
+def device() -> str:
+    """The accelerator's name as torch knows it, if torch is in use, else cpu."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    return "cpu"
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

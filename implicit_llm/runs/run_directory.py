@@ -1,0 +1,183 @@
+"""A run directory: where a run's artifacts lie, who may write them, and how they are published.
+
+    results/<config>/<stage>/<name>/
+        manifest.json, provenance.json     published: those of the identity that was asked for last
+        work/.lock
+        work/<first 16 of fingerprint>/    everything of one identity: artifacts, journal.jsonl, mlflow.json,
+                                           provenance.json, manifest.json
+        work/<...>/declared/               its files are also copied to the run directory itself
+
+The manifest is committed in the work directory first: Snakemake deletes the declared one before a job starts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from implicit_llm.runs import manifest as manifests
+from implicit_llm.runs.atomic import fsync_file, is_temporary, remove_leftovers, storage_errors, write_atomic
+from implicit_llm.runs.errors import UserError
+from implicit_llm.runs.identity import Identity
+from implicit_llm.runs.manifest import FileRecord, Level, Manifest, ManifestError
+from implicit_llm.testing import faults
+
+log = logging.getLogger(__name__)
+
+PROVENANCE = "provenance.json"
+DECLARED = "declared"
+_held_locks: set[int] = set()
+
+
+class RunDirectoryBusy(UserError):
+    """Another live process writes in the run directory."""
+
+
+class ResultError(Exception):
+    """A stage handed over files that cannot be published: a bug of the stage."""
+
+
+class RunDirectory:
+    def __init__(self, path: Path, identity: Identity) -> None:
+        self.path = path
+        self.identity = identity
+        self.work = work_directory(path, identity.fingerprint)
+        self.journal = self.work / "journal.jsonl"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the one live writer; the kernel lets go of the lock when the process ends, however it ends.
+
+        Raises: RunDirectoryBusy, naming the holder.
+        """
+        path = self.path / "work" / ".lock"
+        with storage_errors(path):
+            self.work.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"
+            os.close(descriptor)
+            message = f"{self.path}: {holder} is writing here (work/.lock); wait for it or stop it, then start again"
+            raise RunDirectoryBusy(message) from None
+        _held_locks.add(descriptor)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            yield
+        finally:
+            if descriptor in _held_locks:  # not so in a forked child, which gave it up
+                _held_locks.remove(descriptor)
+                os.close(descriptor)
+
+    def prepare(self) -> None:
+        """Clear what a killed writer left; for the holder of the lock."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        for name in (manifests.FILE_NAME, PROVENANCE):
+            for path in self.path.glob(f".{name}.*.tmp"):
+                path.unlink(missing_ok=True)
+        remove_leftovers(self.work)
+
+    def find_done(self, level: Level) -> Manifest | None:
+        """The manifest of an earlier run of the same identity, if all that it vouches for is still there.
+
+        A file that differs from its record is set aside as `*.bad`, so that the stage does not take it up again.
+        """
+        path = self.work / manifests.FILE_NAME
+        try:
+            manifest = Manifest.read(path)
+            if manifest.fingerprint != self.identity.fingerprint:
+                raise ManifestError(
+                    f"{path}: expected fingerprint {self.identity.fingerprint[:16]}, found another", path
+                )
+            manifest.verify(self.path, level)
+        except ManifestError as error:
+            if path.exists():
+                log.warning("%s; making it again", str(error).partition(";")[0])
+                _set_aside(error.path)
+            return None
+        return manifest
+
+    def publish(self, files: Sequence[Path | str], summary: dict[str, Any]) -> Manifest:
+        """Commit the manifest over `files` (files or directories below work), then publish it.
+
+        Raises: ResultError for a file that is missing, outside of work, or a link.
+        """
+        faults.point("publish.before_digests")
+        records = tuple(self._record(path) for path in self._expand(files))
+        identity = {"config": self.identity.config, "code": self.identity.code, "upstream": self.identity.upstream}
+        manifest = Manifest(
+            self.identity.stage, self.identity.name, self.identity.fingerprint, identity, records, summary
+        )
+        faults.point("publish.before_commit")
+        manifest.write(self.work / manifests.FILE_NAME)
+        self.republish(manifest)
+        return manifest
+
+    def republish(self, manifest: Manifest) -> None:
+        """Put a committed manifest and what goes with it where the workflow looks for it; the manifest last."""
+        source_dir = self.work / DECLARED
+        for record in manifest.files:
+            source = self.path / record.path
+            if source.is_relative_to(source_dir):
+                faults.point("publish.before_copy")
+                write_atomic(self.path / source.relative_to(source_dir), source.read_bytes())
+        provenance = self.work / PROVENANCE
+        if provenance.exists():
+            write_atomic(self.path / PROVENANCE, provenance.read_bytes())
+        faults.point("publish.before_manifest")
+        manifest.write(self.path / manifests.FILE_NAME)
+        faults.point("publish.after_manifest")
+
+    def _expand(self, files: Sequence[Path | str]) -> list[Path]:
+        """All files, each once, those of directories included. Temporary files are left out."""
+        found: set[Path] = set()
+        for given in files:
+            path = self.work / given
+            if not path.resolve().is_relative_to(self.work.resolve()):
+                raise ResultError(f"{path} lies outside of {self.work}")
+            if not path.exists():
+                raise ResultError(f"{path} does not exist")
+            inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+            if any(item.is_symlink() for item in inside):
+                raise ResultError(f"{path} is or contains a link; artifacts are files")
+            found.update(
+                item for item in inside if item.is_file() and not any(map(is_temporary, [item, *item.parents]))
+            )
+        return sorted(found)
+
+    def _record(self, path: Path) -> FileRecord:
+        with storage_errors(path):
+            fsync_file(path)
+            for directory in path.parents:
+                fsync_file(directory)
+                if directory == self.path:
+                    break
+        return FileRecord.of(path, self.path)
+
+
+def work_directory(run_dir: Path, fingerprint: str) -> Path:
+    """Where the artifacts of the identity with this fingerprint lie."""
+    return run_dir / "work" / fingerprint[:16]
+
+
+def _set_aside(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        os.replace(path, path.with_name(path.name + ".bad"))
+
+
+def _close_inherited_locks() -> None:
+    # A forked data worker shares the lock; when it outlives a killed parent, nobody could start again.
+    for descriptor in _held_locks:
+        os.close(descriptor)
+    _held_locks.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
