@@ -1,0 +1,101 @@
+"""A small experiment in a temporary folder, run by the real Snakemake with stages that take milliseconds instead of torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "implicit_llm"
+DATA = Path(__file__).parent / "data"
+NOTHING = "Nothing to be done"
+
+
+@dataclass
+class Project:
+    """A folder with tiny.yaml, and a stand-in for the library that is found before the real one."""
+
+    dir: Path
+    library: Path
+
+    @property
+    def results(self) -> Path:
+        return self.dir / "results" / "tiny"
+
+    @property
+    def config(self) -> Path:
+        return self.dir / "tiny.yaml"
+
+    def snakemake(self, *arguments: str, must_succeed: bool = True) -> str:
+        """What `snakemake ...` prints, both streams."""
+        command = ["snakemake", "-s", str(ROOT / "Snakefile"), "--profile", str(ROOT / "profiles" / "local")]
+        return self.command(*command, "--configfile", "tiny.yaml", "--cores", "2", *arguments, must_succeed=must_succeed)
+
+    def console(self, *arguments: str, must_succeed: bool = True) -> str:
+        return self.command("implicit-llm", *arguments, must_succeed=must_succeed)
+
+    def command(self, *words: str, must_succeed: bool = True) -> str:
+        scripts = Path(sys.executable).parent
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW", "SNAKEMAKE"))},
+            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(self.library.parent),
+            "COLUMNS": "400",
+        }
+        done = subprocess.run(words, cwd=self.dir, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        output = done.stdout + done.stderr
+        if must_succeed:
+            assert done.returncode == 0, output
+        else:
+            assert done.returncode != 0, output
+        return output
+
+    def edit(self, path: Path, old: str, new: str) -> None:
+        """Replace text that must be there."""
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def copy_to(self, folder: Path, *, keeps_times: bool = True) -> Project:
+        """The project, its results and its library at another place."""
+        root = self.dir.parent
+        shutil.copytree(root, folder, copy_function=shutil.copy2 if keeps_times else shutil.copyfile)
+        return Project(folder / self.dir.relative_to(root), folder / self.library.relative_to(root))
+
+    def planned(self, *arguments: str) -> set[str]:
+        """Run directories, below results/tiny, of the jobs that a dry run announces."""
+        output = self.snakemake("--dry-run", *arguments)
+        return set(re.findall(r"output: results/tiny/(\S+)/manifest\.json", output))
+
+
+def make_project(folder: Path) -> Project:
+    """The experiment before its first run."""
+    project = Project(folder / "project", folder / "site" / "implicit_llm")
+    project.dir.mkdir(parents=True)
+    shutil.copy(DATA / "tiny.yaml", project.config)
+    _make_library(project.library)
+    _leave_out_mlflow(project)
+    return project
+
+
+def _make_library(library: Path) -> None:
+    """The real plumbing of runs and the real configurations, with stages that write a line each."""
+    for package in ("runs", "tracking", "testing", "configs"):
+        shutil.copytree(LIBRARY / package, library / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for source in (DATA / "library").rglob("*.py"):
+        target = library / source.relative_to(DATA / "library")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+
+
+def _leave_out_mlflow(project: Project) -> None:
+    """Importing MLflow takes longer than all the rest; its absence stops nothing."""
+    (project.library.parent / "mlflow").mkdir()
+    (project.library.parent / "mlflow" / "__init__.py").write_text("raise ImportError('left out of this test')\n")
+    project.results.parent.mkdir()
+    (project.results.parent / ".mlflow-ready").touch()

@@ -1,0 +1,129 @@
+"""The code a stage's result depends on, as one digest: of syntax trees, so that comments and docstrings do not count.
+
+It covers the stage's module and the project modules that it imports, directly or through others, imports inside functions
+included. Not covered are package `__init__` files (they are looked through: what is imported from a package counts where
+it is defined) and the plumbing below, which files, records and shows results but does not compute them.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from implicit_llm_workflow.library_configs import package_dir
+from implicit_llm_workflow.project_sources import Imported, Project, Source, SourceError
+
+LIBRARY = "implicit_llm"
+PLUMBING = ("implicit_llm.runs", "implicit_llm.tracking", "implicit_llm.testing")
+RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".yaml"}
+
+
+@functools.cache
+def stage_code_digest(stage: str) -> str:
+    """Digest of the code of `stage`, of implicit_llm.<package>.stage. Raises: SourceError when it is missing or no valid Python."""
+    project = Project({LIBRARY: package_dir(LIBRARY)})
+    return code_digest(stage_module(stage), project)
+
+
+def stage_module(stage: str) -> str:
+    """The module whose function `run` is the body of a stage."""
+    return {"train": "implicit_llm.training.stage", "evaluate": "implicit_llm.evaluation.stage"}.get(stage, f"implicit_llm.{stage}.stage")
+
+
+def code_digest(entry: str, project: Project, excluded: Iterable[str] = PLUMBING) -> str:
+    """sha256 (hexadecimal) over the modules that `entry` reaches, by name; and the resource files of their packages."""
+    total = hashlib.sha256()
+    sources = reached_sources(entry, project, excluded)
+    for module in sorted(sources):
+        total.update(f"{module} {hashlib.sha256(tree_text(sources[module].tree).encode()).hexdigest()}\n".encode())
+    for name, path in sorted(_resources(sources.values())):
+        total.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def reached_sources(entry: str, project: Project, excluded: Iterable[str] = PLUMBING) -> dict[str, Source]:
+    """Every module that counts, by name. Raises: SourceError when there is no module `entry`."""
+    if project.source(entry) is None:
+        raise SourceError(f"the project has no module {entry}; reinstall it with `make setup`")
+    kept: dict[str, Source] = {}
+    packages_seen: set[str] = set()
+    waiting = [entry]
+    while waiting:
+        module = waiting.pop()
+        source = project.source(module)
+        if source is None or module in kept or module in packages_seen or _is_below(module, excluded):
+            continue
+        if source.is_package:
+            packages_seen.add(module)
+        else:
+            kept[module] = source
+        for imported in source.imports():
+            waiting.extend(_defining_modules(imported, project))
+    return kept
+
+
+def _defining_modules(imported: Imported, project: Project) -> Iterator[str]:
+    """Where an imported thing lives: a sub-module itself, or the package through whose `__init__` it comes."""
+    source = project.source(imported.module)
+    if source is None:
+        return
+    if imported.names is None or not source.is_package:
+        yield imported.module
+        return
+    for name in imported.names:
+        submodule = f"{imported.module}.{name}"
+        if project.source(submodule) is not None:
+            yield submodule
+        else:
+            yield from _exported_from(source, name, project)
+
+
+def _exported_from(package: Source, name: str, project: Project) -> Iterator[str]:
+    """The module from which a package's `__init__` takes `name`; everything it imports when that cannot be told."""
+    for imported in package.imports():
+        if imported.names and name in imported.names:
+            yield from _defining_modules(Imported(imported.module, (name,)), project)
+            return
+    yield package.module
+
+
+def _is_below(module: str, packages: Iterable[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _resources(sources: Iterable[Source]) -> Iterator[tuple[str, Path]]:
+    """Templates and the like beside the modules, in sub-packages only: the folder of the library itself belongs to all stages."""
+    packages = {source.package: source.path.parent for source in sources if "." in source.package}
+    for package, folder in packages.items():
+        for path in folder.rglob("*"):
+            if path.suffix in RESOURCE_SUFFIXES and path.is_file():
+                yield f"{package}/{path.relative_to(folder).as_posix()}", path
+
+
+def tree_text(node: ast.AST) -> str:
+    """A syntax tree as text without docstrings, positions and empty fields, so that it is the same for every Python version."""
+    parts = []
+    for name, value in ast.iter_fields(node):
+        if name == "body" and isinstance(value, list) and isinstance(node, _WITH_DOCSTRING):
+            value = value[1:] if _is_docstring(value) else value
+        if value is not None and value != [] and name not in ("kind", "type_comment", "ctx"):
+            parts.append(f"{name}={_value_text(value)}")
+    return f"{type(node).__name__}({','.join(parts)})"
+
+
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _is_docstring(body: list[ast.stmt]) -> bool:
+    return bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str)
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, ast.AST):
+        return tree_text(value)
+    if isinstance(value, list):
+        return f"[{','.join(_value_text(item) for item in value)}]"
+    return repr(value)

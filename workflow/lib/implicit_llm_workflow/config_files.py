@@ -1,0 +1,68 @@
+"""Where the files of an experiment lie: models/, tasks/ and curricula/ beside it, or else those of the project."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.validation import nearest, validate
+from implicit_llm_workflow.yaml_files import plain, read_yaml
+
+CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
+_SCHEMAS = {"models": "model", "tasks": "task", "curricula": "curriculum"}
+
+
+class ConfigFiles:
+    """Reads and validates the files that one experiment refers to.
+
+    `source` names the experiment file in messages; `library_configs` is another folder of model configurations, for tests.
+    """
+
+    def __init__(self, path: Path, *, library_configs: Path | None = None) -> None:
+        self.path = path
+        self.source = str(path)
+        self.library_configs = library_configs
+        self._cache: dict[Path, dict[str, Any]] = {}
+
+    def experiment(self) -> dict[str, Any]:
+        """The values of the experiment file, not yet validated."""
+        return read_yaml(self.path)
+
+    def read(self, folder: str, name: str, key: str) -> tuple[Mapping[str, Any], str]:
+        """Values and path of <folder>/<name>.yaml. Raises: ConfigError that names `key` when there is no such file."""
+        path = self._find(folder, name, key)
+        if path not in self._cache:
+            values = plain(read_yaml(path))
+            validate(values, _SCHEMAS[folder], str(path))
+            self._cache[path] = values
+        return self._cache[path], str(path)
+
+    def _find(self, folder: str, name: str, key: str) -> Path:
+        folders = [root / folder for root in dict.fromkeys([self.path.resolve().parent, CONFIG_DIR])]
+        for item in folders:
+            if (item / f"{name}.yaml").is_file():
+                return _shown(item / f"{name}.yaml")
+        names = sorted({path.stem for item in folders for path in item.glob("*.yaml")})
+        raise ConfigError(f"{self.source}: {key}: there is no {folder}/{name}.yaml; {nearest(name, names)}")
+
+
+def experiment_path(name_or_path: str) -> Path:
+    """The file of an experiment that is given by path, or by the name of a file of workflow/config/. Raises: ConfigError."""
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    named = CONFIG_DIR / f"{name_or_path}.yaml"
+    if named.is_file():
+        return _shown(named)
+    names = [item.stem for item in CONFIG_DIR.glob("*.yaml")]
+    raise ConfigError(f"{name_or_path}: no such config file; {nearest(path.stem, names)}")
+
+
+def _shown(path: Path) -> Path:
+    """Relative to the working directory where that is shorter to read."""
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path

@@ -1,0 +1,59 @@
+"""The command `implicit-llm`. Modules are imported when a command runs, so that `--help` and the driver need no torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from implicit_llm_workflow import plan_commands, stage_commands
+
+EXIT_FAILURE = 1
+
+app = typer.Typer(
+    help="Implicit language models: data sets, training, evaluation and report, one job at a time.\n\n"
+    "Whole experiments are run by Snakemake, which calls these commands:\n\n"
+    "    snakemake --profile profiles/local",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(stage_commands.mlflow, name="mlflow")
+for _command in stage_commands.COMMANDS:
+    app.command(rich_help_panel="Jobs")(_command)
+for _command in plan_commands.COMMANDS:
+    app.command(rich_help_panel="Experiments")(_command)
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. Can stand anywhere.")] = False,
+) -> None:
+    """Options of all commands; `main` has already taken --debug out."""
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run a command and end the process.
+
+    Exit codes: 2 for what the user can put right, 75 when the job wants to be started again, 1 for anything else.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    is_debug = "--debug" in words
+    try:
+        app(args=[word for word in words if word != "--debug"], prog_name="implicit-llm")
+    except Exception as error:
+        if is_debug:
+            raise
+        code = getattr(error, "exit_code", None)
+        message = " ".join(str(error).split())
+        if code is None:
+            message = f"{type(error).__name__}: {message}; add --debug for the traceback"
+        typer.echo(f"error: {message}", err=True)
+        sys.exit(EXIT_FAILURE if code is None else code)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

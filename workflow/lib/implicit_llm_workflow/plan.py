@@ -1,0 +1,62 @@
+"""An experiment as a plan: its nodes, what each of them should be, and what there is already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+from implicit_llm_workflow.code_digest import stage_code_digest
+from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.experiment import Experiment
+from implicit_llm_workflow.fingerprint import Identity, identify
+from implicit_llm_workflow.graph import Node, build_graph
+from implicit_llm_workflow.recorded import MANIFEST
+from implicit_llm_workflow.staleness import Status, status_of
+from implicit_llm_workflow.validation import nearest
+
+RESULTS = Path("results")
+
+
+class UnknownTarget(UserError):
+    """No job of the experiment has this name."""
+
+
+class Plan:
+    """All paths lie below `results` / <experiment>; identities are computed when first asked for."""
+
+    def __init__(self, experiment: Experiment, results: Path = RESULTS, code_of: Callable[[str], str] = stage_code_digest) -> None:
+        self.experiment = experiment
+        self.root = results / experiment.name
+        self.nodes: dict[str, Node] = build_graph(experiment)
+        self._code_of = code_of
+
+    @cached_property
+    def identities(self) -> dict[str, Identity]:
+        return identify(self.nodes, self._code_of)
+
+    def find(self, target: str) -> Node:
+        """A node by key, run directory or manifest. Raises: UnknownTarget that names the nearest one."""
+        key = target.rstrip("/").removesuffix(f"/{MANIFEST}").removeprefix(f"{self.root.as_posix()}/")
+        if key not in self.nodes:
+            raise UnknownTarget(f"{target}: experiment {self.experiment.name} has no such job; {nearest(key, self.nodes)}")
+        return self.nodes[key]
+
+    def run_dir(self, node: Node) -> Path:
+        return self.root / node.key
+
+    def manifest(self, node: Node) -> str:
+        """Path of the node's declared output."""
+        return (self.run_dir(node) / MANIFEST).as_posix()
+
+    def manifests(self, *stages: str) -> list[str]:
+        """Declared outputs of all nodes of the stages."""
+        return [self.manifest(node) for node in self.nodes.values() if node.stage in stages]
+
+    def status(self, node: Node) -> Status:
+        return status_of(self.run_dir(node), self.identities[node.key], node)
+
+    def stale(self) -> dict[str, str]:
+        """Manifests of results that are there but no longer what is wanted, and why."""
+        found = {self.manifest(node): self.status(node) for node in self.nodes.values()}
+        return {manifest: status.why for manifest, status in found.items() if status.state == "stale"}

@@ -1,0 +1,42 @@
+"""What finished runs left behind: their manifests, as the driver reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The manifest of a finished run."""
+
+    fingerprint: str
+    config: Mapping[str, Any]
+    code: str
+    upstream: Mapping[str, str]
+    summary: Mapping[str, Any]
+
+
+class Damaged(Exception):
+    """A manifest is there but cannot be read; the run is done again (and finds its own copy, if that is whole)."""
+
+
+def read_recorded(run_dir: Path) -> Recorded | None:
+    """The record of a run directory, None when there is none. Raises: Damaged."""
+    path = run_dir / MANIFEST
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{path} cannot be read") from error
+    try:
+        identity = values["identity"]
+        return Recorded(values["fingerprint"], identity["config"], identity["code"], identity["upstream"], values["summary"])
+    except (KeyError, TypeError) as error:
+        raise Damaged(f"{path} is not a manifest") from error

@@ -1,0 +1,66 @@
+"""What the rules ask of the plan: functions of wildcards for their `input` and `params`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.config_files import ConfigFiles
+from implicit_llm_workflow.experiment import build_experiment
+from implicit_llm_workflow.graph import Node
+from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.yaml_files import plain
+
+# The wildcards of a stage's rule, in the order in which they make up a node's name.
+_NAME_WILDCARDS = {"data": ("data",), "train": ("run", "phase"), "evaluate": ("run", "evaluation"), "report": ()}
+
+
+def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> Plan:
+    """The plan for the configuration that Snakemake has put together. Raises: ConfigError, one line."""
+    files = ConfigFiles(Path(config_paths[-1]))
+    files.source = ", ".join(str(path) for path in config_paths)
+    return Plan(build_experiment(plain(config), files))
+
+
+class RuleInputs:
+    """Input and parameter functions for the rules of the stages; `as_input` marks each path, with Snakemake's ancient()."""
+
+    def __init__(self, plan: Plan, as_input: Callable[[str], str]) -> None:
+        self._plan = plan
+        self._as_input = as_input
+
+    @property
+    def wildcard_constraints(self) -> dict[str, str]:
+        """Names hold no slash, so that a path has one reading."""
+        name = r"[A-Za-z0-9._-]+"
+        return {"config": re.escape(self._plan.experiment.name), "data": name, "run": name, "phase": name, "evaluation": name}
+
+    def node(self, stage: str, wildcards: Any) -> Node:
+        """The node of a job. Raises: UnknownTarget for wildcards that no node has."""
+        parts = [getattr(wildcards, wildcard) for wildcard in _NAME_WILDCARDS[stage]]
+        return self._plan.find("/".join([stage, *parts]))
+
+    def upstream(self, stage: str, role: str | None = None) -> Callable[[Any], list[str]]:
+        """An input function: manifests of the nodes that a job reads from, of one role or of all."""
+
+        def manifests(wildcards: Any) -> list[str]:
+            sources = self.node(stage, wildcards).upstream
+            keys = [key for name, key in sources.items() if role in (None, name)]
+            return [self._as_input(self._plan.manifest(self._plan.nodes[key])) for key in keys]
+
+        return manifests
+
+    def identity(self, stage: str) -> Callable[[Any], str]:
+        """A parameter function: the identity of a job as JSON."""
+        return lambda wildcards: self._plan.identities[self.node(stage, wildcards).key].to_json()
+
+    def inputs(self, stage: str) -> Callable[[Any], list[str]]:
+        """A parameter function: `--input ROLE=DIR` for everything that a job reads."""
+
+        def options(wildcards: Any) -> list[str]:
+            sources = self.node(stage, wildcards).upstream
+            return [word for role, key in sources.items() for word in ("--input", f"{role}={self._plan.root / key}")]
+
+        return options

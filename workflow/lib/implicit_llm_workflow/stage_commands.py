@@ -1,0 +1,157 @@
+"""Sub-commands that do one job of a workflow each."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from implicit_llm_workflow.code_digest import stage_module
+from implicit_llm_workflow.errors import UserError
+
+
+class OptionError(UserError):
+    """A command-line option cannot be understood."""
+
+
+RunDir = Annotated[Path, typer.Option(help="Run directory of the job; everything it writes lies there.", metavar="DIR")]
+IdentityText = Annotated[
+    str, typer.Option("--identity", help="What the result depends on, as JSON, or @FILE. `implicit-llm identity` prints it.", metavar="JSON")
+]
+Inputs = Annotated[
+    list[str] | None, typer.Option("--input", help="Run directory of a finished job this one reads from. Repeat for each role.", metavar="ROLE=DIR")
+]
+Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves it to the libraries.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+def data(run_dir: RunDir, identity: IdentityText, log: Log = None, threads: Threads = 0) -> None:
+    """Make one data set: shards, their digests and an index.
+
+    An interrupted job goes on after the last complete shard.
+
+    **Example**
+
+        implicit-llm identity data/a5-train --config demo > id.json
+        implicit-llm data --run-dir results/demo/data/a5-train --identity @id.json
+    """
+    _run_stage("data", run_dir, identity, None, log, threads=threads)
+
+
+def train(
+    run_dir: RunDir,
+    identity: IdentityText,
+    inputs: Inputs = None,
+    log: Log = None,
+    threads: Threads = 0,
+    device: Device = "auto",
+    micro_batch_size: Annotated[int, typer.Option(min=0, help="Sequences at a time on a device; 0 takes the whole batch at once.")] = 0,
+    save_every_s: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 60.0,
+    log_every_steps: Annotated[int, typer.Option(min=1, help="Steps between points of the journal.")] = 20,
+) -> None:
+    """Train one phase of a curriculum; a later phase starts from the checkpoint of the one before it.
+
+    An interrupted job goes on from its last checkpoint, with the same result. SIGTERM ends it with exit code 75 after a
+    checkpoint.
+
+    **Example**
+
+        implicit-llm identity train/a5-implicit-s0/unrolled --config demo > id.json
+        implicit-llm train --run-dir results/demo/train/a5-implicit-s0/unrolled --identity @id.json --input data=results/demo/data/a5-train
+    """
+    _run_stage(
+        "train",
+        run_dir,
+        identity,
+        inputs,
+        log,
+        threads=threads,
+        device=device,
+        micro_batch_size=micro_batch_size,
+        save_every_s=save_every_s,
+        log_every_steps=log_every_steps,
+    )
+
+
+def evaluate(
+    run_dir: RunDir,
+    identity: IdentityText,
+    inputs: Inputs = None,
+    log: Log = None,
+    threads: Threads = 0,
+    device: Device = "auto",
+    batch_size: Annotated[int, typer.Option(min=0, help="Sequences at a time; 0 takes the default.")] = 0,
+) -> None:
+    """Evaluate a trained model on test sets, in every mode of solving for its fixed point.
+
+    The input `model` is the last training phase, every other input a test set.
+
+    **Example**
+
+        implicit-llm identity evaluate/a5-implicit-s0/word-problem --config demo > id.json
+        implicit-llm evaluate --run-dir results/demo/evaluate/a5-implicit-s0/word-problem --identity @id.json --input model=... --input ...
+    """
+    _run_stage("evaluate", run_dir, identity, inputs, log, threads=threads, device=device, batch_size=batch_size)
+
+
+def report(run_dir: RunDir, identity: IdentityText, inputs: Inputs = None, log: Log = None) -> None:
+    """Make the report of an experiment: one HTML page, its figures, and the verdict on every claim.
+
+    The inputs are the training phases and evaluations it shows.
+
+    **Example**
+
+        snakemake --profile profiles/local results/demo/report/manifest.json
+    """
+    _run_stage("report", run_dir, identity, inputs, log)
+
+
+COMMANDS = (data, train, evaluate, report)
+
+mlflow = typer.Typer(help="The store in which MLflow keeps what the runs report.", no_args_is_help=True, rich_markup_mode="markdown")
+
+
+@mlflow.callback()
+def mlflow_options() -> None:
+    """Keeps `init` a sub-command although it is the only one."""
+
+
+@mlflow.command("init")
+def mlflow_init(
+    results: Annotated[Path, typer.Option(help="Folder of the SQLite store, unless MLFLOW_TRACKING_URI is set.", metavar="DIR")] = Path("results"),
+) -> None:
+    """Make the store, once, before the jobs that write to it. Harmless when it is there already.
+
+    **Example**
+
+        implicit-llm mlflow init
+        mlflow ui --backend-store-uri sqlite:///results/mlflow.db
+    """
+    from implicit_llm.tracking.mlflow_store import default_uri, initialise
+
+    initialise(default_uri(results))
+
+
+def _run_stage(stage: str, run_dir: Path, identity: str, inputs: list[str] | None, log: Path | None, **runtime: Any) -> None:
+    """Hand the job to its stage. Imported here: it brings torch."""
+    directories = parse_inputs(inputs or [])
+    from implicit_llm.runs.stage import StageRequest, run_stage
+
+    body = importlib.import_module(stage_module(stage)).run
+    run_stage(StageRequest(run_dir, identity, directories, runtime, log), body)
+
+
+def parse_inputs(options: list[str]) -> dict[str, Path]:
+    """Role -> directory from ROLE=DIR; a role may hold anything but "=". Raises: OptionError."""
+    directories: dict[str, Path] = {}
+    for option in options:
+        role, equals, directory = option.partition("=")
+        if not (role and equals and directory):
+            raise OptionError(f"--input {option}: must have the form ROLE=DIR, for example data=results/demo/data/a5-train")
+        if role in directories:
+            raise OptionError(f"--input {option}: role {role!r} is given twice; remove one")
+        directories[role] = Path(directory)
+    return directories

@@ -1,0 +1,22 @@
+# The validated configuration and what follows from it for the rules: `plan` and `job`.
+import sys
+
+from snakemake.logging import logger
+
+from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.snakemake_driver import force_stale
+from implicit_llm_workflow.snakemake_rules import RuleInputs, plan_from_snakemake
+
+try:
+    plan = plan_from_snakemake(config, workflow.configfiles)
+    force_stale(workflow, plan, logger)
+except UserError as error:
+    logger.error(f"error: {error}")
+    sys.exit(error.exit_code)
+
+# ancient: the fingerprints in the manifests decide, not the times of the files, which a copy or a checkout changes.
+job = RuleInputs(plan, as_input=ancient)
+
+
+wildcard_constraints:
+    **job.wildcard_constraints,

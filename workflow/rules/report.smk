@@ -1,0 +1,21 @@
+rule report:
+    input:
+        results=job.upstream("report"),
+        tracking=ancient(rules.mlflow_init.output.ready),
+    output:
+        manifest="results/{config}/report/manifest.json",
+        page="results/{config}/report/index.html",
+    log:
+        "results/{config}/report/job.log",
+    benchmark:
+        "results/{config}/report/benchmark.tsv"
+    params:
+        identity=job.identity("report"),
+        inputs=job.inputs("report"),
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=30,
+    shell:
+        "implicit-llm report --run-dir results/{wildcards.config}/report"
+        " --identity {params.identity:q} {params.inputs:q} --log {log:q}"

@@ -1,0 +1,24 @@
+rule train_phase:
+    input:
+        data=job.upstream("train", "data"),
+        start=job.upstream("train", "start"),
+        tracking=ancient(rules.mlflow_init.output.ready),
+    output:
+        manifest="results/{config}/train/{run}/{phase}/manifest.json",
+    log:
+        "results/{config}/train/{run}/{phase}/job.log",
+    benchmark:
+        "results/{config}/train/{run}/{phase}/benchmark.tsv"
+    params:
+        identity=job.identity("train"),
+        inputs=job.inputs("train"),
+    threads: 4
+    resources:
+        mem_mb=16000,
+        runtime=1440,
+        device="auto",
+        micro_batch_size=0,
+    shell:
+        "implicit-llm train --run-dir results/{wildcards.config}/train/{wildcards.run}/{wildcards.phase}"
+        " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
+        " --threads {threads} --device {resources.device} --micro-batch-size {resources.micro_batch_size}"
