@@ -20,6 +20,7 @@ from implicit_llm.testing import faults
 _NEXT = {
     errno.ENOSPC: "the disk is full; free some space and start again",
     errno.EDQUOT: "the disk quota is used up; free some space and start again",
+    errno.EFBIG: "files may not be that large here (`ulimit -f`, file system); raise the limit and start again",
     errno.EROFS: "the file system is read-only; mount it writable and start again",
     errno.EACCES: "permission denied; make the directory writable and start again",
     errno.EPERM: "permission denied; make the directory writable and start again",

@@ -56,7 +56,7 @@ def _is_required(field: Field) -> bool:
 
 
 def _nearest(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(key, known, n=1)
     return f"did you mean '{close[0]}'?" if close else f"valid keys are {', '.join(sorted(known))}"
 
 

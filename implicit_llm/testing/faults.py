@@ -37,6 +37,11 @@ def point(name: str) -> None:
             _inject(name, kind)
 
 
+def reset() -> None:
+    """Count hits from zero again."""
+    _hits.clear()
+
+
 def registered(root: Path | None = None) -> tuple[str, ...]:
     """Names of all fault points in the source below `root` (default: the whole package), sorted.
 
