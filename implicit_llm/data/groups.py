@@ -1,0 +1,141 @@
+"""Finite groups and monoids as multiplication tables: S_n, A_n, Z_n, the aperiodic monoid and direct products.
+
+Element order is part of the data format, since a token is an element's index:
+S_n lists the permutations of 1..n lexicographically, A_n its even ones in the same order, Z_n the powers e, a, a^2;
+in a direct product the index is `right.order * left_index + right_index`. The identity is always index 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from implicit_llm.runs.errors import UserError
+
+# A table of 64 MiB in uint16: S7 still fits (5,040 elements), and no table takes more than about a second to build.
+MAX_ORDER = 5792
+LARGEST_N = {"S": 7, "A": 7, "Z": MAX_ORDER}
+VALID_GROUPS = f"S1 to S{LARGEST_N['S']}, A1 to A{LARGEST_N['A']}, Z1 to Z{LARGEST_N['Z']}"
+MONOIDS = ("none", "aperiodic")
+
+
+class UnknownGroup(UserError, ValueError):
+    """A name is no group that this module can build."""
+
+
+@dataclass(frozen=True, eq=False)
+class Algebra:
+    """A finite group or monoid whose identity is element 0.
+
+    table: (order, order), read-only, the smallest unsigned type that holds an index; table[a, b] is a*b.
+    elements: one printable name per index.
+    """
+
+    name: str
+    table: np.ndarray
+    elements: tuple[str, ...]
+
+    @property
+    def order(self) -> int:
+        """How many elements there are."""
+        return len(self.elements)
+
+
+def load_group(name: str) -> Algebra:
+    """Build the group called `name`, for example "S5", "A5" or "Z60".
+
+    Raises: UnknownGroup, naming the valid forms.
+    """
+    match = re.fullmatch(r"([SAZ])([1-9][0-9]*)", name)
+    if match is None:
+        raise UnknownGroup(f"group: {name[:20]!r} is no known group; use one of {VALID_GROUPS}")
+    family, digits = match.groups()
+    # The length is looked at first because int() refuses numbers of thousands of digits with an error of its own.
+    if len(digits) > 4 or int(digits) > LARGEST_N[family]:
+        raise UnknownGroup(
+            f"group: {name[:20]!r} is too large, its table would have more than {MAX_ORDER}^2 entries; "
+            f"use one of {VALID_GROUPS}"
+        )
+    return _build_group(family, int(digits))
+
+
+def load_monoid(name: str) -> Algebra:
+    """Build the monoid called `name`: "aperiodic" (four elements) or "none" (the trivial one).
+
+    Source: the published A5 x aperiodic monoid task. E is the identity and X absorbs everything.
+    Raises: UnknownGroup, naming the valid forms.
+    """
+    if name == "none":
+        return _algebra("none", np.zeros((1, 1)), ("E",))
+    if name == "aperiodic":
+        E, A, B, X = range(4)
+        return _algebra("aperiodic", np.array([[E, A, B, X], [A, X, X, X], [B, A, B, X], [X, X, X, X]]), tuple("EABX"))
+    raise UnknownGroup(f"monoid: {name!r} is unknown; use one of {', '.join(MONOIDS)}")
+
+
+@lru_cache(maxsize=8)
+def load_product(group: str, monoid: str) -> Algebra:
+    """Build the direct product of a group and a monoid, both by name; monoid "none" gives the group itself.
+
+    Raises: UnknownGroup, for an unknown name and for a product whose table would be too large.
+    """
+    left, right = load_group(group), load_monoid(monoid)
+    if left.order * right.order > MAX_ORDER:
+        raise UnknownGroup(
+            f"group: {group} x {monoid} has {left.order * right.order} elements and at most {MAX_ORDER} fit a table; "
+            f"use a smaller group or monoid: none"
+        )
+    return left if monoid == "none" else direct_product(left, right)
+
+
+def direct_product(left: Algebra, right: Algebra) -> Algebra:
+    """Multiply componentwise; the element (i, j) has index `right.order * i + j` and is called "left:right"."""
+    order = left.order * right.order
+    pairs = left.table.astype(np.int64)[:, None, :, None] * right.order + right.table[None, :, None, :]
+    elements = tuple(f"{a}:{b}" for a, b in itertools.product(left.elements, right.elements))
+    return _algebra(f"{left.name}x{right.name}", pairs.reshape(order, order), elements)
+
+
+@lru_cache(maxsize=8)
+def _build_group(family: str, n: int) -> Algebra:
+    if family == "Z":
+        exponents = np.arange(n)
+        names = tuple("e" if k == 0 else "a" if k == 1 else f"a^{k}" for k in range(n))
+        return _algebra(f"Z{n}", (exponents[:, None] + exponents) % n, names)
+    permutations = np.array(list(itertools.permutations(range(n))), dtype=np.uint8)
+    if family == "A":
+        permutations = permutations[_is_even(permutations)]
+    names = tuple(str(tuple(int(image) + 1 for image in row)) for row in permutations)
+    return _algebra(f"{family}{n}", _composition_table(permutations), names)
+
+
+def _is_even(permutations: np.ndarray) -> np.ndarray:
+    """Tell for each row whether it has an even number of inversions."""
+    inversions = np.zeros(len(permutations), dtype=np.int64)
+    for i, j in itertools.combinations(range(permutations.shape[1]), 2):
+        inversions += permutations[:, i] > permutations[:, j]
+    return inversions % 2 == 0
+
+
+def _composition_table(permutations: np.ndarray) -> np.ndarray:
+    """Tabulate (a*b)(i) = a(b(i)) over rows of images, shape (order, n), closed under composition."""
+    order, n = permutations.shape
+    # A permutation is found by its images read as digits in base n.
+    place_values = n ** np.arange(n - 1, -1, -1)
+    index_of = np.zeros(n**n, dtype=np.uint16)
+    index_of[permutations @ place_values] = np.arange(order)
+    table = np.empty((order, order), dtype=np.uint16)
+    for a, images in enumerate(permutations):  # one row at a time: all rows at once would take 1.4 GB for S7
+        table[a] = index_of[images[permutations] @ place_values]
+    return table
+
+
+def _algebra(name: str, table: np.ndarray, elements: tuple[str, ...]) -> Algebra:
+    """Store the table in the smallest type that holds an index, and read-only, since it is shared by a cache."""
+    compact = np.ascontiguousarray(table, dtype=np.uint8 if len(elements) <= 256 else np.uint16)
+    compact.setflags(write=False)
+    return Algebra(name, compact, elements)

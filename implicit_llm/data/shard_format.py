@@ -1,0 +1,91 @@
+"""How a data set of equally long token sequences lies on disk: columns of .npy shards and an index.
+
+    index.json                      what is there, written last: readers start here
+    shards/<column>-00000.npy       (samples of the shard, length), uint8 or uint16 by vocabulary
+    shards/00000.json               record of a finished shard, so that a restart keeps it
+
+Every file appears atomically, and equal data sets are equal byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from implicit_llm.runs.errors import UserError
+
+INDEX_NAME = "index.json"
+FORMAT = 1
+
+
+class VocabularyTooLarge(UserError, ValueError):
+    """Token ids do not fit the largest storage type."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Return the smallest storage type for ids below `vocab_size`.
+
+    Raises: VocabularyTooLarge above 65,536.
+    """
+    if vocab_size > 1 << 16:
+        raise VocabularyTooLarge(
+            f"vocab_size: {vocab_size} tokens do not fit uint16, at most {1 << 16} do; use a smaller vocabulary"
+        )
+    return np.dtype(np.uint8 if vocab_size <= 1 << 8 else np.uint16)
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """What a data set holds; `source` (plain JSON values) says what it was made from."""
+
+    vocab_size: int
+    length: int
+    columns: tuple[str, ...]
+    source: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """One column of one shard; `path` is relative to the data set's directory."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """A finished shard; `files` has one entry per column."""
+
+    num_samples: int
+    files: Mapping[str, ShardFile]
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> ShardRecord:
+        """Invert `dataclasses.asdict`. Raises: KeyError, TypeError or AttributeError for anything else."""
+        files = {column: ShardFile(**file) for column, file in fields["files"].items()}
+        return cls(int(fields["num_samples"]), files)
+
+
+def damage_of(directory: Path, file: ShardFile, is_deep: bool) -> str | None:
+    """Say what is wrong with a file, None if nothing is; only `is_deep` reads its bytes."""
+    path = directory / file.path
+    try:
+        size = path.stat().st_size
+        if size != file.size:
+            return f"has {size} bytes instead of {file.size}"
+        if is_deep:
+            with path.open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            if digest != file.sha256:
+                return f"is damaged: sha256 is {digest[:12]}..., expected {file.sha256[:12]}..."
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None

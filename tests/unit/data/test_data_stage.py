@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import io
+import logging
+import multiprocessing
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from implicit_llm.data import stage
+from implicit_llm.data.shards import open_dataset
+from implicit_llm.data.word_problem import WordProblemConfig, generate
+from implicit_llm.runs.errors import UserError
+from implicit_llm.runs.stage import StageContext
+from implicit_llm.testing import faults
+from implicit_llm.tracking.journal import Journal
+
+CONFIG: dict[str, Any] = {
+    "kind": "word_problem",
+    "group": "S3",
+    "monoid": "none",
+    "hard_fraction": [0.2, 1.0],
+    "length": 6,
+    "num_samples": 10,
+    "split": "train",
+    "seed": 3,
+    "shard_samples": 4,
+}
+
+
+def context_in(work: Path, **changes: Any) -> StageContext:
+    return StageContext(
+        stage="data",
+        name="s3-train",
+        fingerprint="0" * 64,
+        config={**CONFIG, **changes},
+        inputs={},
+        run_dir=work.parent,
+        work=work,
+        journal=Journal(None),
+        log=logging.getLogger("implicit_llm.data"),
+        runtime={},
+        is_main=True,
+    )
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_the_stage_writes_the_data_set_of_its_configuration(tmp_path: Path) -> None:
+    result = stage.run(context_in(tmp_path))
+    dataset = open_dataset(tmp_path)
+    dataset.verify()
+    fields = {key: value for key, value in CONFIG.items() if key != "kind"}
+    config = WordProblemConfig(**{**fields, "hard_fraction": (0.2, 1.0)})
+    shards = [generate(config, shard) for shard in range(3)]
+    batch = dataset.fetch(np.arange(10))
+    np.testing.assert_array_equal(batch["input_ids"], np.concatenate([inputs for inputs, _ in shards]))
+    np.testing.assert_array_equal(batch["labels"], np.concatenate([targets for _, targets in shards]))
+    assert dataset.source == CONFIG
+    assert result.summary == {"num_samples": 10, "num_tokens": 60, "num_shards": 3, "vocab_size": 6}
+    listed = {str(Path(path).relative_to(tmp_path)) for path in result.files}
+    assert listed == {path for path in contents(tmp_path) if path == "index.json" or path.endswith(".npy")}
+
+
+def test_two_runs_give_equal_bytes_and_equal_summaries(tmp_path: Path) -> None:
+    first, second = stage.run(context_in(tmp_path / "a")), stage.run(context_in(tmp_path / "b"))
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert first.summary == second.summary
+
+
+def test_throughput_goes_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        stage.run(context_in(tmp_path))
+    assert "made 3 shards, 60 tokens" in caplog.text
+    assert "million tokens/s" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "no record"])
+def test_only_the_damaged_shard_is_made_again(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.run(context_in(tmp_path))
+    undisturbed = contents(tmp_path)
+    array, record = tmp_path / "shards" / "labels-00001.npy", tmp_path / "shards" / "00001.json"
+    if damage == "missing":
+        array.unlink()
+    elif damage == "flipped":
+        array.write_bytes(array.read_bytes()[:-1] + b"\x07")
+    else:
+        record.write_text(record.read_text()[:20])
+    made = []
+    monkeypatch.setattr(stage, "generate", lambda config, shard: made.append(shard) or generate(config, shard))
+    with caplog.at_level(logging.INFO):
+        stage.run(context_in(tmp_path))
+    assert made == [1]
+    assert "kept 2 of 3 shards" in caplog.text
+    assert contents(tmp_path) == undisturbed
+
+
+def test_shards_of_another_configuration_are_not_kept(tmp_path: Path) -> None:
+    stage.run(context_in(tmp_path, seed=4))
+    stage.run(context_in(tmp_path))
+    stage.run(context_in(tmp_path.with_name("fresh")))
+    assert contents(tmp_path) == contents(tmp_path.with_name("fresh"))
+
+
+@pytest.mark.parametrize(
+    "point", ["shard.before_file", "shard.before_record", "dataset.before_index", "atomic.mid_write"]
+)
+def test_a_killed_stage_goes_on_and_ends_with_the_same_data_set(
+    tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.run(context_in(tmp_path / "undisturbed"))
+    hit = 1 if point == "dataset.before_index" else 2
+    monkeypatch.setenv("FAULT", f"{point}:kill9@{hit}")
+    child = multiprocessing.get_context("fork").Process(target=stage.run, args=(context_in(tmp_path / "killed"),))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "index.json").exists()
+    monkeypatch.delenv("FAULT")
+    stage.run(context_in(tmp_path / "killed"))
+    left = {path: data for path, data in contents(tmp_path / "killed").items() if not path.endswith(".tmp")}
+    assert left == contents(tmp_path / "undisturbed")
+
+
+def test_the_fault_points_of_the_writer_are_registered() -> None:
+    assert {"shard.before_file", "shard.before_record", "dataset.before_index"} <= set(faults.registered())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "wordproblem"}, "s3-train: kind: 'wordproblem' is unknown; use one of word_problem"),
+        ({"hard_fraction": 1.2}, "hard_fraction: 1.2 is out of range; use 0"),
+        ({"length": 0}, "length: 0 is out of range; use a whole number of at least 1"),
+        ({"group": "D4"}, "use one of S1 to S7"),
+        ({"group": "S7", "monoid": "aperiodic"}, "monoid: none"),
+        ({"lenght": 3}, "length"),
+    ],
+)
+def test_a_wrong_configuration_leaves_nothing_behind(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        stage.run(context_in(tmp_path, **changes))
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("s3-train")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_a_progress_bar_is_shown_only_on_a_terminal(
+    tmp_path: Path, stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream())
+    stage.run(context_in(tmp_path))
+    assert ("s3-train" in sys.stderr.getvalue()) is (stream is Terminal)

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from implicit_llm.data.groups import UnknownGroup, load_group, load_monoid, load_product
+
+A5_TABLE_SHA256 = "0af9ef8f7333935c7c766456aa8abe9e7bab47f6ce5f0831062c2b4e7d782180"
+A5_APERIODIC_TABLE_SHA256 = "c97fcaf46150b97d1f5961f2d49063ed26215df9f0e93425fcad2240323e73ba"
+
+GROUPS = ("S1", "S2", "S3", "S4", "S5", "A1", "A2", "A3", "A4", "A5", "A6", "Z1", "Z2", "Z7", "Z60", "Z300")
+
+
+def images(name: str) -> tuple[int, ...]:
+    """The images of a permutation, from an element's name: "(2, 1)" or "(1,)"."""
+    return tuple(int(image) for image in name.strip("()").split(",") if image)
+
+
+@pytest.mark.parametrize(("monoid", "expected"), [("none", A5_TABLE_SHA256), ("aperiodic", A5_APERIODIC_TABLE_SHA256)])
+def test_tables_of_a5_have_the_published_check_sums(monoid: str, expected: str) -> None:
+    table = load_product("A5", monoid).table
+    assert table.dtype == np.uint8
+    assert hashlib.sha256(table.tobytes()).hexdigest() == expected
+
+
+def test_tables_equal_the_published_file() -> None:
+    folder = os.environ.get("IMPLICIT_LLM_DATA")
+    if not folder:
+        pytest.skip("IMPLICIT_LLM_DATA is not set; it names the folder with word_problem_tables.json")
+    published = json.loads((Path(folder) / "word_problem_tables.json").read_text())
+    group, monoid = load_group("A5"), load_monoid("aperiodic")
+    assert list(group.elements) == published["A5_elements"]
+    assert group.table.tolist() == published["A5_table"]
+    assert list(monoid.elements) == published["M_elements"]
+    assert monoid.table.tolist() == published["M_table"]
+    assert (
+        published["sha256_A5_table_uint8_rowmajor"],
+        published["sha256_product_table_uint8_rowmajor"],
+    ) == (A5_TABLE_SHA256, A5_APERIODIC_TABLE_SHA256)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_group_axioms_hold(name: str) -> None:
+    group = load_group(name)
+    table, order = group.table.astype(np.int64), group.order
+    every = np.arange(order)
+    assert table.shape == (order, order)
+    np.testing.assert_array_equal(table[0], every)  # the identity is element 0
+    np.testing.assert_array_equal(table[:, 0], every)
+    np.testing.assert_array_equal(np.sort(table, axis=0), np.repeat(every[:, None], order, axis=1))
+    np.testing.assert_array_equal(np.sort(table, axis=1), np.repeat(every[None], order, axis=0))
+    third = every if order <= 60 else np.random.default_rng(0).integers(0, order, 20)
+    np.testing.assert_array_equal(table[table][:, :, third], table[:, table[:, third]])  # (ab)c = a(bc)
+
+
+@pytest.mark.parametrize("name", ["none", "aperiodic"])
+def test_monoid_is_associative_with_identity_0_and_has_no_subgroup(name: str) -> None:
+    table = load_monoid(name).table
+    every = np.arange(len(table))
+    np.testing.assert_array_equal(table[table], table[:, table])
+    np.testing.assert_array_equal(table[0], every)
+    np.testing.assert_array_equal(table[:, 0], every)
+    for element in every:
+        powers = list(itertools.accumulate([element] * 6, lambda a, b: table[a, b]))
+        assert powers[4] == powers[5]  # aperiodic: powers come to rest
+
+
+@pytest.mark.parametrize(("name", "order"), [("S4", 24), ("S5", 120), ("A4", 12), ("A5", 60), ("A6", 360), ("Z60", 60)])
+def test_orders(name: str, order: int) -> None:
+    assert load_group(name).order == order
+
+
+@pytest.mark.parametrize("name", ["S2", "S3", "S4", "A3", "A4", "A5"])
+def test_permutations_are_in_lexicographic_order_and_compose_right_to_left(name: str) -> None:
+    group = load_group(name)
+    elements = [images(text) for text in group.elements]
+    assert elements == sorted(elements)
+    assert len(set(elements)) == math.factorial(int(name[1])) // (2 if name[0] == "A" else 1)
+    for (a, first), (b, second) in itertools.product(enumerate(elements), repeat=2):
+        assert elements[group.table[a, b]] == tuple(first[image - 1] for image in second)
+
+
+def test_published_example_of_a_composition_in_s5() -> None:
+    group = load_group("S5")
+    a, b, product = (group.elements.index(text) for text in ("(2, 1, 3, 4, 5)", "(1, 3, 2, 4, 5)", "(2, 3, 1, 4, 5)"))
+    assert group.table[a, b] == product
+
+
+def test_cyclic_group_lists_the_powers() -> None:
+    group = load_group("Z4")
+    assert group.elements == ("e", "a", "a^2", "a^3")
+    assert group.table[2, 3] == 1
+
+
+def test_direct_product_multiplies_componentwise() -> None:
+    group, monoid, product = load_group("S3"), load_monoid("aperiodic"), load_product("S3", "aperiodic")
+    assert product.elements[4 * 1 + 2] == f"{group.elements[1]}:B"
+    for g, h, m, n in itertools.product(range(6), range(6), range(4), range(4)):
+        assert product.table[4 * g + m, 4 * h + n] == 4 * group.table[g, h] + monoid.table[m, n]
+
+
+def test_a_product_with_more_than_256_elements_uses_two_bytes() -> None:
+    product = load_product("S5", "aperiodic")
+    assert product.order == 480
+    assert product.table.dtype == np.uint16
+
+
+@pytest.mark.parametrize("name", ["B5", "a5", "A", "A0", "A05", "5", "", "A5 ", "S-3", "A4xZ5", "Z1e3", "A٥"])
+def test_an_unknown_group_is_refused_and_the_valid_forms_are_named(name: str) -> None:
+    with pytest.raises(UnknownGroup, match=r"^group: .*use one of S1 to S7, A1 to A7, Z1 to Z\d+$") as caught:
+        load_group(name)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["S8", "A8", "Z5793", "S1000000000", "Z" + "9" * 5000])
+def test_a_group_too_large_for_a_table_is_refused_at_once(name: str) -> None:
+    with pytest.raises(UnknownGroup, match=r"too large.*S1 to S7"):
+        load_group(name)
+
+
+def test_a_product_too_large_for_a_table_is_refused() -> None:
+    with pytest.raises(UnknownGroup, match=r"S7 x aperiodic has 20160 elements.*monoid: none"):
+        load_product("S7", "aperiodic")
+
+
+def test_an_unknown_monoid_is_refused() -> None:
+    with pytest.raises(UnknownGroup, match="monoid: 'periodic' is unknown; use one of none, aperiodic"):
+        load_product("A5", "periodic")
+
+
+def test_the_largest_tables_can_be_built() -> None:
+    group = load_group("S7")
+    assert group.table.shape == (5040, 5040)
+    a, b = 4321, 1234
+    first, second = images(group.elements[a]), images(group.elements[b])
+    assert images(group.elements[group.table[a, b]]) == tuple(first[image - 1] for image in second)
+
+
+def test_tables_cannot_be_changed_by_accident() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        load_group("A5").table[0, 0] = 1
