@@ -69,7 +69,9 @@ def test_touching_every_file_reruns_nothing(project: Project) -> None:
     assert NOTHING in project.snakemake()
 
 
-def test_a_copy_without_file_times_and_without_snakemakes_records_reruns_nothing(project: Project, tmp_path: Path) -> None:
+def test_a_copy_without_file_times_and_without_snakemakes_records_reruns_nothing(
+    project: Project, tmp_path: Path
+) -> None:
     shutil.rmtree(project.dir / ".snakemake")
     copy = project.copy_to(tmp_path / "again", keeps_times=False)
     assert NOTHING in copy.snakemake()

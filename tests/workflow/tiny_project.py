@@ -1,4 +1,4 @@
-"""A small experiment in a temporary folder, run by the real Snakemake with stages that take milliseconds instead of torch."""
+"""A small experiment in a temporary folder, run by the real Snakemake, with stages that need no torch."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Project:
 
     def snakemake(self, *arguments: str, must_succeed: bool = True) -> str:
         """What `snakemake ...` prints, both streams."""
-        command = ["snakemake", "-s", str(ROOT / "Snakefile"), "--profile", str(ROOT / "profiles" / "local")]
-        return self.command(*command, "--configfile", "tiny.yaml", "--cores", "2", *arguments, must_succeed=must_succeed)
+        command = ["snakemake", "--profile", "profiles/local", "--configfile", "tiny.yaml", "--cores", "2"]
+        return self.command(*command, *arguments, must_succeed=must_succeed)
 
     def console(self, *arguments: str, must_succeed: bool = True) -> str:
         return self.command("implicit-llm", *arguments, must_succeed=must_succeed)
@@ -44,10 +44,12 @@ class Project:
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW", "SNAKEMAKE"))},
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(self.library.parent),
+            "PYTHONPATH": os.pathsep.join([str(self.library.parent), str(self.dir / "workflow" / "lib")]),
             "COLUMNS": "400",
         }
-        done = subprocess.run(words, cwd=self.dir, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            words, cwd=self.dir, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
         output = done.stdout + done.stderr
         if must_succeed:
             assert done.returncode == 0, output
@@ -76,7 +78,9 @@ class Project:
 def make_project(folder: Path) -> Project:
     """The experiment before its first run."""
     project = Project(folder / "project", folder / "site" / "implicit_llm")
-    project.dir.mkdir(parents=True)
+    for name in ("workflow", "profiles"):
+        shutil.copytree(ROOT / name, project.dir / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "Snakefile", project.dir)
     shutil.copy(DATA / "tiny.yaml", project.config)
     _make_library(project.library)
     _leave_out_mlflow(project)

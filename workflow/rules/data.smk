@@ -7,12 +7,12 @@ rule word_problem_data:
         "results/{config}/data/{data}/job.log",
     benchmark:
         "results/{config}/data/{data}/benchmark.tsv"
-    params:
-        identity=job.identity("data"),
     threads: 1
     resources:
         mem_mb=2000,
         runtime=60,
+    params:
+        identity=job.identity("data"),
     shell:
         "implicit-llm data --run-dir results/{wildcards.config}/data/{wildcards.data}"
         " --identity {params.identity:q} --log {log:q} --threads {threads}"

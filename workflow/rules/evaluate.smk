@@ -8,14 +8,14 @@ rule evaluate_word_problem:
         "results/{config}/evaluate/{run}/{evaluation}/job.log",
     benchmark:
         "results/{config}/evaluate/{run}/{evaluation}/benchmark.tsv"
-    params:
-        identity=job.identity("evaluate"),
-        inputs=job.inputs("evaluate"),
     threads: 4
     resources:
         mem_mb=16000,
         runtime=240,
         device="auto",
+    params:
+        identity=job.identity("evaluate"),
+        inputs=job.inputs("evaluate"),
     shell:
         "implicit-llm evaluate --run-dir results/{wildcards.config}/evaluate/{wildcards.run}/{wildcards.evaluation}"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"

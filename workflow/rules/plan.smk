@@ -14,8 +14,7 @@ except UserError as error:
     logger.error(f"error: {error}")
     sys.exit(error.exit_code)
 
-# ancient: the fingerprints in the manifests decide, not the times of the files, which a copy or a checkout changes.
-job = RuleInputs(plan, as_input=ancient)
+job = RuleInputs(plan, ancient)
 
 
 wildcard_constraints:

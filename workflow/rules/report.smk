@@ -9,13 +9,13 @@ rule report:
         "results/{config}/report/job.log",
     benchmark:
         "results/{config}/report/benchmark.tsv"
-    params:
-        identity=job.identity("report"),
-        inputs=job.inputs("report"),
     threads: 1
     resources:
         mem_mb=2000,
         runtime=30,
+    params:
+        identity=job.identity("report"),
+        inputs=job.inputs("report"),
     shell:
         "implicit-llm report --run-dir results/{wildcards.config}/report"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"

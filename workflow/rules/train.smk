@@ -9,15 +9,15 @@ rule train_phase:
         "results/{config}/train/{run}/{phase}/job.log",
     benchmark:
         "results/{config}/train/{run}/{phase}/benchmark.tsv"
-    params:
-        identity=job.identity("train"),
-        inputs=job.inputs("train"),
     threads: 4
     resources:
         mem_mb=16000,
         runtime=1440,
         device="auto",
         micro_batch_size=0,
+    params:
+        identity=job.identity("train"),
+        inputs=job.inputs("train"),
     shell:
         "implicit-llm train --run-dir results/{wildcards.config}/train/{wildcards.run}/{wildcards.phase}"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"

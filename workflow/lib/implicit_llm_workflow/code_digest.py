@@ -1,8 +1,8 @@
 """The code a stage's result depends on, as one digest: of syntax trees, so that comments and docstrings do not count.
 
-It covers the stage's module and the project modules that it imports, directly or through others, imports inside functions
-included. Not covered are package `__init__` files (they are looked through: what is imported from a package counts where
-it is defined) and the plumbing below, which files, records and shows results but does not compute them.
+It covers the stage's module and the project modules that it imports, directly or through others, imports inside
+functions included. Not covered are package `__init__` files (they are looked through: what is imported from a package
+counts where it is defined) and the plumbing below, which files, records and tracks results but does not compute them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".y
 
 @functools.cache
 def stage_code_digest(stage: str) -> str:
-    """Digest of the code of `stage`, of implicit_llm.<package>.stage. Raises: SourceError when it is missing or no valid Python."""
+    """Digest of the code of `stage`. Raises: SourceError when its module is missing or no valid Python."""
     project = Project({LIBRARY: package_dir(LIBRARY)})
     return code_digest(stage_module(stage), project)
 
 
 def stage_module(stage: str) -> str:
     """The module whose function `run` is the body of a stage."""
-    return {"train": "implicit_llm.training.stage", "evaluate": "implicit_llm.evaluation.stage"}.get(stage, f"implicit_llm.{stage}.stage")
+    return {"train": "implicit_llm.training.stage", "evaluate": "implicit_llm.evaluation.stage"}.get(
+        stage, f"implicit_llm.{stage}.stage"
+    )
 
 
 def code_digest(entry: str, project: Project, excluded: Iterable[str] = PLUMBING) -> str:
@@ -95,7 +97,7 @@ def _is_below(module: str, packages: Iterable[str]) -> bool:
 
 
 def _resources(sources: Iterable[Source]) -> Iterator[tuple[str, Path]]:
-    """Templates and the like beside the modules, in sub-packages only: the folder of the library itself belongs to all stages."""
+    """Templates and the like beside the modules, in sub-packages: the library's own folder belongs to all stages."""
     packages = {source.package: source.path.parent for source in sources if "." in source.package}
     for package, folder in packages.items():
         for path in folder.rglob("*"):
@@ -104,7 +106,7 @@ def _resources(sources: Iterable[Source]) -> Iterator[tuple[str, Path]]:
 
 
 def tree_text(node: ast.AST) -> str:
-    """A syntax tree as text without docstrings, positions and empty fields, so that it is the same for every Python version."""
+    """A syntax tree as text without docstrings, positions and empty fields: the same for every Python version."""
     parts = []
     for name, value in ast.iter_fields(node):
         if name == "body" and isinstance(value, list) and isinstance(node, _WITH_DOCSTRING):
@@ -118,7 +120,12 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 
 
 def _is_docstring(body: list[ast.stmt]) -> bool:
-    return bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str)
+    return (
+        bool(body)
+        and isinstance(body[0], ast.Expr)
+        and isinstance(body[0].value, ast.Constant)
+        and isinstance(body[0].value.value, str)
+    )
 
 
 def _value_text(value: object) -> str:

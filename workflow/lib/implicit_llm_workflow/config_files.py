@@ -17,7 +17,7 @@ _SCHEMAS = {"models": "model", "tasks": "task", "curricula": "curriculum"}
 class ConfigFiles:
     """Reads and validates the files that one experiment refers to.
 
-    `source` names the experiment file in messages; `library_configs` is another folder of model configurations, for tests.
+    `source` names the experiment file in messages; `library_configs` is another folder of model configurations.
     """
 
     def __init__(self, path: Path, *, library_configs: Path | None = None) -> None:
@@ -43,24 +43,24 @@ class ConfigFiles:
         folders = [root / folder for root in dict.fromkeys([self.path.resolve().parent, CONFIG_DIR])]
         for item in folders:
             if (item / f"{name}.yaml").is_file():
-                return _shown(item / f"{name}.yaml")
+                return shown_path(item / f"{name}.yaml")
         names = sorted({path.stem for item in folders for path in item.glob("*.yaml")})
         raise ConfigError(f"{self.source}: {key}: there is no {folder}/{name}.yaml; {nearest(name, names)}")
 
 
 def experiment_path(name_or_path: str) -> Path:
-    """The file of an experiment that is given by path, or by the name of a file of workflow/config/. Raises: ConfigError."""
+    """The file of an experiment, given by path or by its name in workflow/config/. Raises: ConfigError."""
     path = Path(name_or_path)
     if path.is_file():
         return path
     named = CONFIG_DIR / f"{name_or_path}.yaml"
     if named.is_file():
-        return _shown(named)
+        return shown_path(named)
     names = [item.stem for item in CONFIG_DIR.glob("*.yaml")]
     raise ConfigError(f"{name_or_path}: no such config file; {nearest(path.stem, names)}")
 
 
-def _shown(path: Path) -> Path:
+def shown_path(path: Path) -> Path:
     """Relative to the working directory where that is shorter to read."""
     try:
         return path.resolve().relative_to(Path.cwd())

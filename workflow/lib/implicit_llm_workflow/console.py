@@ -1,4 +1,4 @@
-"""The command `implicit-llm`. Modules are imported when a command runs, so that `--help` and the driver need no torch."""
+"""The command `implicit-llm`. Modules are imported when a command runs, so that `--help` needs no torch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(stage_commands.mlflow, name="mlflow")
-for _command in stage_commands.COMMANDS:
-    app.command(rich_help_panel="Jobs")(_command)
-for _command in plan_commands.COMMANDS:
-    app.command(rich_help_panel="Experiments")(_command)
+for _panel, _commands in (("Jobs", stage_commands.COMMANDS), ("Experiments", plan_commands.COMMANDS)):
+    for _command in _commands:
+        app.command(rich_help_panel=_panel)(_command)
 
 
 @app.callback()

@@ -52,7 +52,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Run:
-    """A model trained on a data set, once for every seed. `model` holds the fields of its configuration, without a solver."""
+    """A model trained on a data set, once for every seed. `model`: fields of its configuration, no solver."""
 
     name: str
     data: str
@@ -121,14 +121,19 @@ def _data_set(name: str, item: Mapping[str, Any], source: str) -> DataSet:
     )
 
 
-def _run(name: str, item: Mapping[str, Any], shared: Mapping[str, Any], data: Mapping[str, DataSet], files: ConfigFiles) -> Run:
+def _run(
+    name: str, item: Mapping[str, Any], shared: Mapping[str, Any], data: Mapping[str, DataSet], files: ConfigFiles
+) -> Run:
     at = f"runs.{name}"
     if item["data"] not in data:
-        raise ConfigError(f"{files.source}: {at}.data: no data set {item['data']!r} in this file; {nearest(item['data'], data)}")
+        raise ConfigError(
+            f"{files.source}: {at}.data: no data set {item['data']!r} in this file; {nearest(item['data'], data)}"
+        )
     own = item.get("override", {})
     task = _task(item["task"], shared.get("task", {}), own.get("task", {}), at, files)
-    if task.kind != data[item["data"]].kind:
-        raise ConfigError(f"{files.source}: {at}.task: is for {task.kind} data, data set {item['data']!r} is {data[item['data']].kind}")
+    kind = data[item["data"]].kind
+    if task.kind != kind:
+        raise ConfigError(f"{files.source}: {at}.task: is for {task.kind} data, data set {item['data']!r} is {kind}")
     model = _model(item["model"], shared.get("model", {}), own.get("model", {}), at, files)
     model["vocab_size"] = data[item["data"]].vocabulary_size
     phases = _phases(item["curriculum"], shared.get("curriculum", {}), own.get("curriculum", {}), task, at, files)
@@ -141,7 +146,9 @@ def _check_solvers(model: Mapping[str, Any], phases: tuple[Phase, ...], item: Ma
     wrong = [phase.name for phase in phases if is_implicit is not None and (phase.solver is not None) != is_implicit]
     if wrong:
         kind, needs = ("implicit", "a solver") if is_implicit else ("explicit", "solver: null")
-        raise ConfigError(f"{where}: model {item['model']!r} is {kind}, so phase {wrong[0]!r} of {item['curriculum']!r} needs {needs}")
+        raise ConfigError(
+            f"{where}: model {item['model']!r} is {kind}, so phase {wrong[0]!r} of {item['curriculum']!r} needs {needs}"
+        )
 
 
 def _model(name: str, shared: Mapping[str, Any], own: Mapping[str, Any], at: str, files: ConfigFiles) -> dict[str, Any]:
@@ -159,15 +166,20 @@ def _task(name: str, shared: Mapping[str, Any], own: Mapping[str, Any], at: str,
     return build_task(merged, f"{files.source}: {at}.override.task" if merged != values else f"{source}: ".rstrip())
 
 
-def _phases(name: str, shared: Mapping[str, Any], own: Mapping[str, Any], task: Task, at: str, files: ConfigFiles) -> tuple[Phase, ...]:
+def _phases(
+    name: str, shared: Mapping[str, Any], own: Mapping[str, Any], task: Task, at: str, files: ConfigFiles
+) -> tuple[Phase, ...]:
     values, _ = files.read("curricula", name, f"{at}.curriculum")
     names = [phase["name"] for phase in values["phases"]]
     check_keys(own, names, f"{files.source}: {at}.override.curriculum")
     phases = []
     for phase in values["phases"]:
-        changes = overlay(shared.get(phase["name"], {}), own.get(phase["name"], {}))
-        phases.append(_changed_phase(phase, changes))
-        validate({"phases": [phases[-1]]}, "curriculum", f"{files.source}: {at} (curriculum {name})")
+        mine = own.get(phase["name"], {})
+        validate(
+            mine, "curriculum#phase", files.source, prefix=f"{at}.override.curriculum.{phase['name']}", is_partial=True
+        )
+        phases.append(_changed_phase(phase, overlay(shared.get(phase["name"], {}), mine)))
+        validate(phases[-1], "curriculum#phase", files.source, prefix=f"{at}.curriculum.{phase['name']}")
     return build_phases(phases, task.total_steps, f"{files.source}: {at}.curriculum")
 
 
@@ -184,8 +196,12 @@ def _check_shared_override(values: Mapping[str, Any], files: ConfigFiles) -> Non
     shared = values.get("override", {})
     validate(shared.get("task", {}), "task", files.source, prefix="override.task", is_partial=True)
     curricula = {run["curriculum"] for run in values["runs"].values()} if shared.get("curriculum") else set()
-    names = [phase["name"] for name in sorted(curricula) for phase in files.read("curricula", name, "runs")[0]["phases"]]
+    names = [
+        phase["name"] for name in sorted(curricula) for phase in files.read("curricula", name, "runs")[0]["phases"]
+    ]
     check_keys(shared.get("curriculum", {}), names, f"{files.source}: override.curriculum")
+    for phase, changes in shared.get("curriculum", {}).items():
+        validate(changes, "curriculum#phase", files.source, prefix=f"override.curriculum.{phase}", is_partial=True)
 
 
 def _evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluation:
@@ -193,5 +209,7 @@ def _evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluation:
     repeated = next((mode for mode in names if names.count(mode) > 1), None)
     if repeated is not None:
         raise ConfigError(f"{source}: evaluations.{name}.modes: two modes are called {repeated!r}; rename one")
-    modes = tuple({key: float(value) if key == "eval_tol" else value for key, value in mode.items()} for mode in item["modes"])
+    modes = tuple(
+        {key: float(value) if key == "eval_tol" else value for key, value in mode.items()} for mode in item["modes"]
+    )
     return Evaluation(name, item["kind"], modes)

@@ -27,12 +27,21 @@ class Identity:
 
     def to_json(self) -> str:
         """The text for `--identity`."""
-        values = {"stage": self.stage, "name": self.name, "config": self.config, "code": self.code, "upstream": self.upstream}
+        values = {
+            "stage": self.stage,
+            "name": self.name,
+            "config": self.config,
+            "code": self.code,
+            "upstream": self.upstream,
+        }
         return canonical_json({**values, "fingerprint": self.fingerprint})
 
 
 def identify(nodes: Mapping[str, Node], code_of: Callable[[str], str]) -> dict[str, Identity]:
-    """The identity of every node. `nodes` are in an order in which upstream comes first; `code_of` gives a stage's code digest."""
+    """The identity of every node.
+
+    Args: nodes stand in an order in which upstream comes first; code_of gives a stage's code digest.
+    """
     identities: dict[str, Identity] = {}
     fingerprints: dict[str, str] = {}
     for key, node in nodes.items():

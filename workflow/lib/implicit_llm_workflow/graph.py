@@ -26,7 +26,7 @@ class Node:
 
     @property
     def key(self) -> str:
-        """Path of its run directory below results/<config>: "train/a5-implicit-s0/free"; there is one report, "report"."""
+        """Path of its run directory below results/<config>: "train/a5-implicit-s0/free"; the one report is "report"."""
         return self.stage if self.stage == self.name else f"{self.stage}/{self.name}"
 
 
@@ -49,7 +49,9 @@ def _all_nodes(experiment: Experiment) -> Iterator[Node]:
                 if node.stage in ("train", "evaluate"):
                     report_inputs[f"{node.stage}:{node.name}"] = node.key
                 yield node
-    yield Node("report", "report", {"scale": experiment.name, **experiment.report, "assets": report_assets()}, report_inputs)
+    yield Node(
+        "report", "report", {"scale": experiment.name, **experiment.report, "assets": report_assets()}, report_inputs
+    )
 
 
 def _run_nodes(experiment: Experiment, run: Run, seed: int) -> Iterator[Node]:
@@ -66,7 +68,9 @@ def _run_nodes(experiment: Experiment, run: Run, seed: int) -> Iterator[Node]:
 def train_data_node(data: DataSet) -> Node:
     """The training set of a data set."""
     train = data.train
-    return Node("data", f"{data.name}-train", _data_config(data, "train", train.length, train.hard_fractions, train.num_samples))
+    return Node(
+        "data", f"{data.name}-train", _data_config(data, "train", train.length, train.hard_fractions, train.num_samples)
+    )
 
 
 def test_data_nodes(data: DataSet) -> Iterator[Node]:
@@ -77,7 +81,9 @@ def test_data_nodes(data: DataSet) -> Iterator[Node]:
             yield Node("data", name, _data_config(data, "test", length, (hard_fraction,), data.test.num_samples))
 
 
-def _data_config(data: DataSet, split: str, length: int, hard_fractions: tuple[float, ...], num_samples: int) -> dict[str, Any]:
+def _data_config(
+    data: DataSet, split: str, length: int, hard_fractions: tuple[float, ...], num_samples: int
+) -> dict[str, Any]:
     return {
         "kind": data.kind,
         "group": data.group,

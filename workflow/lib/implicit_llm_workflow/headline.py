@@ -19,7 +19,9 @@ def headline_tables(plan: Plan) -> Iterator[Table]:
     """One table for each data set: last-ten accuracy by run and mode (rows) and test set (columns)."""
     for data in plan.experiment.data.values():
         tests = [node.name for node in test_data_nodes(data)]
-        table = Table(title=f"{data.group}: accuracy on the last ten tokens", title_justify="left", box=None, pad_edge=False)
+        table = Table(
+            title=f"{data.group}: accuracy on the last ten tokens", title_justify="left", box=None, pad_edge=False
+        )
         table.add_column("run")
         table.add_column("mode")
         for test in tests:
@@ -41,7 +43,9 @@ def where_to_look(plan: Plan) -> Iterator[str]:
 
 
 def _evaluations(plan: Plan, data_name: str) -> Iterator[Node]:
-    runs = {f"{run.name}-s{seed}" for run in plan.experiment.runs.values() if run.data == data_name for seed in run.seeds}
+    runs = {
+        f"{run.name}-s{seed}" for run in plan.experiment.runs.values() if run.data == data_name for seed in run.seeds
+    }
     for node in plan.nodes.values():
         if node.stage == "evaluate" and node.name.partition("/")[0] in runs:
             yield node

@@ -25,7 +25,9 @@ class UnknownTarget(UserError):
 class Plan:
     """All paths lie below `results` / <experiment>; identities are computed when first asked for."""
 
-    def __init__(self, experiment: Experiment, results: Path = RESULTS, code_of: Callable[[str], str] = stage_code_digest) -> None:
+    def __init__(
+        self, experiment: Experiment, results: Path = RESULTS, code_of: Callable[[str], str] = stage_code_digest
+    ) -> None:
         self.experiment = experiment
         self.root = results / experiment.name
         self.nodes: dict[str, Node] = build_graph(experiment)
@@ -39,7 +41,9 @@ class Plan:
         """A node by key, run directory or manifest. Raises: UnknownTarget that names the nearest one."""
         key = target.rstrip("/").removesuffix(f"/{MANIFEST}").removeprefix(f"{self.root.as_posix()}/")
         if key not in self.nodes:
-            raise UnknownTarget(f"{target}: experiment {self.experiment.name} has no such job; {nearest(key, self.nodes)}")
+            raise UnknownTarget(
+                f"{target}: experiment {self.experiment.name} has no such job; {nearest(key, self.nodes)}"
+            )
         return self.nodes[key]
 
     def run_dir(self, node: Node) -> Path:
@@ -53,10 +57,15 @@ class Plan:
         """Declared outputs of all nodes of the stages."""
         return [self.manifest(node) for node in self.nodes.values() if node.stage in stages]
 
-    def status(self, node: Node) -> Status:
-        return status_of(self.run_dir(node), self.identities[node.key], node)
+    @cached_property
+    def statuses(self) -> dict[str, Status]:
+        """What there was when this was first asked for."""
+        return {key: status_of(self.run_dir(node), self.identities[key], node) for key, node in self.nodes.items()}
 
     def stale(self) -> dict[str, str]:
         """Manifests of results that are there but no longer what is wanted, and why."""
-        found = {self.manifest(node): self.status(node) for node in self.nodes.values()}
-        return {manifest: status.why for manifest, status in found.items() if status.state == "stale"}
+        return {
+            self.manifest(self.nodes[key]): status.why
+            for key, status in self.statuses.items()
+            if status.state == "stale"
+        }

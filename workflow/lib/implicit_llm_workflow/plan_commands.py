@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from implicit_llm_workflow.plan import Plan
 
-Config = Annotated[str, typer.Option(help="Experiment: a file, or the name of one of workflow/config/.", metavar="FILE")]
+Config = Annotated[
+    str, typer.Option(help="Experiment: a file, or the name of one of workflow/config/.", metavar="FILE")
+]
 Results = Annotated[Path, typer.Option(help="Folder of all results.", metavar="DIR")]
 DEFAULT_CONFIG = "demo"
 DEFAULT_RESULTS = Path("results")
@@ -19,7 +23,12 @@ _STYLE = {"fresh": "green", "stale": "yellow", "missing": "dim"}
 
 
 def identity(
-    target: Annotated[str, typer.Argument(help="A job, such as train/a5-implicit-s0/free, or its run directory or manifest.", show_default=False)],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A job, such as train/a5-implicit-s0/free, or its run directory or manifest.", show_default=False
+        ),
+    ],
     config: Config = DEFAULT_CONFIG,
     results: Results = DEFAULT_RESULTS,
 ) -> None:
@@ -40,18 +49,17 @@ def nodes(config: Config = DEFAULT_CONFIG, results: Results = DEFAULT_RESULTS) -
 
         implicit-llm nodes --config workflow/config/demo.yaml
     """
-    from rich.console import Console
     from rich.table import Table
 
     plan = _plan(config, results)
-    statuses = {key: plan.status(node) for key, node in plan.nodes.items()}
+    statuses = plan.statuses
     table = Table("job", "state", "fingerprint", "why", box=None, pad_edge=False)
     for key, status in statuses.items():
         style = _STYLE[status.state]
         table.add_row(key, f"[{style}]{status.state}[/{style}]", plan.identities[key].fingerprint[:16], status.why)
-    console = Console(soft_wrap=True)
+    console = _wide_console()
     console.print(table)
-    counts = Counter(status.state for status in statuses.values())
+    counts: Counter[str] = Counter(status.state for status in statuses.values())
     console.print(", ".join(f"{counts[state]} {state}" for state in _STYLE if counts[state]))
 
 
@@ -62,19 +70,25 @@ def headline(config: Config = DEFAULT_CONFIG, results: Results = DEFAULT_RESULTS
 
         implicit-llm headline --config demo
     """
-    from rich.console import Console
-
     from implicit_llm_workflow.headline import headline_tables, where_to_look
 
     plan = _plan(config, results)
-    console = Console(soft_wrap=True)
+    console = _wide_console()
     for table in headline_tables(plan):
         console.print(table)
     for line in where_to_look(plan):
-        console.print(line, highlight=False)
+        console.print(line)
 
 
 COMMANDS = (identity, nodes, headline)
+
+
+def _wide_console() -> Console:
+    """As wide as the terminal; into a file or a pipe wide enough for whole lines."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=240, highlight=False)
 
 
 def _plan(config: str, results: Path) -> Plan:

@@ -109,5 +109,11 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 
 def _is_import_module(call: ast.Call) -> bool:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+    name = (
+        call.func.attr
+        if isinstance(call.func, ast.Attribute)
+        else call.func.id
+        if isinstance(call.func, ast.Name)
+        else ""
+    )
     return name == "import_module"

@@ -1,4 +1,4 @@
-"""Tasks (training recipes) and curricula (phases): files of workflow/config/ with the changes of an experiment laid over them."""
+"""Tasks (training recipes) and curricula (phases), from their files with an experiment's changes laid over them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Phase:
-    """One training job: global steps start_step (inclusive) to end_step (exclusive) with one solver, None for explicit models."""
+    """One training job: global steps start_step (inclusive) to end_step (exclusive) with one solver.
+
+    `solver` is None for explicit models.
+    """
 
     name: str
     index: int
@@ -58,14 +61,16 @@ class Phase:
 def build_task(values: Mapping[str, Any], where: str) -> Task:
     """A task from validated values. Raises: ConfigError for a combination that makes no sense."""
     optimizer = Optimizer(**{key: float(value) for key, value in values["optimizer"].items()})
-    schedule_values = {key: value if key == "kind" else float(value) for key, value in values["schedule"].items()}
-    schedule = Schedule(**schedule_values)
+    rates = {key: float(value) for key, value in values["schedule"].items() if key != "kind"}
+    schedule = Schedule(kind=values["schedule"]["kind"], **rates)
     if (schedule.kind == "warmup_stable_decay") != (schedule.decay_fraction is not None):
-        raise ConfigError(f"{where}.schedule.decay_fraction: belongs to kind warmup_stable_decay and only to it; add or remove the key")
+        raise ConfigError(f"{where}.schedule.decay_fraction: goes with kind warmup_stable_decay only; add or remove it")
     if schedule.final_learning_rate > schedule.peak_learning_rate:
         raise ConfigError(f"{where}.schedule.final_learning_rate: is above peak_learning_rate; lower it")
     if schedule.warmup_fraction + (schedule.decay_fraction or 0.0) > 1.0:
-        raise ConfigError(f"{where}.schedule: warm-up and decay take more than all steps; lower warmup_fraction or decay_fraction")
+        raise ConfigError(
+            f"{where}.schedule: warm-up and decay take more than all steps; lower warmup_fraction or decay_fraction"
+        )
     return Task(
         kind=values["kind"],
         labels=values["labels"],
@@ -86,7 +91,10 @@ def build_phases(phases: Sequence[Mapping[str, Any]], total_steps: int, where: s
     lengths = _phase_lengths(phases, total_steps, where)
     ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
     if ends[-1] != total_steps:
-        raise ConfigError(f"{where}: the phases have {ends[-1]} steps, the task has total_steps {total_steps}; make them equal or give one phase 'rest'")
+        raise ConfigError(
+            f"{where}: the phases have {ends[-1]} steps, the task has total_steps {total_steps}; "
+            "make them equal or give one phase 'rest'"
+        )
     return tuple(
         Phase(phase["name"], index, end - length, end, _solver(phase["solver"]))
         for index, (phase, length, end) in enumerate(zip(phases, lengths, ends, strict=True))
@@ -104,10 +112,15 @@ def _phase_lengths(phases: Sequence[Mapping[str, Any]], total_steps: int, where:
     given = {phase["name"]: _given_steps(phase["steps"], total_steps) for phase in phases}
     open_names = [name for name, steps in given.items() if steps is None]
     if len(open_names) > 1:
-        raise ConfigError(f"{where}: phases {' and '.join(open_names)} both have steps 'rest'; give all but one a number")
+        raise ConfigError(
+            f"{where}: phases {' and '.join(open_names)} both have steps 'rest'; give all but one a number"
+        )
     rest = total_steps - sum(steps for steps in given.values() if steps is not None)
     if open_names and rest < 1:
-        raise ConfigError(f"{where}: no step of the {total_steps} is left for phase {open_names[0]!r}; shorten the other phases or raise total_steps")
+        raise ConfigError(
+            f"{where}: no step of the {total_steps} is left for phase {open_names[0]!r}; "
+            "shorten the other phases or raise total_steps"
+        )
     return [rest if steps is None else steps for steps in given.values()]
 
 

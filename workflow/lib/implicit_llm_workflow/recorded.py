@@ -37,6 +37,8 @@ def read_recorded(run_dir: Path) -> Recorded | None:
         raise Damaged(f"{path} cannot be read") from error
     try:
         identity = values["identity"]
-        return Recorded(values["fingerprint"], identity["config"], identity["code"], identity["upstream"], values["summary"])
+        return Recorded(
+            values["fingerprint"], identity["config"], identity["code"], identity["upstream"], values["summary"]
+        )
     except (KeyError, TypeError) as error:
         raise Damaged(f"{path} is not a manifest") from error

@@ -30,15 +30,17 @@ def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
     """Have the jobs of stale results run, as far as the requested targets need them.
 
     Only in the main process: a job that Snakemake starts in a process of its own has been decided on already.
-    Snakemake knows its targets only after the Snakefile has been read, hence the detour over the creation of the job graph;
-    `--forcerun` would also make every stale result a target.
+    Snakemake knows its targets only after the Snakefile has been read, hence the detour over the creation of the job
+    graph; `--forcerun` would also make every stale result a target.
     Raises: UnsupportedSnakemake.
     """
     if not workflow.is_main_process:
         return
     prepare = getattr(workflow, "_prepare_dag", None)
     if prepare is None:
-        raise UnsupportedSnakemake("this release of Snakemake builds its job graph in another way; install snakemake>=9.11,<10")
+        raise UnsupportedSnakemake(
+            "this release of Snakemake builds its job graph in another way; install snakemake>=9.11,<10"
+        )
 
     stale = plan.stale()
     report_stale(stale, logger.info)
@@ -58,7 +60,9 @@ def _lock_or_refuse(plan: Plan) -> TextIO:
     try:
         return hold_lock(plan.root / ".driver.lock")
     except DriverRunning as error:
-        raise WorkflowError(str(error)) from error  # of all exceptions raised here, Snakemake shows this one in one line
+        raise WorkflowError(
+            str(error)
+        ) from error  # of all exceptions raised here, Snakemake shows this one in one line
 
 
 def report_stale(stale: dict[str, str], say: Callable[[str], None]) -> None:
@@ -70,7 +74,7 @@ def report_stale(stale: dict[str, str], say: Callable[[str], None]) -> None:
 
 
 def hold_lock(path: Path) -> TextIO:
-    """Take the lock of an experiment; it is held until the returned file is closed or the process ends, however it ends.
+    """Take the lock of an experiment; it is held until the file is closed or the process ends, however it ends.
 
     Snakemake's own lock outlives a killed driver and has to be removed by hand, so the profiles switch it off.
     Raises: DriverRunning.
@@ -83,7 +87,9 @@ def hold_lock(path: Path) -> TextIO:
         file.seek(0)
         holder = file.read().strip() or "unknown"
         file.close()
-        raise DriverRunning(f"{path}: another Snakemake (process {holder}) works on this experiment; wait for it or stop it") from error
+        raise DriverRunning(
+            f"{path}: another Snakemake (process {holder}) works on this experiment; wait for it or stop it"
+        ) from error
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()

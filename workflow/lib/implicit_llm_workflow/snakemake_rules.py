@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.config_files import ConfigFiles
+from implicit_llm_workflow.config_files import ConfigFiles, shown_path
 from implicit_llm_workflow.experiment import build_experiment
 from implicit_llm_workflow.graph import Node
 from implicit_llm_workflow.plan import Plan
@@ -20,22 +20,32 @@ _NAME_WILDCARDS = {"data": ("data",), "train": ("run", "phase"), "evaluate": ("r
 def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> Plan:
     """The plan for the configuration that Snakemake has put together. Raises: ConfigError, one line."""
     files = ConfigFiles(Path(config_paths[-1]))
-    files.source = ", ".join(str(path) for path in config_paths)
+    files.source = ", ".join(str(shown_path(Path(path))) for path in config_paths)
     return Plan(build_experiment(plain(config), files))
 
 
 class RuleInputs:
-    """Input and parameter functions for the rules of the stages; `as_input` marks each path, with Snakemake's ancient()."""
+    """Input and parameter functions for the rules of the stages; `ancient` is Snakemake's.
 
-    def __init__(self, plan: Plan, as_input: Callable[[str], str]) -> None:
+    The inputs of a fresh result are ancient: fingerprints decide, not file times, which a copy or a checkout changes.
+    Those of other results are not: Snakemake looks at a job behind one that runs only if a file ties them together.
+    """
+
+    def __init__(self, plan: Plan, ancient: Callable[[str], str]) -> None:
         self._plan = plan
-        self._as_input = as_input
+        self._ancient = ancient
 
     @property
     def wildcard_constraints(self) -> dict[str, str]:
         """Names hold no slash, so that a path has one reading."""
         name = r"[A-Za-z0-9._-]+"
-        return {"config": re.escape(self._plan.experiment.name), "data": name, "run": name, "phase": name, "evaluation": name}
+        return {
+            "config": re.escape(self._plan.experiment.name),
+            "data": name,
+            "run": name,
+            "phase": name,
+            "evaluation": name,
+        }
 
     def node(self, stage: str, wildcards: Any) -> Node:
         """The node of a job. Raises: UnknownTarget for wildcards that no node has."""
@@ -46,9 +56,14 @@ class RuleInputs:
         """An input function: manifests of the nodes that a job reads from, of one role or of all."""
 
         def manifests(wildcards: Any) -> list[str]:
-            sources = self.node(stage, wildcards).upstream
-            keys = [key for name, key in sources.items() if role in (None, name)]
-            return [self._as_input(self._plan.manifest(self._plan.nodes[key])) for key in keys]
+            node = self.node(stage, wildcards)
+            paths = [
+                self._plan.manifest(self._plan.nodes[key])
+                for name, key in node.upstream.items()
+                if role in (None, name)
+            ]
+            is_fresh = self._plan.statuses[node.key].state == "fresh"
+            return [self._ancient(path) for path in paths] if is_fresh else paths
 
         return manifests
 

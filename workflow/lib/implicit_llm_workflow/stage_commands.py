@@ -18,10 +18,18 @@ class OptionError(UserError):
 
 RunDir = Annotated[Path, typer.Option(help="Run directory of the job; everything it writes lies there.", metavar="DIR")]
 IdentityText = Annotated[
-    str, typer.Option("--identity", help="What the result depends on, as JSON, or @FILE. `implicit-llm identity` prints it.", metavar="JSON")
+    str,
+    typer.Option(
+        "--identity",
+        help="What the result depends on, as JSON, or @FILE. `implicit-llm identity` prints it.",
+        metavar="JSON",
+    ),
 ]
 Inputs = Annotated[
-    list[str] | None, typer.Option("--input", help="Run directory of a finished job this one reads from. Repeat for each role.", metavar="ROLE=DIR")
+    list[str] | None,
+    typer.Option(
+        "--input", help="Run directory of a finished job this one reads from. Repeat for each role.", metavar="ROLE=DIR"
+    ),
 ]
 Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves it to the libraries.")]
@@ -48,7 +56,9 @@ def train(
     log: Log = None,
     threads: Threads = 0,
     device: Device = "auto",
-    micro_batch_size: Annotated[int, typer.Option(min=0, help="Sequences at a time on a device; 0 takes the whole batch at once.")] = 0,
+    micro_batch_size: Annotated[
+        int, typer.Option(min=0, help="Sequences at a time on a device; 0 takes the whole batch at once.")
+    ] = 0,
     save_every_s: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 60.0,
     log_every_steps: Annotated[int, typer.Option(min=1, help="Steps between points of the journal.")] = 20,
 ) -> None:
@@ -60,7 +70,8 @@ def train(
     **Example**
 
         implicit-llm identity train/a5-implicit-s0/unrolled --config demo > id.json
-        implicit-llm train --run-dir results/demo/train/a5-implicit-s0/unrolled --identity @id.json --input data=results/demo/data/a5-train
+        implicit-llm train --run-dir results/demo/train/a5-implicit-s0/unrolled --identity @id.json
+            --input data=results/demo/data/a5-train
     """
     _run_stage(
         "train",
@@ -92,7 +103,9 @@ def evaluate(
     **Example**
 
         implicit-llm identity evaluate/a5-implicit-s0/word-problem --config demo > id.json
-        implicit-llm evaluate --run-dir results/demo/evaluate/a5-implicit-s0/word-problem --identity @id.json --input model=... --input ...
+        implicit-llm evaluate --run-dir results/demo/evaluate/a5-implicit-s0/word-problem --identity @id.json
+            --input model=results/demo/train/a5-implicit-s0/free
+            --input a5-test-L16-h0.5=results/demo/data/a5-test-L16-h0.5
     """
     _run_stage("evaluate", run_dir, identity, inputs, log, threads=threads, device=device, batch_size=batch_size)
 
@@ -111,7 +124,9 @@ def report(run_dir: RunDir, identity: IdentityText, inputs: Inputs = None, log: 
 
 COMMANDS = (data, train, evaluate, report)
 
-mlflow = typer.Typer(help="The store in which MLflow keeps what the runs report.", no_args_is_help=True, rich_markup_mode="markdown")
+mlflow = typer.Typer(
+    help="The store in which MLflow keeps what the runs report.", no_args_is_help=True, rich_markup_mode="markdown"
+)
 
 
 @mlflow.callback()
@@ -121,7 +136,9 @@ def mlflow_options() -> None:
 
 @mlflow.command("init")
 def mlflow_init(
-    results: Annotated[Path, typer.Option(help="Folder of the SQLite store, unless MLFLOW_TRACKING_URI is set.", metavar="DIR")] = Path("results"),
+    results: Annotated[
+        Path, typer.Option(help="Folder of the SQLite store, unless MLFLOW_TRACKING_URI is set.", metavar="DIR")
+    ] = Path("results"),
 ) -> None:
     """Make the store, once, before the jobs that write to it. Harmless when it is there already.
 
@@ -135,7 +152,9 @@ def mlflow_init(
     initialise(default_uri(results))
 
 
-def _run_stage(stage: str, run_dir: Path, identity: str, inputs: list[str] | None, log: Path | None, **runtime: Any) -> None:
+def _run_stage(
+    stage: str, run_dir: Path, identity: str, inputs: list[str] | None, log: Path | None, **runtime: Any
+) -> None:
     """Hand the job to its stage. Imported here: it brings torch."""
     directories = parse_inputs(inputs or [])
     from implicit_llm.runs.stage import StageRequest, run_stage
@@ -150,7 +169,9 @@ def parse_inputs(options: list[str]) -> dict[str, Path]:
     for option in options:
         role, equals, directory = option.partition("=")
         if not (role and equals and directory):
-            raise OptionError(f"--input {option}: must have the form ROLE=DIR, for example data=results/demo/data/a5-train")
+            raise OptionError(
+                f"--input {option}: must have the form ROLE=DIR, for example data=results/demo/data/a5-train"
+            )
         if role in directories:
             raise OptionError(f"--input {option}: role {role!r} is given twice; remove one")
         directories[role] = Path(directory)

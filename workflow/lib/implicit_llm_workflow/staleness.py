@@ -46,7 +46,11 @@ def _reasons(recorded: Recorded, wanted: Identity, node: Node) -> Iterator[str]:
         yield f"config: {shown}{f' and {more} more' if more > 0 else ''}"
     if recorded.code != wanted.code:
         yield f"the code of stage {wanted.stage} changed"
-    changed = [node.upstream[role] for role, fingerprint in wanted.upstream.items() if recorded.upstream.get(role, fingerprint) != fingerprint]
+    changed = [
+        node.upstream[role]
+        for role, fingerprint in wanted.upstream.items()
+        if recorded.upstream.get(role, fingerprint) != fingerprint
+    ]
     if changed:
         yield f"input changed: {', '.join(changed)}"
     added = [node.upstream[role] for role in wanted.upstream if role not in recorded.upstream]
@@ -61,7 +65,9 @@ def config_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
     """`phase.solver.tol 0.05 -> 0.1` for each value that differs; "-" stands for a key that is not there."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in sorted({*old, *new}):
-            yield from config_differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}" if path else str(key))
+            yield from config_differences(
+                old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}" if path else str(key)
+            )
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (before, after) in enumerate(zip(old, new, strict=True)):
             yield from config_differences(before, after, f"{path}[{index}]")

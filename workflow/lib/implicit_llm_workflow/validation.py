@@ -14,15 +14,17 @@ SCHEMA_DIR = Path(__file__).resolve().parents[2] / "schemas"
 
 
 def validate(value: Any, schema: str, where: str, *, prefix: str = "", is_partial: bool = False) -> None:
-    """Check `value` against workflow/schemas/<schema>.schema.yaml.
+    """Check `value` against workflow/schemas/<schema>.schema.yaml, or for "file#part" one of the definitions in it.
 
-    Args: where names the file and prefix the key in it at which `value` stands; a partial value may leave out required keys.
-    Raises: ConfigError for the first problem, unknown keys before all others (a misspelt key also looks like a missing one).
+    Args: where names the file, prefix the key in it at which `value` stands; a partial value may lack required keys.
+    Raises: ConfigError for the first problem, unknown keys first (a misspelt key also looks like a missing one).
     """
     errors = list(_validator(schema, is_partial).iter_errors(value))
     if not errors:
         return
-    errors.sort(key=lambda error: (error.validator != "additionalProperties", [str(part) for part in error.absolute_path]))
+    errors.sort(
+        key=lambda error: (error.validator != "additionalProperties", [str(part) for part in error.absolute_path])
+    )
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     raise ConfigError(f"{where}: {_message(errors[0], prefix)}{more}")
 
@@ -48,13 +50,20 @@ def _validator(schema: str, is_partial: bool) -> Any:
 
     from implicit_llm_workflow.yaml_files import read_yaml
 
-    tree = read_yaml(SCHEMA_DIR / f"{schema}.schema.yaml")
+    file, _, part = schema.partition("#")
+    tree = read_yaml(SCHEMA_DIR / f"{file}.schema.yaml")
+    if part:
+        tree = {"$ref": f"#/$defs/{part}", "$defs": tree["$defs"]}
     return Draft202012Validator(_without_required(tree) if is_partial else tree)
 
 
 def _without_required(schema: Any) -> Any:
     if isinstance(schema, dict):
-        return {key: _without_required(item) for key, item in schema.items() if not (key == "required" and isinstance(item, list))}
+        return {
+            key: _without_required(item)
+            for key, item in schema.items()
+            if not (key == "required" and isinstance(item, list))
+        }
     if isinstance(schema, list):
         return [_without_required(item) for item in schema]
     return schema
@@ -74,10 +83,15 @@ def _message(error: Any, prefix: str) -> str:
             missing = next(key for key in error.validator_value if key not in value)
             return f"{at}key {missing!r} is missing; add it"
         case "enum":
-            hint = nearest(value, error.validator_value) if isinstance(value, str) else f"valid: {', '.join(map(str, error.validator_value))}"
+            hint = (
+                nearest(value, error.validator_value)
+                if isinstance(value, str)
+                else f"valid: {', '.join(map(str, error.validator_value))}"
+            )
             return f"{at}{value!r} is not valid; {hint}"
         case "type":
-            return f"{at}{_short(value)} is not {_with_article(error.validator_value)}; give {_allowed(error.schema)}"
+            kind, allowed = _with_article(error.validator_value), _allowed(error.schema)
+            return f"{at}{_short(value)} is not {kind}" + ("" if allowed == kind else f"; give {allowed}")
         case _:
             return f"{at}{_short(value)} is not allowed; give {_allowed(error.schema)}"
 
@@ -118,7 +132,12 @@ def _allowed(schema: dict[str, Any]) -> str:
         return schema["x-allowed"]
     bounds = [
         f"{word} {schema[key]}"
-        for key, word in (("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"), ("exclusiveMaximum", "below"))
+        for key, word in (
+            ("minimum", "at least"),
+            ("exclusiveMinimum", "above"),
+            ("maximum", "at most"),
+            ("exclusiveMaximum", "below"),
+        )
         if key in schema
     ]
     if schema.get("minItems") or schema.get("minProperties"):

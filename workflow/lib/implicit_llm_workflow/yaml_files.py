@@ -25,7 +25,9 @@ class _Loader(yaml.SafeLoader):
                 continue
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice; remove one", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} occurs twice; remove one", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 

@@ -1,0 +1,58 @@
+# Every target sets up what it needs, once. The first call takes minutes, the next ones no time.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS := constraints/cpu.txt
+PROFILE ?= profiles/local
+
+# The name of the stamp says what was installed and where: a changed requirement or a moved folder sets up again.
+STAMP_KEY := $(shell (cat pyproject.toml $(CONSTRAINTS); echo "$(CURDIR)") | sha256sum | cut -c1-16)
+READY := $(VENV)/.ready-$(STAMP_KEY)
+ACTIVATE := export PATH="$(abspath $(VENV))/bin:$$PATH"
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+
+.PHONY: help setup demo test test-all check format bench
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+
+setup: $(READY)  ## Make the virtual environment, if it is not there
+
+demo: $(READY)  ## Run the word-problem slice of the paper on this machine, from the data to the report
+	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/demo.yaml
+	@$(ACTIVATE); implicit-llm headline --config workflow/config/demo.yaml
+
+test: $(READY)  ## Run the tests, minutes
+	@$(ACTIVATE); pytest -m "not slow and not gpu"
+
+test-all: $(READY)  ## Run all tests that this machine can run
+	@$(ACTIVATE); pytest
+
+check: $(READY)  ## Check style, types and rules
+	@$(ACTIVATE); ruff check .
+	@$(ACTIVATE); ruff format --check .
+	@$(ACTIVATE); mypy
+	@$(ACTIVATE); snakefmt --check Snakefile workflow/rules
+	@$(ACTIVATE); ! snakemake --lint 2>&1 | grep '^    \* ' | grep -v 'Specify a conda environment'  # they run in this one
+
+format: $(READY)  ## Rewrite the sources in the project's style
+	@$(ACTIVATE); ruff check --fix .; ruff format .; snakefmt Snakefile workflow/rules
+
+bench: $(READY)  ## Run the benchmarks; each prints a table
+	@$(ACTIVATE); for script in tests/benchmarks/*.py; do echo "== $$script"; python "$$script"; done
+
+# Its name changes with its contents, so it has no prerequisites: a checkout that only changes file times installs nothing.
+# torch comes first and by its exact version: left to the other packages, pip would take a build for GPUs.
+$(READY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=python3.11 or newer" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; type: sudo apt-get install python3-venv" >&2; exit 2; }
+	@echo "Setting up $(VENV): a few minutes, once."
+	@rm -f $(VENV)/.ready-*
+	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) install --quiet torch==$$(sed -n 's/^torch==//p' $(CONSTRAINTS)) --constraint $(CONSTRAINTS)
+	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
+	@touch $@
