@@ -15,4 +15,4 @@ rule word_problem_data:
         identity=job.identity("data"),
     shell:
         "implicit-llm data --run-dir results/{wildcards.config}/data/{wildcards.data}"
-        " --identity {params.identity:q} --log {log:q} --threads {threads}"
+        " --identity {params.identity:q} --log {log:q}"

@@ -61,6 +61,10 @@ class Run:
     phases: tuple[Phase, ...]
     seeds: tuple[int, ...]
 
+    @property
+    def is_implicit(self) -> bool:
+        return any(phase.solver is not None for phase in self.phases)
+
 
 @dataclass(frozen=True)
 class Evaluation:

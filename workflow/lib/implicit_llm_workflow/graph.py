@@ -41,7 +41,7 @@ def build_graph(experiment: Experiment) -> dict[str, Node]:
 def _all_nodes(experiment: Experiment) -> Iterator[Node]:
     for data in experiment.data.values():
         yield train_data_node(data)
-        yield from test_data_nodes(data)
+        yield from nodes_of_test_data(data)
     report_inputs: dict[str, str] = {}
     for run in experiment.runs.values():
         for seed in run.seeds:
@@ -49,9 +49,8 @@ def _all_nodes(experiment: Experiment) -> Iterator[Node]:
                 if node.stage in ("train", "evaluate"):
                     report_inputs[f"{node.stage}:{node.name}"] = node.key
                 yield node
-    yield Node(
-        "report", "report", {"scale": experiment.name, **experiment.report, "assets": report_assets()}, report_inputs
-    )
+    config = {"experiment": experiment.name, **experiment.report, "assets": report_assets()}
+    yield Node("report", "report", config, report_inputs)
 
 
 def _run_nodes(experiment: Experiment, run: Run, seed: int) -> Iterator[Node]:
@@ -73,7 +72,7 @@ def train_data_node(data: DataSet) -> Node:
     )
 
 
-def test_data_nodes(data: DataSet) -> Iterator[Node]:
+def nodes_of_test_data(data: DataSet) -> Iterator[Node]:
     """The test sets of a data set: one for every length and hard fraction."""
     for length in data.test.lengths:
         for hard_fraction in data.test.hard_fractions:
@@ -120,7 +119,7 @@ def _train_node(run: Run, seed: int, phase: Phase, previous: Node | None, data: 
 
 def _evaluate_node(run: Run, seed: int, evaluation: Evaluation, trained: Node, data: DataSet) -> Node:
     config = {"kind": evaluation.kind, "modes": [dict(mode) for mode in evaluation.modes]}
-    upstream = {"model": trained.key, **{node.name: node.key for node in test_data_nodes(data)}}
+    upstream = {"model": trained.key, **{node.name: node.key for node in nodes_of_test_data(data)}}
     return Node("evaluate", f"{run.name}-s{seed}/{evaluation.name}", config, upstream)
 
 
@@ -128,3 +127,16 @@ def report_assets() -> dict[str, str]:
     """sha256 of the files that say what the report claims and compares with, by their path below workflow/report."""
     files = sorted(path for path in REPORT_DIR.rglob("*") if path.suffix in REPORT_SUFFIXES)
     return {path.relative_to(REPORT_DIR).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def report_figures(experiment: Experiment) -> list[str]:
+    """Names of the figures that the report of an experiment has."""
+    has_implicit = any(run.is_implicit for run in experiment.runs.values())
+    names = {
+        "accuracy-by-length": bool(experiment.evaluations),
+        "accuracy-by-position": bool(experiment.evaluations),
+        "accuracy-by-mode": bool(experiment.evaluations) and has_implicit,
+        "training-curves": True,
+        "solver-health": has_implicit,
+    }
+    return [name for name, is_there in names.items() if is_there]

@@ -8,9 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from implicit_llm_workflow.graph import Node, test_data_nodes
+from implicit_llm_workflow.graph import Node, nodes_of_test_data
 from implicit_llm_workflow.plan import Plan
-from implicit_llm_workflow.recorded import Damaged, read_recorded
 
 MISSING = "-"
 
@@ -18,7 +17,7 @@ MISSING = "-"
 def headline_tables(plan: Plan) -> Iterator[Table]:
     """One table for each data set: last-ten accuracy by run and mode (rows) and test set (columns)."""
     for data in plan.experiment.data.values():
-        tests = [node.name for node in test_data_nodes(data)]
+        tests = [node.name for node in nodes_of_test_data(data)]
         table = Table(
             title=f"{data.group}: accuracy on the last ten tokens", title_justify="left", box=None, pad_edge=False
         )
@@ -28,7 +27,9 @@ def headline_tables(plan: Plan) -> Iterator[Table]:
             table.add_column(test.removeprefix(f"{data.name}-test-"), justify="right")
         for node in _evaluations(plan, data.name):
             for mode, values in _by_mode(_accuracies(plan, node), tests).items():
-                table.add_row(node.name.partition("/")[0], mode, *[_percent(values.get(test)) for test in tests])
+                mark = " (stale)" if plan.statuses[node.key].state == "stale" else ""
+                run = node.name.partition("/")[0]
+                table.add_row(f"{run}{mark}", mode, *[_percent(values.get(test)) for test in tests])
         if table.row_count:
             yield table
 
@@ -53,10 +54,7 @@ def _evaluations(plan: Plan, data_name: str) -> Iterator[Node]:
 
 def _accuracies(plan: Plan, node: Node) -> Mapping[str, Mapping[str, Any]]:
     """Test set -> mode -> accuracy; empty when the evaluation has not been done."""
-    try:
-        recorded = read_recorded(plan.run_dir(node))
-    except Damaged:
-        recorded = None
+    recorded = plan.statuses[node.key].recorded
     return recorded.summary.get("accuracy_last10", {}) if recorded else {}
 
 

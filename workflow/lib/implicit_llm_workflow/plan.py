@@ -10,7 +10,7 @@ from implicit_llm_workflow.code_digest import stage_code_digest
 from implicit_llm_workflow.errors import UserError
 from implicit_llm_workflow.experiment import Experiment
 from implicit_llm_workflow.fingerprint import Identity, identify
-from implicit_llm_workflow.graph import Node, build_graph
+from implicit_llm_workflow.graph import Node, build_graph, report_figures
 from implicit_llm_workflow.recorded import MANIFEST
 from implicit_llm_workflow.staleness import Status, status_of
 from implicit_llm_workflow.validation import nearest
@@ -31,6 +31,7 @@ class Plan:
         self.experiment = experiment
         self.root = results / experiment.name
         self.nodes: dict[str, Node] = build_graph(experiment)
+        self.figures: list[str] = report_figures(experiment)
         self._code_of = code_of
 
     @cached_property

@@ -32,11 +32,11 @@ Inputs = Annotated[
     ),
 ]
 Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves it to the libraries.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves their number to torch.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
-def data(run_dir: RunDir, identity: IdentityText, log: Log = None, threads: Threads = 0) -> None:
+def data(run_dir: RunDir, identity: IdentityText, log: Log = None) -> None:
     """Make one data set: shards, their digests and an index.
 
     An interrupted job goes on after the last complete shard.
@@ -46,7 +46,7 @@ def data(run_dir: RunDir, identity: IdentityText, log: Log = None, threads: Thre
         implicit-llm identity data/a5-train --config demo > id.json
         implicit-llm data --run-dir results/demo/data/a5-train --identity @id.json
     """
-    _run_stage("data", run_dir, identity, None, log, threads=threads)
+    _run_stage("data", run_dir, identity, None, log)
 
 
 def train(
@@ -57,10 +57,23 @@ def train(
     threads: Threads = 0,
     device: Device = "auto",
     micro_batch_size: Annotated[
-        int, typer.Option(min=0, help="Sequences at a time on a device; 0 takes the whole batch at once.")
+        int, typer.Option(min=0, help="Sequences of one forward pass; 0 takes the whole batch at once.")
     ] = 0,
     save_every_s: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 60.0,
-    log_every_steps: Annotated[int, typer.Option(min=1, help="Steps between points of the journal.")] = 20,
+    save_steps: Annotated[
+        int, typer.Option(min=0, help="Steps between checkpoints as well; 0 saves by time alone.")
+    ] = 0,
+    log_every_steps: Annotated[int, typer.Option(min=1, help="Steps between points of the journal.")] = 10,
+    kernels: Annotated[str, typer.Option(help="auto, torch or triton.")] = "auto",
+    tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 matrix products.")] = False,
+    progress: Annotated[str, typer.Option(help="auto, bar or log.")] = "auto",
+    grace_s: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds from the stop signal to the kill; warns when a save takes longer."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Checkpoint, or run directory with one, of the same identity to go on from.")
+    ] = None,
 ) -> None:
     """Train one phase of a curriculum; a later phase starts from the checkpoint of the one before it.
 
@@ -73,18 +86,20 @@ def train(
         implicit-llm train --run-dir results/demo/train/a5-implicit-s0/unrolled --identity @id.json
             --input data=results/demo/data/a5-train
     """
-    _run_stage(
-        "train",
-        run_dir,
-        identity,
-        inputs,
-        log,
-        threads=threads,
-        device=device,
-        micro_batch_size=micro_batch_size,
-        save_every_s=save_every_s,
-        log_every_steps=log_every_steps,
-    )
+    runtime = {
+        "threads": threads or None,
+        "device": device,
+        "micro_batch_size": micro_batch_size or None,
+        "save_every_s": save_every_s,
+        "save_steps": save_steps or None,
+        "log_every_steps": log_every_steps,
+        "kernels": kernels,
+        "tf32": tf32,
+        "progress": progress,
+        "grace_s": grace_s,
+        "resume": resume,
+    }
+    _run_stage("train", run_dir, identity, inputs, log, **runtime)
 
 
 def evaluate(
@@ -107,7 +122,8 @@ def evaluate(
             --input model=results/demo/train/a5-implicit-s0/free
             --input a5-test-L16-h0.5=results/demo/data/a5-test-L16-h0.5
     """
-    _run_stage("evaluate", run_dir, identity, inputs, log, threads=threads, device=device, batch_size=batch_size)
+    runtime = {"threads": threads or None, "device": device, "batch_size": batch_size or None}
+    _run_stage("evaluate", run_dir, identity, inputs, log, **runtime)
 
 
 def report(run_dir: RunDir, identity: IdentityText, inputs: Inputs = None, log: Log = None) -> None:
@@ -155,12 +171,13 @@ def mlflow_init(
 def _run_stage(
     stage: str, run_dir: Path, identity: str, inputs: list[str] | None, log: Path | None, **runtime: Any
 ) -> None:
-    """Hand the job to its stage. Imported here: it brings torch."""
+    """Hand the job to its stage, with the options that were set."""
     directories = parse_inputs(inputs or [])
+    options = {key: value for key, value in runtime.items() if value is not None}
     from implicit_llm.runs.stage import StageRequest, run_stage
 
     body = importlib.import_module(stage_module(stage)).run
-    run_stage(StageRequest(run_dir, identity, directories, runtime, log), body)
+    run_stage(StageRequest(run_dir, identity, directories, options, log), body)
 
 
 def parse_inputs(options: list[str]) -> dict[str, Path]:

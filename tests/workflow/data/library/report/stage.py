@@ -4,7 +4,11 @@ from implicit_llm.runs.stage import StageContext, StageResult
 
 
 def run(context: StageContext) -> StageResult:
-    page = context.work / "index.html"
-    page.write_text("<p>tiny</p>\n")
-    (context.run_dir / "index.html").write_text(page.read_text())
-    return StageResult([page], {"num_inputs": len(context.inputs)})
+    declared = context.work / "declared"
+    figures = ("accuracy-by-length", "accuracy-by-position", "accuracy-by-mode", "training-curves", "solver-health")
+    names = ["index.html", "claims.json", "tables/accuracy.csv", "tables/accuracy.tex"]
+    names += [f"figures/{figure}.svg" for figure in figures]
+    for name in names:
+        (declared / name).parent.mkdir(parents=True, exist_ok=True)
+        (declared / name).write_text(f"{name}\n")
+    return StageResult([declared / name for name in names], {"num_inputs": len(context.inputs)})
