@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from implicit_llm_workflow.staleness import Status, status_of
 from implicit_llm_workflow.validation import nearest
 
 RESULTS = Path("results")
+FINGERPRINT_DIGITS = 16
 
 
 class UnknownTarget(UserError):
@@ -53,6 +55,21 @@ class Plan:
     def manifest(self, node: Node) -> str:
         """Path of the node's declared output."""
         return (self.run_dir(node) / MANIFEST).as_posix()
+
+    def identity_file(self, node: Node) -> Path:
+        """Where a job finds its identity; the name holds the fingerprint, so that a changed identity is another file."""
+        fingerprint = self.identities[node.key].fingerprint
+        return self.root / ".identities" / node.key / f"{fingerprint[:FINGERPRINT_DIGITS]}.json"
+
+    def write_identities(self) -> None:
+        """Make the identity files that are not there yet."""
+        for node in self.nodes.values():
+            path = self.identity_file(node)
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                temporary = path.with_name(f".{path.name}.{os.getpid()}")
+                temporary.write_text(self.identities[node.key].to_json() + "\n", encoding="utf-8")
+                temporary.replace(path)
 
     def manifests(self, *stages: str) -> list[str]:
         """Declared outputs of all nodes of the stages."""

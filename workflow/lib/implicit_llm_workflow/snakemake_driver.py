@@ -27,7 +27,7 @@ class DriverRunning(UserError):
 
 
 def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
-    """Have the jobs of stale results run, as far as the requested targets need them.
+    """Have the jobs of stale results run, as far as the requested targets need them, and write what they are given.
 
     Only in the main process: a job that Snakemake starts in a process of its own has been decided on already.
     Snakemake knows its targets only after the Snakefile has been read, hence the detour over the creation of the job
@@ -48,6 +48,7 @@ def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
     def prepare_and_force(*args: Any, **kwargs: Any) -> None:
         if not workflow.dryrun and workflow.executor_plugin is not None:
             workflow.driver_lock = _lock_or_refuse(plan)
+            plan.write_identities()
         prepare(*args, **kwargs)
         workflow.dag.forcefiles.update(stale)
 

@@ -68,8 +68,8 @@ class RuleInputs:
         return manifests
 
     def identity(self, stage: str) -> Callable[[Any], str]:
-        """A parameter function: the identity of a job as JSON."""
-        return lambda wildcards: self._plan.identities[self.node(stage, wildcards).key].to_json()
+        """A parameter function: the identity of a job, as @FILE, which keeps commands short enough to be read."""
+        return lambda wildcards: f"@{self._plan.identity_file(self.node(stage, wildcards)).as_posix()}"
 
     def inputs(self, stage: str) -> Callable[[Any], list[str]]:
         """A parameter function: `--input ROLE=DIR` for everything that a job reads."""
