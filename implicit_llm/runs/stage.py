@@ -121,6 +121,7 @@ def _run(request: StageRequest, identity: Identity, body: Body) -> Manifest | No
                 mlflow_writer.catch_up(_tracked(request, run))
             return done
         inputs = _open_inputs(request, identity)
+        run.work.mkdir(parents=True, exist_ok=True)  # for a rank that is here before rank 0
         if is_main:
             return _run_and_publish(request, run, inputs, body)
         body(_context(request, run, inputs, Journal(None), is_main=False))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from implicit_llm.runs.atomic import fsync_directory, fsync_file, remove_temporary, storage_errors, temporary_name
+from implicit_llm.runs.atomic import fsync_file, remove_temporary, storage_errors, temporary_name
 from implicit_llm.runs.errors import UserError
 from implicit_llm.testing import faults
 
@@ -100,6 +100,6 @@ def _create(path: Path) -> None:
         fsync_file(tmp)
         faults.point("mlflow_store.before_rename")
         os.rename(tmp, path)
-        fsync_directory(path.parent)
+        fsync_file(path.parent)
     finally:
         remove_temporary(tmp)

@@ -1,0 +1,112 @@
+"""Runs a tiny stage in a forked process for every line on stdin, so that the imports are paid for once.
+
+A line is JSON: {"run_dir": ..., "identity": ..., "env": {...}}; the answer is one line, the exit code or minus the
+signal that ended the process. The first line also has "store", an initialised MLflow store, and gets no answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import shutil
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+# The packages under test need no more than the standard library: without this, the import brings torch.
+package = types.ModuleType("implicit_llm")
+package.__path__ = [str(Path(__file__).parents[2] / "implicit_llm")]
+sys.modules["implicit_llm"] = package
+
+import mlflow  # noqa: E402, F401
+from mlflow.store.tracking import sqlalchemy_store  # noqa: E402
+
+from implicit_llm.runs import provenance  # noqa: E402
+from implicit_llm.runs.atomic import commit_directory, replace_file, write_atomic  # noqa: E402
+from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage  # noqa: E402
+
+STEPS = 4
+
+
+def body(context: StageContext) -> StageResult:
+    """Counts to 4 with a checkpoint at each step, then makes its artifacts in every way there is."""
+    checkpoint = context.work / "checkpoint"
+    start = int(checkpoint.read_text()) if checkpoint.exists() else 0
+    context.journal.rewind(start)
+    for step in range(start + 1, STEPS + 1):
+        context.journal.metrics(step, {"loss": 1 / step, "tokens_per_s": time.perf_counter()})
+        write_atomic(checkpoint, str(step))
+        context.journal.flush_to_disk()
+    for _ in range(2):  # the second one replaces the first
+        tmp = context.work / ".model.new.tmp"
+        tmp.mkdir()
+        (tmp / "weights").write_text("weights")
+        commit_directory(tmp, context.work / "model")
+    elsewhere = context.run_dir.parent / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    (elsewhere / "moved").write_text("moved")
+    replace_file(elsewhere / "moved", context.work / "moved")
+    write_atomic(context.work / "declared" / "index.html", "page")
+    return StageResult(["checkpoint", "model", "moved", "declared"], {"steps": STEPS, "loss": 1 / STEPS})
+
+
+def rename_within_one_file_system(source: str | Path, target: str | Path) -> None:
+    """os.rename, with the directory `elsewhere` as another file system."""
+    if Path(source).parent.name == "elsewhere":
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+    rename(source, target)
+
+
+def use_copies_of(store: Path) -> None:
+    """Let a new MLflow store be a copy of `store`: making the tables takes seconds."""
+    make = sqlalchemy_store.SqlAlchemyStore.__init__
+
+    def copy_and_open(self: Any, db_uri: str, *arguments: Any, **options: Any) -> None:
+        path = Path(db_uri.removeprefix("sqlite:///"))
+        if not path.exists():
+            shutil.copyfile(store, path)
+        make(self, db_uri, *arguments, **options)
+
+    sqlalchemy_store.SqlAlchemyStore.__init__ = copy_and_open  # type: ignore[method-assign]
+
+
+def run(order: dict[str, Any]) -> int:
+    os.environ.update(order["env"])
+    try:
+        run_stage(StageRequest(Path(order["run_dir"]), order["identity"]), body)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except BaseException:
+        return 1
+    return 0
+
+
+def answer(line: str) -> int:
+    """Exit code of the forked process that does what `line` orders."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = run(json.loads(line))
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+rename = os.rename
+os.rename = rename_within_one_file_system  # type: ignore[assignment]
+os.environ.pop("MLFLOW_TRACKING_URI", None)
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # its threads would not live on in the forks
+first, *_ = sys.stdin.readline().splitlines()
+use_copies_of(Path(json.loads(first)["store"]))
+provenance.PACKAGES = ("mlflow",)  # looking for all takes longer than the whole stage
+run(json.loads(first))  # in this process: what SQLAlchemy makes at its first use, the forks inherit
+gc.freeze()  # so that the forks do not copy every page at their first collection
+for line in sys.stdin:
+    sys.stdout.write(f"{answer(line)}\n")
+    sys.stdout.flush()
+os._exit(0)

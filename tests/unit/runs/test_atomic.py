@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from implicit_llm.runs import atomic
+from implicit_llm.runs.atomic import StorageError, commit_directory, replace_file, write_atomic
+from implicit_llm.testing import faults
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.fixture
+def other_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A directory from which every rename to another directory fails as it does across file systems."""
+    source = tmp_path / "other"
+    source.mkdir()
+    rename = os.rename
+
+    def refuse(old: Path, new: Path) -> None:
+        if Path(old).is_relative_to(source) and not Path(new).is_relative_to(source):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    return source
+
+
+def test_the_bytes_are_written_and_nothing_else_is_left(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "new" / "a.json", "ä\n")
+    assert (tmp_path / "new" / "a.json").read_bytes() == "ä\n".encode()
+    assert names(tmp_path / "new") == ["a.json"]
+
+
+def test_data_and_directory_are_synced_in_this_order_around_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    fsync, rename = os.fsync, os.rename
+
+    def record_fsync(descriptor: int) -> None:
+        is_directory = os.path.isdir(f"/proc/self/fd/{descriptor}")
+        calls.append("fsync directory" if is_directory else "fsync file")
+        fsync(descriptor)
+
+    def record_rename(source: Path, target: Path) -> None:
+        calls.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    write_atomic(tmp_path / "a", b"x")
+    assert calls == ["fsync file", "rename", "fsync directory"]
+
+
+def test_a_write_that_fails_half_way_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_atomic(path, b"old")
+    old_limit, old_handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, old_limit[1]))
+    try:
+        with pytest.raises(StorageError, match="files may not be that large"):
+            write_atomic(path, b"x" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
+        signal.signal(signal.SIGXFSZ, old_handler)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_no_space_is_a_user_error_with_the_bytes_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULT", "atomic.mid_write:enospc")
+    faults.reset()
+    with pytest.raises(
+        StorageError, match=r"cannot write .*/a \(12 bytes needed, \d+ bytes free\): the disk is full"
+    ) as caught:
+        write_atomic(tmp_path / "a", b"x" * 12)
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.exit_code == 2
+    assert names(tmp_path) == []
+
+
+def test_a_finished_file_moves_across_file_systems(tmp_path: Path, other_file_system: Path) -> None:
+    (other_file_system / "a").write_bytes(b"new")
+    (tmp_path / "b").write_bytes(b"old")
+    replace_file(other_file_system / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"new"
+    assert names(other_file_system) == []
+    assert names(tmp_path) == ["b", "other"]
+
+
+def test_a_finished_directory_moves_across_file_systems(tmp_path: Path, other_file_system: Path) -> None:
+    (other_file_system / "d" / "sub").mkdir(parents=True)
+    (other_file_system / "d" / "sub" / "a").write_bytes(b"new")
+    commit_directory(other_file_system / "d", tmp_path / "d")
+    assert (tmp_path / "d" / "sub" / "a").read_bytes() == b"new"
+    assert names(other_file_system) == []
+    assert names(tmp_path) == ["d", "other"]
+
+
+def test_an_existing_directory_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    for name, file in (("old", "only-in-old"), ("new", "only-in-new")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
+    commit_directory(tmp_path / "new", tmp_path / "old")
+    assert names(tmp_path) == ["old"]
+    assert names(tmp_path / "old") == ["only-in-new"]
+
+
+def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    keep = [tmp_path / name for name in ("a.tmp", ".hidden", "step-30.tmp.json")]
+    leftover_dir = tmp_path / "sub" / ".model.12345678.tmp"
+    leftover_dir.mkdir(parents=True)
+    for path in [*keep, leftover_dir / "weights", atomic.temporary_name(tmp_path / "a.json")]:
+        path.touch()
+    atomic.remove_leftovers(tmp_path)
+    assert names(tmp_path) == sorted([*(path.name for path in keep), "sub"])
+    assert names(tmp_path / "sub") == []

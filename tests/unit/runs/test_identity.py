@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm.runs.identity import Identity, IdentityError, compute_fingerprint
+
+
+@pytest.fixture
+def values() -> dict[str, Any]:
+    parts: dict[str, Any] = {"stage": "data", "config": {"length": 16, "p": 0.2}, "code": "c0de", "upstream": {}}
+    return {**parts, "name": "a5-train", "fingerprint": compute_fingerprint(**parts)}
+
+
+def test_text_and_file_give_the_same_identity(values: dict[str, Any], tmp_path: Path) -> None:
+    text = json.dumps(values)
+    (tmp_path / "identity.json").write_text(text)
+    assert Identity.parse(text) == Identity.parse(f"@{tmp_path / 'identity.json'}")
+    assert Identity.parse(text).config == {"length": 16, "p": 0.2}
+
+
+def test_the_driver_computes_the_same_fingerprint(values: dict[str, Any]) -> None:
+    from implicit_llm_workflow.canonical import digest
+
+    hard = {
+        "config": {"ü": [1e-3, 1, True, None, 1e22], "b": "\u2028"},
+        "code": "c",
+        "upstream": {"data": "f"},
+        "stage": "s",
+    }
+    assert compute_fingerprint(**hard) == digest(hard)
+
+
+def test_the_fingerprint_depends_on_every_part_and_on_nothing_else(values: dict[str, Any]) -> None:
+    parts = {key: values[key] for key in ("stage", "config", "code", "upstream")}
+    changed = [{"stage": "train"}, {"config": {"length": 17, "p": 0.2}}, {"code": "x"}, {"upstream": {"data": "f"}}]
+    assert len({compute_fingerprint(**{**parts, **change}) for change in [{}, *changed]}) == 5
+    assert Identity.parse(json.dumps({**values, "name": "other"})).fingerprint == values["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"config": {"length": 17, "p": 0.2}}, r"fingerprint [0-9a-f]{16} does not belong to the rest"),
+        ({"code": None}, "'code' must be a string"),
+        ({"config": []}, "'config' must be an object"),
+        ({"upstream": {"data": 3}}, "upstream.data must be a fingerprint"),
+        ({"colour": "red"}, "unknown key 'colour'"),
+        ({"name": "../../etc"}, "do not make a path"),
+    ],
+)
+def test_a_wrong_identity_is_refused_by_key(values: dict[str, Any], change: dict[str, Any], message: str) -> None:
+    with pytest.raises(IdentityError, match=message) as caught:
+        Identity.parse(json.dumps({**values, **change}))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_key_is_named(values: dict[str, Any]) -> None:
+    del values["code"]
+    with pytest.raises(IdentityError, match="the key 'code' is missing"):
+        Identity.parse(json.dumps(values))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "@/nowhere/identity.json"])
+def test_what_is_no_identity_is_refused(text: str) -> None:
+    with pytest.raises(IdentityError):
+        Identity.parse(text)

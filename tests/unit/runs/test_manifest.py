@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from implicit_llm.runs.manifest import FileRecord, Manifest, ManifestError
+
+FINGERPRINT = "ab" * 32
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    run_dir = tmp_path / "run"
+    (run_dir / "work").mkdir(parents=True)
+    for name in ("b", "a"):
+        (run_dir / "work" / name).write_text(f"content of {name}")
+    return run_dir
+
+
+@pytest.fixture
+def manifest(run_dir: Path) -> Manifest:
+    files = tuple(FileRecord.of(run_dir / "work" / name, run_dir) for name in ("b", "a"))
+    identity = {"config": {"z": 1, "a": [1.5, None]}, "code": "c", "upstream": {}}
+    return Manifest("train", "x/free", FINGERPRINT, identity, files, {"loss": 0.25})
+
+
+def test_reading_gives_what_was_written_with_the_files_in_the_order_of_their_paths(
+    manifest: Manifest, run_dir: Path
+) -> None:
+    manifest.write(run_dir / "manifest.json")
+    read = Manifest.read(run_dir / "manifest.json")
+    assert [record.path for record in read.files] == ["work/a", "work/b"]
+    assert (read.stage, read.name, read.identity, read.summary) == (
+        "train",
+        "x/free",
+        manifest.identity,
+        {"loss": 0.25},
+    )
+
+
+def test_equal_manifests_give_equal_bytes_whatever_the_order(manifest: Manifest) -> None:
+    identity = dict(reversed(list(manifest.identity.items())))
+    other = Manifest("train", "x/free", FINGERPRINT, identity, manifest.files[::-1], {"loss": 0.25})
+    assert other.to_bytes() == manifest.to_bytes()
+    assert manifest.to_bytes().endswith(b"}\n")
+
+
+def test_numbers_that_are_not_finite_become_null(manifest: Manifest) -> None:
+    summary = {"loss": math.nan, "list": [math.inf, 1], "deep": {"x": -math.inf}}
+    written = json.loads(Manifest("s", "n", FINGERPRINT, {}, (), summary).to_bytes())
+    assert written["summary"] == {"loss": None, "list": [None, 1], "deep": {"x": None}}
+
+
+def test_a_summary_that_is_not_json_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="object"):
+        Manifest("s", "n", FINGERPRINT, {}, (), {"model": object()}).to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "found an empty file"),
+        (b'{"format": 1, "sta', "found no JSON"),
+        (b"\xff\xfe", "found no JSON"),
+        (b"[]", "expected a manifest of format 1, found 'list'"),
+        (b'{"format": 2}', "expected a manifest of format 1, found 2"),
+        (b'{"format": 1, "stage": 3}', "expected 'stage' of type str, found 3"),
+    ],
+)
+def test_a_damaged_manifest_is_absent_for_find_and_a_one_line_error_for_read(
+    tmp_path: Path, content: bytes, found: str
+) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_bytes(content)
+    assert Manifest.find(path) is None
+    with pytest.raises(ManifestError) as caught:
+        Manifest.read(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert found in message
+    assert f"type `rm -f {path}` and run the workflow again" in message
+    assert "\n" not in message
+
+
+def test_a_missing_manifest_names_the_path(tmp_path: Path) -> None:
+    assert Manifest.find(tmp_path / "manifest.json") is None
+    with pytest.raises(ManifestError, match=r"manifest\.json: no manifest there"):
+        Manifest.read(tmp_path / "manifest.json")
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../other/a"])
+def test_a_path_that_leads_out_of_the_run_directory_is_refused(tmp_path: Path, path: str) -> None:
+    Manifest("s", "n", FINGERPRINT, {}, (FileRecord(path, 1, "0"),), {}).write(tmp_path / "manifest.json")
+    with pytest.raises(ManifestError, match="leads out of the run directory"):
+        Manifest.read(tmp_path / "manifest.json")
+
+
+def test_unchanged_files_verify_at_both_levels(manifest: Manifest, run_dir: Path) -> None:
+    manifest.verify(run_dir, "size")
+    manifest.verify(run_dir, "sha256")
+
+
+def test_a_missing_file_is_named(manifest: Manifest, run_dir: Path) -> None:
+    (run_dir / "work" / "a").unlink()
+    with pytest.raises(ManifestError, match=r"work/a: expected 12 bytes, found no file; type `rm -f"):
+        manifest.verify(run_dir)
+
+
+def test_a_short_file_is_named(manifest: Manifest, run_dir: Path) -> None:
+    (run_dir / "work" / "a").write_text("short")
+    with pytest.raises(ManifestError, match=r"work/a: expected 12 bytes, found 5") as caught:
+        manifest.verify(run_dir)
+    assert caught.value.path == run_dir / "work" / "a"
+
+
+def test_one_changed_byte_is_found_by_digest_and_not_by_size(manifest: Manifest, run_dir: Path) -> None:
+    (run_dir / "work" / "a").write_text("content of A")
+    manifest.verify(run_dir, "size")
+    with pytest.raises(ManifestError, match=r"work/a: expected sha256 [0-9a-f]{16}, found [0-9a-f]{16}"):
+        manifest.verify(run_dir, "sha256")

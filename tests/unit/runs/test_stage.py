@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from implicit_llm.runs.atomic import StorageError
+from implicit_llm.runs.errors import Preempted, UserError
+from implicit_llm.runs.identity import IdentityError
+from implicit_llm.runs.manifest import Manifest, ManifestError
+from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
+from implicit_llm.tracking import journal
+
+IdentityText = Callable[..., str]
+
+
+class Body:
+    """Writes one file, and the digest-free facts of its context into it; counts its calls."""
+
+    def __init__(self) -> None:
+        self.contexts: list[StageContext] = []
+
+    def __call__(self, context: StageContext) -> StageResult:
+        self.contexts.append(context)
+        context.journal.metrics(1, {"loss": 0.5})
+        (context.work / "out.txt").write_text(json.dumps(context.config))
+        return StageResult(["out.txt"], {"loss": 0.5})
+
+
+@pytest.fixture
+def body() -> Body:
+    return Body()
+
+
+def events(run_path: Path) -> list[str]:
+    return [event["name"] for path in run_path.glob("work/*/journal.jsonl") for event in journal.read_events(path)]
+
+
+def data_run(tmp_path: Path, identity_text: IdentityText) -> tuple[Path, Manifest]:
+    path = tmp_path / "results" / "demo" / "data" / "d"
+    manifest = run_stage(StageRequest(path, identity_text("data", "d", length=4)), Body())
+    assert manifest is not None
+    return path, manifest
+
+
+def test_a_stage_publishes_its_manifest_and_provenance(run_path: Path, identity_text: IdentityText, body: Body) -> None:
+    manifest = run_stage(StageRequest(run_path, identity_text(seed=1), runtime={"threads": 2}), body)
+    assert Manifest.read(run_path / "manifest.json") == manifest
+    assert manifest is not None
+    assert manifest.summary == {"loss": 0.5}
+    context = body.contexts[0]
+    assert (context.config, context.runtime, context.stage, context.is_main) == (
+        {"seed": 1},
+        {"threads": 2},
+        "train",
+        True,
+    )
+    provenance = json.loads((run_path / "provenance.json").read_text())
+    assert provenance["fingerprint"] == manifest.fingerprint
+    assert provenance["mlflow_run_id"] is None
+    assert len(provenance["attempts"]) == 1
+    assert events(run_path) == ["stage_started", "stage_finished"]
+
+
+def test_equal_runs_in_different_places_give_equal_manifests(tmp_path: Path, identity_text: IdentityText) -> None:
+    for name in ("here", "there"):
+        run_stage(StageRequest(tmp_path / name / "train" / "x", identity_text()), Body())
+    manifests = {path.read_bytes() for path in tmp_path.glob("*/train/x/manifest.json")}
+    assert len(list(tmp_path.glob("*/train/x/manifest.json"))) == 2
+    assert len(manifests) == 1
+
+
+def test_a_finished_run_exits_at_once_and_restores_what_was_deleted(
+    run_path: Path, identity_text: IdentityText, body: Body
+) -> None:
+    run_stage(StageRequest(run_path, identity_text()), body)
+    before = {name: (run_path / name).read_bytes() for name in ("manifest.json", "provenance.json")}
+    for name in before:
+        (run_path / name).unlink()
+    run_stage(StageRequest(run_path, identity_text()), body)
+    assert {name: (run_path / name).read_bytes() for name in before} == before
+    assert len(body.contexts) == 1
+
+
+def test_a_changed_identity_starts_afresh_and_the_old_one_is_taken_up_again(
+    run_path: Path, identity_text: IdentityText, body: Body
+) -> None:
+    published = []
+    for seed in (0, 1, 0):
+        run_stage(StageRequest(run_path, identity_text(seed=seed)), body)
+        provenance = json.loads((run_path / "provenance.json").read_text())
+        published.append(Manifest.read(run_path / "manifest.json"))
+        assert provenance["fingerprint"] == published[-1].fingerprint
+    assert [context.config["seed"] for context in body.contexts] == [0, 1]
+    assert published[0] == published[2] != published[1]
+
+
+def test_a_changed_output_file_is_made_again(run_path: Path, identity_text: IdentityText, body: Body) -> None:
+    manifest = run_stage(StageRequest(run_path, identity_text()), body)
+    (body.contexts[0].work / "out.txt").write_text("no")
+    assert run_stage(StageRequest(run_path, identity_text()), body) == manifest
+    assert len(body.contexts) == 2
+    assert (body.contexts[0].work / "out.txt.bad").exists()
+
+
+def test_inputs_are_handed_over_with_their_work_directory(
+    tmp_path: Path, run_path: Path, identity_text: IdentityText, body: Body
+) -> None:
+    data, manifest = data_run(tmp_path, identity_text)
+    text = identity_text(upstream={"data": manifest.fingerprint})
+    run_stage(StageRequest(run_path, text, {"data": data}), body)
+    given = body.contexts[0].inputs["data"]
+    assert (given.work / "out.txt").read_text() == '{"length": 4}'
+    assert [point.values for point in journal.read(given.journal)] == [{"loss": 0.5}]
+    assert given.manifest == manifest
+
+
+@pytest.mark.parametrize("verify", ["size", "sha256"])
+def test_a_missing_input_file_stops_the_stage_before_its_body(
+    tmp_path: Path, run_path: Path, identity_text: IdentityText, body: Body, verify: str
+) -> None:
+    data, manifest = data_run(tmp_path, identity_text)
+    (data / manifest.files[0].path).unlink()
+    text = identity_text(upstream={"data": manifest.fingerprint})
+    with pytest.raises(ManifestError, match=r"out\.txt: expected 13 bytes, found no file; type `rm -f"):
+        run_stage(StageRequest(run_path, text, {"data": data}, verify=verify), body)  # type: ignore[arg-type]
+    assert body.contexts == []
+    assert not (run_path / "manifest.json").exists()
+
+
+def test_one_changed_byte_of_an_input_is_found(
+    tmp_path: Path, run_path: Path, identity_text: IdentityText, body: Body
+) -> None:
+    data, manifest = data_run(tmp_path, identity_text)
+    (data / manifest.files[0].path).write_text('{"length": 5}')
+    text = identity_text(upstream={"data": manifest.fingerprint})
+    with pytest.raises(ManifestError, match=r"out\.txt: expected sha256 "):
+        run_stage(StageRequest(run_path, text, {"data": data}), body)
+    run_stage(StageRequest(run_path, text, {"data": data}, verify="size"), body)
+    assert len(body.contexts) == 1
+
+
+def test_an_input_of_another_fingerprint_is_refused(
+    tmp_path: Path, run_path: Path, identity_text: IdentityText, body: Body
+) -> None:
+    data, manifest = data_run(tmp_path, identity_text)
+    text = identity_text(upstream={"data": "0" * 64})
+    with pytest.raises(
+        ManifestError, match=rf"as input 'data' expected fingerprint 0{{16}}, found {manifest.fingerprint[:16]}"
+    ):
+        run_stage(StageRequest(run_path, text, {"data": data}), body)
+
+
+def test_an_input_whose_manifest_was_edited_is_refused(
+    tmp_path: Path, run_path: Path, identity_text: IdentityText, body: Body
+) -> None:
+    data, manifest = data_run(tmp_path, identity_text)
+    path = data / "manifest.json"
+    path.write_text(path.read_text().replace('"length": 4', '"length": 8'))
+    text = identity_text(upstream={"data": manifest.fingerprint})
+    with pytest.raises(ManifestError, match="expected the identity of"):
+        run_stage(StageRequest(run_path, text, {"data": data}), body)
+
+
+def test_a_missing_and_an_unknown_input_are_named(run_path: Path, identity_text: IdentityText, body: Body) -> None:
+    with pytest.raises(IdentityError, match="no directory given for the input 'data'; add --input data=DIR"):
+        run_stage(StageRequest(run_path, identity_text(upstream={"data": "0"})), body)
+    with pytest.raises(IdentityError, match="--input extra is not in the identity"):
+        run_stage(StageRequest(run_path, identity_text(), {"extra": run_path}), body)
+
+
+@pytest.mark.parametrize(
+    ("error", "event"),
+    [
+        (ValueError("boom"), "stage_failed"),
+        (UserError("wrong key"), "stage_failed"),
+        (Preempted("asked to stop"), "stage_preempted"),
+        (SystemExit(75), "stage_preempted"),
+        (KeyboardInterrupt(), "stage_stopped"),
+    ],
+)
+def test_what_a_body_raises_comes_out_and_nothing_is_published(
+    run_path: Path, identity_text: IdentityText, body: Body, error: BaseException, event: str
+) -> None:
+    def fail(context: StageContext) -> StageResult:
+        (context.work / "checkpoint").write_text("step 3")
+        raise error
+
+    with pytest.raises(type(error)):
+        run_stage(StageRequest(run_path, identity_text()), fail)
+    assert events(run_path) == ["stage_started", event]
+    assert sorted(path.name for path in run_path.iterdir()) == ["work"]
+    manifest = run_stage(StageRequest(run_path, identity_text()), body)
+    assert (body.contexts[0].work / "checkpoint").read_text() == "step 3"
+    assert manifest is not None
+    assert len(json.loads((run_path / "provenance.json").read_text())["attempts"]) == 2
+
+
+def test_sigterm_unwinds_the_stage_and_leaves_the_handler_as_it_was(
+    run_path: Path, identity_text: IdentityText
+) -> None:
+    def terminate(context: StageContext) -> StageResult:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal did not arrive")
+
+    with pytest.raises(SystemExit) as caught:
+        run_stage(StageRequest(run_path, identity_text()), terminate)
+    assert caught.value.code == 143
+    assert events(run_path) == ["stage_started", "stage_stopped"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_full_disk_is_reported_although_the_journal_cannot_be_written(
+    run_path: Path, identity_text: IdentityText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_the_disk(context: StageContext) -> StageResult:
+        monkeypatch.setattr(os, "write", full)
+        context.journal.metrics(1, {"loss": 1.0})
+        raise AssertionError("the disk was not full")
+
+    def full(descriptor: int, raw: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(StorageError, match="the disk is full"):
+        run_stage(StageRequest(run_path, identity_text()), fill_the_disk)
+
+
+def test_other_ranks_run_the_body_and_write_nothing_of_the_run(
+    run_path: Path, identity_text: IdentityText, body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert run_stage(StageRequest(run_path, identity_text()), body) is None
+    assert body.contexts[0].is_main is False
+    assert [path.name for path in run_path.rglob("*") if path.is_file()] == ["out.txt"]
+
+
+def test_the_log_file_is_appended_with_times_and_shows_the_traceback_of_a_bug(
+    run_path: Path, identity_text: IdentityText, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = run_path / "job.log"
+
+    def fail(context: StageContext) -> StageResult:
+        context.log.info("working")
+        logging.getLogger("somelibrary").info("chatter")
+        logging.getLogger("somelibrary").warning("odd")
+        raise ZeroDivisionError("bug")
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            run_stage(StageRequest(run_path, identity_text(), log=log), fail)
+    lines = log.read_text().splitlines()
+    shown = capsys.readouterr().err.splitlines()
+    working = [line for line in lines if line.endswith("INFO implicit_llm.train: working")]
+    assert len(working) == 2
+    assert working[0][:2] == "20"
+    assert working[0][19] == "Z"
+    assert "ZeroDivisionError: bug" in lines
+    assert any(line.endswith("WARNING somelibrary: odd") for line in lines)
+    assert not any("chatter" in line for line in lines)
+    assert [line.partition(": ")[2] for line in shown if "working" in line] == ["working"] * 2
+    assert not any("odd" in line or "bug" in line for line in shown)
+
+
+def test_logging_is_as_before_when_the_stage_has_ended(run_path: Path, identity_text: IdentityText, body: Body) -> None:
+    root = logging.getLogger()
+    before = (root.level, list(root.handlers), logging.getLogger("implicit_llm").level)
+    run_stage(StageRequest(run_path, identity_text(), log=run_path / "job.log"), body)
+    assert (root.level, list(root.handlers), logging.getLogger("implicit_llm").level) == before

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from implicit_llm.tracking import journal
+from implicit_llm.tracking.journal import Journal, JournalError
+
+
+def steps(path: Path) -> list[int]:
+    return [point.step for point in journal.read(path)]
+
+
+def test_points_and_events_come_back_in_order(tmp_path: Path) -> None:
+    writer = Journal(tmp_path / "journal.jsonl")
+    writer.metrics(1, {"loss": 1.5})
+    writer.event("checkpoint", step=1)
+    writer.metrics(2, {"loss": math.nan, "rate": math.inf})
+    points = journal.read(tmp_path / "journal.jsonl")
+    assert [(point.step, list(point.values)) for point in points] == [(1, ["loss"]), (2, ["loss", "rate"])]
+    assert points[0].values == {"loss": 1.5}
+    assert all(math.isnan(value) for value in points[1].values.values())
+    assert [event["step"] for event in journal.read_events(tmp_path / "journal.jsonl")] == [1]
+
+
+def test_every_line_is_strict_json_and_there_at_once(tmp_path: Path) -> None:
+    writer = Journal(tmp_path / "journal.jsonl")
+    writer.metrics(1, {"loss": math.nan})
+
+    def refuse(token: str) -> None:
+        raise AssertionError(token)
+
+    line = (tmp_path / "journal.jsonl").read_text()
+    assert json.loads(line, parse_constant=refuse)["values"] == {"loss": None}
+
+
+def test_a_rewind_drops_the_later_points_before_it_and_keeps_those_after(tmp_path: Path) -> None:
+    writer = Journal(tmp_path / "journal.jsonl")
+    for step in (1, 2, 3, 4):
+        writer.metrics(step, {"loss": step})
+    writer.rewind(2)
+    for step in (3, 4):
+        writer.metrics(step, {"loss": step * 10})
+    assert [(point.step, point.values["loss"]) for point in journal.read(writer.path)] == [
+        (1, 1),
+        (2, 2),
+        (3, 30),
+        (4, 40),
+    ]  # type: ignore[arg-type]
+
+
+def test_a_torn_last_line_is_ignored_and_cut_off_by_the_next_writer(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    Journal(path).metrics(1, {"loss": 1.0})
+    with open(path, "ab") as file:
+        file.write(b'{"kind": "metrics", "step": 2, "va')
+    assert steps(path) == [1]
+    Journal(path).metrics(3, {"loss": 1.0})
+    assert steps(path) == [1, 3]
+
+
+def test_a_journal_of_nothing_but_a_torn_line_starts_anew(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"x" * 200_000)
+    Journal(path).metrics(1, {})
+    assert steps(path) == [1]
+
+
+def test_a_long_torn_line_keeps_the_lines_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    Journal(path).metrics(1, {})
+    with open(path, "ab") as file:
+        file.write(b"x" * 200_000)
+    Journal(path).metrics(2, {})
+    assert steps(path) == [1, 2]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"kind": "event", "name": "a"}\nnonsense\n{"kind": "event", "name": "b"}\n')
+    with pytest.raises(JournalError, match=r"journal\.jsonl: line 2 is damaged"):
+        journal.read(path)
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal.jsonl"
+    writer = Journal(path)
+    writer.metrics(1, {"loss": 1.0})
+    write = os.write
+
+    def fail(descriptor: int, raw: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write_half_then_fail(descriptor: int, raw: bytes) -> int:
+        monkeypatch.setattr(os, "write", fail)
+        return write(descriptor, raw[:10])
+
+    monkeypatch.setattr(os, "write", write_half_then_fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        writer.metrics(2, {"loss": 1.0})
+    monkeypatch.undo()
+    writer.metrics(3, {"loss": 1.0})
+    assert steps(path) == [1, 3]
+
+
+def test_a_missing_journal_has_no_points(tmp_path: Path) -> None:
+    assert journal.read(tmp_path / "none.jsonl") == []
+
+
+def test_a_journal_without_a_path_writes_nothing(tmp_path: Path) -> None:
+    writer = Journal(None)
+    writer.metrics(1, {"loss": 1.0})
+    writer.rewind(0)
+    writer.flush_to_disk()
+    writer.close()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm.testing import faults
+from implicit_llm.tracking.journal import Journal
+from implicit_llm.tracking.mlflow_bridge import Bridge, TrackedRun
+from implicit_llm.tracking.mlflow_client import flatten
+
+
+@pytest.fixture
+def run(results: Path) -> TrackedRun:
+    run_dir = results / "demo" / "train" / "a5-s0" / "free"
+    config = {"model": {"hidden_size": 64}, "betas": [0.9, 0.95], "long": "x" * 600}
+    run = TrackedRun(run_dir, run_dir / "work" / "f00d", "train", "a5-s0/free", "f00d" * 16, config, {"data": "d" * 32})
+    run.work.mkdir(parents=True)
+    return run
+
+
+@pytest.fixture
+def journal(run: TrackedRun) -> Journal:
+    return Journal(run.journal)
+
+
+def client(run: TrackedRun) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=run.uri)
+
+
+def runs(run: TrackedRun) -> list[Any]:
+    experiment = client(run).get_experiment_by_name("demo")
+    return client(run).search_runs([experiment.experiment_id], order_by=["start_time"])
+
+
+def history(run: TrackedRun, key: str = "loss", number: int = 0) -> list[tuple[int, float]]:
+    run_id = runs(run)[number].info.run_id
+    return [(metric.step, metric.value) for metric in client(run).get_metric_history(run_id, key)]
+
+
+def write(journal: Journal, first: int, last: int, scale: float = 1.0, speed: float = 1.0) -> None:
+    for step in range(first, last + 1):
+        journal.metrics(step, {"loss": scale / step, "tokens_per_s": speed})
+
+
+def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, journal: Journal) -> None:
+    write(journal, 1, 3)
+    journal.event("stage_finished", summary={"accuracy": 0.75})
+    Bridge(run).bring("FINISHED")
+    (found,) = runs(run)
+    assert (found.info.run_name, found.info.status) == ("train/a5-s0/free", "FINISHED")
+    assert found.data.params == {"model.hidden_size": "64", "betas": "[0.9, 0.95]", "long": "x" * 497 + "..."}
+    assert found.data.tags.items() >= {
+        "stage": "train",
+        "name": "a5-s0/free",
+        "fingerprint": run.fingerprint,
+        "run_dir": "train/a5-s0/free",
+        "upstream.data": "d" * 32,
+    }.items()  # fmt: skip
+    assert found.data.metrics["summary.accuracy"] == 0.75
+    assert history(run) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    state = json.loads((run.work / "mlflow.json").read_text())
+    assert (state["run_id"], state["lines_written"]) == (found.info.run_id, 4)
+
+
+@pytest.mark.usefixtures("journal")
+def test_artifacts_lie_beside_the_store(run: TrackedRun, results: Path) -> None:
+    Bridge(run).bring()
+    assert runs(run)[0].info.artifact_uri.startswith((results / "mlflow-artifacts").as_uri())
+
+
+def test_points_come_while_the_journal_grows_each_once(run: TrackedRun, journal: Journal) -> None:
+    bridge = Bridge(run)
+    for step in (1, 2):
+        write(journal, step, step)
+        bridge.bring()
+        bridge.bring()
+    assert [step for step, _ in history(run)] == [1, 2]
+
+
+def test_more_points_than_one_call_takes_all_arrive(run: TrackedRun, journal: Journal) -> None:
+    write(journal, 1, 1200)
+    Bridge(run).bring()
+    assert [step for step, _ in history(run)] == list(range(1, 1201))
+
+
+def test_a_torn_last_line_waits_for_its_end(run: TrackedRun, journal: Journal) -> None:
+    write(journal, 1, 1)
+    whole = run.journal.read_bytes()
+    run.journal.write_bytes(whole + whole[:20])
+    bridge = Bridge(run)
+    bridge.bring()
+    run.journal.write_bytes(whole + whole.replace(b'"step": 1', b'"step": 2'))
+    bridge.bring()
+    assert [step for step, _ in history(run)] == [1, 2]
+
+
+def test_a_restart_goes_on_in_the_same_run_and_repeats_no_point(run: TrackedRun, journal: Journal) -> None:
+    write(journal, 1, 4)
+    Bridge(run).bring("SCHEDULED")
+    journal.rewind(2)
+    write(journal, 3, 6, speed=2.0)
+    Bridge(run).bring()
+    assert runs(run)[0].info.status == "RUNNING"
+    Bridge(run).bring("FINISHED")
+    assert len(runs(run)) == 1
+    assert history(run) == [(step, 1 / step) for step in range(1, 7)]
+    assert history(run, "tokens_per_s") == [(step, 1.0) for step in range(1, 5)] + [(5, 2.0), (6, 2.0)]
+
+
+def test_a_resume_that_goes_another_way_becomes_a_child_run(run: TrackedRun, journal: Journal) -> None:
+    write(journal, 1, 4)
+    Bridge(run).bring()
+    journal.rewind(2)
+    write(journal, 3, 5, scale=2.0)
+    Bridge(run).bring("FINISHED")
+    parent, child = runs(run)
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert history(run, number=0) == [(step, 1 / step) for step in range(1, 5)]
+    assert history(run, number=1) == [(step, 2 / step) for step in range(3, 6)]
+    assert {parent.info.status, child.info.status} == {"FINISHED"}
+
+
+@pytest.mark.parametrize("point", [point for point in faults.registered() if point.startswith("tracker.")])
+def test_bringing_that_fails_anywhere_is_made_good_by_the_next(
+    run: TrackedRun, journal: Journal, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    write(journal, 1, 3)
+    journal.rewind(1)
+    write(journal, 2, 3, scale=2.0)
+    faults.reset()
+    monkeypatch.setenv("FAULT", f"{point}:raise")
+    with pytest.raises(faults.FaultInjected):
+        Bridge(run).bring("FINISHED")
+    monkeypatch.delenv("FAULT")
+    for _ in range(2):
+        Bridge(run).bring("FINISHED")
+    assert len(runs(run)) == 2
+    assert history(run, number=0) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert history(run, number=1) == [(2, 1.0), (3, 2 / 3)]
+
+
+def test_a_lost_offset_repeats_no_point(run: TrackedRun, journal: Journal) -> None:
+    write(journal, 1, 3)
+    Bridge(run).bring()
+    state = json.loads((run.work / "mlflow.json").read_text())
+    (run.work / "mlflow.json").write_text(json.dumps({**state, "lines_written": 0}))
+    Bridge(run).bring()
+    assert [step for step, _ in history(run)] == [1, 2, 3]
+
+
+def test_another_config_under_the_same_run_is_refused(run: TrackedRun, journal: Journal) -> None:
+    write(journal, 1, 1)
+    Bridge(run).bring()
+    write(journal, 2, 2)
+    with pytest.raises(Exception, match="Changing param values is not allowed"):
+        Bridge(replace(run, config={"model": {"hidden_size": 128}})).bring()
+    assert history(run) == [(1, 1.0)]
+
+
+def test_a_run_that_was_deleted_in_mlflow_is_made_again_whole(run: TrackedRun, journal: Journal) -> None:
+    write(journal, 1, 2)
+    Bridge(run).bring()
+    client(run).delete_run(runs(run)[0].info.run_id)
+    write(journal, 3, 3)
+    Bridge(run).bring()
+    assert [step for step, _ in history(run)] == [1, 2, 3]
+
+
+def test_a_copied_results_directory_goes_on_in_its_own_store(run: TrackedRun, journal: Journal, tmp_path: Path) -> None:
+    write(journal, 1, 2)
+    Bridge(run).bring()
+    shutil.copytree(tmp_path / "results", tmp_path / "copy" / "results")
+    run_dir = tmp_path / "copy" / "results" / "demo" / "train" / "a5-s0" / "free"
+    copy = replace(run, run_dir=run_dir, work=run_dir / "work" / "f00d")
+    Journal(copy.journal).metrics(3, {"loss": 1 / 3})
+    Bridge(copy).bring()
+    assert len(history(run)) == 2
+    assert [step for step, _ in history(copy)] == [1, 2, 3]
+
+
+def test_results_and_config_are_found_from_the_run_directory(results: Path) -> None:
+    def config_dir(path: str, stage: str, name: str) -> Path:
+        return TrackedRun(results / path, results, stage, name, "f", {}).config_dir
+
+    assert config_dir("demo/train/a/free", "train", "a/free") == results / "demo"
+    assert config_dir("demo/report", "report", "") == results / "demo"
+    assert config_dir("demo/report", "report", "report") == results / "demo"
+    assert config_dir("by-hand", "train", "a/free") == results
+
+
+def test_a_server_given_by_the_environment_is_used(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    assert run.uri == "http://tracking:5000"
+
+
+def test_a_config_becomes_dotted_keys_that_mlflow_takes() -> None:
+    assert flatten({"a": {"b": None, "c": {}}, "d@e": True, "f": "text"}) == {
+        "a.b": "null",
+        "a.c": "{}",
+        "d_e": "true",
+        "f": "text",
+    }

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import logging
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from implicit_llm.tracking import mlflow_writer
+from implicit_llm.tracking.journal import Journal
+from implicit_llm.tracking.mlflow_writer import TrackedRun, TrackingError, catch_up, initialise, open_run, run_id_of
+
+
+@pytest.fixture
+def run(results: Path) -> TrackedRun:
+    run_dir = results / "demo" / "data" / "d"
+    run = TrackedRun(run_dir, run_dir / "work" / "f00d", "data", "d", "f00d" * 16, {"length": 4})
+    Journal(run.journal).metrics(1, {"loss": 1.0})
+    return run
+
+
+def rows(results: Path, query: str) -> list[tuple]:
+    with closing(sqlite3.connect(results / "mlflow.db")) as connection:
+        return list(connection.execute(query))
+
+
+def test_a_writer_brings_the_journal_and_ends_with_the_status(run: TrackedRun, results: Path) -> None:
+    writer = open_run(run)
+    writer.sync()
+    assert writer.run_id == run_id_of(run.work) is not None
+    Journal(run.journal).metrics(2, {"loss": 0.5})
+    writer.finish("FINISHED")
+    assert rows(results, "SELECT step, value FROM metrics ORDER BY step") == [(1, 1.0), (2, 0.5)]
+    assert rows(results, "SELECT status FROM runs") == [("FINISHED",)]
+
+
+def test_nothing_is_left_of_the_levels_that_keep_mlflow_quiet(
+    run: TrackedRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import mlflow  # noqa: F401
+
+    levels = {name: logging.getLogger(name).level for name in ("mlflow", "alembic", "sqlalchemy")}
+    open_run(run).finish("FINISHED")
+    assert {name: logging.getLogger(name).level for name in levels} == levels
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_store_that_fails_is_one_warning_and_a_later_writer_makes_it_good(
+    run: TrackedRun, results: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = (results / "mlflow.db").read_bytes()
+    (results / "mlflow.db").write_bytes(b"this is no database" * 100)
+    writer = open_run(run)
+    writer.sync()
+    writer.finish("FINISHED")
+    assert writer.run_id is None
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "expected an SQLite database, found none" in warning
+    assert warning.endswith(f"the run goes on, its metrics wait in {run.journal}")
+    (results / "mlflow.db").write_bytes(good)
+    catch_up(run)
+    assert rows(results, "SELECT step, value FROM metrics") == [(1, 1.0)]
+    assert rows(results, "SELECT status FROM runs") == [("FINISHED",)]
+
+
+def test_a_store_that_does_not_answer_is_waited_for_once(
+    run: TrackedRun, results: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_writer, "WAIT_S", 0.05)
+    monkeypatch.setattr(mlflow_writer, "INTERVAL_S", 0.05)
+    with closing(sqlite3.connect(results / "mlflow.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        writer = open_run(run)
+        writer.sync(wait_s=0.05)
+        writer.finish("FINISHED")
+        other.execute("ROLLBACK")
+    assert [record.levelname for record in caplog.records if "no answer within" in record.getMessage()] == ["WARNING"]
+    deadline = time.monotonic() + 60
+    while rows(results, "SELECT status FROM runs") != [("FINISHED",)] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert rows(results, "SELECT step, value FROM metrics") == [(1, 1.0)]
+
+
+def test_without_mlflow_there_is_no_run_and_no_error(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    writer = open_run(run)
+    writer.sync()
+    writer.finish("FINISHED")
+    assert writer.run_id is None
+
+
+def test_a_complete_run_is_not_opened_again(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_run(run).finish("FINISHED")
+
+    def refuse(run: TrackedRun) -> None:
+        raise AssertionError("opened")
+
+    monkeypatch.setattr(mlflow_writer, "open_run", refuse)
+    catch_up(run)
+
+
+def test_initialising_again_changes_nothing(results: Path) -> None:
+    before = (results / "mlflow.db").read_bytes()
+    initialise(f"sqlite:///{results / 'mlflow.db'}")
+    assert (results / "mlflow.db").read_bytes() == before
+
+
+def test_a_new_store_is_made_whole_with_nothing_beside_it(empty_store: Path) -> None:
+    with closing(sqlite3.connect(empty_store)) as connection:
+        assert connection.execute("SELECT name FROM experiments").fetchall() == [("Default",)]
+    assert sorted(path.name for path in empty_store.parent.iterdir()) == [".mlflow.db.lock", "mlflow.db"]
+
+
+@pytest.mark.parametrize(
+    ("content", "found"), [(b"x" * 200, "expected an SQLite database"), (None, "found another database")]
+)
+def test_a_file_that_is_no_store_is_refused_and_kept(tmp_path: Path, content: bytes | None, found: str) -> None:
+    path = tmp_path / "mlflow.db"
+    if content is None:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE mine (x)")
+    else:
+        path.write_bytes(content)
+    before = path.read_bytes()
+    with pytest.raises(TrackingError, match=rf"{found}.*type `mv {path} {path}\.bad` and `implicit-llm mlflow init`"):
+        initialise(f"sqlite:///{path}")
+    assert path.read_bytes() == before
+
+
+def test_a_server_initialises_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    initialise("http://tracking.invalid:5000")
+    assert list(tmp_path.iterdir()) == []
