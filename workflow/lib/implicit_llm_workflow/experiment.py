@@ -93,8 +93,10 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     """An experiment from its values. Raises: ConfigError, one line that names file, key and fix."""
     validate(values, "experiment", files.source)
     data = {name: _data_set(name, item, files.source) for name, item in values["data"].items()}
-    _check_shared_override(values, files)
-    runs = {name: _run(name, item, values.get("override", {}), data, files) for name, item in values["runs"].items()}
+    shared = values.get("override", {})
+    _check_shared_values(shared, files.source)
+    _check_shared_phases(shared, values["runs"], files)
+    runs = {name: _run(name, item, shared, data, files) for name, item in values["runs"].items()}
     evaluations = {name: _evaluation(name, item, files.source) for name, item in values.get("evaluations", {}).items()}
     return Experiment(values["name"], files.source, data, runs, evaluations, values.get("report", {}))
 
@@ -195,17 +197,17 @@ def _changed_phase(phase: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     return overlay(phase, changes)
 
 
-def _check_shared_override(values: Mapping[str, Any], files: ConfigFiles) -> None:
-    """A phase that is overridden for all runs must exist in at least one of them."""
-    shared = values.get("override", {})
-    validate(shared.get("task", {}), "task", files.source, prefix="override.task", is_partial=True)
-    curricula = {run["curriculum"] for run in values["runs"].values()} if shared.get("curriculum") else set()
-    names = [
-        phase["name"] for name in sorted(curricula) for phase in files.read("curricula", name, "runs")[0]["phases"]
-    ]
-    check_keys(shared.get("curriculum", {}), names, f"{files.source}: override.curriculum")
+def _check_shared_values(shared: Mapping[str, Any], source: str) -> None:
+    validate(shared.get("task", {}), "task", source, prefix="override.task", is_partial=True)
     for phase, changes in shared.get("curriculum", {}).items():
-        validate(changes, "curriculum#phase", files.source, prefix=f"override.curriculum.{phase}", is_partial=True)
+        validate(changes, "curriculum#phase", source, prefix=f"override.curriculum.{phase}", is_partial=True)
+
+
+def _check_shared_phases(shared: Mapping[str, Any], runs: Mapping[str, Any], files: ConfigFiles) -> None:
+    """A phase that is overridden for all runs must exist in at least one of them."""
+    curricula = [files.read("curricula", run["curriculum"], f"runs.{name}.curriculum")[0] for name, run in runs.items()]
+    names = dict.fromkeys(phase["name"] for curriculum in curricula for phase in curriculum["phases"])
+    check_keys(shared.get("curriculum", {}), names, f"{files.source}: override.curriculum")
 
 
 def _evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluation:

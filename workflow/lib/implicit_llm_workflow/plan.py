@@ -57,7 +57,7 @@ class Plan:
         return (self.run_dir(node) / MANIFEST).as_posix()
 
     def identity_file(self, node: Node) -> Path:
-        """Where a job finds its identity; the name holds the fingerprint, so that a changed identity is another file."""
+        """Where a job finds its identity; its name holds the fingerprint, so that a changed one is another file."""
         fingerprint = self.identities[node.key].fingerprint
         return self.root / ".identities" / node.key / f"{fingerprint[:FINGERPRINT_DIGITS]}.json"
 

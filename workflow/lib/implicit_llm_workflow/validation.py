@@ -17,14 +17,13 @@ def validate(value: Any, schema: str, where: str, *, prefix: str = "", is_partia
     """Check `value` against workflow/schemas/<schema>.schema.yaml, or for "file#part" one of the definitions in it.
 
     Args: where names the file, prefix the key in it at which `value` stands; a partial value may lack required keys.
-    Raises: ConfigError for the first problem, unknown keys first (a misspelt key also looks like a missing one).
+    Raises: ConfigError for the first problem, unknown keys first and missing ones last.
     """
     errors = list(_validator(schema, is_partial).iter_errors(value))
     if not errors:
         return
-    errors.sort(
-        key=lambda error: (error.validator != "additionalProperties", [str(part) for part in error.absolute_path])
-    )
+    order = {"additionalProperties": 0, "required": 2}
+    errors.sort(key=lambda error: (order.get(error.validator, 1), [str(part) for part in error.absolute_path]))
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     raise ConfigError(f"{where}: {_message(errors[0], prefix)}{more}")
 

@@ -1,0 +1,132 @@
+"""A wrong key or value gives one line: the file, the key, what to do."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from implicit_llm_workflow.errors import ConfigError, UserError
+
+from tests.unit.workflow.experiments import ExperimentFile
+
+CASES = [
+    ("lengths: [8, 16]", "lenghts: [8, 16]", "data.s3.test: unknown key 'lenghts'; did you mean 'lengths'?"),
+    ("name: tiny", "name: Tiny", "name: 'Tiny' is not allowed; give lower-case letters"),
+    ("name: tiny", "nam: tiny", "unknown key 'nam'; did you mean 'name'?"),
+    ("group: S3", "group: Q3", "data.s3.group: unknown group 'Q3'; use S<n>, A<n> or Z<n>"),
+    ("group: S3", "group: S9", "data.s3.group: S9 with monoid 'none' has 362880 tokens, at most 65536 fit uint16"),
+    ("group: S3", "group: S300", "data.s3.group: group S300 is too large"),
+    ("group: S3", "group: 3", "data.s3.group: 3 is not a text"),
+    ("[0.5, 1]", "1.5", "data.s3.train.hard_fraction: 1.5 is not allowed; give a number from 0 to 1"),
+    ("[0.5, 1]", "[0.5, -1]", "data.s3.train.hard_fraction[1]: -1 is not allowed; give a number at least 0"),
+    ("[0.5, 1]", "[]", "data.s3.train.hard_fraction: [] is not allowed; give a number from 0 to 1, or a list"),
+    ("length: 8", "length: 0", "data.s3.train.length: 0 is not allowed; give an integer at least 1"),
+    ("length: 8", "length: 8.5", "data.s3.train.length: 8.5 is not an integer"),
+    ("length: 8, ", "", "data.s3.train: key 'length' is missing"),
+    ("kind: word_problem\n    group", "kind: words\n    group", "data.s3.kind: 'words' is not valid"),
+    ("data: s3", "data: s33", "runs.implicit.data: no data set 's33' in this file; did you mean 's3'?"),
+    ("task: word-problem", "task: word-problems", "runs.implicit.task: there is no tasks/word-problems.yaml; did you"),
+    ("mamba2-implicit", "mamba3", "runs.implicit.model: there is no models/mamba3.yaml"),
+    ("curriculum: explicit", "curriculum: expl", "runs.explicit.curriculum: there is no curricula/expl.yaml"),
+    ("seeds: [0, 1]", "seeds: [0, 0]", "runs.implicit.seeds: [0, 0] is not allowed"),
+    (
+        "hidden_size",
+        "hiden_size",
+        "runs.implicit.override.model: unknown key 'hiden_size'; did you mean 'hidden_size'?",
+    ),
+    ("hidden_size: 16", "hidden_size: big", "runs.implicit.override.model.hidden_size: 'big' has the wrong type"),
+    ("hidden_size: 16", "hidden_size: true", "runs.implicit.override.model.hidden_size: True has the wrong type"),
+    (
+        "hidden_size",
+        "vocab_size",
+        "runs.implicit.override.model.vocab_size: cannot be overridden; it follows from the data",
+    ),
+    ("batch_size: 8", "batch: 8", "override.task: unknown key 'batch'; did you mean 'batch_size'?"),
+    ("batch_size: 8", "batch_size: 0", "override.task.batch_size: 0 is not allowed; give an integer at least 1"),
+    (
+        "batch_size: 8",
+        "optimizer: {beta1: 2}",
+        "override.task.optimizer.beta1: 2 is not allowed; give a number at least 0",
+    ),
+    (
+        "batch_size: 8",
+        "schedule: {decay_fraction: 0.1}",
+        "schedule.decay_fraction: goes with kind warmup_stable_decay only",
+    ),
+    ("batch_size: 8", "schedule: {kind: cosine}", "override.task.schedule.kind: 'cosine' is not valid"),
+    (
+        "unrolled: {steps: 4}",
+        "unroled: {steps: 4}",
+        "override.curriculum: unknown key 'unroled'; did you mean 'unrolled'?",
+    ),
+    (
+        "unrolled: {steps: 4}",
+        "unrolled: {stps: 4}",
+        "override.curriculum.unrolled: unknown key 'stps'; did you mean 'steps'?",
+    ),
+    ("steps: 4}", "steps: 10}", "runs.implicit.curriculum: no step of the 10 is left for phase 'free'"),
+    ("steps: 4}", "steps: most}", "override.curriculum.unrolled.steps: 'most' is not allowed; give a number of steps"),
+    ("free: {solver", "fre: {solver", "runs.implicit.override.curriculum: unknown key 'fre'; did you mean 'free'?"),
+    (
+        "tol: 0.1",
+        "tol: 1.5",
+        "runs.implicit.override.curriculum.free.solver.tol: 1.5 is not allowed; give a number above 0",
+    ),
+    ("tol: 0.1", "toll: 0.1", "runs.implicit.override.curriculum.free.solver: unknown key 'toll'; did you mean 'tol'?"),
+    (
+        "curriculum: explicit",
+        "curriculum: unrolled-then-free",
+        "model 'mamba2-explicit' is explicit, so phase 'unrolled'",
+    ),
+    (
+        "curriculum: unrolled-then-free",
+        "curriculum: explicit",
+        "override.curriculum: unknown key 'unrolled'; valid: explicit",
+    ),
+    ("eval_mode: blockwise", "eval_mode: block", "modes[0].eval_mode: 'block' is not valid; did you mean 'blockwise'?"),
+    (
+        "eval_block_len: 4}",
+        "eval_block_len: 4}\n      - {name: blockwise, eval_mode: sequential}",
+        "two modes are called",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), CASES, ids=[case[1] for case in CASES])
+def test_a_mistake_is_named_in_one_line_with_its_file_and_key(
+    tiny: ExperimentFile, old: str, new: str, message: str
+) -> None:
+    tiny.edit(old, new)
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        tiny.load()
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("tiny.yaml: ") or str(tiny.path) in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_two_phases_with_the_rest_of_the_steps_are_refused(tiny: ExperimentFile) -> None:
+    tiny.edit("unrolled: {steps: 4}", "unrolled: {steps: rest}")
+    with pytest.raises(ConfigError, match="phases unrolled and free both have steps 'rest'"):
+        tiny.load()
+
+
+def test_phases_that_do_not_fill_the_task_are_refused(tiny: ExperimentFile) -> None:
+    tiny.edit("free: {solver: {tol: 0.1}}", "free: {steps: 5}")
+    with pytest.raises(ConfigError, match="the phases have 9 steps, the task has total_steps 10"):
+        tiny.load()
+
+
+def test_a_broken_file_beside_the_experiment_is_named(tiny: ExperimentFile) -> None:
+    path = tiny.path.parent / "tasks" / "word-problem.yaml"
+    path.parent.mkdir()
+    path.write_text("kind: word_problem\nlabels: shifted\n")
+    with pytest.raises(ConfigError, match=rf"{path.name}: labels: 'shifted' is not valid"):
+        tiny.load()
+
+
+def test_an_unknown_library_configuration_is_named(tiny: ExperimentFile) -> None:
+    path = tiny.path.parent / "models" / "mamba2-implicit.yaml"
+    path.parent.mkdir()
+    path.write_text("config: mamba2-state-tracking-implicid\n")
+    with pytest.raises(ConfigError, match="did you mean 'mamba2-state-tracking-implicit'"):
+        tiny.load()

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from implicit_llm_workflow.config_files import CONFIG_DIR, experiment_path
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.experiment import load_experiment
+from implicit_llm_workflow.groups import group_order
+from implicit_llm_workflow.library_configs import model_fields, override_fields
+from implicit_llm_workflow.overrides import overlay
+from implicit_llm_workflow.validation import SCHEMA_DIR
+from implicit_llm_workflow.yaml_files import read_yaml
+from jsonschema import Draft202012Validator
+
+from tests.unit.workflow.experiments import ExperimentFile
+
+EXPERIMENTS = sorted(CONFIG_DIR.glob("*.yaml"))
+SCHEMAS = sorted(SCHEMA_DIR.glob("*.schema.yaml"))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_experiment_of_the_project_is_valid_and_named_like_its_file(path: Path) -> None:
+    assert load_experiment(path).name == path.stem
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
+def test_every_schema_is_a_schema_that_refuses_unknown_keys(path: Path) -> None:
+    schema = read_yaml(path)
+    Draft202012Validator.check_schema(schema)
+    assert schema["additionalProperties"] is False
+
+
+def test_an_override_of_a_run_wins_over_that_of_all_runs(tiny: ExperimentFile) -> None:
+    tiny.edit("      model: {hidden_size: 16}", "      model: {hidden_size: 16}\n      task: {batch_size: 4}")
+    runs = tiny.load().runs
+    assert (runs["implicit"].task.batch_size, runs["explicit"].task.batch_size) == (4, 8)
+    assert runs["implicit"].task.total_steps == runs["explicit"].task.total_steps == 10
+
+
+def test_a_model_has_the_fields_of_its_configuration_without_a_solver(tiny: ExperimentFile) -> None:
+    model = tiny.load().runs["implicit"].model
+    assert model["model_type"] == "implicit_mamba2"
+    assert model["hidden_size"] == 16
+    assert "solver" not in model
+
+
+def test_the_vocabulary_follows_from_the_data(tiny: ExperimentFile) -> None:
+    assert tiny.load().runs["implicit"].model["vocab_size"] == 6
+    tiny.edit("group: S3", "group: A5\n    monoid: aperiodic")
+    assert tiny.load().runs["implicit"].model["vocab_size"] == 240
+
+
+def test_phases_follow_each_other_on_the_global_step_axis(tiny: ExperimentFile) -> None:
+    phases = tiny.load().runs["implicit"].phases
+    assert [(phase.index, phase.start_step, phase.end_step) for phase in phases] == [(0, 0, 4), (1, 4, 10)]
+
+
+def test_steps_below_one_are_a_share_of_the_task(tiny: ExperimentFile) -> None:
+    phases = tiny.edit("unrolled: {steps: 4}", "unrolled: {steps: 0.3}").load().runs["implicit"].phases
+    assert [phase.end_step for phase in phases] == [3, 10]
+
+
+def test_a_solver_of_another_mode_replaces_the_one_of_the_curriculum(tiny: ExperimentFile) -> None:
+    tiny.edit("solver: {tol: 0.1}", "solver: {mode: unrolled, num_unroll: 2}")
+    assert tiny.load().runs["implicit"].phases[1].solver == {"mode": "unrolled", "num_unroll": 2}
+
+
+def test_a_file_beside_the_experiment_wins_over_that_of_the_project(tiny: ExperimentFile) -> None:
+    folder = tiny.path.parent / "curricula"
+    folder.mkdir()
+    (folder / "explicit.yaml").write_text("phases: [{name: all, steps: rest, solver: null}]\n")
+    assert [phase.name for phase in tiny.load().runs["explicit"].phases] == ["all"]
+
+
+def test_an_experiment_is_found_by_its_name() -> None:
+    assert experiment_path("demo").resolve() == CONFIG_DIR / "demo.yaml"
+    with pytest.raises(ConfigError, match="did you mean 'demo'"):
+        experiment_path("demmo")
+
+
+def test_whole_numbers_and_floats_of_a_model_are_one_identity() -> None:
+    fields = {"dropout": 0.0, "hidden_size": 64, "weight_norm": None}
+    changed = override_fields(fields, {"dropout": 1, "hidden_size": 32.0, "weight_norm": True}, "x")
+    assert json.dumps(changed) == '{"dropout": 1.0, "hidden_size": 32, "weight_norm": true}'
+
+
+def test_bookkeeping_of_a_saved_configuration_is_no_identity(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    values = {"hidden_size": 8, "transformers_version": "5", "architectures": ["X"], "solver": {"tau": 1}}
+    (tmp_path / "small" / "config.json").write_text(json.dumps(values))
+    assert model_fields("small", "x", tmp_path) == {"hidden_size": 8}
+
+
+def test_an_overlay_changes_neither_part() -> None:
+    base, changes = {"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}
+    assert overlay(base, changes) == {"a": {"b": 3, "c": 2}}
+    assert (base, changes) == ({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+
+
+@pytest.mark.parametrize("group", ["S1", "S2", "S3", "S5", "A1", "A2", "A3", "A4", "A5", "Z1", "Z60"])
+def test_groups_have_as_many_elements_as_their_tables(group: str) -> None:
+    from implicit_llm.data.groups import load_group
+
+    assert group_order(group, "x") == load_group(group).order

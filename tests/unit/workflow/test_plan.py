@@ -1,0 +1,164 @@
+"""Wanted against recorded results, without Snakemake."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from implicit_llm_workflow.plan import Plan, UnknownTarget
+
+from tests.unit.workflow.experiments import ExperimentFile
+
+FREE = {
+    f"{stage}/implicit-s{seed}/{name}"
+    for seed in (0, 1)
+    for stage, name in (("train", "free"), ("evaluate", "word-problem"))
+}
+UNROLLED = {"train/implicit-s0/unrolled", "train/implicit-s1/unrolled"}
+EXPLICIT = {"train/explicit-s0/explicit", "evaluate/explicit-s0/word-problem"}
+EVALUATIONS = {f"evaluate/{run}/word-problem" for run in ("implicit-s0", "implicit-s1", "explicit-s0")}
+TEST_SETS = {"data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
+ALL = {"data/s3-train", *TEST_SETS, *UNROLLED, *FREE, *EXPLICIT, "report"}
+
+
+def finish(plan: Plan) -> None:
+    """Write the manifest of every job as if it had run."""
+    for key, node in plan.nodes.items():
+        wanted = plan.identities[key]
+        identity = {"config": wanted.config, "code": wanted.code, "upstream": wanted.upstream}
+        values = {"fingerprint": wanted.fingerprint, "identity": identity, "summary": {}}
+        plan.run_dir(node).mkdir(parents=True, exist_ok=True)
+        (plan.run_dir(node) / "manifest.json").write_text(json.dumps(values))
+
+
+def keys(plan: Plan, state: str) -> set[str]:
+    return {key for key, status in plan.statuses.items() if status.state == state}
+
+
+@pytest.fixture
+def finished(tiny: ExperimentFile) -> ExperimentFile:
+    finish(tiny.plan())
+    return tiny
+
+
+def test_everything_is_missing_at_first_and_fresh_in_the_end(tiny: ExperimentFile) -> None:
+    assert keys(tiny.plan(), "missing") == ALL
+    finish(tiny.plan())
+    assert keys(tiny.plan(), "fresh") == ALL
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "stale"),
+    [
+        ("tol: 0.1", "tol: 0.2", {*FREE, "report"}),
+        ("batch_size: 8", "batch_size: 4", {*UNROLLED, *FREE, *EXPLICIT, "report"}),
+        ("hidden_size: 16", "hidden_size: 32", {*UNROLLED, *FREE, "report"}),
+        ("eval_block_len: 4", "eval_block_len: 8", {*EVALUATIONS, "report"}),
+        ("num_samples: 32", "num_samples: 16", {*TEST_SETS, *EVALUATIONS, "report"}),
+        ("num_samples: 64", "num_samples: 48", {"data/s3-train", *UNROLLED, *FREE, *EXPLICIT, "report"}),
+        ("group: S3", "group: S3\n    seed: 1", ALL),
+        ("name: tiny", "name: tiny\ndescription: new", set()),
+        ("seeds: [0, 1]", "seeds: [1, 0]", set()),
+        ("tol: 0.1", "tol: 1e-1", set()),
+        ("{steps: 4}", "{steps: 0.4}", set()),
+    ],
+)
+def test_a_changed_field_makes_stale_what_depends_on_it(
+    finished: ExperimentFile, old: str, new: str, stale: set[str]
+) -> None:
+    assert keys(finished.edit(old, new).plan(), "stale") == stale
+
+
+@pytest.mark.parametrize(
+    ("codes", "stale"),
+    [
+        ({"data": "new"}, ALL),
+        ({"train": "new"}, {*UNROLLED, *FREE, *EXPLICIT, "report"}),
+        ({"evaluate": "new"}, {*EVALUATIONS, "report"}),
+        ({"report": "new"}, {"report"}),
+    ],
+)
+def test_changed_code_makes_its_stage_and_what_follows_stale(
+    finished: ExperimentFile, codes: Mapping[str, str], stale: set[str]
+) -> None:
+    assert keys(finished.plan(dict(codes)), "stale") == stale
+
+
+def test_a_change_there_and_back_leaves_all_fresh(finished: ExperimentFile) -> None:
+    finished.edit("tol: 0.1", "tol: 0.2")
+    finished.edit("tol: 0.2", "tol: 0.1")
+    assert keys(finished.plan(), "fresh") == ALL
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "why"),
+    [
+        (("tol: 0.1", "tol: 0.2"), "train/implicit-s0/free", "config: phase.solver.tol 0.1 -> 0.2"),
+        (("tol: 0.1", "tol: 0.2"), "evaluate/implicit-s0/word-problem", "input changed: train/implicit-s0/free"),
+        (("tol: 0.1}", "tol: 0.1, block_len: 4}"), "train/implicit-s0/free", "config: phase.solver.block_len - -> 4"),
+        (
+            ("lengths: [8, 16]", "lengths: [8]"),
+            EXPLICIT_EVALUATION := "evaluate/explicit-s0/word-problem",
+            "no longer used: s3-test-L16-h0.5",
+        ),
+        (("lengths: [8, 16]", "lengths: [8, 16, 32]"), EXPLICIT_EVALUATION, "new input: data/s3-test-L32-h0.5"),
+        (("[0.5, 1]", "[0.5, 0.75]"), "data/s3-train", "config: hard_fraction[1] 1.0 -> 0.75"),
+    ],
+)
+def test_the_reason_names_what_changed(finished: ExperimentFile, change: tuple[str, str], key: str, why: str) -> None:
+    assert why in finished.edit(*change).plan().statuses[key].why
+
+
+def test_changed_code_is_a_reason(finished: ExperimentFile) -> None:
+    assert finished.plan({"report": "new"}).statuses["report"].why == "the code of stage report changed"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"identity": 1}', "null"])
+def test_a_damaged_manifest_is_stale(finished: ExperimentFile, text: str) -> None:
+    path = finished.plan().run_dir(finished.plan().nodes["report"]) / "manifest.json"
+    path.write_text(text)
+    assert keys(finished.plan(), "stale") == {"report"}
+    assert str(path) in finished.plan().statuses["report"].why
+
+
+def test_a_missing_result_makes_nothing_else_stale(finished: ExperimentFile) -> None:
+    plan = finished.plan()
+    (plan.run_dir(plan.nodes["data/s3-train"]) / "manifest.json").unlink()
+    assert keys(finished.plan(), "missing") == {"data/s3-train"}
+    assert not keys(finished.plan(), "stale")
+
+
+@pytest.mark.parametrize(
+    "target", ["data/s3-train", "{root}/data/s3-train", "{root}/data/s3-train/", "{root}/data/s3-train/manifest.json"]
+)
+def test_a_job_is_found_by_key_folder_and_manifest(tiny: ExperimentFile, target: str) -> None:
+    plan = tiny.plan()
+    assert plan.find(target.format(root=plan.root.as_posix())).key == "data/s3-train"
+
+
+def test_an_unknown_job_is_named_with_the_nearest_one(tiny: ExperimentFile) -> None:
+    with pytest.raises(UnknownTarget, match="did you mean 'train/implicit-s0/free'"):
+        tiny.plan().find("train/implicit-s0/fre")
+
+
+def test_jobs_of_equal_identity_and_different_name_have_identity_files_of_their_own(tiny: ExperimentFile) -> None:
+    copied = "  twin:\n    data: s3\n    model: mamba2-explicit\n    task: word-problem\n    curriculum: explicit\n"
+    plan = tiny.edit("evaluations:", f"{copied}evaluations:").plan()
+    plan.write_identities()
+    names = [
+        json.loads(plan.identity_file(plan.nodes[f"train/{run}-s0/explicit"]).read_text())["name"]
+        for run in ("explicit", "twin")
+    ]
+    assert names == ["explicit-s0/explicit", "twin-s0/explicit"]
+
+
+def test_identity_files_are_written_once(tiny: ExperimentFile) -> None:
+    plan = tiny.plan()
+    plan.write_identities()
+    path: Path = plan.identity_file(plan.nodes["report"])
+    path.write_text("untouched")
+    plan.write_identities()
+    assert path.read_text() == "untouched"
+    assert len(list(plan.root.rglob("*.json"))) == len(plan.nodes)
