@@ -80,10 +80,7 @@ class RunDirectory:
     def prepare(self) -> None:
         """Clear what a killed writer left; for the holder of the lock."""
         self.work.mkdir(parents=True, exist_ok=True)
-        for name in (manifests.FILE_NAME, PROVENANCE):
-            for path in self.path.glob(f".{name}.*.tmp"):
-                path.unlink(missing_ok=True)
-        remove_leftovers(self.work)
+        remove_leftovers(self.path)
 
     def find_done(self, level: Level) -> Manifest | None:
         """The manifest of an earlier run of the same identity, if all that it vouches for is still there.

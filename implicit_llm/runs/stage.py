@@ -183,8 +183,9 @@ def _tracked(request: StageRequest, run: RunDirectory) -> mlflow_writer.TrackedR
     identity = run.identity
     works = {role: work_directory(path, identity.upstream.get(role, "")) for role, path in request.inputs.items()}
     upstream = {role: mlflow_writer.run_id_of(work) for role, work in works.items()}
+    commit = (provenance.git_state() or {}).get("commit")
     return mlflow_writer.TrackedRun(
-        run.path, run.work, identity.stage, identity.name, identity.fingerprint, identity.config, upstream
+        run.path, run.work, identity.stage, identity.name, identity.fingerprint, identity.config, upstream, commit
     )
 
 

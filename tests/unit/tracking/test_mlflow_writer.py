@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import sqlite3
 import sys
 import time
@@ -106,6 +107,25 @@ def test_initialising_again_changes_nothing(results: Path) -> None:
     before = (results / "mlflow.db").read_bytes()
     initialise(f"sqlite:///{results / 'mlflow.db'}")
     assert (results / "mlflow.db").read_bytes() == before
+
+
+def test_processes_that_start_together_make_one_store(tmp_path: Path) -> None:
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  (once, for all forks)
+
+    start = multiprocessing.get_context("fork")
+    together = start.Barrier(4)
+
+    def make() -> None:
+        together.wait(60)
+        initialise(f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+    processes = [start.Process(target=make) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0, 0, 0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mlflow.db.lock", "mlflow.db"]
 
 
 def test_a_new_store_is_made_whole_with_nothing_beside_it(empty_store: Path) -> None:
