@@ -31,30 +31,31 @@ class Project:
     def config(self) -> Path:
         return self.dir / "tiny.yaml"
 
-    def snakemake(self, *arguments: str, must_succeed: bool = True) -> str:
-        """What `snakemake ...` prints, both streams."""
-        command = ["snakemake", "--profile", "profiles/local", "--configfile", "tiny.yaml", "--cores", "2"]
-        return self.command(*command, *arguments, must_succeed=must_succeed)
+    @property
+    def driver(self) -> list[str]:
+        """The words of a call of Snakemake."""
+        return ["snakemake", "--profile", "profiles/local", "--configfile", "tiny.yaml", "--cores", "2"]
 
-    def console(self, *arguments: str, must_succeed: bool = True) -> str:
-        return self.command("implicit-llm", *arguments, must_succeed=must_succeed)
-
-    def command(self, *words: str, must_succeed: bool = True) -> str:
-        scripts = Path(sys.executable).parent
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW", "SNAKEMAKE"))},
-            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+    @property
+    def environment(self) -> dict[str, str]:
+        """This Python and these sources, nothing of the caller's MLflow or Snakemake."""
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW", "SNAKEMAKE"))}
+        return {
+            **inherited,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join([str(self.library.parent), str(self.dir / "workflow" / "lib")]),
-            "COLUMNS": "400",
         }
+
+    def snakemake(self, *arguments: str, code: int = 0) -> str:
+        """What `snakemake ...` prints, both streams; it must end with this exit code."""
+        return self.command(*self.driver, *arguments, code=code)
+
+    def command(self, *words: str, code: int = 0) -> str:
         done = subprocess.run(
-            words, cwd=self.dir, env=environment, capture_output=True, text=True, timeout=300, check=False
+            words, cwd=self.dir, env=self.environment, capture_output=True, text=True, timeout=300, check=False
         )
         output = done.stdout + done.stderr
-        if must_succeed:
-            assert done.returncode == 0, output
-        else:
-            assert done.returncode != 0, output
+        assert done.returncode == code, output
         return output
 
     def edit(self, path: Path, old: str, new: str) -> None:
@@ -77,13 +78,24 @@ class Project:
 
 def make_project(folder: Path) -> Project:
     """The experiment before its first run."""
-    project = Project(folder / "project", folder / "site" / "implicit_llm")
-    for name in ("workflow", "profiles"):
-        shutil.copytree(ROOT / name, project.dir / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "Snakefile", project.dir)
+    project = _copy_driver(Project(folder / "project", folder / "site" / "implicit_llm"))
     shutil.copy(DATA / "tiny.yaml", project.config)
     _make_library(project.library)
     _leave_out_mlflow(project)
+    return project
+
+
+def make_real_project(folder: Path) -> Project:
+    """The same place for an experiment with the library itself, small.yaml."""
+    project = _copy_driver(Project(folder / "project", LIBRARY))
+    shutil.copy(DATA / "small.yaml", project.config)
+    return project
+
+
+def _copy_driver(project: Project) -> Project:
+    for name in ("workflow", "profiles"):
+        shutil.copytree(ROOT / name, project.dir / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "Snakefile", project.dir)
     return project
 
 

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from implicit_llm_workflow import console
+from implicit_llm_workflow.stage_commands import OptionError, parse_inputs
+
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.test_plan import finish
+
+COMMANDS = ["data", "train", "evaluate", "report", "identity", "nodes", "headline", "mlflow", "mlflow init"]
+HEAVY = ("torch", "transformers", "mlflow", "snakemake", "numpy", "implicit_llm")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error."""
+    with pytest.raises(SystemExit) as stopped:
+        console.main(list(arguments))
+    captured = capsys.readouterr()
+    return int(stopped.value.code or 0), captured.out, captured.err
+
+
+def loaded_after(*statements: str) -> list[str]:
+    """Which of the heavy packages a fresh interpreter has loaded after the statements."""
+    code = "; ".join([*statements, "import sys", f"print([name for name in {HEAVY!r} if name in sys.modules])"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return list(json.loads(done.stdout.splitlines()[-1].replace("'", '"')))
+
+
+def test_help_loads_no_heavy_package() -> None:
+    call = "exec('try:\\n    main([\"--help\"])\\nexcept SystemExit:\\n    pass')"
+    assert loaded_after("from implicit_llm_workflow.console import main", call) == []
+
+
+def test_planning_an_experiment_loads_no_heavy_package() -> None:
+    plan = "from implicit_llm_workflow import experiment, config_files, plan"
+    use = "plan.Plan(experiment.load_experiment(config_files.experiment_path('demo'))).statuses"
+    assert loaded_after(plan, use) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = run(capsys, *command.split(), "--help")
+    assert code == 0
+    if command != "mlflow":
+        assert "Example" in out
+        assert re.search(r"(implicit-llm|snakemake) ", out.split("Example")[1])
+
+
+def test_the_nodes_are_listed_with_their_state(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    code, out, _ = run(capsys, "nodes", "--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+    assert code == 0
+    assert re.search(r"train/implicit-s1/free +missing +[0-9a-f]{16}", out)
+    assert "12 missing" in out
+
+
+def test_an_identity_is_printed_as_the_job_wants_it(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    from implicit_llm.runs.identity import Identity
+
+    code, out, _ = run(capsys, "identity", "train/implicit-s1/free", "--config", str(tiny.path))
+    assert code == 0
+    assert Identity.parse(out).config["seed"] == 1
+
+
+def test_a_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    tiny.edit("group: S3", "group: Q3")
+    code, out, err = run(capsys, "nodes", "--config", str(tiny.path))
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: .*data\.s3\.group: unknown group 'Q3'.*\n", err)
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(tiny: ExperimentFile) -> None:
+    tiny.edit("group: S3", "group: Q3")
+    for words in (["--debug", "nodes"], ["nodes", "--debug"]):
+        with pytest.raises(Exception, match="unknown group"):
+            console.main([*words, "--config", str(tiny.path)])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ValueError("broken\n  here"), 1, "error: ValueError: broken here; add --debug for the traceback\n"),
+        (type("Preempted", (Exception,), {"exit_code": 75})("saved"), 75, "error: saved\n"),
+        (type("Wrong", (ValueError,), {"exit_code": 2})("tau: 2"), 2, "error: tau: 2\n"),
+    ],
+)
+def test_the_exit_code_says_what_kind_of_error_it_was(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(console, "app", fail)
+    assert run(capsys, "data") == (code, "", message)
+
+
+def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "nodes", "--confg", "demo")
+    assert code == 2
+    assert "--confg" in err
+
+
+def test_a_job_is_run_from_its_identity_alone(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    _, identity, _ = run(capsys, "identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
+    run_dir = tiny.path.parent / "run"
+    code, _, err = run(capsys, "data", "--run-dir", str(run_dir), "--identity", identity, "--log", f"{run_dir}/job.log")
+    assert code == 0, err
+    assert json.loads((run_dir / "manifest.json").read_text())["summary"]["num_samples"] == 32
+    assert "done" in (run_dir / "job.log").read_text()
+
+
+def test_an_edited_identity_is_refused(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    _, identity, _ = run(capsys, "identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
+    edited = identity.replace('"length":8', '"length":9')
+    code, _, err = run(capsys, "data", "--run-dir", str(tiny.path.parent / "run"), "--identity", edited)
+    assert code == 2
+    assert "fingerprint" in err.splitlines()[-1]
+
+
+def test_inputs_are_roles_and_directories() -> None:
+    assert parse_inputs(["train:a/b=x/y", "data=z"]) == {"train:a/b": Path("x/y"), "data": Path("z")}
+
+
+@pytest.mark.parametrize("options", [["data"], ["=x"], ["data="], ["data=x", "data=y"]])
+def test_an_input_without_role_or_directory_is_refused(options: list[str]) -> None:
+    with pytest.raises(OptionError, match="--input"):
+        parse_inputs(options)
+
+
+def test_the_headline_shows_missing_numbers_as_missing(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    _, out, _ = run(capsys, "headline", "--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+    assert re.search(r"implicit-s0 +- +- +-\n", out)
+    assert "report: not made yet" in out
+
+
+def test_the_headline_shows_each_mode_and_marks_stale_numbers(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    plan = tiny.plan()
+    finish(plan)
+    for run_name in ("implicit-s0", "implicit-s1", "explicit-s0"):
+        path = plan.root / "evaluate" / run_name / "word-problem" / "manifest.json"
+        accuracies = {"s3-test-L8-h0.5": {"blockwise": 0.996, "sequential": None}, "s3-test-L16-h0.5": {"blockwise": 0}}
+        values = json.loads(path.read_text()) | {"summary": {"accuracy_last10": accuracies}}
+        path.write_text(json.dumps(values))
+    _, out, _ = run(capsys, "headline", "--config", str(tiny.path), "--results", str(plan.root.parent))
+    assert "S3: accuracy on the last ten tokens" in out
+    assert re.search(
+        r"implicit-s0 \(stale\) +blockwise +99\.6 % +0\.0 %\n", out
+    )  # made-up code digests are not the real ones
+    assert re.search(r"explicit-s0 \(stale\) +sequential +- +-\n", out)
+    assert "mlflow ui --backend-store-uri sqlite:///" in out

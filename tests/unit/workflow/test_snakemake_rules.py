@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from implicit_llm_workflow.plan import UnknownTarget
+from implicit_llm_workflow.snakemake_rules import RuleInputs, plan_from_snakemake
+from implicit_llm_workflow.yaml_files import read_yaml
+
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.test_plan import finish
+
+FREE = SimpleNamespace(run="implicit-s0", phase="free")
+
+
+def marked(path: str) -> str:
+    return f"ancient {path}"
+
+
+def test_inputs_are_the_manifests_of_the_roles(tiny: ExperimentFile) -> None:
+    plan = tiny.plan()
+    job = RuleInputs(plan, marked)
+    assert job.upstream("train", "start")(FREE) == [f"{plan.root}/train/implicit-s0/unrolled/manifest.json"]
+    assert job.upstream("train", "nothing")(FREE) == []
+    assert len(job.upstream("evaluate")(SimpleNamespace(run="explicit-s0", evaluation="word-problem"))) == 3
+
+
+def test_only_the_inputs_of_fresh_results_are_ancient(tiny: ExperimentFile) -> None:
+    assert not any("ancient" in path for path in RuleInputs(tiny.plan(), marked).upstream("train")(FREE))
+    finish(tiny.plan())
+    assert all("ancient" in path for path in RuleInputs(tiny.plan(), marked).upstream("train")(FREE))
+
+
+def test_options_name_role_and_directory(tiny: ExperimentFile) -> None:
+    plan = tiny.plan()
+    words = RuleInputs(plan, marked).inputs("train")(FREE)
+    assert words[:2] == ["--input", f"data={plan.root}/data/s3-train"]
+
+
+def test_a_file_name_has_one_reading(tiny: ExperimentFile) -> None:
+    constraints = RuleInputs(tiny.plan(), marked).wildcard_constraints
+    assert re.fullmatch(constraints["config"], "tiny")
+    assert not re.fullmatch(constraints["config"], "tiny2")
+    assert not re.fullmatch(constraints["run"], "a/b")
+
+
+def test_a_job_that_no_node_has_is_refused(tiny: ExperimentFile) -> None:
+    with pytest.raises(UnknownTarget, match="no such job"):
+        RuleInputs(tiny.plan(), marked).identity("train")(SimpleNamespace(run="implicit-s9", phase="free"))
+
+
+def test_snakemakes_reading_of_a_file_gives_the_same_plan(tiny: ExperimentFile) -> None:
+    values = read_yaml(tiny.path)
+    values["runs"]["implicit"]["override"]["curriculum"]["free"]["solver"]["tol"] = "1e-1"  # as YAML 1.1 reads it
+    plan = plan_from_snakemake(values, [str(tiny.path)])
+    assert plan.nodes == tiny.plan().nodes

@@ -1,0 +1,64 @@
+"""The driver itself: bad configuration, a second driver, a killed one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from implicit_llm_workflow.snakemake_driver import hold_lock
+
+from tests.workflow.tiny_project import NOTHING, Project, make_project
+
+DEADLINE_S = 60
+
+
+def test_a_mistake_in_the_configuration_is_one_line_and_exit_code_2(project: Project) -> None:
+    project.edit(project.config, "hard_fraction: 0.5", "hard_fraction: 1.5")
+    output = project.snakemake("--dry-run", code=2)
+    assert "Traceback" not in output
+    errors = [line for line in output.splitlines() if "rror" in line]
+    assert len(errors) == 1
+    assert re.fullmatch(r"error: tiny\.yaml: data\.s3\.train\.hard_fraction: 1\.5 is not allowed; .*", errors[0])
+
+
+def test_a_second_driver_is_refused_but_may_look(built: Project) -> None:
+    with hold_lock(built.results / ".driver.lock"):
+        output = built.snakemake(code=1)
+        assert "another Snakemake" in output
+        assert "Traceback" not in output
+        assert NOTHING in built.snakemake("--dry-run")
+
+
+def test_after_a_kill_of_everything_the_next_call_goes_on(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    hold = project.dir / "hold"
+    hold.touch()
+    environment = project.environment | {"TINY_HOLD": str(hold)}
+    with subprocess.Popen(
+        project.driver,
+        cwd=project.dir,
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+    ) as driver:
+        try:
+            wait_for(project.dir / "hold.reached")
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+    assert not (project.results / "report" / "manifest.json").exists()
+    done = sorted(path.stat().st_mtime_ns for path in project.results.glob("data/*/manifest.json"))
+    project.snakemake()
+    assert (project.results / "report" / "manifest.json").is_file()
+    assert sorted(path.stat().st_mtime_ns for path in project.results.glob("data/*/manifest.json"))[: len(done)] == done
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.02)
