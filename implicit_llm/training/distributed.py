@@ -1,0 +1,65 @@
+"""What the processes of one job must agree on; with a single process all of it is free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+def world_size() -> int:
+    """Number of processes that train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def mean_over_ranks(tensor: Tensor) -> Tensor:
+    """Mean of the tensors of all ranks. Collective."""
+    if world_size() > 1:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor)
+        tensor /= world_size()
+    return tensor
+
+
+def total_over_ranks(number: int, device: torch.device) -> int | Tensor:
+    """Sum of the numbers of all ranks, left on the device. Collective."""
+    if world_size() == 1:
+        return number
+    total = torch.tensor(number, device=device)
+    dist.all_reduce(total)
+    return total
+
+
+def max_over_ranks(number: int, device: torch.device) -> int:
+    """Largest of the numbers of all ranks, so that one rank's wish is known to all at the same step. Collective."""
+    if world_size() == 1:
+        return number
+    largest = torch.tensor(number, device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest.item())
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """The values of all ranks, in their order. Collective."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def from_main(value: Any) -> Any:
+    """The value of rank 0, on every rank. Collective."""
+    if world_size() == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def wait_for_all() -> None:
+    """Return when every rank has come here. Collective."""
+    if world_size() > 1:
+        dist.barrier()

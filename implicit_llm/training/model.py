@@ -1,0 +1,69 @@
+"""The model of a training job, from its config."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
+
+import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
+from implicit_llm.runs.errors import UserError
+from implicit_llm.solver.config import SolverConfig
+from implicit_llm.training.config import TrainConfig
+
+
+class ModelError(UserError):
+    """The model of the config cannot be made, or does not fit the data."""
+
+
+def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedModel:
+    """The model in fp32 with the phase's solver, its parameters drawn from the config's seed.
+
+    Raises: ModelError that starts with `where`.
+    """
+    set_seed(config.seed)
+    solver = config.phase.solver
+    try:
+        model = _pretrained(config.model) if "pretrained" in config.model else _from_config(config.model, solver, where)
+    except (ValueError, TypeError, OSError) as error:
+        if hasattr(error, "exit_code"):
+            raise
+        raise ModelError(f"{where}.model: {' '.join(str(error).split())[:300]}") from error
+    if solver is not None and getattr(model, "solver", None) is None:
+        raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
+    if solver is not None:
+        setattr(model, "solver", SolverConfig.from_dict(solver))  # noqa: B010  (a property: nn.Module's types hide it)
+    elif getattr(model, "solver", None) is not None:
+        raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
+    if model.config.get_text_config().vocab_size < vocab_size:
+        raise ModelError(
+            f"{where}.model.vocab_size: {model.config.vocab_size} tokens are fewer than the {vocab_size} of the data; "
+            "raise it"
+        )
+    return model
+
+
+def _pretrained(fields: dict[str, Any]) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(fields["pretrained"], dtype=torch.float32, use_safetensors=True)
+
+
+def _from_config(fields: dict[str, Any], solver: dict[str, Any] | None, where: str) -> PreTrainedModel:
+    kind = fields["model_type"]
+    if kind not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(kind, list(CONFIG_MAPPING), n=1)
+        raise ModelError(f"{where}.model.model_type: Hugging Face knows no {kind!r}; {_nearest(near)}")
+    known = CONFIG_MAPPING[kind]()
+    for key in fields:
+        if not hasattr(known, key):
+            near = difflib.get_close_matches(key, known.to_dict(), n=1)
+            raise ModelError(f"{where}.model.{key}: {kind} has no such field; {_nearest(near)}")
+    given = {key: value for key, value in fields.items() if key != "model_type"}
+    if solver is not None:
+        given["solver"] = dict(solver)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **given), dtype=torch.float32)
+
+
+def _nearest(near: list[str]) -> str:
+    return f"did you mean {near[0]!r}?" if near else "see the documentation of transformers"

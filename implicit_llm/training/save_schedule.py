@@ -1,0 +1,68 @@
+"""When a training state is committed, and when training stops on request."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from implicit_llm.testing import faults
+from implicit_llm.training.config import Runtime
+from implicit_llm.training.distributed import max_over_ranks
+from implicit_llm.training.preemption import StopRequest
+
+_SAVE, _STOP = 1, 2
+
+
+class SaveSchedule(TrainerCallback):
+    """Commits at the intervals of the runtime, at the end of the phase, and at once on a stop request.
+
+    All ranks do the same at the same step, whichever of them was asked to stop or looked at the clock.
+    must_save: whether this step's state must not be lost. committed_step: the last one on disk; who commits sets it.
+    """
+
+    def __init__(self, runtime: Runtime, stop: StopRequest) -> None:
+        self.must_save = False
+        self.committed_step: int | None = None
+        self._runtime = runtime
+        self._stop = stop
+        self._last_save = time.monotonic()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._last_save = time.monotonic()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        faults.point("train.after_step")
+        wish = max_over_ranks(self._wish(state.global_step), args.device)
+        is_last = state.global_step >= state.max_steps
+        self.must_save = is_last or bool(wish & _STOP)
+        if is_last:
+            control.should_log = True  # so that no metrics are left over for the next phase
+        if wish or is_last:
+            control.should_save = True
+        if wish & _STOP:
+            control.should_training_stop = True
+        return control
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        self._last_save = time.monotonic()
+        # Asked while the state was being written: it is on disk now, another step would only have to be saved again.
+        is_asked = max_over_ranks(int(bool(self._stop)), args.device)
+        if is_asked and max_over_ranks(int(self.committed_step == state.global_step), args.device):
+            control.should_training_stop = True
+        return control
+
+    def _wish(self, step: int) -> int:
+        runtime = self._runtime
+        is_due = runtime.save_steps is not None and step % runtime.save_steps == 0
+        if runtime.save_every_s is not None and time.monotonic() - self._last_save >= runtime.save_every_s:
+            is_due = True
+        # As a maximum over ranks is taken, stopping implies saving.
+        return _SAVE | _STOP if self._stop else _SAVE if is_due else 0

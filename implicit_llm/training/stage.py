@@ -1,0 +1,244 @@
+"""The stage `train`: one phase of a curriculum, from nothing or from the phase before to model and training state."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, TrainingArguments
+from transformers.utils import logging as transformers_logging
+
+from implicit_llm.data.shards import TokenDataset, open_dataset
+from implicit_llm.runs.atomic import commit_directory, temporary_name, write_atomic
+from implicit_llm.runs.errors import Preempted, UserError
+from implicit_llm.runs.fill import fill
+from implicit_llm.runs.stage import Input, StageContext, StageResult
+from implicit_llm.testing import faults
+from implicit_llm.tracking import journal as journals
+from implicit_llm.training.batches import BatchLayout
+from implicit_llm.training.checkpoint import Checkpoint
+from implicit_llm.training.checkpoint_store import CheckpointStore, NoCheckpoint, check_identity, find_checkpoint
+from implicit_llm.training.committing import Committer
+from implicit_llm.training.config import Runtime, TrainConfig
+from implicit_llm.training.distributed import from_main, wait_for_all, world_size
+from implicit_llm.training.metrics import StepMetrics
+from implicit_llm.training.model import build_model
+from implicit_llm.training.preemption import StopRequest
+from implicit_llm.training.save_schedule import SaveSchedule
+from implicit_llm.training.state import load_model, model_tensors
+from implicit_llm.training.status import StatusLine, shown, wants_bar
+from implicit_llm.training.trainer import PhaseTrainer, TrainingJob, training_arguments
+
+DATA_ROLE, START_ROLE = "data", "start"
+MODEL_DIR, SUMMARY_FILE = "model", "training.json"
+
+
+class TrainInputError(UserError):
+    """An input directory or a runtime option is not what training needs."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A phase ready to go on from `start` (None: from nothing)."""
+
+    config: TrainConfig
+    runtime: Runtime
+    args: TrainingArguments
+    dataset: TokenDataset
+    model: PreTrainedModel
+    store: CheckpointStore
+    start: Checkpoint | None
+
+
+def run(context: StageContext) -> StageResult:
+    """Body of `implicit-llm train`: leaves model/, checkpoint/ and training.json below work.
+
+    Raises: UserError; Preempted once the state is committed after a stop request.
+    """
+    with StopRequest() as stop:
+        setup = _prepare(context)
+        if setup.start is None or setup.start.global_step < setup.config.phase.end_step:
+            if stop:
+                raise Preempted(f"train/{context.name}: {stop.received} before the first step; start it again")
+            _train(context, setup, stop)
+        return _finish(context, setup)
+
+
+def _prepare(context: StageContext) -> Setup:
+    where = f"train/{context.name}"
+    config = fill(TrainConfig, context.config, where)
+    runtime = fill(Runtime, {key: value for key, value in context.runtime.items() if value is not None}, "runtime")
+    args = training_arguments(config, runtime, _set_up_torch(runtime), context.work)
+    dataset = open_dataset(_input(context, DATA_ROLE).work)
+    model = build_model(config, dataset.vocab_size, where)
+    identity = {
+        "stage": context.stage,
+        "fingerprint": context.fingerprint,
+        "config": context.config,
+    }
+    store = CheckpointStore(context.work, identity, context.journal)
+    start = from_main(_find_start(context, config, runtime, store) if context.is_main else None)
+    if context.is_main:
+        store.require_space(sum(3 * tensor.nbytes for tensor in model_tensors(model).values()))
+        _rewind_journal(context, start)
+    return Setup(config, runtime, args, dataset, model, store, start)
+
+
+def _find_start(
+    context: StageContext, config: TrainConfig, runtime: Runtime, store: CheckpointStore
+) -> Checkpoint | None:
+    """The furthest of this run's own checkpoints and the one given by hand; else the end of the phase before."""
+    found = [store.newest()]
+    if runtime.resume is not None:
+        given = find_checkpoint(runtime.resume)
+        check_identity(given, store.identity, advice="leave out --resume, or give a checkpoint of this very run")
+        found.append(given)
+    own = max((item for item in found if item), key=lambda item: item.global_step, default=None)
+    if own is not None:
+        context.log.info("going on from %s, step %d", own.path.name, own.global_step)
+        return own
+    return _previous_phase(context, config) if config.phase.index > 0 else None
+
+
+def _previous_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
+    source = _input(context, START_ROLE)
+    path = source.work / "checkpoint"
+    try:
+        start = find_checkpoint(path)
+    except NoCheckpoint as error:
+        raise TrainInputError(
+            f"{path}: the phase before left no whole training state; delete {source.dir / 'manifest.json'} "
+            "and run the workflow again"
+        ) from error
+    if start.global_step != config.phase.start_step:
+        raise TrainInputError(
+            f"{path}: is at step {start.global_step}, but phase {config.phase.name} starts at "
+            f"{config.phase.start_step}; give the run directory of the phase before as `{START_ROLE}`"
+        )
+    context.log.info("starting from the end of %s, step %d", source.manifest.name, start.global_step)
+    return start
+
+
+def _rewind_journal(context: StageContext, start: Checkpoint | None) -> None:
+    """Steps after the checkpoint are made again, so their points must not count twice."""
+    step = 0 if start is None else start.global_step
+    path = context.journal.path
+    if path is not None and any(point.step > step for point in journals.read(path)):
+        context.journal.rewind(step)
+
+
+def _train(context: StageContext, setup: Setup, stop: StopRequest) -> None:
+    config, runtime = setup.config, setup.runtime
+    layout = BatchLayout.choose(config.batch_size, world_size(), setup.args.process_index, runtime.micro_batch_size)
+    schedule = SaveSchedule(runtime, stop)
+    status = StatusLine(context.name, context.log, bar=wants_bar(runtime.progress))
+
+    def report(step: int, values: dict[str, float]) -> None:
+        context.journal.metrics(step, values)
+        status.values = values
+
+    job = TrainingJob(
+        name=context.name,
+        config=config,
+        dataset=setup.dataset,
+        layout=layout,
+        identity=dict(setup.store.identity),
+        work=context.work,
+        commit=Committer(setup.store, schedule, context.journal, runtime.grace_s),
+        report=report,
+    )
+    context.log.info("%s", _headline(context, setup, layout))
+    use_cache = setup.model.config.use_cache
+    trainer = PhaseTrainer(setup.model, setup.args, job, [schedule, status])
+    reached = trainer.fit(setup.start)
+    setup.model.config.use_cache = use_cache  # the Trainer switches it off, and it is saved with the model
+    if reached < config.phase.end_step:
+        raise Preempted(
+            f"train/{context.name}: stopped by {stop.received} after step {reached}, which is committed; start it again"
+        )
+
+
+def _finish(context: StageContext, setup: Setup) -> StageResult:
+    """Model, final training state and summary, from the checkpoint at the end of the phase."""
+    files = [MODEL_DIR, "checkpoint", SUMMARY_FILE]
+    if not context.is_main:
+        wait_for_all()
+        return StageResult(files, {})
+    final = setup.store.newest()
+    if final is None or final.global_step != setup.config.phase.end_step:
+        raise NoCheckpoint(f"{setup.store.final}: the state at the end of the phase was damaged; start again")
+    load_model(setup.model, final.model(), str(final.path))
+    _save_model(setup.model, context.work / MODEL_DIR)
+    summary = _summary(context, setup, final)
+    faults.point("train.before_summary")
+    write_atomic(context.work / SUMMARY_FILE, json.dumps(summary, sort_keys=True, indent=1) + "\n")
+    setup.store.finish(final)
+    context.log.info(
+        "%s: phase finished at step %d, %s", context.name, final.global_step, ", ".join(shown(summary["metrics"]))
+    )
+    wait_for_all()
+    return StageResult(files, summary)
+
+
+def _save_model(model: PreTrainedModel, directory: Path) -> None:
+    tmp = temporary_name(directory)
+    try:
+        model.save_pretrained(tmp)
+        faults.point("train.before_model")
+        commit_directory(tmp, directory)
+    finally:
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+def _summary(context: StageContext, setup: Setup, final: Checkpoint) -> dict[str, Any]:
+    """Nothing in it depends on the runtime. metrics: means over the last steps."""
+    config = setup.config
+    metrics = StepMetrics()
+    metrics.load_state(final.metrics)
+    return {
+        "phase": config.phase.name,
+        "global_step": final.global_step,
+        "tokens": final.global_step * config.batch_size * setup.dataset.length,
+        "num_parameters": setup.model.num_parameters(),
+        "metrics": metrics.recent(),
+        "data": context.inputs[DATA_ROLE].manifest.identity["config"],
+    }
+
+
+def _headline(context: StageContext, setup: Setup, layout: BatchLayout) -> str:
+    phase = setup.config.phase
+    first = phase.start_step if setup.start is None else setup.start.global_step
+    solver = setup.config.phase.solver
+    how = "explicit" if solver is None else str(solver.get("mode", "fixed_point"))
+    return (
+        f"{context.name}: steps {first} to {phase.end_step}, {how}, {setup.model.num_parameters():,} parameters, "
+        f"{layout.batch_size} x {setup.dataset.length} tokens a step in {layout.accumulation_steps} micro-batch(es) on "
+        f"{layout.world_size} {setup.args.device.type}, {setup.config.precision}, {torch.get_num_threads()} threads"
+    )
+
+
+def _set_up_torch(runtime: Runtime) -> str:
+    """Apply the runtime's settings of PyTorch; return the device's type. Raises: TrainInputError."""
+    transformers_logging.disable_progress_bar()  # of save_pretrained
+    if runtime.threads is not None:
+        torch.set_num_threads(runtime.threads)
+    if runtime.tf32:
+        torch.set_float32_matmul_precision("high")
+    if runtime.kernels == "triton":
+        raise TrainInputError(
+            "runtime.kernels: there are no triton kernels in this version; use --kernels auto or torch"
+        )
+    has_cuda = torch.cuda.is_available()
+    if runtime.device == "cuda" and not has_cuda:
+        raise TrainInputError("runtime.device: cuda was asked for and PyTorch finds none; use --device auto or cpu")
+    return "cuda" if has_cuda and runtime.device != "cpu" else "cpu"
+
+
+def _input(context: StageContext, role: str) -> Input:
+    if role not in context.inputs:
+        raise TrainInputError(f"train/{context.name}: no input `{role}`; add --input {role}=DIR with its run directory")
+    return context.inputs[role]

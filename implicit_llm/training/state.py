@@ -1,0 +1,108 @@
+"""The state of a training process as named tensors and plain values, and back: weights, optimizer, random numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from implicit_llm.runs.errors import UserError
+
+
+class StateMismatch(UserError):
+    """A checkpoint does not fit the model or the optimizer that should take it."""
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, tied ones once; the live tensors, not copies."""
+    seen: set[int] = set()
+    tensors = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor.detach()
+    return tensors
+
+
+def load_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Copy `tensors` into the model. Raises: StateMismatch that starts with `where`."""
+    live = model_tensors(model)
+    _check_names(live.keys(), tensors.keys(), where)
+    for name, tensor in live.items():
+        if tensor.shape != tensors[name].shape:
+            raise StateMismatch(
+                f"{where}: {name} has shape {tuple(tensors[name].shape)}, the model {tuple(tensor.shape)}; "
+                "all phases of a curriculum need the same model"
+            )
+        tensor.copy_(tensors[name])
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """State of every parameter as "<parameter>.<key>"; empty before the first update."""
+    names = _parameter_names(model)
+    return {
+        f"{names[id(parameter)]}.{key}": value.detach()
+        for parameter, values in optimizer.state.items()
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], where: str
+) -> None:
+    """Put `tensors` into the optimizer; its settings stay those of the config. Raises: StateMismatch."""
+    names = _parameter_names(model)
+    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    number_of = {name: number for number, name in enumerate(order)}
+    state: dict[int, dict[str, Tensor]] = {}
+    for flat_name, tensor in tensors.items():
+        name, _, key = flat_name.rpartition(".")
+        if name not in number_of:
+            raise StateMismatch(f"{where}: holds optimizer state of {name}, which this model does not train")
+        state.setdefault(number_of[name], {})[key] = tensor
+    if state:
+        _check_names(order, [order[number] for number in state], where)
+    # load_state_dict puts each tensor on the device and in the type that this optimizer keeps it in.
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def random_state() -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """State of all generators: Python's and numpy's as JSON values, torch's as uint8 tensors."""
+    version, numbers, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    values = {
+        "python": [version, list(numbers), gauss],
+        "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
+    }
+    tensors = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors["cuda"] = torch.cuda.get_rng_state()  # of the current device: a process trains on one
+    return values, tensors
+
+
+def set_random_state(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Undo everything drawn since `random_state`."""
+    version, numbers, gauss = values["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, position, has_gauss, cached = values["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(tensors["torch"])
+    if "cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["cuda"])
+
+
+def _parameter_names(model: nn.Module) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def _check_names(wanted: Any, found: Any, where: str) -> None:
+    missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    if missing or unknown:
+        parts = [f"lacks {missing[0]}"] if missing else []
+        parts += [f"holds {unknown[0]}, which this model does not have"] if unknown else []
+        raise StateMismatch(f"{where}: {' and '.join(parts)}; all phases of a curriculum need the same model")

@@ -1,0 +1,88 @@
+"""What a person sees while a phase trains: a log line every few seconds, or a bar."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+LINE_EVERY_S = 5.0
+_SHOWN = (("loss", "loss {:.4f}"), ("accuracy_last10", "last-10 {:.3f}"), ("f_evaluations", "f-evaluations {:.1f}"))
+
+
+class StatusLine(TrainerCallback):
+    """Shows progress from numbers that were logged anyway, so that it never waits for the device.
+
+    values: the metrics logged last; the owner keeps them up to date.
+    """
+
+    def __init__(self, name: str, log: logging.Logger, *, bar: bool) -> None:
+        self.values: Mapping[str, float] = {}
+        self._name = name
+        self._log = log
+        self._bar_wanted = bar
+        self._bar: Any = None
+        self._first = (0, 0.0)
+        self._shown_at = 0.0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._shown_at = time.monotonic()
+        self._first = (state.global_step, self._shown_at)
+        if self._bar_wanted and state.is_world_process_zero:
+            self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self._name, unit="step")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._bar is not None:
+            self._bar.update(1)
+        now = time.monotonic()
+        if now - self._shown_at < LINE_EVERY_S or not state.is_world_process_zero:
+            return
+        self._shown_at = now
+        if self._bar is not None:
+            self._bar.set_postfix_str(", ".join(shown(self.values)))
+        else:
+            self._log.info("%s", self.line(state.global_step, state.max_steps, now))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def line(self, step: int, end_step: int, now: float) -> str:
+        """The state of affairs after `step` at the time `now` (of time.monotonic)."""
+        first_step, started = self._first
+        rate = (step - first_step) / max(now - started, 1e-9)
+        left_s = (end_step - step) / rate if rate else float("inf")
+        parts = [*shown(self.values), f"{rate:.1f} steps/s", f"{duration(left_s)} left"]
+        return f"{self._name}: step {step}/{end_step}, {', '.join(parts)}"
+
+
+def shown(values: Mapping[str, float]) -> list[str]:
+    """The metrics worth a place in one line."""
+    return [text.format(values[key]) for key, text in _SHOWN if key in values]
+
+
+def duration(seconds: float) -> str:
+    """For example 45 s, 3 min 05 s, 2 h 10 min."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min" if seconds < 1e7 else "a long time"
+
+
+def wants_bar(progress: str) -> bool:
+    """Whether the runtime's `progress` means a bar here: on a terminal, and not among Snakemake's own lines."""
+    if progress != "auto":
+        return progress == "bar"
+    return sys.stderr.isatty() and not any(key.startswith("SNAKEMAKE") for key in os.environ)

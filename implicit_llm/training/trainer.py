@@ -1,0 +1,262 @@
+"""The Hugging Face Trainer with what a curriculum phase needs: own loss, batches, schedule, metrics and checkpoints.
+
+Shapes: `B` batch, `L` length, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from implicit_llm.testing import faults
+from implicit_llm.training.batches import IGNORED_LABEL, BatchLayout, Dataset, MicroBatches
+from implicit_llm.training.checkpoint import Checkpoint, TrainingState
+from implicit_llm.training.config import Runtime, TrainConfig
+from implicit_llm.training.distributed import gather_objects, total_over_ranks, world_size
+from implicit_llm.training.metrics import GRAD_NORM, LOSS, StepMetrics
+from implicit_llm.training.non_finite import UpdateGuard, non_finite_error
+from implicit_llm.training.optimizer import build_optimizer
+from implicit_llm.training.sampler import StepSampler
+from implicit_llm.training.schedule import GlobalStepSchedule, learning_rate
+from implicit_llm.training.state import (
+    load_model,
+    load_optimizer,
+    model_tensors,
+    optimizer_tensors,
+    random_state,
+    set_random_state,
+)
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What a trainer needs beside the model.
+
+    commit: takes a state of this rank 0 and puts it on disk. report: takes (global step, metrics of the steps since the
+    last report); both are called on rank 0 only.
+    """
+
+    name: str
+    config: TrainConfig
+    dataset: Dataset
+    layout: BatchLayout
+    identity: dict[str, Any]
+    work: Path
+    commit: Callable[[TrainingState], None]
+    report: Callable[[int, dict[str, float]], None]
+
+
+def training_arguments(config: TrainConfig, runtime: Runtime, device: str, work: Path) -> TrainingArguments:
+    """Arguments that leave to the Trainer the loop, autocast and DDP; also joins the process group under torchrun."""
+    args = TrainingArguments(
+        output_dir=str(work),
+        max_steps=config.phase.end_step,
+        max_grad_norm=config.optimizer.max_grad_norm,
+        learning_rate=config.schedule.peak_learning_rate,
+        bf16=config.precision == "bf16",
+        use_cpu=device == "cpu",
+        seed=config.seed,
+        logging_steps=runtime.log_every_steps,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,  # it would wait for the device in every step, and hide what must stop the run
+        save_strategy="no",  # the callback of save_schedule.py decides
+        eval_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        ignore_data_skip=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        average_tokens_across_devices=False,
+        ddp_find_unused_parameters=False,
+        label_names=["labels"],
+    )
+    args._n_gpu = min(1, args.n_gpu)  # several visible GPUs without torchrun would mean nn.DataParallel
+    return args
+
+
+class PhaseTrainer(Trainer):
+    """Trains from a checkpoint (or from nothing) to the end of the phase; `fit` is the entry."""
+
+    model: PreTrainedModel
+    optimizer: Any  # None until create_optimizer
+    lr_scheduler: Any
+    loss_is_scaled_for_ga = True  # compute_loss divides by the labels of the whole global batch
+
+    def __init__(
+        self, model: PreTrainedModel, args: TrainingArguments, job: TrainingJob, callbacks: list[TrainerCallback]
+    ) -> None:
+        args.per_device_train_batch_size = job.layout.micro_batch_size
+        args.gradient_accumulation_steps = job.layout.accumulation_steps
+        super().__init__(model=model, args=args, callbacks=callbacks)
+        self.remove_callback(PrinterCallback)
+        self.model_accepts_loss_kwargs = True  # the same, for versions without the attribute above
+        self.job = job
+        self.metrics = StepMetrics()
+        self.sampler = StepSampler(len(job.dataset), job.config.batch_size, job.config.seed)
+        self._start: Checkpoint | None = None
+        self._guard: UpdateGuard | None = None
+        self._logged_at = (0, time.monotonic())
+
+    def fit(self, start: Checkpoint | None) -> int:
+        """Train; return the global step reached, less than the end of the phase after a stop request."""
+        self._start = start
+        if start is not None:
+            self.metrics.load_state(start.metrics)
+            if start.global_step == self.job.config.phase.start_step:
+                self.metrics.start_phase()
+        self._logged_at = (self.first_step, time.monotonic())
+        self.train(resume_from_checkpoint=None if start is None else str(start.path))
+        return self.state.global_step
+
+    @property
+    def first_step(self) -> int:
+        """Steps that were finished before `fit`."""
+        return 0 if self._start is None else self._start.global_step
+
+    # ---- data, loss, optimizer
+
+    def get_train_dataloader(self) -> Any:
+        job = self.job
+        return MicroBatches(job.dataset, self.sampler, job.layout, job.config.labels, self.first_step)
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> int | Tensor:
+        return total_over_ranks(sum(batch["num_labels"] for batch in batch_samples), device)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        faults.point("train.micro_step")
+        try:
+            return super().training_step(model, inputs, num_items_in_batch)
+        except FloatingPointError as error:
+            raise self._non_finite(self.state.global_step + 1, str(error)) from error
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Cross entropy in fp32 of the logits at each position against the label at that position.
+
+        The sum over a micro-batch is divided by the labels of the global batch, so that accumulation and world size
+        change nothing; DDP averages over ranks, hence the factor.
+        """
+        labels_BL = inputs["labels"]
+        outputs = model(input_ids=inputs["input_ids"])
+        logits_BLV = outputs.logits
+        loss = F.cross_entropy(
+            logits_BLV.flatten(0, 1).float(), labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+        )
+        loss = loss * (world_size() / num_items_in_batch)
+        self.metrics.add(loss, logits_BLV, labels_BL, getattr(outputs, "solver_stats", None))
+        return (loss, outputs) if return_outputs else loss
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            self.optimizer = build_optimizer(self.model if model is None else model, self.job.config.optimizer)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        if self.lr_scheduler is None:
+            config = self.job.config
+            # Accelerate has wrapped the optimizer by now, for a gradient scaler that bf16 and fp32 do not need; it
+            # looks for an optional package in the file system every time, longer than the update itself takes on a CPU.
+            self.optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+            self.lr_scheduler = GlobalStepSchedule(self.optimizer, config.schedule, config.total_steps, self.first_step)
+        return self.lr_scheduler
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        # The one place between the backward pass and the update that knows both loss and gradient.
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(trained, self.args.max_grad_norm)
+        loss_and_norm = self.metrics.close_step(norm)
+        if self._guard is None:
+            self._guard = UpdateGuard(self.optimizer, self.args.device, is_alone=world_size() == 1)
+        if not self._guard.is_good(loss_and_norm):
+            self._read_metrics(self.state.global_step + 1)
+        return norm
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        return 0  # the default walks over all parameters in every step
+
+    # ---- metrics
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Report the metrics of the steps since the last report; the Trainer's own numbers are left out."""
+        if "loss" not in logs:
+            return  # the Trainer's summary at the end
+        step = self.state.global_step
+        self._read_metrics(step)
+        values = self.metrics.drain()
+        values["learning_rate"] = learning_rate(self.job.config.schedule, step - 1, self.job.config.total_steps)
+        (last_step, last_time), now = self._logged_at, time.monotonic()
+        tokens = (step - last_step) * self.job.config.batch_size * self.job.dataset.length
+        values["tokens_per_s"] = tokens / max(now - last_time, 1e-9)
+        self._logged_at = (step, now)
+        if self.is_world_process_zero():
+            self.job.report(step, values)
+
+    def _read_metrics(self, step: int) -> None:
+        """Bring the metrics of all closed steps, the last of them `step`, to the host.
+
+        Raises: NonFiniteTraining for the first of them whose loss or gradient is not finite.
+        """
+        rows = self.metrics.pull()
+        for number, row in enumerate(rows, start=step - len(rows) + 1):
+            if not (math.isfinite(row[LOSS]) and math.isfinite(row[GRAD_NORM])):
+                raise self._non_finite(number, f"the loss is {row[LOSS]:g} and the gradient norm {row[GRAD_NORM]:g}")
+
+    def _non_finite(self, step: int, what: str) -> Exception:
+        job = self.job
+        return non_finite_error(
+            job.name, step, what, self.sampler.indices(step - 1), self.metrics.recent_rows(), job.work
+        )
+
+    # ---- checkpoints
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self._read_metrics(self.state.global_step)
+        random = gather_objects(random_state())
+        if not self.is_world_process_zero():
+            return
+        self.job.commit(
+            TrainingState(
+                global_step=self.state.global_step,
+                identity=self.job.identity,
+                model=model_tensors(self.model),
+                optimizer=optimizer_tensors(self.optimizer, self.model),
+                random=random,
+                metrics=self.metrics.state(),
+            )
+        )
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        assert self._start is not None
+        load_model(self.model if model is None else model, self._start.model(), str(self._start.path))
+
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: Any,
+        trial: Any,
+    ) -> tuple[int, int]:
+        # The Trainer's own state file holds run-time settings; all that counts here is the step.
+        progress = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, trial)
+        self.state.global_step = self.first_step
+        return progress
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self._start is not None:
+            load_optimizer(self.optimizer, self.model, self._start.optimizer(), str(self._start.path))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        found = None if self._start is None else self._start.random(self.args.process_index)
+        if found is not None:
+            set_random_state(*found)

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from implicit_llm.testing import faults
+from tests.unit.training.small_runs import make_data
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _mlflow_is_not_installed() -> Iterator[None]:
+    """A stage works without MLflow, and these tests are not about it."""
+    gc.collect()
+    gc.freeze()  # the Trainer collects garbage at every start, and would walk through all modules that are imported
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "mlflow", None)  # what makes `import mlflow` an ImportError
+        yield
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory, _mlflow_is_not_installed: None) -> Path:
+    """Run directory of the training set."""
+    return make_data(tmp_path_factory.mktemp("results") / "demo")
+
+
+@pytest.fixture
+def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """Set the fault of the next run, as `point:kind@hit`; None for none."""
+
+    def set_fault(fault: str | None) -> None:
+        monkeypatch.setattr(faults, "_hits", Counter())
+        monkeypatch.delenv("FAULT", raising=False)
+        if fault is not None:
+            monkeypatch.setenv("FAULT", fault)
+
+    return set_fault

@@ -1,0 +1,124 @@
+"""Small training runs through the whole frame: a data set of S3 word problems and phases of a few steps on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from implicit_llm.data import stage as data_stage
+from implicit_llm.runs.identity import compute_fingerprint
+from implicit_llm.runs.manifest import Manifest
+from implicit_llm.runs.stage import StageRequest, run_stage
+from implicit_llm.tracking import journal
+from implicit_llm.training import stage as train_stage
+
+LENGTH = 12
+NUM_SAMPLES = 50  # with batches of 8, epochs end within a step
+UNROLLED = {"mode": "unrolled", "num_unroll": 2}
+FREE = {"mode": "fixed_point", "max_iter": 4, "tol": 0.05, "phantom_steps": 2}
+
+IMPLICIT: dict[str, Any] = {
+    "model_type": "implicit_mamba2",
+    "vocab_size": 6,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "expand": 2,
+    "head_dim": 8,
+    "state_size": 8,
+    "dropout": 0.1,  # so that the random state matters
+}
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 6,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "attention_dropout": 0.1,
+}
+
+
+def train_config(model: Mapping[str, Any] = IMPLICIT, **changes: Any) -> dict[str, Any]:
+    """Config of a single phase of 8 steps; `phase` in `changes` is laid over its fields."""
+    phase = {"name": "only", "index": 0, "start_step": 0, "end_step": 8, "solver": None}
+    if model["model_type"].startswith("implicit") and model.get("is_implicit", True):
+        phase["solver"] = FREE
+    phase |= changes.pop("phase", {})
+    config = {
+        "task": "word_problem",
+        "labels": "aligned",
+        "model": dict(model),
+        "phase": phase,
+        "total_steps": 8,
+        "schedule": {
+            "kind": "linear",
+            "peak_learning_rate": 0.01,
+            "final_learning_rate": 0.0,
+            "warmup_fraction": 0.25,
+        },
+        "optimizer": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 0.25},
+        "batch_size": 8,
+        "precision": "fp32",
+        "seed": 3,
+    }
+    return {**config, **changes}
+
+
+def identity(stage: str, name: str, config: dict[str, Any], upstream: dict[str, str]) -> str:
+    parts: dict[str, Any] = {"stage": stage, "config": config, "code": "c0de", "upstream": upstream}
+    return json.dumps({**parts, "name": name, "fingerprint": compute_fingerprint(**parts)})
+
+
+def make_data(results: Path) -> Path:
+    """A training set; returns its run directory."""
+    config = {
+        "kind": "word_problem",
+        "group": "S3",
+        "monoid": "none",
+        "hard_fraction": 0.5,
+        "length": LENGTH,
+        "num_samples": NUM_SAMPLES,
+        "split": "train",
+        "seed": 0,
+        "shard_samples": 32,
+    }
+    run_dir = results / "data" / "s3-train"
+    run_stage(StageRequest(run_dir, identity("data", "s3-train", config, {})), data_stage.run)
+    return run_dir
+
+
+def request(
+    run_dir: Path, config: dict[str, Any], data: Path, start: Path | None = None, **runtime: Any
+) -> StageRequest:
+    inputs = {"data": data} | ({} if start is None else {"start": start})
+    upstream = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in inputs.items()}
+    name = "/".join(run_dir.parts[-2:])
+    given = {"device": "cpu", "threads": 1, "log_every_steps": 1, "progress": "log", **runtime}
+    return StageRequest(run_dir, identity("train", name, config, upstream), inputs, given)
+
+
+def train(run_dir: Path, config: dict[str, Any], data: Path, start: Path | None = None, **runtime: Any) -> Manifest:
+    """Run one phase to its end."""
+    manifest = run_stage(request(run_dir, config, data, start, **runtime), train_stage.run)
+    assert manifest is not None
+    return manifest
+
+
+def work_of(run_dir: Path) -> Path:
+    (work,) = [path for path in (run_dir / "work").iterdir() if path.is_dir()]
+    return work
+
+
+def logged(run_dir: Path) -> list[tuple[int, dict[str, float]]]:
+    """Points of the journal without measured speed."""
+    points = journal.read(work_of(run_dir) / "journal.jsonl")
+    return [(point.step, {k: v for k, v in point.values.items() if k != "tokens_per_s"}) for point in points]
+
+
+def artifacts(run_dir: Path) -> dict[str, str]:
+    """Digests of all that a finished phase leaves."""
+    manifest = Manifest.read(run_dir / "manifest.json")
+    prefix = work_of(run_dir).relative_to(run_dir).as_posix() + "/"
+    return {record.path.removeprefix(prefix): record.sha256 for record in manifest.files}

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import errno
+import json
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from implicit_llm.runs.atomic import StorageError
+from implicit_llm.testing.faults import FaultInjected
+from implicit_llm.tracking.journal import Journal, read_events
+from implicit_llm.training import checkpoint_store
+from implicit_llm.training.checkpoint import (
+    CorruptCheckpoint,
+    TornCheckpoint,
+    TrainingState,
+    read_checkpoint,
+    write_checkpoint,
+)
+from implicit_llm.training.checkpoint_store import (
+    CheckpointStore,
+    ForeignCheckpoint,
+    NoCheckpoint,
+    OutOfSpace,
+    find_checkpoint,
+)
+from implicit_llm.training.state import random_state
+
+IDENTITY = {"stage": "train", "fingerprint": "f" * 64, "config": {"seed": 0, "schedule": {"peak_learning_rate": 0.1}}}
+
+
+def state(step: int, size: int = 4) -> TrainingState:
+    tensors = {"weight": torch.full((size,), float(step))}
+    moments = {"weight.exp_avg": torch.full((size,), step + 0.5), "weight.step": torch.tensor(float(step))}
+    return TrainingState(
+        step, IDENTITY, tensors, moments, [random_state()], {"columns": [], "window": [], "recent": []}
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path, IDENTITY, Journal(tmp_path / "journal.jsonl"))
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return sorted(path.name for path in store.directory.iterdir())
+
+
+def events(tmp_path: Path) -> list[tuple[str, str]]:
+    return [(event["name"], event["path"]) for event in read_events(tmp_path / "journal.jsonl")]
+
+
+def test_a_checkpoint_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    values, tensors = random_state()
+    written = state(7)
+    write_checkpoint(written, tmp_path / "step-00000007")
+    found = read_checkpoint(tmp_path / "step-00000007")
+    assert found.global_step == 7
+    assert found.identity == IDENTITY
+    assert torch.equal(found.model()["weight"], written.model["weight"])
+    assert set(found.optimizer()) == {"weight.exp_avg", "weight.step"}
+    again = found.random(0)
+    assert again is not None
+    assert again[0] == json.loads(json.dumps(values))
+    assert all(torch.equal(again[1][name], tensor) for name, tensor in tensors.items())
+    assert found.random(1) is None
+
+
+def test_equal_states_give_equal_bytes_and_nothing_is_pickled(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_checkpoint(state(7), tmp_path / name)
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in files)
+    assert {Path(name).suffix for name in files} == {".json", ".safetensors"}
+
+
+def test_the_newest_committed_checkpoint_is_found_and_only_two_are_kept(store: CheckpointStore) -> None:
+    assert store.newest() is None
+    for step in (5, 10, 15, 20):
+        store.commit(state(step))
+    assert names(store) == ["step-00000015", "step-00000020"]
+    newest = store.newest()
+    assert newest is not None
+    assert newest.global_step == 20
+
+
+def test_foreign_names_are_left_alone(store: CheckpointStore) -> None:
+    store.commit(state(5))
+    for name in ("step-30-old", "step-0030", "step-00000030.bak", "xstep-00000040", "notes"):
+        (store.directory / name).mkdir()
+    (store.directory / "step-00000050").write_text("a file")
+    newest = store.newest()
+    assert newest is not None
+    assert newest.global_step == 5
+    store.commit(state(6))
+    store.commit(state(7))
+    assert "step-30-old" in names(store)
+
+
+@pytest.mark.parametrize("damage", ["absent", "empty", "cut", "not JSON", "other format", "names too few"])
+def test_a_checkpoint_without_whole_digests_is_reported_and_goes_after_the_next_commit(
+    store: CheckpointStore, tmp_path: Path, damage: str
+) -> None:
+    store.commit(state(5))
+    store.commit(state(10))
+    digests = store.directory / "step-00000010" / "checkpoint.json"
+    text = digests.read_text()
+    fewer = json.loads(text)
+    del fewer["files"]["model.safetensors"]
+    contents = {
+        "empty": "",
+        "cut": text[: len(text) // 2],
+        "not JSON": "checkpoint",
+        "other format": text.replace('"format": 1', '"format": 99'),
+        "names too few": json.dumps(fewer),
+    }
+    if damage == "absent":
+        digests.unlink()
+    else:
+        digests.write_text(contents[damage])
+    newest = store.newest()
+    assert newest is not None
+    assert newest.global_step == 5
+    assert events(tmp_path) == [("checkpoint_torn", "step-00000010")]
+    assert "step-00000010" in names(store)
+    store.commit(state(6))
+    assert names(store) == ["step-00000005", "step-00000006"]
+
+
+def test_a_half_written_directory_is_reported_and_goes_after_the_next_commit(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    store.commit(state(5))
+    torn = store.directory / "step-00000010.tmp"
+    torn.mkdir()
+    (torn / "model.safetensors").write_bytes(b"half")
+    assert store.newest() is not None
+    assert events(tmp_path) == [("checkpoint_torn", "step-00000010.tmp")]
+    store.commit(state(6))
+    assert names(store) == ["step-00000005", "step-00000006"]
+
+
+def test_a_torn_directory_of_the_step_that_is_committed_next_does_not_take_it_along(store: CheckpointStore) -> None:
+    store.commit(state(10))
+    (store.directory / "step-00000010" / "checkpoint.json").unlink()
+    assert store.newest() is None
+    store.commit(state(10))
+    newest = store.newest()
+    assert newest is not None
+    assert newest.global_step == 10
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"])
+def test_one_flipped_byte_is_named_with_both_digests_and_the_checkpoint_set_aside(
+    store: CheckpointStore, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.commit(state(5))
+    good = store.commit(state(10))
+    file = good.path / name
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(CorruptCheckpoint, match=rf"{name}: expected .* sha256 \w{{64}}; found .* \w{{64}}"):
+        read_checkpoint(good.path)
+    newest = store.newest()
+    assert newest is not None
+    assert newest.global_step == 5
+    assert names(store) == ["step-00000005", "step-00000010.bad"]
+    assert events(tmp_path) == [("checkpoint_corrupt", "step-00000010")]
+    assert name in caplog.text
+    store.commit(state(10))
+    assert "step-00000010.bad" in names(store)
+
+
+def test_a_missing_file_is_damage(tmp_path: Path) -> None:
+    write_checkpoint(state(1), tmp_path / "one")
+    (tmp_path / "one" / "model.safetensors").unlink()
+    with pytest.raises(CorruptCheckpoint, match="no file"):
+        read_checkpoint(tmp_path / "one")
+    with pytest.raises(TornCheckpoint):
+        read_checkpoint(tmp_path / "nowhere")
+
+
+def test_the_final_checkpoint_replaces_all_others_and_is_found_again(store: CheckpointStore) -> None:
+    store.commit(state(5))
+    last = store.commit(state(10))
+    assert store.finish(last) == store.final
+    assert not store.directory.exists()
+    newest = store.newest()
+    assert newest is not None
+    assert (newest.path, newest.global_step) == (store.final, 10)
+    assert store.finish(newest) == store.final
+
+
+def test_a_checkpoint_of_another_identity_is_refused_with_the_difference_in_one_line(store: CheckpointStore) -> None:
+    store.commit(state(5))
+    config = {"seed": 0, "schedule": {"peak_learning_rate": 0.2}, "batch_size": 8}
+    store.identity = {**IDENTITY, "fingerprint": "e" * 64, "config": config}
+    with pytest.raises(ForeignCheckpoint) as caught:
+        store.newest()
+    message = str(caught.value)
+    assert "batch_size null there, 8 here" in message
+    assert "schedule.peak_learning_rate 0.1 there, 0.2 here" in message
+    assert "seed" not in message
+    assert "\n" not in message
+
+
+def test_a_checkpoint_of_other_code_or_inputs_says_so(store: CheckpointStore) -> None:
+    store.commit(state(5))
+    store.identity = {**IDENTITY, "fingerprint": "e" * 64}
+    with pytest.raises(ForeignCheckpoint, match="the configs are equal"):
+        store.newest()
+
+
+def test_the_newest_checkpoint_of_a_run_directory_is_found(store: CheckpointStore, tmp_path: Path) -> None:
+    with pytest.raises(NoCheckpoint, match="no whole checkpoint"):
+        find_checkpoint(tmp_path)
+    store.commit(state(5))
+    store.commit(state(10))
+    assert find_checkpoint(tmp_path).global_step == 10
+    assert find_checkpoint(tmp_path / "checkpoints" / "step-00000005").global_step == 5
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """What a disk quota does, for this process."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_that_fills_up_leaves_the_old_checkpoint_and_nothing_half_written(store: CheckpointStore) -> None:
+    store.commit(state(5))
+    with pytest.raises(StorageError, match="step-00000010"), file_size_limit(1 << 20):
+        store.commit(state(10, size=1 << 20))
+    assert names(store) == ["step-00000005"]
+    assert read_checkpoint(store.directory / "step-00000005").global_step == 5
+
+
+def test_the_bytes_needed_are_named_when_the_disk_is_full(
+    store: CheckpointStore, inject: Callable[[str | None], None]
+) -> None:
+    inject("checkpoint.after_model:enospc")
+    with pytest.raises(StorageError, match=r"36 bytes needed, \d+ bytes free") as caught:
+        store.commit(state(10))
+    assert caught.value.errno == errno.ENOSPC
+    assert names(store) == []
+
+
+def test_too_little_space_is_refused_beforehand_with_the_numbers(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": 100 * 2**20})()
+    monkeypatch.setattr(checkpoint_store.shutil, "disk_usage", lambda path: usage)
+    store.require_space(30 * 2**20)
+    with pytest.raises(OutOfSpace, match=r"50\.0 MiB need 160\.0 MiB more and 100\.0 MiB are free"):
+        store.require_space(50 * 2**20)
+
+
+def test_checkpoints_that_are_there_count_towards_the_space(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.commit(state(5, size=1 << 16))
+    held = sum(file.stat().st_size for file in (store.directory / "step-00000005").iterdir())
+    monkeypatch.setattr(
+        checkpoint_store.shutil, "disk_usage", lambda path: type("Usage", (), {"free": int(3.2 * held) - held})()
+    )
+    store.require_space(held)
+    with pytest.raises(OutOfSpace):
+        store.require_space(held + 10)
+
+
+def test_a_fault_while_pruning_leaves_two_checkpoints_that_can_be_read(
+    store: CheckpointStore, inject: Callable[[str | None], None]
+) -> None:
+    store.commit(state(5))
+    store.commit(state(10))
+    inject("checkpoint.mid_prune:raise")
+    with pytest.raises(FaultInjected):
+        store.commit(state(15))
+    inject(None)
+    assert names(store) == ["step-00000005.old.tmp", "step-00000010", "step-00000015"]
+    newest = store.newest()
+    assert newest is not None
+    assert newest.global_step == 15
+    store.commit(state(20))
+    assert names(store) == ["step-00000015", "step-00000020"]

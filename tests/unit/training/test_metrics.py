@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from implicit_llm.training.batches import IGNORED_LABEL
+from implicit_llm.training.metrics import COLUMNS, StepMetrics
+
+VOCAB = 5
+
+
+def logits_of(predictions_BL: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.one_hot(predictions_BL, VOCAB).float()
+
+
+def solver_stats(residual: float = 0.02) -> SimpleNamespace:
+    return SimpleNamespace(
+        num_iter=torch.tensor([3.0, 5.0]),
+        residual=torch.tensor([0.01, residual]),
+        unconverged_tokens=torch.tensor([0, 6]),
+        num_closing=4,
+    )
+
+
+def one_step(metrics: StepMetrics, loss: float, stats: SimpleNamespace | None = None) -> None:
+    labels = torch.arange(24).reshape(2, 12) % VOCAB
+    metrics.add(torch.tensor(loss), logits_of(labels), labels, stats)
+    metrics.close_step(torch.tensor(0.5))
+
+
+def test_accuracy_is_that_of_the_last_ten_tokens_with_a_label() -> None:
+    labels = torch.zeros(2, 12, dtype=torch.long)
+    predictions = labels.clone()
+    predictions[:, :2] = 1  # wrong, but not among the last ten
+    predictions[0, 5:10] = 1
+    labels[1, 11] = IGNORED_LABEL
+    metrics = StepMetrics()
+    metrics.add(torch.tensor(1.0), logits_of(predictions), labels, None)
+    metrics.close_step(torch.tensor(0.5))
+    metrics.pull()
+    assert metrics.drain()["accuracy_last10"] == pytest.approx(14 / 19)
+
+
+def test_solver_health_is_averaged_over_the_batch_and_the_worst_residual_kept() -> None:
+    metrics = StepMetrics()
+    one_step(metrics, 1.0, solver_stats())
+    metrics.pull()
+    values = metrics.drain()
+    assert values["num_iter"] == 4.0
+    assert values["f_evaluations"] == 8.0
+    assert values["residual"] == pytest.approx(0.02)
+    assert values["unconverged_share"] == pytest.approx(6 / 24)
+
+
+def test_micro_batches_add_up_to_the_loss_of_the_step() -> None:
+    metrics = StepMetrics()
+    labels = torch.zeros(2, 12, dtype=torch.long)
+    for loss in (0.25, 0.5):  # each is its share of the loss of the whole batch
+        metrics.add(torch.tensor(loss), logits_of(labels), labels, None)
+    assert metrics.close_step(torch.tensor(0.5)).tolist() == [0.75, 0.5]
+    metrics.pull()
+    assert metrics.drain() == {"loss": 0.75, "grad_norm": 0.5, "accuracy_last10": 1.0}
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    explicit, unrolled = StepMetrics(), StepMetrics()
+    one_step(explicit, 1.0)
+    one_step(unrolled, 1.0, solver_stats(residual=math.nan))
+    explicit.pull()
+    unrolled.pull()
+    assert set(explicit.drain()) == {"loss", "grad_norm", "accuracy_last10"}
+    assert set(unrolled.drain()) == {"loss", "grad_norm", "accuracy_last10", "f_evaluations"}
+
+
+def test_a_loss_that_is_not_finite_is_not_left_out() -> None:
+    metrics = StepMetrics()
+    one_step(metrics, math.nan)
+    metrics.pull()
+    assert math.isnan(metrics.drain()["loss"])
+
+
+def test_a_drain_takes_the_steps_since_the_last_one() -> None:
+    metrics = StepMetrics()
+    for losses, mean in (([1.0, 2.0], 1.5), ([5.0], 5.0)):
+        for loss in losses:
+            one_step(metrics, loss)
+        metrics.pull()
+        assert metrics.drain()["loss"] == mean
+    assert metrics.drain() == {}
+    assert metrics.recent()["loss"] == pytest.approx(8 / 3)
+
+
+def test_a_stored_state_goes_on_where_it_was() -> None:
+    metrics, restored = StepMetrics(), StepMetrics()
+    for loss in (0.1, 0.2, 0.3):
+        one_step(metrics, loss)
+    metrics.pull()
+    restored.load_state(json.loads(json.dumps(metrics.state(), allow_nan=False)))
+    for each in (metrics, restored):
+        one_step(each, 0.7)
+        each.pull()
+    assert metrics.drain() == restored.drain()
+    assert metrics.recent() == restored.recent()
+    assert metrics.state() == restored.state()
+
+
+def test_a_stored_state_with_other_columns_is_left_out() -> None:
+    metrics = StepMetrics()
+    metrics.load_state({"columns": ["loss"], "window": [[1.0]], "recent": [[1.0]]})
+    assert metrics.drain() == {}
+
+
+def test_only_the_last_fifty_steps_are_recent() -> None:
+    metrics = StepMetrics()
+    for step in range(60):
+        one_step(metrics, float(step))
+    metrics.pull()
+    assert metrics.recent()["loss"] == sum(range(10, 60)) / 50
+    assert list(metrics.recent_rows()[-1]) == list(COLUMNS)

@@ -1,0 +1,316 @@
+"""A phase that was stopped, wherever and however, ends bit for bit as if it had not been."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from implicit_llm.runs.errors import Preempted
+from implicit_llm.runs.manifest import Manifest
+from implicit_llm.testing.faults import FaultInjected
+from implicit_llm.tracking import journal
+from implicit_llm.training.checkpoint_store import ForeignCheckpoint
+from implicit_llm.training.stage import TrainInputError
+from tests.unit.training.small_runs import (
+    FREE,
+    IMPLICIT,
+    LLAMA,
+    UNROLLED,
+    artifacts,
+    logged,
+    train,
+    train_config,
+    work_of,
+)
+
+Inject = Callable[[str | None], None]
+STEPS = 8
+
+
+class Undisturbed:
+    """Outcomes of runs without a stop, one a config."""
+
+    def __init__(self, root: Path, data: Path) -> None:
+        self._root = root
+        self._data = data
+        self._known: dict[str, tuple[dict[str, str], list]] = {}
+
+    def of(self, config: dict[str, Any], **runtime: Any) -> tuple[dict[str, str], list]:
+        key = repr((config, runtime))
+        if key not in self._known:
+            run_dir = self._root / f"run{len(self._known)}" / "only"
+            train(run_dir, config, self._data, **runtime)
+            self._known[key] = (artifacts(run_dir), logged(run_dir))
+        return self._known[key]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"), data)
+
+
+def outcome(run_dir: Path) -> tuple[dict[str, str], list]:
+    return artifacts(run_dir), logged(run_dir)
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_a_crash_after_any_step_changes_nothing(
+    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed, step: int
+) -> None:
+    config = train_config()
+    inject(f"train.after_step:raise@{step}")
+    with pytest.raises(FaultInjected):
+        train(tmp_path / "a" / "only", config, data, save_steps=3)
+    assert not (tmp_path / "a" / "only" / "manifest.json").exists()
+    inject(None)
+    train(tmp_path / "a" / "only", config, data, save_steps=3)
+    assert outcome(tmp_path / "a" / "only") == undisturbed.of(config)
+
+
+@pytest.mark.parametrize("micro_step", [1, 2, 7, 10, 31, 32])
+def test_a_crash_in_the_middle_of_an_accumulation_changes_nothing(
+    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed, micro_step: int
+) -> None:
+    config = train_config(LLAMA)
+    inject(f"train.micro_step:raise@{micro_step}")
+    with pytest.raises(FaultInjected):
+        train(tmp_path / "a" / "only", config, data, save_steps=1, micro_batch_size=2)
+    inject(None)
+    train(tmp_path / "a" / "only", config, data, save_steps=1, micro_batch_size=2)
+    assert outcome(tmp_path / "a" / "only") == undisturbed.of(config, micro_batch_size=2)
+
+
+@pytest.mark.parametrize("config", [train_config(phase={"solver": UNROLLED}), train_config(LLAMA)])
+def test_a_crash_within_an_unrolled_or_explicit_phase_changes_nothing(
+    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed, config: dict[str, Any]
+) -> None:
+    for hit in (4, 2):
+        inject(f"train.after_step:raise@{hit}")
+        with pytest.raises(FaultInjected):
+            train(tmp_path / "a" / "only", config, data, save_steps=2)
+    inject(None)
+    train(tmp_path / "a" / "only", config, data, save_steps=2)
+    assert outcome(tmp_path / "a" / "only") == undisturbed.of(config)
+
+
+def test_metrics_that_were_not_yet_logged_are_not_lost_by_a_stop(
+    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed
+) -> None:
+    config = train_config()
+    inject("train.after_step:sigterm@6")
+    with pytest.raises(Preempted):
+        train(tmp_path / "a" / "only", config, data, log_every_steps=4)
+    inject(None)
+    train(tmp_path / "a" / "only", config, data, log_every_steps=4)
+    expected = undisturbed.of(config, log_every_steps=4)
+    assert [step for step, _ in expected[1]] == [1, 4, 8]
+    assert outcome(tmp_path / "a" / "only") == expected
+
+
+def test_results_do_not_depend_on_how_often_is_logged_or_saved(
+    tmp_path: Path, data: Path, undisturbed: Undisturbed
+) -> None:
+    config = train_config()
+    train(tmp_path / "a" / "only", config, data, log_every_steps=3, save_steps=1)
+    assert artifacts(tmp_path / "a" / "only") == undisturbed.of(config)[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_stop_signal_commits_the_step_and_asks_to_be_started_again(
+    tmp_path: Path, data: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    config = train_config()
+    original = journal.Journal.metrics
+
+    def signalled(self: journal.Journal, step: int, values: Any) -> None:
+        original(self, step, values)
+        if step == 3:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(journal.Journal, "metrics", signalled)
+    with pytest.raises(Preempted, match=f"{number.name} after step 4, which is committed") as caught:
+        train(tmp_path / "a" / "only", config, data)
+    assert caught.value.exit_code == 75
+    assert [path.name for path in (work_of(tmp_path / "a" / "only") / "checkpoints").iterdir()] == ["step-00000004"]
+    assert signal.getsignal(number) == before
+    monkeypatch.undo()
+    train(tmp_path / "a" / "only", config, data)
+    assert outcome(tmp_path / "a" / "only") == undisturbed.of(config)
+
+
+@pytest.mark.parametrize(
+    ("point", "saved"), [("checkpoint.after_model:sigterm@1", 2), ("checkpoint.after_commit:sigterm@2", 4)]
+)
+def test_a_stop_signal_during_a_save_does_not_save_twice(
+    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed, point: str, saved: int
+) -> None:
+    config = train_config()
+    inject(point)
+    with pytest.raises(Preempted, match=f"after step {saved}, "):
+        train(tmp_path / "a" / "only", config, data, save_steps=2)
+    inject(None)
+    train(tmp_path / "a" / "only", config, data, save_steps=2)
+    assert outcome(tmp_path / "a" / "only") == undisturbed.of(config)
+
+
+def test_a_stop_signal_at_the_last_step_ends_normally(
+    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed
+) -> None:
+    inject(f"train.after_step:sigterm@{STEPS}")
+    train(tmp_path / "a" / "only", train_config(), data)
+    assert outcome(tmp_path / "a" / "only") == undisturbed.of(train_config())
+
+
+def test_a_stop_signal_before_the_first_step_stops_without_a_step(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from implicit_llm.training import stage
+
+    original = stage.build_model
+
+    def signalled(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments)
+
+    monkeypatch.setattr(stage, "build_model", signalled)
+    with pytest.raises(Preempted, match="before the first step"):
+        train(tmp_path / "a" / "only", train_config(), data)
+    assert logged(tmp_path / "a" / "only") == []
+
+
+def phase(index: int, start: int, end: int, solver: dict[str, Any] = FREE) -> dict[str, Any]:
+    return train_config(
+        phase={"name": f"p{index}", "index": index, "start_step": start, "end_step": end, "solver": solver}
+    )
+
+
+def test_two_phases_with_one_solver_equal_one_phase_bit_for_bit(
+    tmp_path: Path, data: Path, undisturbed: Undisturbed
+) -> None:
+    whole, points = undisturbed.of(train_config())
+    first, second = tmp_path / "a" / "p0", tmp_path / "a" / "p1"
+    train(first, phase(0, 0, 3), data, log_every_steps=2)
+    train(second, phase(1, 3, STEPS), data, start=first)
+    tensors = [name for name in whole if name.endswith(".safetensors")]
+    assert len(tensors) == 4  # weights twice, optimizer, random states
+    assert {name: artifacts(second)[name] for name in tensors} == {name: whole[name] for name in tensors}
+    assert logged(second) == [point for point in points if point[0] > 3]
+
+
+def test_the_next_phase_can_start_again_from_the_one_before(tmp_path: Path, data: Path, inject: Inject) -> None:
+    first = tmp_path / "a" / "p0"
+    train(first, phase(0, 0, 4, UNROLLED), data)
+    before = artifacts(first)
+    for name, fault in (("x", None), ("y", "train.after_step:raise@1")):
+        inject(fault)
+        if fault:
+            with pytest.raises(FaultInjected):
+                train(tmp_path / name / "p1", phase(1, 4, STEPS), data, start=first)
+            inject(None)
+        train(tmp_path / name / "p1", phase(1, 4, STEPS), data, start=first)
+    assert outcome(tmp_path / "x" / "p1") == outcome(tmp_path / "y" / "p1")
+    assert artifacts(first) == before
+    assert [step for step, _ in logged(tmp_path / "x" / "p1")] == [5, 6, 7, 8]
+
+
+def test_a_phase_that_does_not_follow_its_start_is_refused(tmp_path: Path, data: Path) -> None:
+    first = tmp_path / "a" / "p0"
+    train(first, phase(0, 0, 4), data)
+    with pytest.raises(TrainInputError, match="at step 4, but phase p1 starts at 5"):
+        train(tmp_path / "a" / "p1", phase(1, 5, STEPS), data, start=first)
+    with pytest.raises(TrainInputError, match="no input `start`"):
+        train(tmp_path / "b" / "p1", phase(1, 4, STEPS), data)
+
+
+def test_the_learning_rate_is_one_function_over_both_phases(
+    tmp_path: Path, data: Path, undisturbed: Undisturbed
+) -> None:
+    first, second = tmp_path / "a" / "p0", tmp_path / "a" / "p1"
+    train(first, phase(0, 0, 4, UNROLLED), data)
+    train(second, phase(1, 4, STEPS), data, start=first)
+    rates = [values["learning_rate"] for _, values in logged(first) + logged(second)]
+    assert rates == [values["learning_rate"] for _, values in undisturbed.of(train_config())[1]]
+
+
+def test_a_finished_phase_whose_manifest_was_lost_is_published_again_without_training(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from implicit_llm.training import stage
+
+    run_dir = tmp_path / "a" / "only"
+    train(run_dir, train_config(), data)
+    before = artifacts(run_dir)
+    (work_of(run_dir) / "manifest.json").unlink()
+    monkeypatch.setattr(stage, "_train", lambda *arguments: pytest.fail("trained again"))
+    train(run_dir, train_config(), data)
+    assert artifacts(run_dir) == before
+
+
+def test_an_explicit_resume_of_the_same_identity_is_taken_up(
+    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed
+) -> None:
+    config = train_config()
+    inject("train.after_step:sigterm@5")
+    with pytest.raises(Preempted):
+        train(tmp_path / "old" / "only", config, data)
+    inject(None)
+    train(tmp_path / "new" / "only", config, data, resume=tmp_path / "old" / "only")
+    assert artifacts(tmp_path / "new" / "only") == undisturbed.of(config)[0]
+    assert [step for step, _ in logged(tmp_path / "new" / "only")] == [6, 7, 8]
+
+
+def test_an_explicit_resume_of_another_identity_is_refused_with_the_difference(tmp_path: Path, data: Path) -> None:
+    train(tmp_path / "old" / "only", train_config(), data)
+    with pytest.raises(ForeignCheckpoint, match="seed 3 there, 4 here; leave out --resume"):
+        train(tmp_path / "new" / "only", train_config(seed=4), data, resume=tmp_path / "old" / "only")
+
+
+def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
+    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed
+) -> None:
+    run_dir = tmp_path / "a" / "only"
+    inject("train.after_step:raise@7")
+    with pytest.raises(FaultInjected):
+        train(run_dir, train_config(), data, save_steps=2)
+    inject(None)
+    newest = work_of(run_dir) / "checkpoints" / "step-00000006" / "model.safetensors"
+    raw = bytearray(newest.read_bytes())
+    raw[-1] ^= 255
+    newest.write_bytes(raw)
+    train(run_dir, train_config(), data, save_steps=2)
+    assert outcome(run_dir) == undisturbed.of(train_config())
+    events = [event["name"] for event in journal.read_events(work_of(run_dir) / "journal.jsonl")]
+    assert events.count("checkpoint_corrupt") == 1
+
+
+def test_accumulation_changes_the_result_by_rounding_only(tmp_path: Path, data: Path, undisturbed: Undisturbed) -> None:
+    config = train_config({**LLAMA, "attention_dropout": 0.0})
+    run_dirs = [tmp_path / name / "only" for name in ("whole", "parts")]
+    for run_dir, micro in zip(run_dirs, (None, 2), strict=True):
+        train(run_dir, config, data, micro_batch_size=micro)
+    whole, parts = (load_file(work_of(run_dir) / "checkpoint" / "model.safetensors") for run_dir in run_dirs)
+    assert all(torch.allclose(whole[name], parts[name], atol=1e-4) for name in whole)
+    losses = [[values["loss"] for _, values in logged(run_dir)] for run_dir in run_dirs]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_the_saved_model_is_that_of_the_final_checkpoint(tmp_path: Path, data: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    run_dir = tmp_path / "a" / "only"
+    train(run_dir, train_config(), data)
+    model = AutoModelForCausalLM.from_pretrained(work_of(run_dir) / "model")
+    stored = load_file(work_of(run_dir) / "checkpoint" / "model.safetensors")
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in model.named_parameters())
+    assert model.solver.max_iter == FREE["max_iter"]
+    assert model.config.use_cache
+    assert Manifest.read(run_dir / "manifest.json").summary["data"]["group"] == "S3"
+    assert IMPLICIT["vocab_size"] == model.config.vocab_size

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from implicit_llm.training.config import OptimizerConfig
+from implicit_llm.training.optimizer import build_optimizer, is_matrix
+from implicit_llm.training.state import (
+    StateMismatch,
+    load_model,
+    load_optimizer,
+    model_tensors,
+    optimizer_tensors,
+    random_state,
+    set_random_state,
+)
+from tests.unit.training.small_runs import IMPLICIT, LLAMA
+
+ADAMW = OptimizerConfig(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, max_grad_norm=1.0)
+
+
+def make(fields: dict = LLAMA, **changes: object) -> torch.nn.Module:
+    fields = {**fields, **changes}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
+
+
+def train_a_little(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.tensor([[0, 1, step % 6, 3]])).logits.square().sum().backward()
+        optimizer.step()
+
+
+def test_tied_weights_are_stored_once() -> None:
+    names = set(model_tensors(make(tie_word_embeddings=True)))
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+    assert "lm_head.weight" in model_tensors(make(tie_word_embeddings=False))
+
+
+def test_loaded_weights_are_equal_and_tied_ones_stay_tied() -> None:
+    torch.manual_seed(0)
+    source, target = make(tie_word_embeddings=True), make(tie_word_embeddings=True)
+    load_model(target, model_tensors(source), "here")
+    assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
+    assert target.lm_head.weight is target.model.embed_tokens.weight
+
+
+def test_weights_of_another_architecture_are_refused_by_name() -> None:
+    with pytest.raises(StateMismatch, match=r"here: model\.embed_tokens\.weight has shape \(6, 16\).*\(7, 16\)"):
+        load_model(make(vocab_size=7), model_tensors(make()), "here")
+    with pytest.raises(StateMismatch, match=r"here: lacks model\.layers\.1"):
+        load_model(make(num_hidden_layers=2), model_tensors(make()), "here")
+
+
+def test_an_optimizer_goes_on_as_if_it_had_not_been_stored() -> None:
+    torch.manual_seed(0)
+    model = make()
+    optimizer = build_optimizer(model, ADAMW)
+    train_a_little(model, optimizer, 3)
+    weights = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
+    stored = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer, model).items()}
+    train_a_little(model, optimizer, 2)
+
+    other = make()
+    load_model(other, weights, "here")
+    restored = build_optimizer(other, ADAMW)
+    load_optimizer(restored, other, stored, "here")
+    train_a_little(other, restored, 2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_stored_optimizer_settings_do_not_replace_those_of_the_config() -> None:
+    model = make()
+    optimizer = build_optimizer(model, ADAMW)
+    train_a_little(model, optimizer, 1)
+    restored = build_optimizer(model, OptimizerConfig(0.5, 0.6, 1e-6, 0.2, 1.0))
+    load_optimizer(restored, model, optimizer_tensors(optimizer, model), "here")
+    assert restored.param_groups[0]["betas"] == (0.5, 0.6)
+    assert restored.param_groups[0]["weight_decay"] == 0.2
+
+
+def test_optimizer_state_of_another_model_is_refused() -> None:
+    model = make()
+    with pytest.raises(StateMismatch, match="does not train"):
+        load_optimizer(build_optimizer(model, ADAMW), model, {"gone.weight.exp_avg": torch.zeros(1)}, "here")
+    some = {"model.norm.weight.exp_avg": torch.zeros(16)}
+    with pytest.raises(StateMismatch, match="lacks lm_head"):
+        load_optimizer(build_optimizer(model, ADAMW), model, some, "here")
+
+
+def test_only_matrices_decay() -> None:
+    decayed = {name for name, parameter in make(IMPLICIT).named_parameters() if is_matrix(parameter)}
+    assert decayed == {
+        "backbone.embeddings.weight",
+        "backbone.layers.0.mixer.in_proj.weight_v",
+        "backbone.layers.0.mixer.conv1d.weight_v",
+        "backbone.layers.0.mixer.out_proj.weight_v",
+        "backbone.injection.proj.weight_v",
+    }
+
+
+def test_random_state_brings_back_all_generators() -> None:
+    values, tensors = random_state()
+    drawn = (random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3).tolist())
+    set_random_state(values, tensors)
+    assert drawn == (random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3).tolist())

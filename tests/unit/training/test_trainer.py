@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from implicit_llm.runs.atomic import StorageError
+from implicit_llm.tracking import journal
+from implicit_llm.training import non_finite
+from implicit_llm.training.checkpoint_store import OutOfSpace
+from implicit_llm.training.non_finite import NonFiniteTraining
+from implicit_llm.training.stage import TrainInputError
+from implicit_llm.training.status import StatusLine, duration, wants_bar
+from implicit_llm.training.trainer import PhaseTrainer
+from tests.unit.training.small_runs import IMPLICIT, LLAMA, logged, train, train_config, work_of
+
+Inject = Callable[[str | None], None]
+
+
+def events(run_dir: Path) -> list[str]:
+    return [event["name"] for event in journal.read_events(work_of(run_dir) / "journal.jsonl")]
+
+
+def spoil_loss_at(monkeypatch: pytest.MonkeyPatch, step: int, factor: float) -> None:
+    original = PhaseTrainer.compute_loss
+
+    def spoiled(self: PhaseTrainer, *arguments: Any, **options: Any) -> Any:
+        loss = original(self, *arguments, **options)
+        return loss * factor if self.state.global_step + 1 == step else loss
+
+    monkeypatch.setattr(PhaseTrainer, "compute_loss", spoiled)
+
+
+@pytest.mark.parametrize("is_immediate", [True, False])
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_never_reaches_the_weights(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, is_immediate: bool, factor: float
+) -> None:
+    weights: dict[int, list[torch.Tensor]] = {}
+    clip, make_guard = PhaseTrainer._clip_grad_norm, non_finite.UpdateGuard.__init__
+
+    def watched(self: PhaseTrainer, model: torch.nn.Module) -> torch.Tensor:
+        weights[self.state.global_step] = [parameter.detach().clone() for parameter in model.parameters()]
+        weights[-1] = list(model.parameters())
+        return clip(self, model)
+
+    def make(self: non_finite.UpdateGuard, *arguments: Any, **options: Any) -> None:
+        make_guard(self, *arguments, **options)
+        assert self.is_immediate
+        self.is_immediate = is_immediate  # False on an accelerator
+
+    monkeypatch.setattr(PhaseTrainer, "_clip_grad_norm", watched)
+    monkeypatch.setattr(non_finite.UpdateGuard, "__init__", make)
+    spoil_loss_at(monkeypatch, 4, factor)
+    run_dir = tmp_path / "a" / "only"
+    with pytest.raises(NonFiniteTraining, match=r"train/a/only: .* at step 4 \(samples ") as caught:
+        train(run_dir, train_config(), data, log_every_steps=6, save_steps=3)
+    assert max(weights) == (3 if is_immediate else 5)
+    assert all(torch.equal(before, after) for before, after in zip(weights[3], weights[-1], strict=True))
+    assert "\n" not in str(caught.value)
+    assert caught.value.failure_class == "non_finite"
+    assert [path.name for path in (work_of(run_dir) / "checkpoints").iterdir()] == ["step-00000003"]
+    report = json.loads((work_of(run_dir) / "non_finite.json").read_text())
+    assert report["step"] == 4
+    assert len(report["sample_indices"]) == 8
+    assert report["recent"][2]["loss"] > 0
+
+
+def test_a_state_of_the_solver_that_is_not_finite_stops_with_the_batch(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
+    from implicit_llm.solver.stats import NonFiniteState
+
+    def diverge(*arguments: Any, **options: Any) -> None:
+        raise NonFiniteState("sequence 3 is not finite at position 5")
+
+    monkeypatch.setattr(ImplicitMamba2ForCausalLM, "forward", diverge)
+    with pytest.raises(NonFiniteTraining, match="sequence 3 is not finite at position 5 at step 1"):
+        train(tmp_path / "a" / "only", train_config(), data)
+
+
+def test_the_journal_has_loss_rate_speed_accuracy_and_solver_health(tmp_path: Path, data: Path) -> None:
+    train(tmp_path / "a" / "only", train_config(), data, log_every_steps=3)
+    points = journal.read(work_of(tmp_path / "a" / "only") / "journal.jsonl")
+    assert [point.step for point in points] == [1, 3, 6, 8]
+    health = {"num_iter", "f_evaluations", "residual", "unconverged_share"}
+    common = {"loss", "learning_rate", "grad_norm", "tokens_per_s", "accuracy_last10"}
+    assert all(set(point.values) == common | health for point in points)
+    assert all(point.values["tokens_per_s"] > 0 for point in points)
+
+
+def test_aligned_and_next_token_labels_are_different_losses(tmp_path: Path, data: Path) -> None:
+    for labels in ("aligned", "next_token"):
+        train(tmp_path / labels / "only", train_config(labels=labels), data)
+    aligned, moved = (logged(tmp_path / labels / "only")[0][1]["loss"] for labels in ("aligned", "next_token"))
+    assert aligned != moved
+
+
+def test_a_word_problem_is_learned(tmp_path: Path, data: Path) -> None:
+    config = train_config(
+        {**IMPLICIT, "dropout": 0.0},
+        phase={"end_step": 60, "solver": {"mode": "unrolled", "num_unroll": 2}},
+        total_steps=60,
+    )
+    train(tmp_path / "a" / "only", config, data, log_every_steps=20)
+    points = logged(tmp_path / "a" / "only")
+    assert points[-1][1]["loss"] < points[0][1]["loss"] - 0.02
+
+
+@pytest.mark.parametrize("model", [IMPLICIT, LLAMA])
+def test_bf16_trains_and_keeps_the_weights_in_fp32(tmp_path: Path, data: Path, model: dict[str, Any]) -> None:
+    train(tmp_path / "a" / "only", train_config(model, precision="bf16"), data)
+    stored = load_file(work_of(tmp_path / "a" / "only") / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+    train(tmp_path / "b" / "only", train_config(model), data)
+    losses = [logged(tmp_path / name / "only")[0][1]["loss"] for name in ("a", "b")]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert losses[0] != losses[1]
+
+
+def test_one_save_that_finds_the_disk_full_is_left_out_and_training_goes_on(
+    tmp_path: Path, data: Path, inject: Inject
+) -> None:
+    inject("checkpoint.after_model:enospc@2")
+    train(tmp_path / "a" / "only", train_config(), data, save_steps=2)
+    assert "checkpoint_failed" in events(tmp_path / "a" / "only")
+    assert events(tmp_path / "a" / "only").count("checkpoint_committed") == 3
+
+
+def test_two_saves_in_a_row_that_find_the_disk_full_stop_training(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from implicit_llm.training import checkpoint
+
+    original = checkpoint.write_checkpoint
+    calls: list[int] = []
+
+    def fill_up(state: Any, final_dir: Path) -> Any:
+        calls.append(state.global_step)
+        if len(calls) > 1:
+            raise StorageError(28, "the disk is full")
+        return original(state, final_dir)
+
+    monkeypatch.setattr("implicit_llm.training.checkpoint_store.write_checkpoint", fill_up)
+    with pytest.raises(StorageError, match="the disk is full"):
+        train(tmp_path / "a" / "only", train_config(), data, save_steps=2)
+    assert calls == [2, 4, 6]
+    assert [path.name for path in (work_of(tmp_path / "a" / "only") / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_a_last_save_that_finds_the_disk_full_stops_training(tmp_path: Path, data: Path, inject: Inject) -> None:
+    inject("checkpoint.after_model:enospc@1")
+    with pytest.raises(StorageError, match="disk is full"):
+        train(tmp_path / "a" / "only", train_config(), data)
+
+
+def test_too_little_space_for_checkpoints_is_refused_before_training(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(OutOfSpace, match="MiB are free"):
+        train(tmp_path / "a" / "only", train_config(), data)
+    assert logged(tmp_path / "a" / "only") == []
+
+
+def test_a_grace_that_is_shorter_than_a_save_is_warned_of(
+    tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path / "a" / "only", train_config(), data, grace_s=0.0)
+    assert "longer than the grace" in caplog.text
+
+
+def test_nothing_but_the_artifacts_is_left_in_the_work_directory(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(tmp_path / "a" / "only", train_config(), data, save_steps=2)
+    found = {path.name for path in work_of(tmp_path / "a" / "only").iterdir()}
+    assert found == {"checkpoint", "journal.jsonl", "manifest.json", "model", "provenance.json", "training.json"}
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_missing_device_is_refused(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(TrainInputError, match="--device auto"):
+        train(tmp_path / "a" / "only", train_config(), data, device="cuda")
+
+
+def test_the_status_line_says_where_training_is_and_how_long_it_takes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("implicit_llm.training.status.time.monotonic", lambda: clock.now)
+    status = StatusLine("a5/free", logging.getLogger("implicit_llm.train"), bar=False)
+    state = SimpleNamespace(global_step=1200, max_steps=2400, is_world_process_zero=True)
+    caplog.set_level(logging.INFO, "implicit_llm.train")
+    status.on_train_begin(None, state, None)
+    status.values = {"loss": 0.5, "accuracy_last10": 0.75, "f_evaluations": 11.5}
+    for _ in range(80):
+        clock.now += 0.125
+        state.global_step += 1
+        status.on_step_end(None, state, None)
+    lines = [record.message for record in caplog.records]
+    assert lines[-1] == (
+        "a5/free: step 1280/2400, loss 0.5000, last-10 0.750, f-evaluations 11.5, 8.0 steps/s, 2 min 20 s left"
+    )
+    assert len(lines) == 2  # one every five seconds
+
+
+def test_durations_read_well() -> None:
+    assert [duration(s) for s in (0, 59.4, 65, 3600, 7860)] == ["0 s", "59 s", "1 min 05 s", "1 h 00 min", "2 h 11 min"]
+
+
+def test_a_bar_is_for_terminals_outside_of_snakemake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.delenv("SNAKEMAKE_PROFILE", raising=False)
+    assert wants_bar("auto")
+    monkeypatch.setenv("SNAKEMAKE_PROFILE", "profiles/local")
+    assert not wants_bar("auto")
+    assert wants_bar("bar")
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: False))
+    monkeypatch.delenv("SNAKEMAKE_PROFILE")
+    assert not wants_bar("auto")
