@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from implicit_llm_workflow.errors import ConfigError, UserError
 
+from implicit_llm_workflow.errors import ConfigError, UserError
 from tests.unit.workflow.experiments import ExperimentFile
 
 CASES = [

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from implicit_llm_workflow import console
 from implicit_llm_workflow.stage_commands import OptionError, parse_inputs
-
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.test_plan import finish
 

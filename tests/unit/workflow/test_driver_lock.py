@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from implicit_llm_workflow.snakemake_driver import (
     DriverRunning,
     UnsupportedSnakemake,

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
+
 from implicit_llm_workflow.config_files import CONFIG_DIR, experiment_path
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.experiment import load_experiment
@@ -12,8 +14,6 @@ from implicit_llm_workflow.library_configs import model_fields, override_fields
 from implicit_llm_workflow.overrides import overlay
 from implicit_llm_workflow.validation import SCHEMA_DIR
 from implicit_llm_workflow.yaml_files import read_yaml
-from jsonschema import Draft202012Validator
-
 from tests.unit.workflow.experiments import ExperimentFile
 
 EXPERIMENTS = sorted(CONFIG_DIR.glob("*.yaml"))

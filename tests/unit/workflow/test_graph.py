@@ -6,7 +6,6 @@ import json
 
 from implicit_llm_workflow.fingerprint import Identity
 from implicit_llm_workflow.graph import build_graph, report_figures
-
 from tests.unit.workflow.experiments import ExperimentFile
 
 KEYS = [

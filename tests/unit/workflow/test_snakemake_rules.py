@@ -4,10 +4,10 @@ import re
 from types import SimpleNamespace
 
 import pytest
+
 from implicit_llm_workflow.plan import UnknownTarget
 from implicit_llm_workflow.snakemake_rules import RuleInputs, plan_from_snakemake
 from implicit_llm_workflow.yaml_files import read_yaml
-
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.test_plan import finish
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.yaml_files import plain, read_yaml
 
