@@ -32,12 +32,13 @@ test: $(READY)  ## Run the tests, minutes
 test-all: $(READY)  ## Run all tests that this machine can run
 	@$(ACTIVATE); pytest
 
+# Of Snakemake's complaints one is not followed: jobs run in this very environment, not in one for each rule.
 check: $(READY)  ## Check style, types and rules
 	@$(ACTIVATE); ruff check .
 	@$(ACTIVATE); ruff format --check .
 	@$(ACTIVATE); mypy
 	@$(ACTIVATE); snakefmt --check Snakefile workflow/rules
-	@$(ACTIVATE); ! snakemake --lint 2>&1 | grep '^    \* ' | grep -v 'Specify a conda environment'  # they run in this one
+	@$(ACTIVATE); ! snakemake --lint 2>&1 | grep '^    \* ' | grep -v 'Specify a conda environment'
 
 format: $(READY)  ## Rewrite the sources in the project's style
 	@$(ACTIVATE); ruff check --fix .; ruff format .; snakefmt Snakefile workflow/rules

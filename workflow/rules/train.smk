@@ -9,6 +9,7 @@ rule train_phase:
         "results/{config}/train/{run}/{phase}/job.log",
     benchmark:
         "results/{config}/train/{run}/{phase}/benchmark.tsv"
+    priority: 1  # the longest chain of jobs starts before the test sets are made
     threads: 4
     resources:
         mem_mb=16000,
