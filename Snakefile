@@ -2,9 +2,8 @@ from snakemake.utils import min_version
 
 min_version("9.11")
 
-if (
-    not workflow.configfiles
-):  # Snakemake merges config files, so the default must not lie below another one
+# Snakemake merges config files, so the default must not lie below another one.
+if not workflow.configfiles:
 
     configfile: "workflow/config/demo.yaml"
 

@@ -7,9 +7,7 @@ rule report:
         page="results/{config}/report/index.html",
         claims="results/{config}/report/claims.json",
         tables=multiext("results/{config}/report/tables/accuracy", ".csv", ".tex"),
-        figures=expand(
-            "results/{{config}}/report/figures/{figure}.svg", figure=plan.figures
-        ),
+        figures=expand("results/{{config}}/report/figures/{figure}.svg", figure=plan.figures),
     log:
         "results/{config}/report/job.log",
     benchmark:
