@@ -63,26 +63,32 @@ class BatchLayout:
 
     def own(self, indices: np.ndarray) -> np.ndarray:
         """This rank's part of the indices of a step, in the order of its micro-steps."""
-        return indices.reshape(self.accumulation_steps, self.world_size, self.micro_batch_size)[:, self.rank].reshape(
-            -1
-        )
+        by_micro_step = indices.reshape(self.accumulation_steps, self.world_size, self.micro_batch_size)
+        return by_micro_step[:, self.rank].reshape(-1)
 
 
 class MicroBatches:
-    """Endless micro-batches from `first_step` on, as CPU tensors: input_ids (B, L), labels (B, L), num_labels.
+    """Endless micro-batches from `first_step` on, on the device: input_ids (B, L), labels (B, L), num_labels.
 
     Labels stand at the position whose logits they score: with `labels="next_token"` they are moved by one here, so that
     the loss is computed in one way. No DataLoader: it would draw from the random state that a checkpoint restores.
     """
 
     def __init__(
-        self, dataset: Dataset, sampler: StepSampler, layout: BatchLayout, labels: str, first_step: int
+        self,
+        dataset: Dataset,
+        sampler: StepSampler,
+        layout: BatchLayout,
+        labels: str,
+        first_step: int = 0,
+        device: torch.device | None = None,
     ) -> None:
         self.dataset = dataset
         self.sampler = sampler
         self.layout = layout
         self.labels = labels
         self.first_step = first_step
+        self.device = device or torch.device("cpu")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         step = self.first_step
@@ -97,10 +103,17 @@ class MicroBatches:
         for start in range(0, len(labels_BL), size):
             part_BL = labels_BL[start : start + size]
             yield {
-                "input_ids": torch.from_numpy(rows["input_ids"][start : start + size]),
-                "labels": torch.from_numpy(part_BL),
+                "input_ids": self._on_device(rows["input_ids"][start : start + size]),
+                "labels": self._on_device(part_BL),
                 "num_labels": int(np.count_nonzero(part_BL != IGNORED_LABEL)),
             }
+
+    def _on_device(self, values: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(values)
+        if self.device.type != "cuda":
+            return tensor
+        # From pageable memory the copy would wait for all work that is queued on the device.
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
 
 def _next_token(labels_BL: np.ndarray) -> np.ndarray:

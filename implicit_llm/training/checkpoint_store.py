@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.atomic import commit_directory
+from implicit_llm.runs.atomic import commit_directory, storage_errors
 from implicit_llm.runs.errors import UserError
 from implicit_llm.testing import faults
 from implicit_llm.tracking.journal import Journal
@@ -100,6 +100,16 @@ class CheckpointStore:
         self._torn = []
         self._prune()
         return checkpoint
+
+    def adopt(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Copy a checkpoint of this identity from elsewhere, so that it is one of this run."""
+        target = self.directory / f"step-{checkpoint.global_step:08d}"
+        tmp = target.with_name(f"{target.name}.tmp")
+        shutil.rmtree(tmp, ignore_errors=True)
+        with storage_errors(target):
+            shutil.copytree(checkpoint.path, tmp)
+        commit_directory(tmp, target)
+        return read_checkpoint(target)
 
     def finish(self, checkpoint: Checkpoint) -> Path:
         """Make `checkpoint` the final one and drop the others; again is harmless."""

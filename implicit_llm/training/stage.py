@@ -92,12 +92,12 @@ def _find_start(
     context: StageContext, config: TrainConfig, runtime: Runtime, store: CheckpointStore
 ) -> Checkpoint | None:
     """The furthest of this run's own checkpoints and the one given by hand; else the end of the phase before."""
-    found = [store.newest()]
+    own = store.newest()
     if runtime.resume is not None:
         given = find_checkpoint(runtime.resume)
         check_identity(given, store.identity, advice="leave out --resume, or give a checkpoint of this very run")
-        found.append(given)
-    own = max((item for item in found if item), key=lambda item: item.global_step, default=None)
+        if own is None or own.global_step < given.global_step:
+            own = store.adopt(given)
     if own is not None:
         context.log.info("going on from %s, step %d", own.path.name, own.global_step)
         return own
@@ -152,6 +152,7 @@ def _train(context: StageContext, setup: Setup, stop: StopRequest) -> None:
         report=report,
     )
     context.log.info("%s", _headline(context, setup, layout))
+    context.journal.event("training_started", step=0 if setup.start is None else setup.start.global_step)
     use_cache = setup.model.config.use_cache
     trainer = PhaseTrainer(setup.model, setup.args, job, [schedule, status])
     reached = trainer.fit(setup.start)

@@ -126,7 +126,7 @@ class PhaseTrainer(Trainer):
 
     def get_train_dataloader(self) -> Any:
         job = self.job
-        return MicroBatches(job.dataset, self.sampler, job.layout, job.config.labels, self.first_step)
+        return MicroBatches(job.dataset, self.sampler, job.layout, job.config.labels, self.first_step, self.args.device)
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> int | Tensor:
         return total_over_ranks(sum(batch["num_labels"] for batch in batch_samples), device)

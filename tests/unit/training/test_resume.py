@@ -267,6 +267,15 @@ def test_an_explicit_resume_of_the_same_identity_is_taken_up(
     assert [step for step, _ in logged(tmp_path / "new" / "only")] == [6, 7, 8]
 
 
+def test_an_explicit_resume_of_a_finished_phase_only_publishes_it(
+    tmp_path: Path, data: Path, undisturbed: Undisturbed
+) -> None:
+    train(tmp_path / "old" / "only", train_config(), data)
+    train(tmp_path / "new" / "only", train_config(), data, resume=tmp_path / "old" / "only")
+    assert artifacts(tmp_path / "new" / "only") == undisturbed.of(train_config())[0]
+    assert logged(tmp_path / "new" / "only") == []
+
+
 def test_an_explicit_resume_of_another_identity_is_refused_with_the_difference(tmp_path: Path, data: Path) -> None:
     train(tmp_path / "old" / "only", train_config(), data)
     with pytest.raises(ForeignCheckpoint, match="seed 3 there, 4 here; leave out --resume"):
