@@ -1,0 +1,1 @@
+"""Figures, tables, checked claims and the page that holds them."""

@@ -1,0 +1,241 @@
+"""Figures of accuracy: by length, by position, and against the work it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from implicit_llm.report.published import PublishedNumber
+from implicit_llm.report.results import COST, LAST_TEN, Cell, Results, Task, mode_rank
+from implicit_llm.report.style import BAND, GRID, INK, MUTED, Series, mode_series, run_series
+from implicit_llm.report.svg import Figure, Panel
+
+CHANCE = Series("chance (best constant answer)", MUTED, "", (1, 2))
+PUBLISHED = Series("published or reference number, same mode", INK, "*", has_line=False)
+ACCURACY_LIMITS = (-0.03, 1.05)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one panel of accuracies shares: the task and the share of hard tokens in the test."""
+
+    task: Task
+    hard_fractions: tuple[float, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.task.label}, {hard_label(self.hard_fractions)}"
+
+
+def hard_label(fractions: Sequence[float]) -> str:
+    """ "20 % hard"; several fractions are mixed in equal shares."""
+    return " / ".join(f"{100 * fraction:g}" for fraction in fractions) + " % hard"
+
+
+def settings_of(cells: Iterable[Cell], results: Results) -> list[Setting]:
+    """The panels that `cells` fill: the largest group first, then by share of hard tokens."""
+    found = {Setting(cell.first.task, cell.first.hard_fractions) for cell in cells}
+    return sorted(found, key=lambda setting: (results.tasks.index(setting.task), setting.hard_fractions))
+
+
+def accuracy_by_length(results: Results, published: Sequence[PublishedNumber] = ()) -> Figure | None:
+    """Last-ten accuracy against test length, implicit against explicit. Source: paper, Fig. 1 right and Fig. 3."""
+    cells = list(results.headline_cells())
+    if not cells:
+        return None
+    series = _series_of_runs(results)
+    panels, known = [], []
+    for setting in settings_of(cells, results):
+        mine = [cell for cell in cells if _setting(cell) == setting]
+        beside = [n for n in published if n.metric == LAST_TEN and any(n.is_beside(cell.first) for cell in mine)]
+        known += beside
+        panels.append(Panel(setting.title, partial(_draw_lengths, cells=mine, known=beside, series=series)))
+    legend = [*dict.fromkeys(series.values()), CHANCE, *([PUBLISHED] if known else [])]
+    return Figure("accuracy-by-length", "Accuracy by sequence length", tuple(panels), tuple(legend), _roles(cells))
+
+
+def accuracy_by_position(results: Results) -> Figure | None:
+    """Accuracy at each position of the longest test sequences, in every mode."""
+    panels, shown = [], []
+    for setting in settings_of(results.cells, results):
+        cells = [cell for cell in results.cells if _setting(cell) == setting]
+        longest = max(cell.first.length for cell in cells)
+        mine = _one_run_or_headlines([cell for cell in cells if cell.first.length == longest], results)
+        title = f"{setting.title}, length {longest}"
+        panels.append(Panel(title, partial(_draw_positions, cells=mine)))
+        shown += mine
+    if not panels:
+        return None
+    title = "Accuracy at each position of the longest sequences"
+    return Figure("accuracy-by-position", title, tuple(panels), (*_legend_of_modes(shown), CHANCE), _roles(shown))
+
+
+def accuracy_by_mode(results: Results) -> Figure | None:
+    """Last-ten accuracy against f-evaluations a token: one line a mode, one point a test length."""
+    if not any(point.is_implicit for point in results.points):
+        return None
+    panels, shown = [], []
+    for setting in settings_of(results.cells, results):
+        of_setting = [cell for cell in results.cells if _setting(cell) == setting]
+        mine = _best_run(of_setting, results) + [cell for cell in of_setting if not cell.first.is_implicit]
+        panels.append(Panel(setting.title, partial(_draw_modes, cells=mine)))
+        shown += mine
+    title = "Accuracy and work by evaluation mode"
+    return Figure("accuracy-by-mode", title, tuple(panels), _legend_of_modes(shown), _roles(shown))
+
+
+def _draw_lengths(axis: Axes, cells: list[Cell], known: list[PublishedNumber], series: dict[str, Series]) -> None:
+    lengths = sorted({cell.first.length for cell in cells} | {number.test.length for number in known})
+    _mark_training(axis, cells, is_log=True)
+    chance = {cell.first.length: cell.first.chance_last10 for cell in cells if cell.first.chance_last10 is not None}
+    axis.plot(list(chance), list(chance.values()), **CHANCE.line(has_markers=False), linewidth=1.2)
+    for run in dict.fromkeys(cell.first.run for cell in cells):
+        mine = [cell for cell in cells if cell.first.run == run]
+        _draw_spread(axis, mine, series[run])
+    for number in known:
+        axis.plot(number.test.length, number.value, **PUBLISHED.line(), zorder=6, clip_on=False)
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set(major_locator=FixedLocator(lengths), minor_locator=NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set(xlim=(lengths[0] / 1.25, lengths[-1] * 1.25), xlabel="test length (tokens)")
+    _accuracy_axis(axis, "accuracy, last 10 tokens")
+    _tell_missing(axis, [cell for cell in cells if not cell.spread(LAST_TEN).values])
+
+
+def _draw_spread(axis: Axes, cells: list[Cell], series: Series) -> None:
+    """The mean over seeds as a line, every seed as a point, the range as a band."""
+    present = [(cell.first.length, cell.spread(LAST_TEN)) for cell in cells if cell.spread(LAST_TEN).values]
+    lengths = [length for length, _ in present]
+    if any(len(spread.values) > 1 for _, spread in present):
+        lows, highs = [spread.low for _, spread in present], [spread.high for _, spread in present]
+        axis.fill_between(lengths, lows, highs, color=series.color, alpha=0.16, linewidth=0)  # type: ignore[arg-type]
+        for length, spread in present:
+            axis.plot([length] * len(spread.values), spread.values, ".", color=series.color, markersize=3, alpha=0.8)
+    axis.plot(lengths, [spread.mean for _, spread in present], **series.line(), zorder=4, clip_on=False)  # type: ignore[arg-type]
+
+
+def _draw_positions(axis: Axes, cells: list[Cell]) -> None:
+    length = cells[0].first.length
+    _mark_training(axis, cells, is_log=False)
+    chance = next((cell.first.chance_per_position for cell in cells if cell.first.chance_per_position), None)
+    if chance is not None:
+        axis.plot(range(1, len(chance) + 1), chance, **CHANCE.line(has_markers=False), linewidth=1.2)
+    drawn = []
+    for index, cell in enumerate(cells):
+        curves = [point.accuracy_per_position for point in cell.points if point.accuracy_per_position is not None]
+        if curves:
+            drawn.append(cell)
+            # The headline mode comes first: a wide line, so that modes that agree with it show on top of it.
+            line = mode_series(cell.first.mode).line(has_markers=False) | {"linewidth": 2.8 if index == 0 else 1.4}
+            axis.plot(range(1, length + 1), np.mean(curves, axis=0), **line)
+    axis.set(xlim=(1, max(2, length)), xlabel="position in the sequence (token)")
+    _accuracy_axis(axis, "accuracy at this position")
+    _tell_if_empty(axis, drawn)
+
+
+def _draw_modes(axis: Axes, cells: list[Cell]) -> None:
+    lengths = sorted({cell.first.length for cell in cells})
+    cells = [cell for cell in cells if cell.spread(LAST_TEN).values and cell.spread(COST).values]
+    for key in dict.fromkeys((cell.first.run, cell.first.mode) for cell in cells):
+        mine = [cell for cell in cells if (cell.first.run, cell.first.mode) == key]
+        _draw_mode(axis, mine, lengths)
+    highest = max((cell.spread(COST).mean or 1.0 for cell in cells), default=1.0)
+    right = max(20.0, highest * 1.6)
+    axis.set_xscale("log")
+    axis.set(xlim=(0.8, right), xlabel="f-evaluations per token (fewer is cheaper)")
+    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if tick <= right]
+    axis.xaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    _accuracy_axis(axis, "accuracy, last 10 tokens")
+    _tell_if_empty(axis, cells)
+
+
+def _draw_mode(axis: Axes, cells: list[Cell], lengths: list[int]) -> None:
+    """A line through the test lengths; the longer the test, the larger the point, the smaller ones in front."""
+    series = mode_series(cells[0].first.mode)
+    points = [(cell.spread(COST).mean, cell.spread(LAST_TEN).mean) for cell in cells]
+    line = series.line(has_markers=False)
+    axis.plot([cost for cost, _ in points], [accuracy for _, accuracy in points], **line, linewidth=1.3)  # type: ignore[arg-type]
+    for cell, (cost, accuracy) in zip(cells, points, strict=True):
+        rank = lengths.index(cell.first.length)
+        marker = series.line() | {"linestyle": "none", "markersize": 4 + 2.6 * rank, "zorder": 5 - rank / 10}
+        axis.plot(cost, accuracy, **marker, clip_on=False)  # type: ignore[arg-type]
+
+
+def _mark_training(axis: Axes, cells: list[Cell], *, is_log: bool) -> None:
+    """Shade the lengths or positions seen in training."""
+    for length in sorted({cell.first.train_length for cell in cells if cell.first.train_length}):
+        axis.axvspan(1e-3 if is_log else 0, length, color=BAND, linewidth=0, zorder=0)
+        axis.axvline(length, color=GRID, linewidth=1.2, zorder=0.5)
+        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (0, 2), "textcoords": "offset points"}
+        axis.annotate(f"◂ trained to {length}", (length, 1), **place, fontsize=7.5, color=MUTED, va="bottom")
+
+
+def _accuracy_axis(axis: Axes, label: str) -> None:
+    axis.set(ylim=ACCURACY_LIMITS, ylabel=label)
+    axis.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
+    axis.grid(visible=False, axis="x")
+
+
+def _tell_if_empty(axis: Axes, cells: list[Cell]) -> None:
+    if not cells:
+        axis.annotate("missing", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=9, color=MUTED)
+
+
+def _tell_missing(axis: Axes, cells: list[Cell]) -> None:
+    if cells:
+        text = "missing: " + ", ".join(f"{cell.first.run} at {cell.first.length}" for cell in cells)
+        axis.annotate(text, (0.02, 0.02), xycoords="axes fraction", fontsize=7, color=MUTED)
+
+
+def _setting(cell: Cell) -> Setting:
+    return Setting(cell.first.task, cell.first.hard_fractions)
+
+
+def _series_of_runs(results: Results) -> dict[str, Series]:
+    """One series a run; runs of different tasks share series, and the only run of its kind is named by its kind."""
+    series: dict[str, Series] = {}
+    for task in results.tasks:
+        for is_implicit in (True, False):
+            cells = [cell for cell in results.headline_cells() if cell.first.task == task]
+            runs = list(dict.fromkeys(cell.first.run for cell in cells if cell.first.is_implicit == is_implicit))
+            for index, run in enumerate(runs):
+                label = ("implicit" if is_implicit else "explicit") if len(runs) == 1 else run
+                if len(runs) == 1 and is_implicit:
+                    label += f" ({results.headline_of(run)})"
+                series[run] = run_series(label, index, is_implicit=is_implicit)
+    return series
+
+
+def _one_run_or_headlines(cells: list[Cell], results: Results) -> list[Cell]:
+    """All modes of the implicit run when there is one; the headline modes when there are several to tell apart."""
+    runs = {cell.first.run for cell in cells if cell.first.is_implicit}
+    if len(runs) <= 1:
+        return sorted(cells, key=lambda cell: cell.first.mode != results.headline_of(cell.first.run))
+    return [cell for cell in cells if cell.first.mode == results.headline_of(cell.first.run)]
+
+
+def _best_run(cells: list[Cell], results: Results) -> list[Cell]:
+    """The cells of the implicit run with the best headline accuracy on the longest sequences."""
+    implicit = [cell for cell in cells if cell.first.is_implicit]
+    if not implicit:
+        return []
+    headline = [cell for cell in implicit if cell.first.mode == results.headline_of(cell.first.run)] or implicit
+    best = max(headline, key=lambda cell: (cell.first.length, cell.spread(LAST_TEN).mean or 0.0))
+    return [cell for cell in implicit if cell.first.run == best.first.run]
+
+
+def _legend_of_modes(cells: list[Cell]) -> tuple[Series, ...]:
+    """Explicit last, as in the tables."""
+    modes = sorted({cell.first.mode for cell in cells}, key=lambda mode: (mode == "parallel", mode_rank(mode)))
+    return tuple(mode_series(mode) for mode in modes)
+
+
+def _roles(cells: Iterable[Cell]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(role for cell in cells for role in cell.roles))

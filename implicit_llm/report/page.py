@@ -1,0 +1,238 @@
+"""The page: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from implicit_llm.report.claims import FAILS, HOLDS, MISSING, NOT_RUN, Judgement
+from implicit_llm.report.config import ReportError
+from implicit_llm.report.inputs import ReportInputs, Source, TrainingRun
+from implicit_llm.report.published import MARK_WORDS, Published
+from implicit_llm.report.results import LAST_TEN, Cell, Results, Spread
+from implicit_llm.report.svg import Figure, panel_svg, swatch_svg, theme_css
+from implicit_llm.report.tables import Table
+
+TEMPLATE = "index.html.j2"
+MISSING_WORD = Markup('<span class="missing">missing</span>')
+SYMBOLS = {HOLDS: "✓", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
+
+
+@dataclass(frozen=True)
+class PageContent:
+    """Everything the page shows."""
+
+    title: str
+    experiment: str
+    results: Results
+    inputs: ReportInputs
+    judgements: Sequence[Judgement]
+    figures: Sequence[Figure]
+    tables: Sequence[Table]
+    published: Published
+    csv: str
+    latex: str
+
+
+def render(content: PageContent, assets: Path) -> str:
+    """The page as text; `assets` holds the template and the captions. Raises: ReportError."""
+    loader = jinja2.FileSystemLoader(assets)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "accuracy": accuracy,
+        "number": number,
+        "cost": cost,
+        "minus": minus,
+        "spread": spread_words,
+        "seeds": seeds_words,
+        "slug": slug,
+        "commas": commas,
+    }
+    environment.globals |= {
+        "sources_of": lambda roles: sources_of(content.inputs, roles),
+        "symbols": SYMBOLS,
+        "mark_words": MARK_WORDS,
+        "git": git_words,
+        "command": command_words,
+    }
+    try:
+        template = environment.get_template(TEMPLATE)
+    except jinja2.TemplateNotFound as error:
+        raise ReportError(
+            f"{assets / TEMPLATE}: there is no such template; the report needs the folder workflow/report"
+        ) from error
+    page = template.render(
+        content=content,
+        light_css=Markup(theme_css(1)),
+        dark_css=Markup(theme_css(2)),
+        counts={verdict: sum(judgement.verdict == verdict for judgement in content.judgements) for verdict in SYMBOLS},
+        glances=glances(content.results),
+        figures=[_figure(index, figure, assets) for index, figure in enumerate(content.figures, start=1)],
+        training=[_training(run, content.inputs.sources) for run in content.inputs.training],
+        all_sources=list(content.inputs.sources.values()),
+        anchors={source.fingerprint: source.anchor for source in content.inputs.sources.values()},
+        used_marks=sorted(
+            {number.mark for number in content.published.numbers}
+            | {j.claim.mark for j in content.judgements if j.claim.mark}
+        ),
+    )
+    return re.sub(r"\n\s*\n+", "\n", page) + "\n"
+
+
+def caption(name: str, assets: Path) -> Markup:
+    """A figure's caption: reStructuredText, which also serves `snakemake --report`, with ``code`` its only markup."""
+    path = assets / "captions" / f"{name}.rst"
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ReportError(
+            f"{path}: cannot be read ({error.strerror}); every figure needs a caption of its name"
+        ) from error
+    return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(text)))
+
+
+def glances(results: Results) -> list[dict[str, Any]]:
+    """For each task, headline accuracies of both kinds of model at the shortest and longest of the easiest tests."""
+    found = []
+    for task in results.tasks:
+        cells = [cell for cell in results.headline_cells() if cell.first.task == task]
+        trained = [cell for cell in cells if cell.first.is_harder is False] or cells
+        easiest = min(cell.first.hard_fractions for cell in trained)
+        cells = [cell for cell in trained if cell.first.hard_fractions == easiest]
+        lengths = sorted({cell.first.length for cell in cells})
+        rows = [{"length": length, **_glance(cells, length)} for length in dict.fromkeys((lengths[0], lengths[-1]))]
+        found.append({"task": task, "hard_fractions": easiest, "rows": rows})
+    return found
+
+
+def _glance(cells: Sequence[Cell], length: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"implicit": None, "explicit": None, "chance": None, "is_trained": False}
+    for cell in cells:
+        if cell.first.length != length:
+            continue
+        key, spread = "implicit" if cell.first.is_implicit else "explicit", cell.spread(LAST_TEN)
+        if row[key] is None or (spread.mean or 0.0) > (row[key]["spread"].mean or 0.0):
+            row[key] = {"spread": spread, "mode": cell.first.mode}
+        row |= {"chance": cell.first.chance_last10, "is_trained": cell.first.is_trained_length}
+    return row
+
+
+def sources_of(inputs: ReportInputs, roles: Iterable[str]) -> list[Source]:
+    """The runs behind a number: the evaluations, and the training phases that made their models."""
+    roles = list(dict.fromkeys(roles))
+    by_fingerprint = {source.fingerprint: source for source in inputs.sources.values()}
+    found = [inputs.sources[role] for role in roles if role in inputs.sources]
+    for source in list(found):
+        found += _trained_by(source, by_fingerprint)
+    return list({source.role: source for source in found}.values())
+
+
+def _trained_by(source: Source, by_fingerprint: Mapping[str, Source]) -> list[Source]:
+    chain = []
+    for role in ("model", "start"):
+        upstream = by_fingerprint.get(source.upstream.get(role, ""))
+        if upstream is not None:
+            chain += [upstream, *_trained_by(upstream, by_fingerprint)]
+    return chain
+
+
+def accuracy(value: float | None) -> Markup:
+    """Three decimals; a missing number says so."""
+    return MISSING_WORD if value is None else Markup(minus(f"{value:.3f}"))
+
+
+def number(value: float | None) -> Markup:
+    """Three significant digits; a missing number says so."""
+    return (
+        Markup('<span class="missing">missing</span>')
+        if value is None
+        else Markup(minus(f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"))
+    )
+
+
+def minus(text: str) -> str:
+    """With a minus sign for the hyphen of a negative number, and none before a zero."""
+    return re.sub(r"^-(0\.?0*)$", r"\1", text).replace("-", "−")
+
+
+def commas(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
+
+
+def cost(value: float | None) -> Markup:
+    """One decimal; a missing number says so."""
+    return MISSING_WORD if value is None else Markup(f"{value:,.1f}")
+
+
+def spread_words(spread: Spread, form: str = "accuracy") -> str:
+    """The range over seeds, where there is one."""
+    shown = {"accuracy": accuracy, "number": number}[form]
+    return f"{shown(spread.low)} to {shown(spread.high)}" if len(spread.values) > 1 else ""
+
+
+def seeds_words(spread: Spread) -> str:
+    """ "3 seeds", and how many of them gave no number."""
+    total = len(spread.values) + spread.num_missing
+    words = f"{total} seed{'' if total == 1 else 's'}"
+    return words + (f", {spread.num_missing} missing" if spread.num_missing else "")
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def git_words(source: Source) -> str:
+    """The commit a run was made with, and whether the tree had changes beside it."""
+    git = source.provenance.get("git") or {}
+    if not git.get("commit"):
+        return "not recorded"
+    return git["commit"] + (" with uncommitted changes" if git.get("is_dirty") else "")
+
+
+def command_words(source: Source) -> str:
+    """The command line of a run, without the path of the program; the identity, a page of JSON, by its fingerprint."""
+    argv = [str(word) for word in source.provenance.get("argv") or []]
+    if not argv:
+        return "not recorded"
+    words = [Path(argv[0]).name, *argv[1:]]
+    if "--identity" in words[:-1]:
+        words[words.index("--identity") + 1] = f"@{source.fingerprint[:16]}"
+    return shlex.join(words)
+
+
+def _figure(index: int, figure: Figure, assets: Path) -> dict[str, Any]:
+    return {
+        "number": index,
+        "name": figure.name,
+        "title": figure.title,
+        "caption": caption(figure.name, assets),
+        "panels": [Markup(panel_svg(figure, panel)) for panel in range(len(figure.panels))],
+        "legend": [{"label": series.label, "swatch": Markup(swatch_svg(figure, series))} for series in figure.legend],
+        "roles": figure.roles,
+    }
+
+
+def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]:
+    """A line of the table of training runs."""
+    _, losses = run.series("loss")
+    records = [sources[phase.role].provenance for phase in run.phases]
+    busy_s = [attempt["busy_s"] for record in records for attempt in record.get("attempts") or []]
+    return {
+        "run": run.run,
+        "seed": run.seed,
+        "phases": run.phases,
+        "steps": run.phases[-1].end_step,
+        "loss": losses[-1] if losses else None,
+        "minutes": sum(busy_s) / 60 if busy_s else None,
+        "devices": ", ".join(dict.fromkeys(record["device"] for record in records if record.get("device"))),
+    }

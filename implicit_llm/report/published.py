@@ -1,0 +1,90 @@
+"""The numbers that others reported: workflow/report/published.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from implicit_llm.report.config import ReportError
+from implicit_llm.report.results import Point
+from implicit_llm.report.yaml_file import read_yaml
+from implicit_llm.runs.fill import fill
+
+Mark = Literal["paper", "secondary", "reference_run"]
+MARK_WORDS = {"paper": "paper", "secondary": "secondary source", "reference_run": "reference run"}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Sequences of `length` tokens with this share of hard tokens."""
+
+    length: int
+    hard_fraction: float
+
+
+@dataclass(frozen=True)
+class PublishedNumber:
+    """One number, under which conditions it was found, and how far to trust it.
+
+    `mark`: "paper" stands in the paper; "secondary" in a reading note of it; "reference_run" was measured with the
+    published code.
+    `mode` is the name used here for the way it was evaluated, "parallel" for explicit models.
+    """
+
+    id: str
+    metric: str
+    value: float
+    group: str
+    monoid: str
+    model: Literal["implicit", "explicit"]
+    train: Split
+    test: Split
+    mode: str
+    source: str
+    mark: Mark
+    num_layers: int = 1
+    f_evaluations_per_token: float | None = None
+    note: str | None = None
+
+    def is_beside(self, point: Point) -> bool:
+        """Whether a measured point has the same task, model kind, depth, lengths, shares of hard tokens and mode."""
+        return (
+            (self.group, self.monoid, self.mode) == (point.group, point.monoid, point.mode)
+            and (self.model == "implicit") == point.is_implicit
+            and self.num_layers == point.num_layers
+            and self.test == Split(point.length, point.hard_fraction)  # type: ignore[arg-type]
+            and self.train == Split(point.train_length, point.train_hard_fraction)  # type: ignore[arg-type]
+        )
+
+
+@dataclass(frozen=True)
+class Published:
+    """All published numbers and what the marks mean."""
+
+    marks: Mapping[str, str]
+    numbers: tuple[PublishedNumber, ...]
+
+    def beside(self, point: Point, metric: str) -> PublishedNumber | None:
+        """The published number of the same thing, None where there is none."""
+        return next((number for number in self.numbers if number.metric == metric and number.is_beside(point)), None)
+
+
+def load_published(path: Path) -> Published:
+    """Read the file. Raises: UserError naming file and key."""
+    content: Any = read_yaml(path)
+    published = fill(Published, content, str(path))
+    _check_unique((number.id for number in published.numbers), path)
+    unknown = {number.mark for number in published.numbers} - set(published.marks)
+    if unknown:
+        raise ReportError(f"{path}: the mark {sorted(unknown)[0]} is not explained; add it under marks")
+    return published
+
+
+def _check_unique(ids: Iterable[str], path: Path) -> None:
+    seen: set[str] = set()
+    for name in ids:
+        if name in seen:
+            raise ReportError(f"{path}: the id {name} stands twice; give every entry an id of its own")
+        seen.add(name)

@@ -1,0 +1,97 @@
+"""The stage `report`: figures, tables, checked claims and the page, from finished evaluations and training phases."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from implicit_llm.report.accuracy_figures import accuracy_by_length, accuracy_by_mode, accuracy_by_position
+from implicit_llm.report.claims import Judgement, judge, load_claims
+from implicit_llm.report.config import ReportConfig, ReportError
+from implicit_llm.report.inputs import load_inputs
+from implicit_llm.report.page import PageContent, render
+from implicit_llm.report.published import load_published
+from implicit_llm.report.results import Results
+from implicit_llm.report.svg import Figure, file_svg
+from implicit_llm.report.tables import accuracy_tables, to_csv, to_latex
+from implicit_llm.report.training_figures import solver_health, training_curves
+from implicit_llm.runs.atomic import write_atomic
+from implicit_llm.runs.fill import fill
+from implicit_llm.runs.run_directory import DECLARED
+from implicit_llm.runs.stage import StageContext, StageResult
+
+DEFAULT_TITLE = "Implicit language models on word problems"
+
+
+def run(context: StageContext) -> StageResult:
+    """Body of `implicit-llm report`; the runtime option `assets` is the folder workflow/report. Raises: UserError."""
+    config = fill(ReportConfig, context.config, "report")
+    assets = Path(context.runtime.get("assets") or Path(__file__).parents[2] / "workflow" / "report")
+    check_assets(assets, config.assets or {})
+    inputs = load_inputs(context.inputs)
+    if not inputs.sources:
+        raise ReportError(
+            "report: no inputs; add --input ROLE=DIR with the run directories of evaluations and training phases"
+        )
+    published = load_published(assets / "published.yaml")
+    results = Results(inputs.points, config.headline_mode)
+    judgements = [judge(claim, results, config.experiment) for claim in load_claims(assets / "claims.yaml")]
+    drawn = [
+        accuracy_by_length(results, published.numbers),
+        accuracy_by_position(results),
+        accuracy_by_mode(results),
+        training_curves(inputs.training, results),
+        solver_health(inputs.training),
+    ]
+    figures = [figure for figure in drawn if figure is not None]
+    tables = accuracy_tables(results, published)
+    content = PageContent(
+        title=config.title or DEFAULT_TITLE,
+        experiment=config.experiment,
+        results=results,
+        inputs=inputs,
+        judgements=judgements,
+        figures=figures,
+        tables=tables,
+        published=published,
+        csv=to_csv(results, published),
+        latex=to_latex(tables),
+    )
+    files = _write(context.work / DECLARED, content, assets)
+    context.log.info("page: %s", context.run_dir / "index.html")
+    return StageResult(files=files, summary=_summary(judgements, figures))
+
+
+def check_assets(assets: Path, digests: Mapping[str, str]) -> None:
+    """Compare files of workflow/report with their digests. Raises: ReportError for the first that differs."""
+    for name, wanted in sorted(digests.items()):
+        path = assets / name
+        found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        if found != wanted:
+            what = "is missing" if found is None else "changed after the workflow was planned"
+            raise ReportError(f"{path}: {what}; run the workflow again")
+
+
+def _write(folder: Path, content: PageContent, assets: Path) -> list[Path]:
+    claims = {"experiment": content.experiment, "claims": [judgement.to_dict() for judgement in content.judgements]}
+    texts: dict[str, str | bytes] = {
+        "index.html": render(content, assets),
+        "claims.json": json.dumps(claims, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
+        "tables/accuracy.csv": content.csv,
+        "tables/accuracy.tex": content.latex,
+    }
+    texts |= {f"figures/{figure.name}.svg": file_svg(figure) for figure in content.figures}
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def _summary(judgements: list[Judgement], figures: list[Figure]) -> dict[str, Any]:
+    return {
+        "verdicts": {judgement.claim.id: judgement.verdict for judgement in judgements},
+        "figures": [figure.name for figure in figures],
+    }

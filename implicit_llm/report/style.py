@@ -1,0 +1,109 @@
+"""How the figures look: readable in colour, to colour-blind readers and in grey; one look for paper and page.
+
+Every series differs from its neighbours in colour, marker and dashes at once. The colours are those of the light page;
+on the page each of them becomes a CSS variable, so that the figures follow the reader's light or dark setting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+INK, MUTED, GRID, PAPER, BAND = "#1b1f24", "#68717b", "#e2e6ea", "#ffffff", "#eff2f5"
+BLUE, VERMILION, GREEN, PURPLE, AMBER = "#0b62a8", "#c9510c", "#0a7f67", "#94479a", "#a87400"
+
+# Name of the CSS variable, colour on the light page, colour on the dark page.
+THEME = (
+    ("ink", INK, "#e4e7ea"),
+    ("muted", MUTED, "#9aa4ae"),
+    ("grid", GRID, "#2e343b"),
+    ("paper", PAPER, "#14171b"),
+    ("band", BAND, "#1e2329"),
+    ("blue", BLUE, "#66b3ff"),
+    ("vermilion", VERMILION, "#ff9a57"),
+    ("green", GREEN, "#3fcfa6"),
+    ("purple", PURPLE, "#dc9fe0"),
+    ("amber", AMBER, "#e6bf52"),
+)
+
+RC: dict[Any, Any] = {  # Any: matplotlib types its keys as literals
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same outlines on every machine
+    "font.size": 8.5,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 15,
+    "axes.labelsize": 8.5,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.facecolor": "none",
+    "axes.linewidth": 0.7,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 5,
+    "lines.solid_capstyle": "round",
+    "lines.dash_capstyle": "butt",
+    "legend.frameon": False,
+    "figure.facecolor": "none",
+    "savefig.facecolor": "auto",
+    "svg.fonttype": "path",
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """What a line is called and how it is drawn; `dashes` are lengths in units of the line width, none for solid."""
+
+    label: str
+    color: str
+    marker: str
+    dashes: tuple[float, ...] = ()
+    has_line: bool = True
+
+    def line(self, *, has_markers: bool = True) -> dict[str, Any]:
+        """Keyword arguments of Axes.plot."""
+        style: dict[str, Any] = {"color": self.color, "linestyle": (0, self.dashes) if self.dashes else "-"}
+        if not self.has_line:
+            style |= {"linestyle": "none", "markersize": 9}
+        if has_markers:
+            style |= {"marker": self.marker, "markeredgecolor": PAPER, "markeredgewidth": 0.7}
+        return style
+
+
+MODE_SERIES = {
+    "blockwise": Series("implicit, blockwise", BLUE, "o"),
+    "sequential": Series("implicit, sequential", GREEN, "D", (4, 1.4)),
+    "simultaneous": Series("implicit, simultaneous", AMBER, "^", (5, 1.4, 1, 1.4)),
+    "published": Series("implicit, published rule", PURPLE, "v", (1.2, 1.2)),
+    "parallel": Series("explicit", VERMILION, "s", (3, 1.6)),
+}
+
+_IMPLICIT = ((BLUE, "o", ()), (GREEN, "D", (4, 1.4)), (PURPLE, "^", (5, 1.4, 1, 1.4)), (INK, "v", (1.2, 1.2)))
+_EXPLICIT = ((VERMILION, "s", (3, 1.6)), (AMBER, "X", (1.2, 1.2)), (MUTED, "P", (5, 1.4, 1, 1.4)))
+
+
+def mode_series(mode: str) -> Series:
+    """The series of an evaluation mode; a mode of another name is drawn in ink."""
+    return MODE_SERIES.get(mode, Series(f"implicit, {mode}", INK, "P", (2.4, 1.2)))
+
+
+def run_series(label: str, index: int, *, is_implicit: bool) -> Series:
+    """The series of the index-th implicit or explicit run of a figure."""
+    styles = _IMPLICIT if is_implicit else _EXPLICIT
+    return Series(label, *styles[index % len(styles)])

@@ -1,0 +1,211 @@
+"""Finished runs made up for tests of the report: manifests, metrics and journals, with plausible numbers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from implicit_llm.evaluation.chance import chance_per_position
+from implicit_llm.runs.identity import compute_fingerprint
+from implicit_llm.runs.manifest import FileRecord, Manifest
+from implicit_llm.runs.run_directory import work_directory
+from implicit_llm.runs.stage import Input, StageContext
+from implicit_llm.tracking.journal import Journal
+
+Record = dict[str, Any]
+Change = Callable[[Record], Record]
+
+UNROLLED = {"mode": "unrolled", "num_unroll": 4, "tau": 0.8}
+FREE = {"mode": "fixed_point", "max_iter": 16, "tol": 0.05, "phantom_steps": 4, "tau": 0.8}
+# Mode -> f-evaluations a token at the training length, growth of them with length, position where it begins to fail.
+MODES = {
+    "blockwise": (9.2, 0.0, math.inf),
+    "sequential": (7.1, 0.0, math.inf),
+    "simultaneous": (17.0, 0.7, 40.0),
+    "published": (14.0, 0.6, 22.0),
+}
+
+
+@dataclass(frozen=True)
+class SampleRun:
+    """A run of the sample: its task and how well it learned."""
+
+    name: str
+    group: str
+    is_implicit: bool
+    train_hard_fraction: float
+    test_hard_fractions: Sequence[float]
+    steps: int = 2400
+    quality: float = 0.995
+    seeds: Sequence[int] = (0,)
+    monoid: str = "none"
+    train_length: int = 16
+    lengths: Sequence[int] = (16, 32, 64)
+
+
+DEMO = (
+    SampleRun("a5-implicit", "A5", True, 0.2, (0.2, 0.5)),
+    SampleRun("a5-explicit", "A5", False, 0.2, (0.2, 0.5)),
+    SampleRun("s3-implicit", "S3", True, 0.5, (0.5,), steps=1200, quality=0.999),
+    SampleRun("s3-explicit", "S3", False, 0.5, (0.5,), steps=1200),
+)
+
+
+def make_runs(
+    results: Path, runs: Sequence[SampleRun] = DEMO, change: Change = lambda record: record
+) -> dict[str, Path]:
+    """Write training phases and evaluations of `runs`; returns run directories by role. `change` edits a record."""
+    roles: dict[str, Path] = {}
+    for run in runs:
+        for seed in run.seeds:
+            roles |= _make_one(results, run, seed, change)
+    return roles
+
+
+def make_context(folder: Path, roles: Mapping[str, Path], config: Mapping[str, Any] | None = None) -> StageContext:
+    """The context in which the report's body runs."""
+    work = folder / "work" / ("0" * 16)
+    work.mkdir(parents=True, exist_ok=True)
+    inputs = {role: Input(path, Manifest.read(path / "manifest.json")) for role, path in roles.items()}
+    return StageContext(
+        stage="report",
+        name="report",
+        fingerprint="0" * 64,
+        config=dict(config or {"experiment": "demo"}),
+        inputs=inputs,
+        run_dir=folder,
+        work=work,
+        journal=Journal(None),
+        log=logging.getLogger("implicit_llm.report"),
+        runtime={},
+        is_main=True,
+    )
+
+
+def _make_one(results: Path, run: SampleRun, seed: int, change: Change) -> dict[str, Path]:
+    name, half = f"{run.name}-s{seed}", run.steps // 2
+    phases = [("explicit", 0, run.steps, None)]
+    if run.is_implicit:
+        phases = [("unrolled", 0, half, UNROLLED), ("free", half, run.steps, FREE)]
+    roles: dict[str, Path] = {}
+    upstream = {"data": "d" * 64}
+    for index, (phase, start, end, solver) in enumerate(phases):
+        settings = {"name": phase, "index": index, "start_step": start, "end_step": end, "solver": solver}
+        config = {"task": "word_problem", "model": {"model_type": "implicit_mamba2"}, "phase": settings, "seed": seed}
+        config |= {"total_steps": run.steps, "run": run.name}
+        points = [(step, _training_values(run, step, solver)) for step in range(start + 10, end + 1, 10)]
+        folder = results / "train" / name / phase
+        upstream = {
+            "data": "d" * 64,
+            "start": _finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points),
+        }
+        roles[f"train:{name}/{phase}"] = folder
+    records = [change(record) for record in _records(run, seed)]
+    folder = results / "evaluate" / name / "word-problem"
+    config = {"kind": "word_problem", "modes": [{"name": mode, "eval_mode": "simultaneous"} for mode in MODES]}
+    _finish(
+        folder,
+        "evaluate",
+        f"{name}/word-problem",
+        config,
+        {"model": upstream["start"]},
+        {"metrics.json": {"records": records}},
+    )
+    return roles | {f"evaluate:{name}/word-problem": folder}
+
+
+def _records(run: SampleRun, seed: int) -> list[Record]:
+    return [
+        _record(run, seed, length, fraction, mode)
+        for length in run.lengths
+        for fraction in run.test_hard_fractions
+        for mode in (MODES if run.is_implicit else ("parallel",))
+    ]
+
+
+def _record(run: SampleRun, seed: int, length: int, hard_fraction: float, mode: str) -> Record:
+    chance = chance_per_position(run.group, run.monoid, hard_fraction, length)
+    quality = run.quality - 0.004 * seed - (0.03 if hard_fraction > run.train_hard_fraction else 0.0)
+    curve = [float(best) for best in _curve(run, chance, hard_fraction, mode, quality)]
+    cost, growth, _ = MODES.get(mode, (1.0, 0.0, 0.0))
+    last = curve[-10:]
+    return {
+        "run": run.name, "seed": seed, "phase": "free", "is_implicit": run.is_implicit,
+        "num_layers": 1, "num_parameters": 41_856,
+        "data": f"{run.name.split('-')[0]}-test-L{length}-h{hard_fraction:g}", "group": run.group, "monoid": run.monoid,
+        "length": length, "hard_fraction": hard_fraction, "train_length": run.train_length,
+        "train_hard_fraction": run.train_hard_fraction, "mode": mode, "num_samples": 512,
+        "chance_last10": float(chance[-10:].mean()), "chance_per_position": [float(value) for value in chance],
+        "accuracy_last10": sum(last) / len(last), "accuracy_sequence": min(curve) ** 2,
+        "accuracy_token": sum(curve) / len(curve),
+        "accuracy_per_position": curve, "f_evaluations_per_token": cost * (length / run.train_length) ** growth,
+        "residual_max": 0.049 if run.is_implicit else None, "unconverged_share": 0.0 if run.is_implicit else None,
+        "token_match_sequential": 0.98 if run.is_implicit and mode != "sequential" else None, "nonfinite_share": 0.0,
+    }  # fmt: skip
+
+
+def _curve(run: SampleRun, chance: Sequence[float], hard_fraction: float, mode: str, quality: float) -> list[float]:
+    if not run.is_implicit:
+        return [max(base, math.exp(-0.55 * hard_fraction * position)) for position, base in enumerate(chance)]
+    fails_at = MODES[mode][2]
+    curve = []
+    for position, base in enumerate(chance):
+        lost = 0.0 if math.isinf(fails_at) else 1 / (1 + math.exp(-(position - fails_at) / 4))
+        curve.append(quality ** (position / 16) * (1 - lost) + base * lost)
+    return curve
+
+
+def _training_values(run: SampleRun, step: int, solver: Mapping[str, Any] | None) -> dict[str, float]:
+    wiggle = 0.02 * math.sin(step * 0.7)
+    solved = 1 / (1 + math.exp(-(step / run.steps - 0.62) * 30)) if run.is_implicit else 0.12
+    values = {
+        "loss": 2.4 * (1 - solved) + 0.02 + wiggle * (1 - solved),
+        "accuracy_last10": min(1.0, 0.1 + 0.89 * solved + wiggle * (1 - solved)),
+        "learning_rate": 3e-3 * (1 - step / run.steps),
+    }
+    if solver is not None and solver["mode"] == "fixed_point":
+        progress = step / run.steps
+        values |= {"num_iter": 9 + 7 * (1 - progress) + wiggle * 10, "f_evaluations": 14.0}
+        values |= {"residual": 0.05 + 0.2 * (1 - progress), "unconverged_share": 0.1 * (1 - progress)}
+    return values
+
+
+def _finish(
+    run_dir: Path,
+    stage: str,
+    name: str,
+    config: dict[str, Any],
+    upstream: dict[str, str],
+    files: Mapping[str, Any],
+    points: Sequence[tuple[int, Mapping[str, float]]] = (),
+) -> str:
+    """Write a finished run directory; returns its fingerprint."""
+    fingerprint = compute_fingerprint(stage, config | {"name": name}, "c0de", upstream)
+    work = work_directory(run_dir, fingerprint)
+    work.mkdir(parents=True, exist_ok=True)
+    journal = Journal(work / "journal.jsonl")
+    for step, values in points:
+        journal.metrics(step, values)
+    journal.close()
+    for file, content in files.items():
+        (work / file).write_text(json.dumps(content))
+    records = tuple(FileRecord.of(work / file, run_dir) for file in files)
+    identity = {"config": config, "code": "c0de", "upstream": upstream}
+    Manifest(stage, name, fingerprint, identity, records, {}).write(run_dir / "manifest.json")
+    provenance = {
+        "fingerprint": fingerprint,
+        "attempts": [{"started": "2025-01-01T00:00:00+00:00", "host": "host", "busy_s": 61.2}],
+        "device": "cpu",
+        "cpus": 2,
+        "git": {"commit": "5b0a7c1d" * 5, "is_dirty": stage == "train"},
+        "versions": {"torch": "2.13.0", "numpy": "2.4.6"},
+        "argv": ["/usr/bin/implicit-llm", stage, "--run-dir", f"results/demo/{stage}/{name}", "--identity", "{...}"],
+        "mlflow_run_id": fingerprint[::2],
+    }
+    (work / "provenance.json").write_text(json.dumps(provenance))
+    return fingerprint

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from implicit_llm.report import stage
+from implicit_llm.report.config import ReportError
+from tests.unit.report.sample_runs import MODES, Record, SampleRun, make_context, make_runs
+
+ASSETS = Path(__file__).parents[3] / "workflow" / "report"
+FIGURES = ("accuracy-by-length", "accuracy-by-position", "accuracy-by-mode", "training-curves", "solver-health")
+SMALL = (
+    SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=200, seeds=(0, 1), lengths=(16, 64)),
+    SampleRun("a5-explicit", "A5", False, 0.2, (0.2,), steps=200, lengths=(16, 64)),
+)
+
+
+class Page(HTMLParser):
+    """What the tests ask of a page: its ids, its links, and whether its elements are closed."""
+
+    VOID = frozenset(("meta", "br", "link", "img", "input", "hr"))
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.ids += [value for key, value in attrs if key == "id" and value]
+        self.links += [value for key in ("href", "src", "xlink:href") if (value := values.get(key))]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a report of two runs, one of them with two seeds."""
+    return make_report(tmp_path_factory.mktemp("sample"))
+
+
+def make_report(folder: Path, runs: tuple[SampleRun, ...] = SMALL, **changes: Any) -> Path:
+    context = make_context(folder / "report", make_runs(folder / "results", runs, **changes))
+    stage.run(context)
+    return context.work / "declared"
+
+
+def test_page_needs_nothing_but_itself(made: Path) -> None:
+    text = (made / "index.html").read_text()
+    page = Page(text)
+    assert page.links
+    assert all(link.startswith("#") for link in page.links)
+    assert not re.search(r"<script|<link|@import|url\((?!#)", text)
+
+
+def test_every_link_on_the_page_has_its_target_and_no_id_stands_twice(made: Path) -> None:
+    page = Page((made / "index.html").read_text())
+    assert {link.removeprefix("#") for link in page.links} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert page.open == []
+
+
+def test_every_declared_file_is_there_and_figures_are_whole_svg(made: Path) -> None:
+    assert sorted(path.stem for path in (made / "figures").iterdir()) == sorted(FIGURES)
+    for name in FIGURES:
+        assert ElementTree.parse(made / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
+    assert {"index.html", "claims.json"} <= {path.name for path in made.iterdir()}
+    assert {path.name for path in (made / "tables").iterdir()} == {"accuracy.csv", "accuracy.tex"}
+
+
+def test_equal_inputs_give_equal_bytes(made: Path, tmp_path: Path) -> None:
+    again = make_report(tmp_path)
+    for path in sorted(made.rglob("*.*")):
+        assert path.read_bytes() == (again / path.relative_to(made)).read_bytes(), path.name
+
+
+def test_figures_as_files_carry_outlines_and_no_date(made: Path) -> None:
+    svg = (made / "figures" / "accuracy-by-length.svg").read_text()
+    assert "<text" not in svg
+    assert "dc:date" not in svg
+
+
+def test_figures_on_the_page_are_text_in_the_colours_of_the_page(made: Path) -> None:
+    svg = re.search(r'<div class="panels.*?</figure>', (made / "index.html").read_text(), re.DOTALL)[0]  # type: ignore[index]
+    assert ">test length (tokens)</text>" in svg
+    assert "var(--blue)" in svg
+    assert not re.search(r"#[0-9a-f]{6}\b", svg)
+
+
+def test_each_number_names_mode_seeds_and_spread(made: Path) -> None:
+    text = (made / "index.html").read_text()
+    row = re.search(r"<tr class=\"headline\">.*?a5-implicit.*?</tr>", text, re.DOTALL)[0]  # type: ignore[index]
+    assert "blockwise<small>2 seeds, 512 samples" in row
+    assert re.search(r">0\.99\d<small>0\.99\d to 0\.99\d</small>\s*<small>9\.2 f/token", row)
+
+
+def test_provenance_of_every_run_is_on_the_page(made: Path) -> None:
+    text = (made / "index.html").read_text()
+    manifest = json.loads((made.parents[3] / "results/evaluate/a5-implicit-s0/word-problem/manifest.json").read_text())
+    name, fingerprint = "evaluate/a5-implicit-s0/word-problem", manifest["fingerprint"]
+    command = f"implicit-llm evaluate --run-dir results/demo/{name} --identity @{fingerprint[:16]}"
+    for value in (fingerprint, fingerprint[::2], manifest["files"][0]["sha256"], "5b0a7c1d" * 5, command):
+        assert value in text
+
+
+def without_numbers(record: Record) -> Record:
+    metrics = ("accuracy_last10", "accuracy_sequence", "accuracy_token", "accuracy_per_position")
+    return record | dict.fromkeys((*metrics, "token_match_sequential", "f_evaluations_per_token"))
+
+
+def test_missing_numbers_are_shown_as_missing_in_every_output(tmp_path: Path) -> None:
+    made = make_report(tmp_path, change=without_numbers)
+    numbers = (made / "index.html").read_text().split('id="numbers"')[1].split('id="training"')[0]
+    assert numbers.count("missing</span>") > 2 * len(MODES)
+    assert "0.000" not in numbers
+    assert "missing" in (made / "tables/accuracy.tex").read_text()
+    rows = [line.split(",") for line in (made / "tables/accuracy.csv").read_text().splitlines()]
+    assert {row[rows[0].index("accuracy_last10_mean")] for row in rows[1:]} == {""}
+    claims = json.loads((made / "claims.json").read_text())["claims"]
+    assert {claim["verdict"] for claim in claims} == {"missing", "not run at this scale"}
+    assert sorted(path.stem for path in (made / "figures").iterdir()) == sorted(FIGURES)
+
+
+def test_published_number_stands_beside_the_same_measurement_only(tmp_path: Path) -> None:
+    runs = (
+        SampleRun("a5m", "A5", True, 0.1, (0.1,), monoid="aperiodic", steps=200, train_length=256, lengths=(256, 512)),
+    )
+    text = (make_report(tmp_path, runs) / "index.html").read_text()
+    rows = re.findall(r"<tr[^>]*><th scope=\"row\">a5m<small>[^<]*parameters.*?</tr>", text, re.DOTALL)
+    assert [re.findall(r"published (\d\.\d+)", row) for row in rows] == [["1.000"], ["1.000"], [], ["0.920"]]
+
+
+def test_claims_file_has_verdict_measured_and_published_value(made: Path) -> None:
+    claims = {claim["id"]: claim for claim in json.loads((made / "claims.json").read_text())["claims"]}
+    solved = claims["implicit-solves-a5"]
+    assert solved["verdict"] == "holds"
+    assert solved["published"] == "solved"
+    assert solved["num_seeds"] == 2
+    assert solved["sources"] == ["evaluate:a5-implicit-s0/word-problem", "evaluate:a5-implicit-s1/word-problem"]
+    assert claims["deep-explicit-cannot"]["verdict"] == "not run at this scale"
+
+
+def test_explicit_runs_alone_make_a_report_without_solver_figures(tmp_path: Path) -> None:
+    made = make_report(tmp_path, SMALL[1:])
+    names = {path.stem for path in (made / "figures").iterdir()}
+    assert names == {"accuracy-by-length", "accuracy-by-position", "training-curves"}
+
+
+def test_names_from_the_outside_are_escaped(tmp_path: Path) -> None:
+    made = make_report(tmp_path, SMALL[1:], change=lambda record: record | {"run": "<b>&x"})
+    assert "<b>&x" not in (made / "index.html").read_text()
+
+
+def test_changed_asset_is_refused_by_name(tmp_path: Path) -> None:
+    digests = {
+        "claims.yaml": hashlib.sha256((ASSETS / "claims.yaml").read_bytes()).hexdigest(),
+        "published.yaml": "0" * 64,
+    }
+    context = make_context(
+        tmp_path / "report", make_runs(tmp_path / "results", SMALL[1:]), {"experiment": "demo", "assets": digests}
+    )
+    with pytest.raises(ReportError, match=r"published\.yaml: changed"):
+        stage.run(context)
+    assert not (context.work / "declared").exists()
+
+
+def test_report_without_inputs_or_with_damaged_metrics_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="--input"):
+        stage.run(make_context(tmp_path / "empty", {}))
+    roles = make_runs(tmp_path / "results", SMALL[1:])
+    metrics = next((tmp_path / "results" / "evaluate").rglob("metrics.json"))
+    metrics.write_text("{}")
+    with pytest.raises(ReportError, match=re.escape(str(metrics))):
+        stage.run(make_context(tmp_path / "report", roles))
