@@ -1,0 +1,95 @@
+"""What an evaluation is: every field here changes the numbers (identity); batch size and device are runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from implicit_llm.runs.errors import UserError
+
+if TYPE_CHECKING:
+    from implicit_llm.solver.config import SolverConfig
+
+PARALLEL = "parallel"  # the one mode of an explicit model
+SEQUENTIAL = "sequential"
+PUBLISHED = "published"  # simultaneous, with the published stopping rule: one norm over the whole batch
+
+# The rule "batch" couples the sequences of a batch: its batch size changes the numbers and is not the machine's choice.
+COUPLED_BATCH_SIZE = 64
+
+
+class EvaluateConfigError(UserError):
+    """An evaluation that cannot be run as configured."""
+
+
+@dataclass(frozen=True)
+class ModeConfig:
+    """One way of solving an implicit model; None keeps what the model was saved with.
+
+    `eval_tol` is relative, in (0, 1); `eval_max_iter` counts f-evaluations; `max_samples` takes the first samples of a
+    data set only; `batch_size` (sequences) is fixed here for stopping rules that couple the sequences of a batch, and
+    is the machine's choice otherwise.
+    """
+
+    name: str
+    eval_mode: Literal["simultaneous", "blockwise", "sequential"]
+    eval_max_iter: int | None = None
+    eval_tol: float | None = None
+    eval_stop: Literal["sequence", "token", "batch"] | None = None
+    eval_block_len: int | None = None
+    max_samples: int | None = None
+    batch_size: int | None = None
+
+    @property
+    def coupled_batch_size(self) -> int | None:
+        """The batch size that belongs to the result, None when the sequences do not influence each other."""
+        return self.batch_size or (COUPLED_BATCH_SIZE if self.stop == "batch" else None)
+
+    @property
+    def stop(self) -> str | None:
+        """The stopping rule; the mode named "published" stands for the rule of that name unless it says otherwise."""
+        return self.eval_stop or ("batch" if self.name == PUBLISHED else None)
+
+    def solver(self, trained: SolverConfig) -> SolverConfig:
+        """The solver the model was saved with, with this mode's evaluation fields."""
+        changed: dict[str, Any] = {
+            "eval_mode": self.eval_mode,
+            "eval_max_iter": self.eval_max_iter,
+            "eval_stop": self.stop,
+            "eval_block_len": self.eval_block_len,
+            "tol": self.eval_tol,
+        }
+        return dataclasses.replace(trained, **{key: value for key, value in changed.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """The modes in which implicit models are evaluated; explicit models have the one mode "parallel"."""
+
+    kind: Literal["word_problem"]
+    modes: tuple[ModeConfig, ...]
+
+
+def check_modes(modes: Iterable[ModeConfig], where: str) -> None:
+    """Refuse what would be ambiguous or impossible. Raises: EvaluateConfigError."""
+    seen: set[str] = set()
+    for mode in modes:
+        if mode.name in seen or mode.name == PARALLEL:
+            raise EvaluateConfigError(f"{where}: mode name {mode.name!r} is taken; give every mode a name of its own")
+        seen.add(mode.name)
+        for key in ("eval_max_iter", "eval_block_len", "max_samples", "batch_size"):
+            value = getattr(mode, key)
+            if value is not None and value < 1:
+                raise EvaluateConfigError(
+                    f"{where}.{mode.name}.{key}: {value} is not a positive integer; use 1 or more, or leave it out"
+                )
+        if mode.eval_tol is not None and not 0 < mode.eval_tol < 1:
+            raise EvaluateConfigError(
+                f"{where}.{mode.name}.eval_tol: {mode.eval_tol} is outside (0, 1); the published value is 0.05"
+            )
+    if not seen:
+        raise EvaluateConfigError(
+            f"{where}: no mode given; name at least one, for example {{name: blockwise, eval_mode: blockwise}}"
+        )

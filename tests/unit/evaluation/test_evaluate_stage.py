@@ -1,0 +1,167 @@
+"""The stage in its frame, with a small data set of S3 and untrained models."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import implicit_llm
+from implicit_llm.data import stage as data_stage
+from implicit_llm.evaluation import stage
+from implicit_llm.evaluation.stage import EvaluateInputError
+from implicit_llm.runs.identity import compute_fingerprint
+from implicit_llm.runs.manifest import Manifest
+from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
+
+LENGTHS = (12, 24)
+MODES: list[dict[str, Any]] = [
+    {"name": "simultaneous", "eval_mode": "simultaneous", "eval_max_iter": 3},
+    {"name": "sequential", "eval_mode": "sequential", "eval_max_iter": 3, "max_samples": 5},
+    {"name": "published", "eval_mode": "simultaneous", "eval_max_iter": 3},
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _mlflow_is_not_installed() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "mlflow", None)  # what makes `import mlflow` an ImportError
+        yield
+
+
+def request(run_dir: Path, stage_name: str, name: str, config: dict[str, Any], inputs: dict[str, Path]) -> StageRequest:
+    upstream = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in inputs.items()}
+    parts: dict[str, Any] = {"stage": stage_name, "config": config, "code": "c0de", "upstream": upstream}
+    identity = json.dumps({**parts, "name": name, "fingerprint": compute_fingerprint(**parts)})
+    return StageRequest(run_dir, identity, inputs, {"device": "cpu"})
+
+
+def data_config(split: str, length: int) -> dict[str, Any]:
+    return {
+        "kind": "word_problem", "group": "S3", "monoid": "none", "hard_fraction": 0.5,
+        "length": length, "num_samples": 9, "split": split, "seed": 0, "shard_samples": 4,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tests_by_role(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("data")
+    roles = {f"s3-test-L{length}-h0.5": length for length in LENGTHS}
+    for role, length in roles.items():
+        run_stage(request(folder / role, "data", role, data_config("test", length), {}), data_stage.run)
+    return {role: folder / role for role in reversed(roles)}
+
+
+def train(folder: Path, kind: str) -> Path:
+    """The run directory of a training phase that left an untrained model."""
+
+    def body(context: StageContext) -> StageResult:
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 6, "hidden_size": 16, "expand": 2, "head_dim": 8, "state_size": 8}
+        config = implicit_llm.load_config(f"mamba2-state-tracking-{kind}", **sizes)
+        AutoModelForCausalLM.from_config(config).save_pretrained(context.work / "model")
+        return StageResult(["model"], {"data": data_config("train", 12)})
+
+    run_dir = folder / "train" / kind
+    run_stage(request(run_dir, "train", f"s3-{kind}-s7/free", {"seed": 7}, {}), body)
+    return run_dir
+
+
+def evaluate(folder: Path, inputs: dict[str, Path], modes: list[dict[str, Any]] | None = None) -> Path:
+    run_dir = folder / "evaluate"
+    config = {"kind": "word_problem", "modes": MODES if modes is None else modes}
+    run_stage(request(run_dir, "evaluate", "s3-s7/word-problem", config, inputs), stage.run)
+    return run_dir
+
+
+def records(run_dir: Path) -> list[dict[str, Any]]:
+    manifest = Manifest.read(run_dir / "manifest.json")
+    return json.loads((run_dir / manifest.files[0].path).read_text())["records"]
+
+
+@pytest.fixture(scope="module")
+def implicit_run(tmp_path_factory: pytest.TempPathFactory, tests_by_role: dict[str, Path]) -> Path:
+    folder = tmp_path_factory.mktemp("implicit")
+    return evaluate(folder, {"model": train(folder, "implicit"), **tests_by_role})
+
+
+def test_every_data_set_is_evaluated_in_every_mode_shortest_first(implicit_run: Path) -> None:
+    found = [(record["length"], record["mode"]) for record in records(implicit_run)]
+    assert found == [(length, mode["name"]) for length in LENGTHS for mode in MODES]
+
+
+def test_records_say_what_was_measured_on_what_and_how_it_was_trained(implicit_run: Path) -> None:
+    record = records(implicit_run)[0]
+    expected = {"run": "s3-implicit", "seed": 7, "phase": "free", "group": "S3", "monoid": "none", "hard_fraction": 0.5}
+    expected |= {"train_length": 12, "train_hard_fraction": 0.5, "is_implicit": True, "num_layers": 1, "num_samples": 9}
+    assert {key: record[key] for key in expected} == expected
+    assert len(record["accuracy_per_position"]) == 12
+    assert 1 < record["f_evaluations_per_token"] <= 4
+    assert 1 / 6 < record["chance_last10"] < 0.3
+
+
+def test_slow_mode_is_limited_to_its_samples_and_the_others_are_compared_with_it(implicit_run: Path) -> None:
+    simultaneous, sequential, _ = records(implicit_run)[:3]
+    assert sequential["num_samples"] == 5
+    assert sequential["token_match_sequential"] is None
+    assert 0 <= simultaneous["token_match_sequential"] <= 1
+
+
+def test_manifest_has_the_headline_and_no_partial_result_is_left(implicit_run: Path) -> None:
+    manifest = Manifest.read(implicit_run / "manifest.json")
+    headline = manifest.summary["accuracy_last10"]
+    assert {data: sorted(modes) for data, modes in headline.items()} == {
+        f"s3-test-L{length}-h0.5": ["published", "sequential", "simultaneous"] for length in LENGTHS
+    }
+    assert manifest.summary["best_accuracy_last10"] == {data: max(modes.values()) for data, modes in headline.items()}
+    assert [record.path.rsplit("/")[-1] for record in manifest.files] == ["metrics.json"]
+    assert not list(implicit_run.rglob("partial"))
+
+
+def test_explicit_model_has_the_one_mode_parallel(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
+    found = records(evaluate(tmp_path, {"model": train(tmp_path, "explicit"), **tests_by_role}))
+    assert [record["mode"] for record in found] == ["parallel", "parallel"]
+    assert {record["f_evaluations_per_token"] for record in found} == {1.0}
+
+
+def test_interrupted_evaluation_goes_on_after_what_it_finished_with_the_same_numbers(
+    tmp_path: Path, implicit_run: Path, tests_by_role: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = {"model": train(tmp_path, "implicit"), **tests_by_role}
+    evaluated: list[str] = []
+    whole = stage.evaluate_word_problem
+
+    def killed_at_the_fourth(*arguments: Any, where: str, **options: Any) -> Any:
+        if len(evaluated) == 3:
+            raise KeyboardInterrupt
+        evaluated.append(where)
+        return whole(*arguments, where=where, **options)
+
+    monkeypatch.setattr(stage, "evaluate_word_problem", killed_at_the_fourth)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(tmp_path, inputs)
+    assert not (tmp_path / "evaluate" / "manifest.json").exists()
+    first, evaluated = evaluated, []
+    assert records(evaluate(tmp_path, inputs)) == records(implicit_run)
+    assert not set(first) & set(evaluated)
+
+
+@pytest.mark.parametrize("missing", ["model", "data"])
+def test_missing_input_is_named_with_the_option_to_add(
+    tmp_path: Path, tests_by_role: dict[str, Path], missing: str
+) -> None:
+    inputs = tests_by_role if missing == "model" else {"model": train(tmp_path, "explicit")}
+    with pytest.raises(EvaluateInputError, match="add --input"):
+        evaluate(tmp_path, inputs)
+
+
+def test_run_without_a_model_is_refused_by_its_manifest(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
+    role, data = next(iter(tests_by_role.items()))
+    with pytest.raises(EvaluateInputError, match=r"manifest\.json: names no model/config\.json"):
+        evaluate(tmp_path, {"model": data, role: data})

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from implicit_llm.evaluation.word_problem import BatchSize, Evaluation, EvaluationOutOfMemory, evaluate_word_problem
+from tests.unit.evaluation.stand_ins import Problems, StandIn, stand_in
+
+
+def evaluate(model: StandIn, problems: Problems | None = None, batch_size: BatchSize | None = None) -> Evaluation:
+    problems = problems or Problems()
+    batch_size = batch_size or BatchSize(4)
+    return evaluate_word_problem(model, problems, num_samples=len(problems), batch_size=batch_size, where="data mode")
+
+
+def test_accuracies_count_positions_last_ten_tokens_and_whole_sequences() -> None:
+    values = evaluate(stand_in(right_until=9)).values
+    assert values["accuracy_per_position"] == [1.0] * 9 + [0.0] * 3
+    assert values["accuracy_last10"] == pytest.approx(0.7)
+    assert values["accuracy_token"] == pytest.approx(0.75)
+    assert values["accuracy_sequence"] == 0.0
+    assert values["num_samples"] == 10
+
+
+def test_sequences_shorter_than_ten_tokens_count_all_of_them() -> None:
+    assert evaluate(stand_in(right_until=3), Problems(length=4)).values["accuracy_last10"] == 0.75
+
+
+def test_solver_statistics_are_gathered_over_batches_with_the_closing_evaluation() -> None:
+    values = evaluate(stand_in()).values
+    assert values["f_evaluations_per_token"] == 8.0
+    assert values["residual_max"] == pytest.approx(0.2)
+    assert values["unconverged_share"] == pytest.approx(3 * 3 / 120)  # one sequence in each of three batches
+
+
+def test_explicit_model_costs_one_evaluation_and_has_no_residual() -> None:
+    values = evaluate(stand_in(is_implicit=False)).values
+    assert values["f_evaluations_per_token"] == 1.0
+    assert values["residual_max"] is None
+    assert values["unconverged_share"] is None
+
+
+def test_result_does_not_depend_on_the_batch_size() -> None:
+    one, all_at_once = (evaluate(stand_in(right_until=9), batch_size=BatchSize(size)) for size in (1, 64))
+    assert one.values["accuracy_per_position"] == all_at_once.values["accuracy_per_position"]
+    assert np.array_equal(one.predictions_NL, all_at_once.predictions_NL)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_batch_is_halved_until_it_fits_and_every_sample_counts_once(error: type[RuntimeError]) -> None:
+    problems, size = Problems(), BatchSize(8)
+    values = evaluate(stand_in(fits=3, out_of_memory=error), problems, size).values
+    assert size.size == 2
+    assert problems.fetched == [8, 4, 2, 2, 2, 2, 2]
+    assert (values["num_samples"], values["accuracy_token"]) == (10, 1.0)
+
+
+def test_batch_size_that_belongs_to_the_result_is_not_changed() -> None:
+    with pytest.raises(EvaluationOutOfMemory, match="batch_size"):
+        evaluate(stand_in(fits=3), batch_size=BatchSize(8, is_fixed=True))
+
+
+def test_single_sequence_that_does_not_fit_is_a_user_error() -> None:
+    with pytest.raises(EvaluationOutOfMemory, match="single sequence") as caught:
+        evaluate(stand_in(fits=0))
+    assert caught.value.exit_code == 2
+
+
+def test_other_runtime_errors_are_not_taken_for_lack_of_memory() -> None:
+    class Broken(StandIn):
+        def forward(self, input_ids: torch.Tensor) -> None:
+            raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        evaluate(Broken(stand_in().behaviour))
+
+
+@pytest.mark.parametrize("change", [{"nan_at": 5}, {"raises_non_finite": True}])
+def test_non_finite_answers_give_no_accuracy_and_never_zero(
+    change: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    values = evaluate(stand_in(**change)).values
+    assert values["accuracy_last10"] is None
+    assert values["accuracy_per_position"] is None
+    assert values["nonfinite_share"] > 0
+    assert "non-finite" in caplog.text
+
+
+def test_model_that_never_answers_has_no_cost_either() -> None:
+    assert evaluate(stand_in(raises_non_finite=True)).values["f_evaluations_per_token"] is None
+
+
+def test_match_compares_the_samples_both_have_and_only_finite_ones() -> None:
+    right, half = evaluate(stand_in()), evaluate(stand_in(right_until=6))
+    fewer = evaluate(stand_in(), Problems(num_samples=4))
+    assert half.match(right) == 0.5
+    assert right.match(fewer) == 1.0
+    assert right.match(right) is None
+    assert right.match(evaluate(stand_in(nan_at=0))) is None
+
+
+def test_progress_ends_with_a_line_of_the_final_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        evaluate(stand_in(right_until=9))
+    assert "data mode: 10/10 samples, accuracy on the last ten tokens 0.700, 8.0 f-evaluations per token" in caplog.text
