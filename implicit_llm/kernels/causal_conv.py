@@ -1,12 +1,15 @@
-"""Causal depthwise convolution of Mamba2 in plain PyTorch, as a sum of shifted products.
+"""Causal depthwise convolution of Mamba2 in plain PyTorch.
 
 Shapes: `B` batch, `L` length, `C` channels, `K` kernel width.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def causal_conv(
@@ -15,24 +18,60 @@ def causal_conv(
     bias_C: Tensor | None,
     initial_BKC: Tensor | None = None,
     *,
-    return_state: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """y_t = bias + sum_k weight_k x_{t-K+1+k}; positions before the sequence are `initial_BKC` or zero.
+    silu: bool = False,
+) -> Tensor:
+    """y_t = bias + sum_k weight_k x_{t-K+1+k}, then silu if asked for; before the sequence come `initial_BKC` or zeros.
 
     Args: initial holds the last K-1 inputs before this sequence, (B, K-1, C).
-    Returns: y (B, L, C); the last K-1 inputs (B, K-1, C) if asked for.
-
-    K shifted multiply-adds on contiguous channels beat `conv1d(groups=C)`, which wants (B, C, L) and is slow on CPUs.
+    Returns: y (B, L, C) in the dtype of x.
     """
-    length, width = x_BLC.shape[1], weight_CK.shape[1]
+    width = weight_CK.shape[1]
     if initial_BKC is None:
-        padded = torch.nn.functional.pad(x_BLC, (0, 0, width - 1, 0))
+        padded = F.pad(x_BLC, (0, 0, width - 1, 0))
     else:
         padded = torch.cat([initial_BKC.to(x_BLC.dtype), x_BLC], dim=1)
-    weight_KC = weight_CK.t().to(x_BLC.dtype)
-    y = padded[:, width - 1 :] * weight_KC[width - 1]
+    with torch.autocast(x_BLC.device.type, enabled=False):
+        y = _DepthwiseConv.apply(padded, weight_CK.to(x_BLC.dtype))
     if bias_C is not None:
         y = y + bias_C.to(x_BLC.dtype)
-    for k in range(width - 1):
-        y = torch.addcmul(y, padded[:, k : k + length], weight_KC[k])
-    return y, padded[:, length:] if return_state else None
+    return F.silu(y) if silu else y
+
+
+def last_inputs(x_BLC: Tensor, initial_BKC: Tensor | None, count: int) -> Tensor:
+    """The last `count` inputs (B, count, C): what `causal_conv` takes as the initial inputs of the next block."""
+    length = x_BLC.shape[1]
+    if length >= count:
+        return x_BLC[:, length - count :].clone()  # a view would keep the whole block alive
+    if initial_BKC is None:
+        return F.pad(x_BLC, (0, 0, count - length, 0))
+    return torch.cat([initial_BKC[:, length:].to(x_BLC.dtype), x_BLC], dim=1)
+
+
+def _correlate(padded_BLC: Tensor, weight_CK: Tensor) -> Tensor:
+    """Slide the kernel over a sequence that is already padded. As a 2D convolution with channels last, which needs no
+    transposed copy: on a CPU ten times the speed of conv1d or of shifted products."""
+    image = padded_BLC.transpose(1, 2).unsqueeze(2)  # (B, C, 1, L): channels last in memory
+    out = F.conv2d(image, weight_CK[:, None, None], groups=weight_CK.shape[0])
+    return out.squeeze(2).transpose(1, 2)
+
+
+class _DepthwiseConv(torch.autograd.Function):
+    """The correlation with a backward pass of the same kind; PyTorch's own is five times slower on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, padded_BLC: Tensor, weight_CK: Tensor) -> Tensor:
+        ctx.save_for_backward(padded_BLC, weight_CK)
+        return _correlate(padded_BLC, weight_CK)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_BLC: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        padded_BLC, weight_CK = ctx.saved_tensors
+        length, width = grad_BLC.shape[1], weight_CK.shape[1]
+        grad_input = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_input = _correlate(F.pad(grad_BLC, (0, 0, width - 1, width - 1)), weight_CK.flip(1))
+        if ctx.needs_input_grad[1]:
+            products = [(padded_BLC[:, k : k + length] * grad_BLC).sum((0, 1)) for k in range(width)]
+            grad_weight = torch.stack(products, dim=1)
+        return grad_input, grad_weight

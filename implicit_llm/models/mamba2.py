@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from implicit_llm.kernels.causal_conv import causal_conv
-from implicit_llm.kernels.norm import gated_rms_norm, rms_norm
-from implicit_llm.kernels.ssd import ssd
+from implicit_llm.kernels.operations import causal_conv, gated_rms_norm, rms_norm, ssd
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.projection import NormedWeight
@@ -30,6 +28,11 @@ class Mamba2Weights(NamedTuple):
     conv_CK: Tensor
     out_proj_DI: Tensor
     A_H: Tensor
+
+
+def _wide(t: Tensor) -> Tensor:
+    """At least fp32: decays accumulate over the sequence."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 class Mamba2Mixer(nn.Module):
@@ -61,7 +64,7 @@ class Mamba2Mixer(nn.Module):
             self.in_proj.effective_weight(),
             self.conv1d.effective_weight().squeeze(1),
             self.out_proj.effective_weight(),
-            -self.A_log.float().exp(),
+            -_wide(self.A_log).exp(),
         )
 
     def forward(
@@ -72,14 +75,16 @@ class Mamba2Mixer(nn.Module):
         gate, xBC, dt_BLH = self._project(u_BLD, weights, x.injection_BLE).split(
             [self.inner, self.conv_channels, self.heads], dim=-1
         )
-        dt_BLH = F.softplus(dt_BLH.float() + self.dt_bias)
+        dt_BLH = F.softplus(_wide(dt_BLH) + self.dt_bias)
         if x.valid_BL is not None:  # padding neither enters the convolution nor feeds or decays the state
             xBC = xBC * x.valid_BL.unsqueeze(-1)
             dt_BLH = dt_BLH * x.valid_BL.unsqueeze(-1)
         ssm_state, conv_state = (None, None) if state is None else state
-        xBC, conv_state = causal_conv(xBC, weights.conv_CK, self.conv1d.bias, conv_state, return_state=return_state)
+        xBC, conv_state = causal_conv(
+            xBC, weights.conv_CK, self.conv1d.bias, conv_state, silu=True, return_state=return_state
+        )
         bc = self.groups * self.state_size
-        x_BLI, B_BLI, C_BLI = F.silu(xBC).split([self.inner, bc, bc], dim=-1)
+        x_BLI, B_BLI, C_BLI = xBC.split([self.inner, bc, bc], dim=-1)
         x_BLHP = x_BLI.view(batch, length, self.heads, self.head_dim)
         y_BLHP, ssm_state = ssd(
             x_BLHP,
@@ -88,9 +93,9 @@ class Mamba2Mixer(nn.Module):
             B_BLI.view(batch, length, self.groups, self.state_size),
             C_BLI.view(batch, length, self.groups, self.state_size),
             ssm_state,
+            D_H=self.D,
             return_state=return_state,
         )
-        y_BLHP = torch.addcmul(y_BLHP, x_BLHP, self.D.to(x_BLHP.dtype)[:, None])
         y_BLI = gated_rms_norm(y_BLHP.reshape(batch, length, self.inner), gate, self.norm.weight, self.eps)
         out_BLD = F.linear(y_BLI, weights.out_proj_DI)
         if not return_state:

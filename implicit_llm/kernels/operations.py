@@ -1,0 +1,88 @@
+"""The operations of the blocks: one signature each, run by the kernels that `kernels.selection` decides on.
+
+Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state, `C` channels, `K` kernel width,
+`D` width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicit_llm.kernels import causal_conv as torch_conv
+from implicit_llm.kernels import norm as torch_norm
+from implicit_llm.kernels import selection
+from implicit_llm.kernels import ssd as torch_ssd
+
+
+def ssd(
+    x_BLHP: Tensor,
+    dt_BLH: Tensor,
+    A_H: Tensor,
+    B_BLGN: Tensor,
+    C_BLGN: Tensor,
+    initial_state_BHPN: Tensor | None = None,
+    *,
+    D_H: Tensor | None = None,
+    return_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Run h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t + D x_t over the whole sequence.
+
+    Args: dt is positive (after softplus), 0 where a position is padding: it then neither decays nor feeds the state.
+        A is negative. Any L. B and C are taken to the dtype of x.
+    Returns: y of shape (B, L, H, P) in the dtype of x; the state after the last position (B, H, P, N) in fp32 (fp64
+        if x is), or None unless asked for.
+    """
+    if selection.ssd_runs_on_triton(x_BLHP, B_BLGN):
+        from implicit_llm.kernels import triton_backend
+
+        return triton_backend.ssd(
+            x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN, D_H=D_H, return_state=return_state
+        )
+    B_BLGN, C_BLGN = B_BLGN.to(x_BLHP.dtype), C_BLGN.to(x_BLHP.dtype)
+    y_BLHP, state = torch_ssd.ssd(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN, return_state=return_state)
+    if D_H is not None:
+        y_BLHP = torch.addcmul(y_BLHP, x_BLHP, D_H.to(x_BLHP.dtype)[:, None])
+    return y_BLHP, state
+
+
+def causal_conv(
+    x_BLC: Tensor,
+    weight_CK: Tensor,
+    bias_C: Tensor | None,
+    initial_BKC: Tensor | None = None,
+    *,
+    silu: bool = False,
+    return_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """y_t = bias + sum_k weight_k x_{t-K+1+k}, then silu if asked for; before the sequence come `initial_BKC` or zeros.
+
+    Args: initial holds the last K-1 inputs before this sequence, (B, K-1, C).
+    Returns: y (B, L, C) in the dtype of x; the last K-1 inputs (B, K-1, C) if asked for.
+    """
+    if selection.conv_runs_on_triton(x_BLC, weight_CK):
+        from implicit_llm.kernels import triton_backend
+
+        y_BLC = triton_backend.causal_conv(x_BLC, weight_CK, bias_C, initial_BKC, silu=silu)
+    else:
+        y_BLC = torch_conv.causal_conv(x_BLC, weight_CK, bias_C, initial_BKC, silu=silu)
+    state = torch_conv.last_inputs(x_BLC, initial_BKC, weight_CK.shape[1] - 1) if return_state else None
+    return y_BLC, state
+
+
+def rms_norm(x_BLD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, computed in fp32 (fp64 if x is), returned in the dtype of x."""
+    if selection.norm_runs_on_triton(x_BLD):
+        from implicit_llm.kernels import triton_backend
+
+        return triton_backend.rms_norm(x_BLD, None, weight_D, eps)
+    return torch_norm.rms_norm(x_BLD, weight_D, eps)
+
+
+def gated_rms_norm(x_BLD: Tensor, gate_BLD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Mamba2's output norm: the gate silu(gate) is applied before the norm."""
+    if selection.norm_runs_on_triton(x_BLD):
+        from implicit_llm.kernels import triton_backend
+
+        return triton_backend.rms_norm(x_BLD, gate_BLD, weight_D, eps)
+    return torch_norm.gated_rms_norm(x_BLD, gate_BLD, weight_D, eps)

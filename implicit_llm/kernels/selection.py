@@ -1,0 +1,166 @@
+"""Which kernels run: the one place that decides.
+
+`torch` is plain PyTorch, for every device and dtype. `triton` is mamba_ssm's SSD and norms and causal_conv1d's
+convolution, on NVIDIA GPUs from sm_80 up and on ROCm. One of them is selected once per process (`selected_kernels`).
+Under `triton`, a call that its kernels cannot serve goes to `torch` by the rules at the end of this file; each reason
+is logged once.
+
+Nothing of triton, mamba_ssm or causal_conv1d is imported unless `triton` is wanted and a GPU for it is there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Backend = Literal["torch", "triton"]
+KernelChoice = Literal["auto", "torch", "triton"]
+
+ENVIRONMENT = "IMPLICIT_LLM_KERNELS"
+INSTALL = "pip install --no-build-isolation 'implicit-llm[cuda]'"
+_PACKAGES = ("triton", "mamba_ssm", "causal_conv1d", "einops")
+_log = logging.getLogger(__name__)
+
+
+class KernelsUnavailable(RuntimeError):
+    """The kernels asked for cannot run here; the message names what is missing and how to get it."""
+
+    exit_code = 2
+
+
+class _Process:
+    """What this process has decided and said."""
+
+    backend: Backend | None = None
+    reasons: frozenset[str] = frozenset()
+
+
+def selected_kernels() -> Backend:
+    """The backend of this process; decided at the first call if `select_kernels` has not decided it before."""
+    return _Process.backend or select_kernels("auto")
+
+
+def select_kernels(choice: KernelChoice = "auto") -> Backend:
+    """Decide for the whole process; `auto` leaves it to the environment (IMPLICIT_LLM_KERNELS), then to the machine.
+
+    Raises: KernelsUnavailable if `triton` is asked for and cannot run here.
+    """
+    asked, where = choice, "the caller's choice"
+    if choice == "auto":
+        asked, where = os.environ.get(ENVIRONMENT, "auto"), f"the environment variable {ENVIRONMENT}"  # type: ignore[assignment]
+    if asked not in get_args(KernelChoice):
+        raise KernelsUnavailable(f"unknown kernels {asked!r} in {where}: write torch, triton or auto")
+    missing = None if asked == "torch" else _missing_for_triton()
+    if asked == "triton" and missing is not None:
+        raise KernelsUnavailable(f"triton kernels, {where}, cannot run: {missing}; or choose torch")
+    backend: Backend = "triton" if asked != "torch" and missing is None else "torch"
+    if backend != _Process.backend:
+        reason = f"{missing}" if asked == "auto" and missing else "found" if asked == "auto" else where
+        _log.info("kernels: %s (%s)", backend, reason)
+    _Process.backend = backend
+    return backend
+
+
+@contextmanager
+def kernels(choice: KernelChoice) -> Iterator[Backend]:
+    """Select for the length of a `with` block: for tests and comparisons."""
+    before = _Process.backend
+    try:
+        yield select_kernels(choice)
+    finally:
+        _Process.backend = before
+
+
+def _missing_for_triton() -> str | None:
+    """What keeps the triton kernels from running on this machine, with the cure; None if nothing does."""
+    if not torch.cuda.is_available():
+        return "PyTorch sees no NVIDIA or ROCm GPU"
+    if torch.version.hip is None and torch.cuda.get_device_capability() < (8, 0):
+        major, minor = torch.cuda.get_device_capability()
+        return f"the GPU is sm_{major}{minor} and they need sm_80 or newer"
+    absent = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if absent:
+        return f"{', '.join(absent)} not installed: {INSTALL}"
+    try:
+        from implicit_llm.kernels import triton_backend  # noqa: F401
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        first_line = (str(error).splitlines() or [""])[0]
+        return f"{type(error).__name__} at the import of the kernels ({first_line}): rebuild them with {INSTALL}"
+    return None
+
+
+# The rules. Each returns why a call goes to torch although triton is selected, or None.
+
+MAX_WIDTH = 256  # of heads and states: what tests/gpu covers
+MAX_ENTRIES = 2**31  # the kernels compute offsets in 32 bits
+MAX_ROW_BYTES = 64 * 1024  # a row of the norm is held in one block
+
+
+def ssd_runs_on_triton(x_BLHP: Tensor, B_BLGN: Tensor) -> bool:
+    """mamba_ssm's kernels multiply fp32 in TF32, so they take fp32 only where PyTorch's own products may use TF32."""
+    if selected_kernels() == "torch":
+        return False
+    reason = _unfit(x_BLHP)
+    if reason is None and x_BLHP.dtype == torch.float32 and not _is_tf32_allowed():
+        reason = "fp32 SSD multiplies in TF32, which torch.set_float32_matmul_precision('high') allows"
+    if reason is None and max(x_BLHP.shape[3], B_BLGN.shape[3]) > MAX_WIDTH:
+        reason = f"SSD with head or state wider than {MAX_WIDTH}"
+    batch, length, heads, width = x_BLHP.shape
+    if reason is None and batch * -(-length // 64) * heads * width * B_BLGN.shape[3] >= MAX_ENTRIES:
+        reason = "SSD on chunk states of 2^31 entries or more"
+    return _decide("ssd", reason)
+
+
+def conv_runs_on_triton(x_BLC: Tensor, weight_CK: Tensor) -> bool:
+    if selected_kernels() == "torch":
+        return False
+    reason = _unfit(x_BLC)
+    if reason is None and not 2 <= weight_CK.shape[1] <= 4:
+        reason = f"convolution of width {weight_CK.shape[1]} (2 to 4 are built)"
+    if reason is None and x_BLC.shape[2] % 8:
+        reason = "convolution of channels that are no multiple of 8"
+    return _decide("conv", reason)
+
+
+def norm_runs_on_triton(x_BLD: Tensor) -> bool:
+    if selected_kernels() == "torch":
+        return False
+    reason = _unfit(x_BLD)
+    if reason is None and x_BLD.shape[-1] * x_BLD.element_size() > MAX_ROW_BYTES:
+        reason = f"norm of rows over {MAX_ROW_BYTES} bytes"
+    return _decide("norm", reason)
+
+
+def _unfit(x: Tensor) -> str | None:
+    if x.device.type != "cuda":
+        return f"tensors on {x.device.type}"
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"{x.dtype}"
+    if x.stride(0) * x.shape[0] >= MAX_ENTRIES:
+        return "tensors of 2^31 entries or more"
+    return None
+
+
+def _decide(kernel: str, reason: str | None) -> bool:
+    if reason is None:
+        return True
+    said = f"{kernel}: {reason}"
+    if said not in _Process.reasons:
+        _Process.reasons |= {said}
+        _log.warning("kernels: torch instead of triton for %s", said)
+    return False
+
+
+def _is_tf32_allowed() -> bool:
+    matmul = torch.backends.cuda.matmul
+    try:
+        return matmul.allow_tf32
+    except RuntimeError:  # torch 2.9 and later, where the newer setting contradicts this one
+        return matmul.fp32_precision == "tf32"

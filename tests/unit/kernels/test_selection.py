@@ -1,0 +1,228 @@
+"""Which kernels run: the choice for the process, the rules for a call, and what is imported."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import implicit_llm.kernels
+from implicit_llm.kernels import operations, selection
+from implicit_llm.kernels.selection import KernelsUnavailable, kernels, select_kernels, selected_kernels
+
+ROOT = Path(__file__).parents[3]
+
+# What the packages look like on a GPU machine, except that nothing computes and that mamba_ssm/__init__ must not run.
+FAKE_PACKAGES = {
+    "triton/__init__.py": "",
+    "mamba_ssm/__init__.py": "raise ImportError('selective_scan_cuda')",
+    "mamba_ssm/ops/__init__.py": "",
+    "mamba_ssm/ops/triton/__init__.py": "",
+    "mamba_ssm/ops/triton/ssd_combined.py": "def mamba_chunk_scan_combined(*args, **kwargs): ...",
+    "mamba_ssm/ops/triton/layernorm_gated.py": "def rmsnorm_fn(*args, **kwargs): ...",
+    "causal_conv1d/__init__.py": "def causal_conv1d_fn(*args, **kwargs): ...",
+}
+PACKAGES = {name.partition("/")[0] for name in FAKE_PACKAGES}
+
+
+@pytest.fixture(autouse=True)
+def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection._Process, "backend", None)
+    monkeypatch.setattr(selection._Process, "reasons", frozenset())
+    monkeypatch.delenv(selection.ENVIRONMENT, raising=False)
+
+
+@pytest.fixture
+def capable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_missing_for_triton", lambda: None)
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def write_packages(directory: Path, changes: dict[str, str | None]) -> None:
+    for name, text in {**FAKE_PACKAGES, **changes}.items():
+        if text is not None:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(text)
+
+
+@pytest.fixture
+def gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine with an H100 as far as `selection` can see; its packages are those written to the path returned."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.syspath_prepend(tmp_path)
+    vars(implicit_llm.kernels).pop("triton_backend", None)
+    before = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_kernel_module(name)}
+    yield tmp_path
+    for name in filter(_is_kernel_module, list(sys.modules)):
+        del sys.modules[name]
+    sys.modules.update(before)
+    vars(implicit_llm.kernels).pop("triton_backend", None)
+
+
+def _is_kernel_module(name: str) -> bool:
+    return name.partition(".")[0] in PACKAGES or name == "implicit_llm.kernels.triton_backend"
+
+
+def test_auto_takes_torch_without_a_gpu_and_says_so_once(bare: None, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger=selection.__name__):
+        assert [selected_kernels() for _ in range(3)] == ["torch"] * 3
+        select_kernels("auto")
+    assert [record.getMessage() for record in caplog.records] == ["kernels: torch (PyTorch sees no NVIDIA or ROCm GPU)"]
+
+
+def test_auto_takes_triton_where_it_can_run(capable: None) -> None:
+    assert selected_kernels() == "triton"
+
+
+def test_the_environment_decides_for_auto_and_the_caller_over_the_environment(
+    capable: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(selection.ENVIRONMENT, "torch")
+    assert select_kernels("auto") == "torch"
+    assert select_kernels("triton") == "triton"
+    assert selected_kernels() == "triton"
+
+
+def test_a_wish_for_triton_that_cannot_be_met_is_an_error_of_one_line(
+    bare: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(selection.ENVIRONMENT, "triton")
+    with pytest.raises(KernelsUnavailable, match=r"IMPLICIT_LLM_KERNELS.*no NVIDIA or ROCm GPU.*choose torch") as error:
+        selected_kernels()
+    assert "\n" not in str(error.value)
+    with pytest.raises(KernelsUnavailable, match="caller's choice"):
+        select_kernels("triton")
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(selection.ENVIRONMENT, "cuda")
+    with pytest.raises(KernelsUnavailable, match=r"'cuda' in the environment variable.*torch, triton or auto"):
+        select_kernels()
+
+
+def test_an_old_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
+    assert select_kernels("auto") == "torch"
+    with pytest.raises(KernelsUnavailable, match=r"sm_70.*sm_80"):
+        select_kernels("triton")
+
+
+def test_a_with_block_restores_what_was_selected(capable: None) -> None:
+    select_kernels("torch")
+    with kernels("triton") as backend:
+        assert backend == selected_kernels() == "triton"
+    assert selected_kernels() == "torch"
+
+
+def test_torch_imports_no_kernel_package() -> None:
+    code = """
+import sys, torch, implicit_llm
+from implicit_llm.kernels import operations, selection
+selection.select_kernels("torch")
+x = torch.ones(1, 4, 8)
+operations.rms_norm(x, torch.ones(8), 1e-5)
+operations.causal_conv(x, torch.ones(8, 4), None)
+operations.ssd(x[..., None], x, -torch.ones(8), x[:, :, None], x[:, :, None])
+print(*{"mamba_ssm", "causal_conv1d", "implicit_llm.kernels.triton_backend"}.intersection(sys.modules))
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stdout.strip()) == (0, ""), result.stderr
+
+
+def test_torch_is_selected_without_looking_at_the_packages(gpu_machine: Path) -> None:
+    write_packages(gpu_machine, dict.fromkeys(FAKE_PACKAGES, "raise AssertionError('imported')"))
+    assert select_kernels("torch") == "torch"
+
+
+def test_triton_is_loaded_without_running_the_package_of_mamba_ssm(gpu_machine: Path) -> None:
+    write_packages(gpu_machine, {})
+    assert select_kernels("auto") == "triton"
+    assert "mamba_ssm.ops.triton.ssd_combined" in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"causal_conv1d/__init__.py": None}, "causal_conv1d not installed: pip install"),
+        ({"causal_conv1d/__init__.py": "import causal_conv1d_cuda"}, "causal_conv1d_cuda.*rebuild"),
+        ({"mamba_ssm/ops/triton/ssd_combined.py": ""}, "mamba_chunk_scan_combined.*rebuild"),
+    ],
+)
+def test_a_missing_or_broken_package_is_named_with_its_cure(
+    changes: dict[str, str | None], message: str, gpu_machine: Path
+) -> None:
+    write_packages(gpu_machine, changes)
+    assert select_kernels("auto") == "torch"
+    with pytest.raises(KernelsUnavailable, match=message):
+        select_kernels("triton")
+
+
+def fake(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A tensor of a GPU that is not there."""
+    with FakeTensorMode():
+        return torch.empty(shape, device="cuda", dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_published_sizes_run_on_triton(dtype: torch.dtype, capable: None) -> None:
+    assert selection.ssd_runs_on_triton(fake(512, 256, 16, 64, dtype=dtype), fake(512, 256, 1, 128, dtype=dtype))
+    assert selection.conv_runs_on_triton(fake(512, 256, 1280, dtype=dtype), fake(1280, 4))
+    assert selection.norm_runs_on_triton(fake(512, 256, 1024, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("x", "state", "reason"),
+    [
+        ((2, 8, 4, 16, torch.float64), 16, "torch.float64"),
+        ((2, 8, 4, 512, torch.bfloat16), 16, "wider than 256"),
+        ((2, 8, 4, 16, torch.bfloat16), 512, "wider than 256"),
+        ((4096, 4096, 16, 64, torch.bfloat16), 128, r"2\^31"),
+        ((2, 8, 4, 16, torch.float32), 16, "TF32"),
+    ],
+)
+def test_what_the_ssd_kernels_cannot_serve_goes_to_torch_and_is_said_once(
+    x: tuple, state: int, reason: str, capable: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    *shape, dtype = x
+    for _ in range(3):
+        assert not selection.ssd_runs_on_triton(fake(*shape, dtype=dtype), fake(*shape[:2], 1, state, dtype=dtype))
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert warnings[0].getMessage().startswith("kernels: torch instead of triton for ssd")
+    assert re.search(reason, warnings[0].getMessage())
+
+
+def test_fp32_runs_on_triton_where_tf32_is_allowed(capable: None) -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert selection.ssd_runs_on_triton(fake(2, 8, 4, 16, dtype=torch.float32), fake(2, 8, 1, 16))
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("channels", "width"), [(12, 4), (16, 5), (16, 1)])
+def test_convolutions_that_are_not_built_go_to_torch(channels: int, width: int, capable: None) -> None:
+    assert not selection.conv_runs_on_triton(fake(2, 8, channels), fake(channels, width))
+
+
+def test_tensors_on_the_cpu_are_computed_by_torch_under_triton(capable: None) -> None:
+    x = torch.ones(1, 4, 8)
+    y, _ = operations.causal_conv(x, torch.ones(8, 4), None)
+    assert selected_kernels() == "triton"
+    assert y[0, :, 0].tolist() == [1, 2, 3, 4]
