@@ -120,4 +120,4 @@ def test_a_restart_after_a_fault_at_any_passage_ends_as_if_nothing_had_happened(
     server: Server, undisturbed: Undisturbed, tmp_path: Path, point: str, kind: str
 ) -> None:
     for hit in range(1, undisturbed.hits[point] + 1):
-        check_fault(server, undisturbed, tmp_path / f"a{hit}" / "only", (point, kind, hit))
+        check_fault(server, undisturbed, tmp_path / str(hit) / "a" / "only", (point, kind, hit))
