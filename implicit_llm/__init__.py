@@ -3,8 +3,10 @@
 Importing registers `implicit_mamba2` and `implicit_llama3` with Hugging Face's Auto classes.
 """
 
+from implicit_llm.models.conversion import to_implicit
 from implicit_llm.models.presets import list_configs, load_config
 from implicit_llm.models.registration import register_implicit_causal_lm
+from implicit_llm.models.sequential import sequential_forward
 from implicit_llm.solver.config import SolverConfig
 from implicit_llm.solver.stats import NonFiniteState, SolverStats
 
@@ -17,4 +19,6 @@ __all__ = [
     "list_configs",
     "load_config",
     "register_implicit_causal_lm",
+    "sequential_forward",
+    "to_implicit",
 ]

@@ -14,8 +14,9 @@ from transformers import initialization as init
 
 
 class NormedWeight(nn.Module):
-    """A weight of any shape, plain (`weight`) or weight-normalised (`weight_g`, `weight_v`) over all dimensions but the first.
+    """A weight of any shape, plain (`weight`) or weight-normalised (`g`, `v`) over all dimensions but the first.
 
+    The parameters are not called weight_g and weight_v: transformers would rename them on loading.
     Source: Salimans and Kingma 2016, w = g v / ||v||; the published models normalise every linear and convolution weight.
     """
 
@@ -24,21 +25,21 @@ class NormedWeight(nn.Module):
         self.shape = shape
         self.init_scale = init_scale
         if weight_norm:
-            self.weight_g = nn.Parameter(torch.empty(shape[0], *(1,) * (len(shape) - 1)))
-            self.weight_v = nn.Parameter(torch.empty(shape))
+            self.g = nn.Parameter(torch.empty(shape[0], *(1,) * (len(shape) - 1)))
+            self.v = nn.Parameter(torch.empty(shape))
         else:
             self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
 
     @property
     def is_normed(self) -> bool:
-        return hasattr(self, "weight_g")
+        return hasattr(self, "g")
 
     def effective_weight(self) -> Tensor:
         """The weight as it is applied, differentiable in its parameters; in autocast's dtype where autocast is on."""
         if self.is_normed:
-            dims = tuple(range(1, self.weight_v.ndim))
-            weight = self.weight_v * (self.weight_g / torch.linalg.vector_norm(self.weight_v, dim=dims, keepdim=True))
+            dims = tuple(range(1, self.v.ndim))
+            weight = self.v * (self.g / torch.linalg.vector_norm(self.v, dim=dims, keepdim=True))
         else:
             weight = self.weight
         device = weight.device.type
@@ -48,11 +49,11 @@ class NormedWeight(nn.Module):
     def reset(self) -> None:
         """Uniform in +-1/sqrt(fan in) times init_scale, as PyTorch initialises linear and convolution layers; g = ||v||."""
         bound = 1 / math.sqrt(math.prod(self.shape[1:]))
-        weight = self.weight_v if self.is_normed else self.weight
+        weight = self.v if self.is_normed else self.weight
         init.uniform_(weight, -bound * self.init_scale, bound * self.init_scale)
         if self.is_normed:
             dims = tuple(range(1, weight.ndim))
-            init.copy_(self.weight_g, torch.linalg.vector_norm(weight, dim=dims, keepdim=True))
+            init.copy_(self.g, torch.linalg.vector_norm(weight, dim=dims, keepdim=True))
         if self.bias is not None:
             init.uniform_(self.bias, -bound, bound)
 

@@ -21,6 +21,7 @@ SHARED_RENAMES = (
     (r"^word_emb\.emb\.", "backbone.embeddings."),
     (r"^backbone\.injection\.", "backbone.injection.proj."),
     (r"^backbone\.injection_norm\.", "backbone.injection.norm."),
+    (r"\.weight_([gv])$", r".\1"),
 )
 LLAMA3_RENAMES = (
     (r"^backbone\.embeddings\.", "model.embed_tokens."),

@@ -1,0 +1,1 @@
+"""Tools that look into a trained layer rather than run it."""

@@ -1,0 +1,238 @@
+"""What a user of transformers expects of a causal language model works with ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+import implicit_llm
+
+BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
+KINDS = pytest.mark.parametrize("kind", ["implicit", "explicit"])
+SOLVED = {"tol": 1e-10, "eval_max_iter": 300}
+
+
+@BOTH
+@KINDS
+def test_greedy_generation_repeats_what_single_forward_passes_choose(make_model, family: str, kind: str) -> None:
+    model = make_model(family, kind, **SOLVED)
+    input_ids = torch.randint(1, 23, (2, 5))
+    generated = model.generate(input_ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+    by_hand = input_ids
+    for _ in range(6):
+        by_hand = torch.cat([by_hand, model(by_hand).logits[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(generated, by_hand)
+
+
+@BOTH
+def test_generation_with_left_padding_equals_each_prompt_alone(make_model, family: str) -> None:
+    model = make_model(family, **SOLVED)
+    short, long = torch.randint(1, 23, (3,)), torch.randint(1, 23, (7,))
+    padded = torch.stack([torch.cat([torch.zeros(4, dtype=torch.long), short]), long])
+    mask = torch.tensor([[0] * 4 + [1] * 3, [1] * 7])
+    settings = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    together = model.generate(padded, attention_mask=mask, **settings)
+    assert torch.equal(together[0, 7:], model.generate(short[None], **settings)[0, 3:])
+    assert torch.equal(together[1, 7:], model.generate(long[None], **settings)[0, 7:])
+
+
+@BOTH
+def test_beams_with_a_cache_equal_beams_without(make_model, family: str) -> None:
+    model = make_model(family, **SOLVED)
+    input_ids = torch.randint(1, 23, (2, 4))
+    settings = {"max_new_tokens": 5, "num_beams": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with_cache = model.generate(input_ids, **settings)
+    assert torch.equal(with_cache, model.generate(input_ids, use_cache=False, **settings))
+
+
+def test_sampling_and_streaming(make_model) -> None:
+    model = make_model("mamba2", **SOLVED)
+    pieces = []
+
+    class Collect:
+        def put(self, value):
+            pieces.append(value)
+
+        def end(self):
+            pieces.append("end")
+
+    torch.manual_seed(0)
+    input_ids = torch.randint(1, 23, (1, 4))
+    out = model.generate(
+        input_ids, max_new_tokens=4, do_sample=True, streamer=Collect(), pad_token_id=0, eos_token_id=None
+    )
+    assert pieces[-1] == "end"
+    assert out.shape == (1, 8)
+    assert torch.equal(torch.cat([p.flatten() for p in pieces[:-1]]), out[0])
+
+
+@BOTH
+@KINDS
+def test_saving_and_loading_keeps_weights_solver_and_output(make_model, family: str, kind: str, tmp_path: Path) -> None:
+    model = (
+        make_model(family, kind, dtype=torch.float32, tol=0.01, tau=0.7)
+        if kind == "implicit"
+        else make_model(family, kind, dtype=torch.float32)
+    )
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.solver == model.solver
+    input_ids = torch.randint(0, 23, (2, 6))
+    assert torch.equal(again(input_ids).logits, model(input_ids).logits)
+    backbone = AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(backbone(input_ids).last_hidden_state, model.base(input_ids).last_hidden_state)
+
+
+@BOTH
+def test_weights_have_the_names_of_the_family_in_transformers(make_model, family: str) -> None:
+    theirs = {
+        "mamba2": {"backbone.embeddings.weight", "backbone.layers.0.mixer.in_proj.weight", "backbone.norm_f.weight"},
+        "llama3": {
+            "model.embed_tokens.weight",
+            "model.layers.0.self_attn.q_proj.weight",
+            "model.layers.0.mlp.down_proj.weight",
+        },
+    }
+    assert theirs[family] <= {name for name, _ in make_model(family, "explicit").named_parameters()}
+
+
+@BOTH
+def test_labels_are_shifted_as_everywhere_and_aligned_on_request(make_model, family: str) -> None:
+    model = make_model(family, **SOLVED)
+    input_ids = torch.randint(0, 23, (2, 7))
+    logits = model(input_ids).logits
+    shifted = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten())
+    aligned = torch.nn.functional.cross_entropy(logits.flatten(0, 1), input_ids.flatten())
+    assert model(input_ids, labels=input_ids).loss.item() == pytest.approx(shifted.item(), rel=1e-5)
+    assert model(input_ids, labels=input_ids, labels_aligned=True).loss.item() == pytest.approx(
+        aligned.item(), rel=1e-5
+    )
+
+
+@BOTH
+@pytest.mark.parametrize("mode", ["unrolled", "fixed_point"])
+def test_gradient_checkpointing_gives_the_same_gradients(make_model, family: str, mode: str) -> None:
+    model = make_model(family, mode=mode, tol=1e-8, num_unroll=5).train()
+    input_ids = torch.randint(0, 23, (2, 7))
+
+    def gradients():
+        model.zero_grad()
+        model(input_ids, labels=input_ids).loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients()
+    model.gradient_checkpointing_enable()
+    for got, expected in zip(gradients(), plain, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-10)
+
+
+@BOTH
+def test_resize_token_embeddings_grows_the_vocabulary_and_keeps_the_tie(make_model, family: str) -> None:
+    model = make_model(family)
+    model.resize_token_embeddings(31)
+    assert model(torch.tensor([[30, 1]])).logits.shape == (1, 2, 31)
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+@BOTH
+def test_hidden_states_are_given_for_explicit_models_and_refused_for_implicit_ones(make_model, family: str) -> None:
+    input_ids = torch.randint(1, 23, (1, 4))
+    states = make_model(family, "explicit", num_hidden_layers=2)(input_ids, output_hidden_states=True).hidden_states
+    assert len(states) == 3
+    with pytest.raises(ValueError, match="last_hidden_state"):
+        make_model(family)(input_ids, output_hidden_states=True)
+
+
+@BOTH
+def test_an_explicit_model_becomes_implicit_with_its_layers(make_model, family: str) -> None:
+    explicit = make_model(family, "explicit", num_hidden_layers=2)
+    implicit = implicit_llm.to_implicit(explicit, solver=implicit_llm.SolverConfig(mode="unrolled"))
+    assert implicit.solver.mode == "unrolled"
+    theirs = {name: module for name, module in explicit.named_modules() if hasattr(module, "effective_weight")}
+    ours = {name: module for name, module in implicit.named_modules() if hasattr(module, "effective_weight")}
+    assert len(theirs) >= 6
+    for name, module in theirs.items():
+        torch.testing.assert_close(ours[name].effective_weight(), module.weight)
+    with pytest.raises(ValueError, match="already"):
+        implicit_llm.to_implicit(implicit)
+
+
+def test_generation_pipeline_runs_with_any_tokenizer(make_model, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, pipeline
+
+    words = {f"w{i}": i for i in range(23)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", eos_token="w0")
+    generate = pipeline("text-generation", model=make_model("mamba2", dtype=torch.float32), tokenizer=fast)
+    text = generate("w1 w2 w3", max_new_tokens=3, do_sample=False)[0]["generated_text"]
+    assert text.startswith("w1 w2 w3")
+    assert len(text) > len("w1 w2 w3")
+
+
+def test_training_state_of_a_low_precision_model(make_model) -> None:
+    model = make_model("mamba2", dtype=torch.bfloat16).train()
+    loss = model(torch.randint(0, 23, (2, 9)), labels=torch.randint(0, 23, (2, 9))).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_every_named_configuration_is_a_directory_auto_config_reads() -> None:
+    names = implicit_llm.list_configs()
+    expected = {
+        f"{f}-{s}-{v}"
+        for f in ("mamba2", "llama3")
+        for s in ("130m", "370m", "760m", "1.3b")
+        for v in ("explicit", "pretrain", "implicit")
+    }
+    assert expected <= set(names)
+    for name in names:
+        read = AutoConfig.from_pretrained(Path(implicit_llm.__file__).parent / "configs" / name).to_dict()
+        expected = implicit_llm.load_config(name).to_dict()
+        for fields in (read, expected):
+            fields.pop("_name_or_path", None)
+        assert read == expected
+
+
+COUNTS_MILLION = {
+    "mamba2-130m": 131.6, "mamba2-370m": 372.8, "mamba2-760m": 790.1, "mamba2-1.3b": 1361.2,
+    "llama3-130m": 125.3, "llama3-370m": 356.6, "llama3-760m": 763.9, "llama3-1.3b": 1323.6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS_MILLION)
+def test_parameter_counts_are_those_of_the_paper(name: str) -> None:
+    """Counted as the paper's sizes are: embedding tied, injection included, without the norms of weight normalisation."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(implicit_llm.load_config(f"{name}-implicit"))
+    count = sum(p.numel() for key, p in model.named_parameters() if not key.endswith(".g"))
+    assert count / 1e6 == pytest.approx(COUNTS_MILLION[name], abs=0.06)
+
+
+def test_unknown_names_and_fields_are_one_line_that_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="mamba2-130m-implicit"):
+        implicit_llm.load_config("mamba2-130-implicit")
+    with pytest.raises(ValueError, match="hidden_size"):
+        implicit_llm.load_config("mamba2-130m-implicit", hiden_size=3)
+    with pytest.raises(ValueError, match="max_iter"):
+        implicit_llm.SolverConfig.from_dict({"max_iters": 3})
+
+
+def test_a_state_that_is_not_finite_is_an_error_with_its_position(make_model) -> None:
+    model = make_model("mamba2", eval_mode="simultaneous")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] = float("nan")
+    with pytest.raises(implicit_llm.NonFiniteState, match="sequence 1"):
+        model(torch.tensor([[1, 2, 3, 4], [1, 2, 7, 4]]))
+
+
+def test_assigning_a_solver_changes_the_phase(make_model) -> None:
+    model = make_model("mamba2").train()
+    model.solver = replace(model.solver, mode="unrolled", num_unroll=7)
+    assert model(torch.tensor([[1, 2]])).solver_stats.num_closing == 7
