@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
 from implicit_llm.data.shards import TokenDataset, open_dataset
+from implicit_llm.kernels.selection import select_kernels
 from implicit_llm.runs.atomic import commit_directory, temporary_name, write_atomic
 from implicit_llm.runs.errors import Preempted, UserError
 from implicit_llm.runs.fill import fill
@@ -223,20 +224,18 @@ def _headline(context: StageContext, setup: Setup, layout: BatchLayout) -> str:
 
 
 def _set_up_torch(runtime: Runtime) -> str:
-    """Apply the runtime's settings of PyTorch; return the device's type. Raises: TrainInputError."""
+    """Apply the runtime's settings; return the device's type. Raises: TrainInputError, KernelsUnavailable."""
     transformers_logging.disable_progress_bar()  # of save_pretrained
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
     if runtime.tf32:
         torch.set_float32_matmul_precision("high")
-    if runtime.kernels == "triton":
-        raise TrainInputError(
-            "runtime.kernels: there are no triton kernels in this version; use --kernels auto or torch"
-        )
     has_cuda = torch.cuda.is_available()
     if runtime.device == "cuda" and not has_cuda:
         raise TrainInputError("runtime.device: cuda was asked for and PyTorch finds none; use --device auto or cpu")
-    return "cuda" if has_cuda and runtime.device != "cpu" else "cpu"
+    device = "cuda" if has_cuda and runtime.device != "cpu" else "cpu"
+    select_kernels("torch" if device == "cpu" and runtime.kernels == "auto" else runtime.kernels)
+    return device
 
 
 def _input(context: StageContext, role: str) -> Input:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from implicit_llm.kernels.selection import KernelsUnavailable
 from implicit_llm.runs.atomic import StorageError
 from implicit_llm.tracking import journal
 from implicit_llm.training import non_finite
@@ -193,6 +194,12 @@ def test_a_missing_device_is_refused(tmp_path: Path, data: Path, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(TrainInputError, match="--device auto"):
         train(tmp_path / "a" / "only", train_config(), data, device="cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_kernels_that_cannot_run_are_refused(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(KernelsUnavailable, match="choose torch"):
+        train(tmp_path / "a" / "only", train_config(), data, kernels="triton")
 
 
 def test_the_status_line_says_where_training_is_and_how_long_it_takes(
