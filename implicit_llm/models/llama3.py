@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from implicit_llm.kernels.norm import rms_norm
+from implicit_llm.kernels.operations import rms_norm
 from implicit_llm.models.configuration import ImplicitLlama3Config
 from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.projection import NormedWeight

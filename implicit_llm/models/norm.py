@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from implicit_llm.kernels.norm import rms_norm
+from implicit_llm.kernels.operations import rms_norm
 
 
 class RMSNorm(nn.Module):
