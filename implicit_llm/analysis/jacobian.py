@@ -1,7 +1,7 @@
 """The state-to-state Jacobian of one Mamba2 step, explicit and implicit (Theorem 1), and the spectral radius of df/dz.
 
-An explicit layer moves its state by a diagonal map, whatever the input. At the fixed point the transition depends on the
-state through z*, and its Jacobian gets off-diagonal entries: that is what makes an implicit model a non-linear RNN.
+An explicit layer moves its state by a diagonal map, whatever the input. At the fixed point the transition depends on
+the state through z*, and its Jacobian gets off-diagonal entries: that is what makes an implicit model a non-linear RNN.
 
 Shapes: `S` entries of the flattened SSM state (heads x head width x state), `D` model.
 Source: Schöne et al. 2025, Eqs. 6-9 and Theorem 1.
@@ -49,7 +49,8 @@ def step_after(model: ImplicitMamba2Model, input_ids_L: Tensor) -> JacobianStep:
         )
     with torch.no_grad():
         cache = model(input_ids_L[None, :-1], use_cache=True).past_key_values
-    assert cache is not None and cache.prefix is not None
+    assert cache is not None
+    assert cache.prefix is not None
     embedding_BLD = model.get_input_embeddings()(input_ids_L[None, -1:])
     x = model.stack_input(embedding_BLD, None, None, cache.prefix)
     ssm, conv = cache.prefix.layers[0]
@@ -129,8 +130,8 @@ def off_diagonal_mass(jacobian_SS: Tensor) -> float:
 def spectral_radius(model: ImplicitMamba2Model, x: StackInput, z_BLD: Tensor, *, num_iter: int = 60) -> Tensor:
     """Largest |eigenvalue| of df/dz at z for every sequence (B), by power iteration on transposed Jacobian products.
 
-    Below 1 the plain iteration contracts near z. A complex leading pair makes single steps swing, so the estimate is the
-    geometric mean growth over the second half of the iterations.
+    Below 1 the plain iteration contracts near z. A complex leading pair makes single steps swing, so the estimate is
+    the geometric mean growth over the second half of the iterations.
     """
     z_BLD = z_BLD.detach().requires_grad_(True)
     with torch.enable_grad():

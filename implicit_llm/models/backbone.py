@@ -6,9 +6,10 @@ Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabu
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,7 @@ class Injection(nn.Module):
 class ImplicitPreTrainedModel(PreTrainedModel):
     """Loading, saving, initialisation, and the solver of both families."""
 
+    config_class: type[ImplicitConfig]
     config: ImplicitConfig
     supports_gradient_checkpointing = True
     _supports_sdpa = True
@@ -61,7 +63,10 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @property
     def solver(self) -> SolverConfig | None:
-        """How the fixed point is found; None for explicit models. Assign a new one to change the phase; saved with the model."""
+        """How the fixed point is found; None for explicit models.
+
+        Assign a new one to change the phase; it is saved with the model.
+        """
         return None if self.config.solver is None else SolverConfig.from_dict(self.config.solver)
 
     @solver.setter
@@ -140,7 +145,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         config = self.config
         self.layers = nn.ModuleList(layer_class(config) for _ in range(config.num_hidden_layers))
         if config.is_implicit:
-            self.injection = Injection(config.hidden_size, injection_width, eps, bool(config.weight_norm))
+            self.injection = Injection(config.hidden_size, injection_width, eps, config.has_weight_norm)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -175,9 +180,9 @@ class ImplicitModel(ImplicitPreTrainedModel):
     ) -> ImplicitModelOutput | tuple[Any, ...]:
         """Run to the fixed point: the training pass of `solver` in train mode, its evaluation pass in eval mode.
 
-        Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 where padding; past_key_values a
-            cache of converged states, advanced in place (cache_params is the same); output_positions keeps
-            `solver_stats.unconverged_BL`.
+        Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 where padding;
+            past_key_values a cache of converged states, advanced in place (cache_params is the same); output_positions
+            keeps `solver_stats.unconverged_BL`.
         Raises: ValueError for output_hidden_states of an implicit model; NonFiniteState.
         """
         if (input_ids is None) == (inputs_embeds is None):
@@ -208,7 +213,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         self, embedding_BLD: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, prefix: Prefix | None
     ) -> StackInput:
         """Everything f needs besides z; computed once per forward pass."""
-        batch, length, _ = embedding_BLD.shape
+        length = embedding_BLD.shape[1]
         past = 0 if prefix is None else prefix.length
         valid_BL = None
         if attention_mask is not None:
@@ -226,8 +231,9 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if self.training and self.config.dropout > 0:
             keep = 1 - self.config.dropout
             masks = tuple(torch.empty_like(embedding_BLD).bernoulli_(keep).div_(keep) for _ in self.layers)
+        layers = cast("Iterable[Mamba2Layer | Llama3Layer]", self.layers)
         return StackInput(
-            weights=tuple(layer.weights() for layer in self.layers),
+            weights=tuple(layer.weights() for layer in layers),
             injection_BLE=self.injection(embedding_BLD) if self.config.is_implicit else None,
             valid_BL=valid_BL,
             dropout_masks=masks,
@@ -266,11 +272,11 @@ class ImplicitMamba2Model(ImplicitModel):
     config_class = ImplicitMamba2Config
     config: ImplicitMamba2Config
     base_model_prefix = "backbone"
-    _no_split_modules = ["Mamba2Layer"]
+    _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
 
     def __init__(self, config: ImplicitMamba2Config) -> None:
         super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embeddings: nn.Module = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm_f = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
         self._build(Mamba2Layer, config.in_proj_size, config.layer_norm_epsilon)
 
@@ -290,11 +296,11 @@ class ImplicitLlama3Model(ImplicitModel):
     config_class = ImplicitLlama3Config
     config: ImplicitLlama3Config
     base_model_prefix = "model"
-    _no_split_modules = ["Llama3Layer"]
+    _no_split_modules = ["Llama3Layer"]  # noqa: RUF012 (an instance variable in transformers)
 
     def __init__(self, config: ImplicitLlama3Config) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens: nn.Module = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self._build(Llama3Layer, 3 * config.hidden_size, config.rms_norm_eps)
 

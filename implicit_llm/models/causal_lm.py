@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import LongTensor, Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin
 from transformers.utils import ModelOutput
@@ -69,9 +69,9 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     ) -> ImplicitCausalLMOutput | tuple[Any, ...]:
         """Logits and, with labels, the mean cross entropy in fp32.
 
-        Args: labels (B, L), -100 ignored. labels_aligned: logits at t are scored on labels at t (word problems); otherwise on
-            labels at t+1, as everywhere in Hugging Face. logits_to_keep: only the last so many positions (0: all), or an
-            index of positions. Others as in the backbone.
+        Args: labels (B, L), -100 ignored. labels_aligned: logits at t are scored on labels at t (word problems);
+            otherwise on labels at t+1, as everywhere in Hugging Face. logits_to_keep: only the last so many positions
+            (0: all), or an index of positions. Others as in the backbone.
         """
         output = self.base(
             input_ids,
@@ -101,11 +101,12 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # forward makes a ConvergedStateCache
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(self, input_ids: LongTensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         cache = kwargs.get("past_key_values")
         if cache is None and kwargs.get("use_cache"):
             kwargs["past_key_values"] = ConvergedStateCache()
-        return super().prepare_inputs_for_generation(input_ids, **kwargs)
+        # The mixin types `self` as a protocol that no nn.Module meets.
+        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)  # type: ignore[misc]
 
 
 class ImplicitMamba2ForCausalLM(ImplicitForCausalLM):
@@ -114,8 +115,8 @@ class ImplicitMamba2ForCausalLM(ImplicitForCausalLM):
     config_class = ImplicitMamba2Config
     config: ImplicitMamba2Config
     base_model_prefix = "backbone"
-    _no_split_modules = ["Mamba2Layer"]
-    _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}
+    _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
+    _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}  # noqa: RUF012 (an instance variable in transformers)
 
     def __init__(self, config: ImplicitMamba2Config) -> None:
         super().__init__(config)
@@ -130,8 +131,8 @@ class ImplicitLlama3ForCausalLM(ImplicitForCausalLM):
     config_class = ImplicitLlama3Config
     config: ImplicitLlama3Config
     base_model_prefix = "model"
-    _no_split_modules = ["Llama3Layer"]
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _no_split_modules = ["Llama3Layer"]  # noqa: RUF012 (an instance variable in transformers)
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (an instance variable in transformers)
 
     def __init__(self, config: ImplicitLlama3Config) -> None:
         super().__init__(config)

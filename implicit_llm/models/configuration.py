@@ -49,6 +49,11 @@ class ImplicitConfig(PreTrainedConfig):
             raise ModelConfigError(f"dropout: {self.dropout!r} is not in [0, 1)")
         super().__post_init__(**kwargs)
 
+    @property
+    def has_weight_norm(self) -> bool:
+        """`weight_norm`, which is never None once the configuration is made."""
+        return bool(self.weight_norm)
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Read the clean layout, or translate the published one."""
@@ -59,8 +64,8 @@ class ImplicitConfig(PreTrainedConfig):
 class ImplicitMamba2Config(ImplicitConfig):
     """Mamba2 blocks: norm, mixer, residual; no MLP.
 
-    expand * hidden_size is the inner width, divided into heads of head_dim; state_size is the SSM state per head channel;
-    conv_kernel the width of the causal convolution; n_groups shares B and C among heads.
+    expand * hidden_size is the inner width, divided into heads of head_dim; state_size is the SSM state per head
+    channel; conv_kernel the width of the causal convolution; n_groups shares B and C among heads.
     Source: Dao and Gu 2024; sizes of Schöne et al. 2025.
     """
 
@@ -76,7 +81,8 @@ class ImplicitMamba2Config(ImplicitConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.intermediate_size % self.head_dim:
             raise ModelConfigError(
-                f"head_dim: {self.head_dim} does not divide expand * hidden_size = {self.intermediate_size}; choose a divisor"
+                f"head_dim: {self.head_dim} does not divide expand * hidden_size = {self.intermediate_size}; "
+                "choose a divisor"
             )
         if self.num_heads % self.n_groups:
             raise ModelConfigError(
@@ -121,7 +127,8 @@ class ImplicitLlama3Config(ImplicitConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.hidden_size % self.num_attention_heads or (self.hidden_size // self.num_attention_heads) % 2:
             raise ModelConfigError(
-                f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size} into heads of even width"
+                f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size} "
+                "into heads of even width"
             )
         super().__post_init__(**kwargs)
 

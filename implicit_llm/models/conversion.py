@@ -14,8 +14,8 @@ from implicit_llm.solver.config import SolverConfig
 def to_implicit(model: ImplicitForCausalLM, solver: SolverConfig | None = None) -> ImplicitForCausalLM:
     """A new implicit model with the layers of an explicit one; the injection is newly initialised.
 
-    Weight normalisation splits each weight into g = ||v|| and v, so every layer computes what it did; the model as a whole
-    does not, since its layers now read the fixed point instead of the embedding. Train it.
+    Weight normalisation splits each weight into g = ||v|| and v, so every layer computes what it did; the model as a
+    whole does not, since its layers now read the fixed point instead of the embedding. Train it.
 
     Raises: ValueError if the model is implicit already.
     """
@@ -26,22 +26,24 @@ def to_implicit(model: ImplicitForCausalLM, solver: SolverConfig | None = None) 
         "weight_norm": True,
         "solver": (solver or SolverConfig()).to_dict(),
     }
-    implicit = type(model)(type(model.config)(**values)).to(device=model.device, dtype=model.dtype)
+    implicit = type(model)(type(model.config)(**values))
+    implicit.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg]  # transformers' wrapper loses its self
     theirs = dict(model.named_modules())
     for name, module in implicit.named_modules():
-        if name not in theirs:
+        source = theirs.get(name)
+        if source is None:
             continue
-        if isinstance(module, NormedWeight):
-            _split(module, theirs[name])
+        if isinstance(module, NormedWeight) and isinstance(source, NormedWeight):
+            _split(module, source)
         for key, parameter in module.named_parameters(recurse=False):
-            source = getattr(theirs[name], key, None)
-            if isinstance(source, nn.Parameter):
-                parameter.copy_(source)
+            value = getattr(source, key, None)
+            if isinstance(value, nn.Parameter):
+                parameter.copy_(value)
     return implicit
 
 
-def _split(target: NormedWeight, source: nn.Module) -> None:
-    weight = source.weight if not source.is_normed else source.effective_weight()
+def _split(target: NormedWeight, source: NormedWeight) -> None:
+    weight = source.effective_weight() if source.is_normed else source.weight
     target.v.copy_(weight)
     dims = tuple(range(1, weight.ndim))
     target.g.copy_(torch.linalg.vector_norm(weight, dim=dims, keepdim=True))

@@ -1,6 +1,7 @@
-"""The Llama block, explicit or implicit: attention with rotary positions, SwiGLU MLP, pre-norm and residual around each.
+"""The Llama block, explicit or implicit: rotary attention and a SwiGLU MLP, pre-norm and residual around each.
 
-Shapes: `B` batch, `L` length, `S` earlier tokens, `D` model, `H` heads, `P` head width, `M` MLP width, `E` 3 D (query, key, value).
+Shapes: `B` batch, `L` length, `S` earlier tokens, `D` model, `H` heads, `P` head width, `M` MLP width, `E` 3 D (query,
+key, value).
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.head_dim = config.num_attention_heads, config.head_dim
         shape = (config.hidden_size, config.hidden_size)
-        self.q_proj = NormedWeight(shape, bias=False, weight_norm=config.weight_norm)
-        self.k_proj = NormedWeight(shape, bias=False, weight_norm=config.weight_norm)
-        self.v_proj = NormedWeight(shape, bias=False, weight_norm=config.weight_norm)
+        self.q_proj = NormedWeight(shape, bias=False, weight_norm=config.has_weight_norm)
+        self.k_proj = NormedWeight(shape, bias=False, weight_norm=config.has_weight_norm)
+        self.v_proj = NormedWeight(shape, bias=False, weight_norm=config.has_weight_norm)
         scale = residual_scale(config)
-        self.o_proj = NormedWeight(shape, bias=False, weight_norm=config.weight_norm, init_scale=scale)
+        self.o_proj = NormedWeight(shape, bias=False, weight_norm=config.has_weight_norm, init_scale=scale)
 
     def forward(
         self, u_BLD: Tensor, weights: Llama3Weights, x: StackInput, state: LayerState | None, return_state: bool
@@ -108,10 +109,10 @@ class Mlp(nn.Module):
     def __init__(self, config: ImplicitLlama3Config) -> None:
         super().__init__()
         wide, narrow = (config.intermediate_size, config.hidden_size), (config.hidden_size, config.intermediate_size)
-        self.gate_proj = NormedWeight(wide, bias=False, weight_norm=config.weight_norm)
-        self.up_proj = NormedWeight(wide, bias=False, weight_norm=config.weight_norm)
+        self.gate_proj = NormedWeight(wide, bias=False, weight_norm=config.has_weight_norm)
+        self.up_proj = NormedWeight(wide, bias=False, weight_norm=config.has_weight_norm)
         scale = residual_scale(config)
-        self.down_proj = NormedWeight(narrow, bias=False, weight_norm=config.weight_norm, init_scale=scale)
+        self.down_proj = NormedWeight(narrow, bias=False, weight_norm=config.has_weight_norm, init_scale=scale)
 
     def forward(self, u_BLD: Tensor, weights: Llama3Weights) -> Tensor:
         gate, up = F.linear(u_BLD, weights.gate_up_MD).chunk(2, dim=-1)
@@ -132,7 +133,8 @@ class Llama3Layer(nn.Module):
         attn, mlp = self.self_attn, self.mlp
         qkv = torch.cat([proj.effective_weight() for proj in (attn.q_proj, attn.k_proj, attn.v_proj)])
         gate_up = torch.cat([mlp.gate_proj.effective_weight(), mlp.up_proj.effective_weight()])
-        # The published 1.3B width 5461 is odd, which GEMM kernels run at an eighth of their speed; zero columns change nothing.
+        # The published 1.3B width 5461 is odd, which GEMM kernels run at an eighth of their speed; zero columns change
+        # nothing.
         return Llama3Weights(qkv, attn.o_proj.effective_weight(), *pad_mlp(gate_up, mlp.down_proj.effective_weight()))
 
     def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> tuple[Tensor, LayerState | None]:

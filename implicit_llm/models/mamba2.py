@@ -1,7 +1,7 @@
 """The Mamba2 block, explicit or implicit: pre-norm, mixer, residual; no MLP.
 
-Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, `G` groups, `N` state, `K` convolution, `C` its channels,
-`E` in-projection (2 I + 2 G N + H).
+Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, `G` groups, `N` state, `K` convolution,
+`C` its channels, `E` in-projection (2 I + 2 G N + H).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Mamba2Mixer(nn.Module):
         self.groups, self.state_size, self.eps = config.n_groups, config.state_size, config.layer_norm_epsilon
         self.inner = config.intermediate_size
         self.conv_channels = self.inner + 2 * self.groups * self.state_size
-        normed = config.weight_norm
+        normed = config.has_weight_norm
         self.in_proj = NormedWeight((config.in_proj_size, config.hidden_size), bias=False, weight_norm=normed)
         self.conv1d = NormedWeight((self.conv_channels, 1, config.conv_kernel), bias=True, weight_norm=normed)
         # What is added to the residual stream is scaled down by depth at initialisation, as in GPT-2.
@@ -100,7 +100,8 @@ class Mamba2Mixer(nn.Module):
         out_BLD = F.linear(y_BLI, weights.out_proj_DI)
         if not return_state:
             return out_BLD, None
-        assert ssm_state is not None and conv_state is not None
+        assert ssm_state is not None
+        assert conv_state is not None
         return out_BLD, (ssm_state, conv_state)
 
     def _project(self, u_BLD: Tensor, weights: Mamba2Weights, injection_BLE: Tensor | None) -> Tensor:
@@ -112,7 +113,7 @@ class Mamba2Mixer(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Mamba2's initialisation: dt log-uniform in [1e-3, 1e-1] through the inverse softplus, A uniform in [1, 16]."""
+        """As in Mamba2: dt log-uniform in [1e-3, 1e-1] through the inverse softplus, A uniform in [1, 16]."""
         dt = torch.empty_like(self.dt_bias).uniform_(math.log(1e-3), math.log(1e-1)).exp().clamp_min(1e-4)
         init.copy_(self.dt_bias, dt + torch.log(-torch.expm1(-dt)))
         init.copy_(self.A_log, torch.empty_like(self.A_log).uniform_(1, 16).log())

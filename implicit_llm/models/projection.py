@@ -17,7 +17,8 @@ class NormedWeight(nn.Module):
     """A weight of any shape, plain (`weight`) or weight-normalised (`g`, `v`) over all dimensions but the first.
 
     The parameters are not called weight_g and weight_v: transformers would rename them on loading.
-    Source: Salimans and Kingma 2016, w = g v / ||v||; the published models normalise every linear and convolution weight.
+    Source: Salimans and Kingma 2016, w = g v / ||v||; the published models normalise every linear and convolution
+    weight.
     """
 
     def __init__(self, shape: tuple[int, ...], *, bias: bool, weight_norm: bool, init_scale: float = 1.0) -> None:
@@ -47,7 +48,7 @@ class NormedWeight(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Uniform in +-1/sqrt(fan in) times init_scale, as PyTorch initialises linear and convolution layers; g = ||v||."""
+        """Uniform in +-1/sqrt(fan in), PyTorch's range for such layers, times init_scale; g = ||v||."""
         bound = 1 / math.sqrt(math.prod(self.shape[1:]))
         weight = self.v if self.is_normed else self.weight
         init.uniform_(weight, -bound * self.init_scale, bound * self.init_scale)

@@ -24,16 +24,17 @@ class SolverConfig:
     """Settings of one curriculum phase; assign a new one to `model.solver` to change the phase.
 
     Training. `mode="unrolled"` differentiates through `num_unroll` iterations (the first undamped, the others damped by
-    `tau`). `mode="fixed_point"` runs up to `max_iter` iterations of `method` without gradient until the relative residual
-    is below `tol`, then `phantom_steps` differentiated steps z <- (1-tau) z + tau f(z): the paper's (max_iter + phantom_steps).
-    `stop` says what must be below tol before a sequence stops: its residual over all positions ("sequence"), the residual
-    of each of its tokens ("token"), or the largest residual of all sequences, none leaving early ("batch", published).
-    `block_len` solves blocks of that many tokens one after another (None: the whole sequence at once).
+    `tau`). `mode="fixed_point"` runs up to `max_iter` iterations of `method` without gradient until the relative
+    residual is below `tol`, then `phantom_steps` differentiated steps z <- (1-tau) z + tau f(z): the paper's
+    (max_iter + phantom_steps). `stop` says what must be below tol before a sequence stops: its residual over all
+    positions ("sequence"), the residual of each of its tokens ("token"), or the largest residual of all sequences, none
+    leaving early ("batch", published). `block_len` solves blocks of that many tokens one after another (None: the whole
+    sequence at once).
 
     Evaluation. `eval_mode` "blockwise" solves blocks of `eval_block_len` tokens from the converged state before them,
-    "sequential" is a block of one token, "simultaneous" a block of the whole sequence. Iterations are damped by `tau`, at
-    most `eval_max_iter` per block (None: four times `max_iter`), and one undamped f closes each block. `eval_stop="batch"`
-    is the published rule: one norm over the whole batch, relative to the iterate before f.
+    "sequential" is a block of one token, "simultaneous" a block of the whole sequence. Iterations are damped by `tau`,
+    at most `eval_max_iter` per block (None: four times `max_iter`), and one undamped f closes each block.
+    `eval_stop="batch"` is the published rule: one norm over the whole batch, relative to the iterate before f.
 
     Source: Schöne et al. 2025, section 2; phantom gradient of Geng et al. 2021; blockwise evaluation is new here.
     """

@@ -119,6 +119,6 @@ class _Best:
         if bool(bad.any()):
             sequence, position = bad.nonzero()[0].tolist()
             raise NonFiniteState(
-                f"the fixed-point iteration became NaN or infinite, first seen at sequence {sequence}, position {position}; "
-                "lower the learning rate, check the input, or solve in fp32"
+                f"the fixed-point iteration became NaN or infinite, first seen at sequence {sequence}, "
+                f"position {position}; lower the learning rate, check the input, or solve in fp32"
             )

@@ -48,8 +48,10 @@ class Damped:
 class Anderson:
     """Mix the last iterates of each sequence so that the linear model of the residual vanishes (type II, memory 5).
 
-    With residuals g_i = f(z_i) - z_i, minimise ||sum a_i g_i|| subject to sum a_i = 1; z_next = sum a_i (z_i + tau g_i).
-    Source: Walker and Ni 2011. The small system is solved per sequence in fp32 (fp64 input: fp64) with a relative ridge.
+    With residuals g_i = f(z_i) - z_i, minimise ||sum a_i g_i|| subject to sum a_i = 1;
+    z_next = sum a_i (z_i + tau g_i). The small system is solved per sequence in fp32 (fp64 input: fp64) with a relative
+    ridge.
+    Source: Walker and Ni 2011.
     """
 
     def __init__(self, tau: float) -> None:

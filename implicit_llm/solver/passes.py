@@ -1,6 +1,7 @@
 """The ways a model runs to its fixed point: unrolled, free (solver plus phantom gradient), and evaluation by blocks.
 
-Source: Schöne et al. 2025, sections 2 and 3; blockwise evaluation is new here (f is causal, so the fixed point is the same).
+Source: Schöne et al. 2025, sections 2 and 3; blockwise evaluation is new here (f is causal, so the fixed point is the
+same).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from implicit_llm.solver.stats import BlockStats, SolverStats, gather_blocks, un
 class BlockMap(FixedPointMap, Protocol):
     """f(., x) on one block of tokens, given the converged state of the blocks before it."""
 
-    valid_BL: Tensor | None
+    @property
+    def valid_BL(self) -> Tensor | None: ...
 
     def close(self, z_BLD: Tensor) -> tuple[Tensor, Any]:
         """f(z) and the state after the block."""
@@ -44,7 +46,10 @@ def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple
 
 
 def free_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, *, positions: bool) -> tuple[Tensor, SolverStats]:
-    """Solve without gradient, then `phantom_steps` differentiated steps z <- (1 - tau) z + tau f(z) over the whole sequence."""
+    """Solve without gradient, then take `phantom_steps` differentiated steps over the whole sequence.
+
+    Each is z <- (1 - tau) z + tau f(z).
+    """
     length = z0_BLD.shape[1]
     by_blocks = solver.block_len is not None and solver.block_len < length
     with torch.no_grad():

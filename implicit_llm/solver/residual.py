@@ -1,6 +1,6 @@
 """Relative residuals and the rules that stop an iteration on them.
 
-A rule maps one iteration to `(done_B, residual_B, residual_BL)`; padded positions count as zero change and never as done.
+A rule maps one iteration to its `Progress`; padded positions count as zero change.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ PUBLISHED_EPS = 1e-6  # of the published evaluation rule, whose denominator is t
 
 @dataclass
 class Progress:
-    """One iteration judged: done and residual per sequence, residual per position; keeps_last: the newest iterate is the
-    answer, not the one of lowest residual."""
+    """One iteration judged: done and residual per sequence, residual per position.
+
+    keeps_last: the newest iterate is the answer, not the one of lowest residual.
+    """
 
     done_B: Tensor
     residual_B: Tensor

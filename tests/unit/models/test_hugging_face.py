@@ -161,7 +161,7 @@ def test_an_explicit_model_becomes_implicit_with_its_layers(make_model, family: 
         implicit_llm.to_implicit(implicit)
 
 
-def test_generation_pipeline_runs_with_any_tokenizer(make_model, tmp_path: Path) -> None:
+def test_generation_pipeline_runs_with_any_tokenizer(make_model) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, pipeline
 
@@ -208,7 +208,7 @@ COUNTS_MILLION = {
 
 @pytest.mark.parametrize("name", COUNTS_MILLION)
 def test_parameter_counts_are_those_of_the_paper(name: str) -> None:
-    """Counted as the paper's sizes are: embedding tied, injection included, without the norms of weight normalisation."""
+    """Counted as the paper counts: embedding tied, injection included, without the norms of weight normalisation."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(implicit_llm.load_config(f"{name}-implicit"))
     count = sum(p.numel() for key, p in model.named_parameters() if not key.endswith(".g"))

@@ -48,7 +48,7 @@ def test_equal_manifests_give_equal_bytes_whatever_the_order(manifest: Manifest)
     assert manifest.to_bytes().endswith(b"}\n")
 
 
-def test_numbers_that_are_not_finite_become_null(manifest: Manifest) -> None:
+def test_numbers_that_are_not_finite_become_null() -> None:
     summary = {"loss": math.nan, "list": [math.inf, 1], "deep": {"x": -math.inf}}
     written = json.loads(Manifest("s", "n", FINGERPRINT, {}, (), summary).to_bytes())
     assert written["summary"] == {"loss": None, "list": [None, 1], "deep": {"x": None}}

@@ -300,7 +300,7 @@ def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
     assert events.count("checkpoint_corrupt") == 1
 
 
-def test_accumulation_changes_the_result_by_rounding_only(tmp_path: Path, data: Path, undisturbed: Undisturbed) -> None:
+def test_accumulation_changes_the_result_by_rounding_only(tmp_path: Path, data: Path) -> None:
     config = train_config({**LLAMA, "attention_dropout": 0.0})
     run_dirs = [tmp_path / name / "only" for name in ("whole", "parts")]
     for run_dir, micro in zip(run_dirs, (None, 2), strict=True):

@@ -15,15 +15,11 @@ _SCHEMAS = {"models": "model", "tasks": "task", "curricula": "curriculum"}
 
 
 class ConfigFiles:
-    """Reads and validates the files that one experiment refers to.
+    """Reads and validates the files that one experiment refers to; `source` names the experiment file in messages."""
 
-    `source` names the experiment file in messages; `library_configs` is another folder of model configurations.
-    """
-
-    def __init__(self, path: Path, *, library_configs: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.source = str(path)
-        self.library_configs = library_configs
         self._cache: dict[Path, dict[str, Any]] = {}
 
     def experiment(self) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def _check_solvers(model: Mapping[str, Any], phases: tuple[Phase, ...], item: Ma
 
 def _model(name: str, shared: Mapping[str, Any], own: Mapping[str, Any], at: str, files: ConfigFiles) -> dict[str, Any]:
     values, source = files.read("models", name, f"{at}.model")
-    fields = model_fields(values["config"], f"{source}: config", files.library_configs)
+    fields = model_fields(values["config"], f"{source}: config")
     fields = override_fields(fields, values.get("override", {}), f"{source}: override")
     fields = override_fields(fields, shared, f"{files.source}: override.model")
     return override_fields(fields, own, f"{files.source}: {at}.override.model")
