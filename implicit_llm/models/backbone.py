@@ -213,7 +213,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         self, embedding_BLD: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, prefix: Prefix | None
     ) -> StackInput:
         """Everything f needs besides z; computed once per forward pass."""
-        length = embedding_BLD.shape[1]
+        _, length, _ = embedding_BLD.shape
         past = 0 if prefix is None else prefix.length
         valid_BL = None
         if attention_mask is not None:
