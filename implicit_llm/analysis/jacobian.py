@@ -80,7 +80,7 @@ def fixed_point(
     residual = float("inf")
     for _ in range(max_iter):
         fz_D = step.read(z_D, state_S)
-        residual = float((fz_D - z_D).norm() / (fz_D.norm() + 1e-300))
+        residual = float((fz_D - z_D).detach().norm() / (fz_D.detach().norm() + 1e-300))
         z_D = torch.lerp(z_D, fz_D, tau)
         if residual < tol:
             return z_D

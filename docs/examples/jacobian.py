@@ -1,0 +1,50 @@
+"""Theorem 1 as a picture: how the state of one random Mamba2 layer depends on the state before it.
+
+    python docs/examples/jacobian.py [jacobian.svg]
+
+Left the explicit layer, whose transition is diagonal; right the implicit one, whose transition is not. One layer, fp64,
+d_model 64, one state entry per channel, as in the paper's own check. Takes about a minute on one CPU core.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.colors import LogNorm
+from transformers import AutoModel
+
+import implicit_llm
+from implicit_llm.analysis.jacobian import explicit_jacobian, implicit_jacobian, off_diagonal_mass, step_after
+
+
+def random_layer(kind: str) -> torch.nn.Module:
+    """One Mamba2 layer with d_model 64, d_state 1, expand 1, in fp64."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 64, "expand": 1, "head_dim": 64, "state_size": 1, "vocab_size": 60}
+    model = AutoModel.from_config(implicit_llm.load_config(f"mamba2-state-tracking-{kind}", **size)).double().eval()
+    if kind == "implicit":
+        model.solver = replace(model.solver, tol=1e-12, eval_mode="sequential", eval_max_iter=2000)
+    return model
+
+
+def main(target: str) -> None:
+    tokens = torch.tensor([3, 14, 15, 9, 26, 5])
+    jacobians = {
+        "explicit": explicit_jacobian(step_after(random_layer("explicit"), tokens)),
+        "implicit": implicit_jacobian(step_after(random_layer("implicit"), tokens)),
+    }
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+    for axis, (kind, jacobian) in zip(axes, jacobians.items(), strict=True):
+        image = axis.imshow(jacobian.abs().clamp_min(1e-8), norm=LogNorm(1e-6, 1), cmap="viridis")
+        axis.set_title(f"{kind}: {100 * off_diagonal_mass(jacobian):.1f} % of the norm off the diagonal")
+        axis.set_xlabel("state before the token")
+    axes[0].set_ylabel("state after the token")
+    figure.colorbar(image, ax=axes, label="absolute value of the Jacobian's entries")
+    figure.savefig(target)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "jacobian.svg")

@@ -1,0 +1,85 @@
+"""Tools around transformers take our models as they are: lm-eval, Trainer, torch.compile, device maps; importing is cheap."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
+
+BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(23)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w0")
+
+
+@BOTH
+def test_lm_eval_scores_a_model_as_its_own_logits_do(make_model, tokenizer, family: str) -> None:
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    model = make_model(family, dtype=torch.float32, tol=1e-5, eval_max_iter=200)
+    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, max_length=32)
+    pairs = [("w1 w2", " w3"), ("w4 w5 w6 w7", " w8")]
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    for (context, word), (got, _) in zip(pairs, harness.loglikelihood(requests), strict=True):
+        ids = tokenizer(context + word, return_tensors="pt").input_ids
+        expected = model(ids).logits[0, -2].log_softmax(-1)[ids[0, -1]].item()
+        assert got == pytest.approx(expected, abs=1e-4)
+
+
+def test_trainer_trains_a_model_without_any_of_our_own_training_code(make_model, tmp_path: Path) -> None:
+    model = make_model("llama3", dtype=torch.float32).train()
+    data = [{"input_ids": torch.randint(0, 23, (8,)), "labels": torch.randint(0, 23, (8,))} for _ in range(4)]
+    arguments = TrainingArguments(
+        tmp_path, max_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no"
+    )
+    before = model.lm_head.weight.clone()
+    assert Trainer(model, arguments, train_dataset=data).train().global_step == 2
+    assert not torch.equal(before, model.lm_head.weight)
+
+
+@BOTH
+def test_compiled_model_gives_the_same_logits(make_model, family: str) -> None:
+    """Compiled by the backend that needs no C++ compiler: what is tested is that tracing keeps the numbers."""
+    model = make_model(family, tol=1e-9, eval_max_iter=4, eval_mode="simultaneous")
+    input_ids = torch.randint(0, 23, (2, 6))
+    expected = model(input_ids).logits
+    torch.testing.assert_close(torch.compile(model, backend="eager")(input_ids).logits, expected, atol=1e-8, rtol=1e-8)
+
+
+@BOTH
+def test_a_device_map_loads_a_model(make_model, family: str, tmp_path: Path) -> None:
+    model = make_model(family, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    mapped = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"}, dtype=torch.bfloat16)
+    assert mapped.dtype == torch.bfloat16
+    assert mapped(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
+
+
+def test_importing_the_library_brings_in_neither_kernels_nor_workflow_tools() -> None:
+    """What `import implicit_llm` costs beyond transformers' own model classes is what it imports beyond them."""
+    code = "import sys, implicit_llm; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert "implicit_llm" in loaded
+    assert not loaded & {
+        "mamba_ssm",
+        "causal_conv1d",
+        "snakemake",
+        "mlflow",
+        "datasets",
+        "lm_eval",
+        "matplotlib",
+        "submitit",
+    }
