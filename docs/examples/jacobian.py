@@ -39,7 +39,7 @@ def main(target: str) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
     for axis, (kind, jacobian) in zip(axes, jacobians.items(), strict=True):
         image = axis.imshow(jacobian.abs().clamp_min(1e-8), norm=LogNorm(1e-6, 1), cmap="viridis")
-        axis.set_title(f"{kind}: {100 * off_diagonal_mass(jacobian):.1f} % of the norm off the diagonal")
+        axis.set_title(f"{kind}: {off_diagonal_mass(jacobian):.0e} of the norm off the diagonal")
         axis.set_xlabel("state before the token")
     axes[0].set_ylabel("state after the token")
     figure.colorbar(image, ax=axes, label="absolute value of the Jacobian's entries")
