@@ -1,4 +1,4 @@
-"""Tools around transformers take our models as they are: lm-eval, Trainer, torch.compile, device maps; imports are cheap."""
+"""Tools around transformers take our models as they are: lm-eval, Trainer, torch.compile, device maps."""
 
 from __future__ import annotations
 
