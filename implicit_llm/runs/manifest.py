@@ -86,7 +86,9 @@ class Manifest:
         try:
             content = json.loads(path.read_bytes())
         except FileNotFoundError as error:
-            raise ManifestError(f"{path}: no manifest there; {_rebuild(path.parent)}", path) from error
+            raise ManifestError(
+                f"{path}: no manifest there; give the directory of a finished job, or run the workflow to make it", path
+            ) from error
         except OSError as error:
             raise ManifestError(
                 f"{path}: cannot read the manifest ({error.strerror}); check the file system", path

@@ -85,10 +85,11 @@ def test_a_damaged_manifest_is_absent_for_find_and_a_one_line_error_for_read(
     assert "\n" not in message
 
 
-def test_a_missing_manifest_names_the_path(tmp_path: Path) -> None:
+def test_a_missing_manifest_names_the_path_and_nothing_to_remove(tmp_path: Path) -> None:
     assert Manifest.find(tmp_path / "manifest.json") is None
-    with pytest.raises(ManifestError, match=r"manifest\.json: no manifest there"):
+    with pytest.raises(ManifestError, match=r"manifest\.json: no manifest there; give the directory") as caught:
         Manifest.read(tmp_path / "manifest.json")
+    assert "rm -f" not in str(caught.value)  # nothing is there to remove
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../other/a"])
