@@ -38,7 +38,7 @@ def test_after_a_kill_of_everything_the_next_call_goes_on(tmp_path: Path) -> Non
     hold.touch()
     environment = project.environment | {"TINY_HOLD": str(hold)}
     with subprocess.Popen(
-        project.driver,
+        [*project.driver, "--cores", "1"],  # so that the held job is the only one that the kill can interrupt
         cwd=project.dir,
         env=environment,
         start_new_session=True,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from implicit_llm.data import stage
 from implicit_llm.data.shards import open_dataset
+from implicit_llm.data.stages import word_problem as stage
 from implicit_llm.data.word_problem import WordProblemConfig, generate
 from implicit_llm.runs.errors import UserError
 from implicit_llm.runs.stage import StageContext
@@ -137,7 +137,6 @@ def test_the_fault_points_of_the_writer_are_registered() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "wordproblem"}, "s3-train: kind: 'wordproblem' is unknown; use one of word_problem"),
         ({"hard_fraction": 1.2}, "hard_fraction: 1.2 is out of range; use 0"),
         ({"length": 0}, "length: 0 is out of range; use a whole number of at least 1"),
         ({"group": "D4"}, "use one of S1 to S7"),

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
-from implicit_llm.data import stage as data_stage
-from implicit_llm.evaluation import stage
-from implicit_llm.evaluation.stage import EvaluateInputError
+from implicit_llm.data.stages import word_problem as data_stage
+from implicit_llm.evaluation.stages import word_problem as stage
+from implicit_llm.evaluation.stages.word_problem import EvaluateInputError
 from implicit_llm.runs.identity import compute_fingerprint
 from implicit_llm.runs.manifest import Manifest
 from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage

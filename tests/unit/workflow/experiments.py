@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from implicit_llm_workflow.code_digest import stage_module
 from implicit_llm_workflow.experiment import Experiment, load_experiment
 from implicit_llm_workflow.plan import Plan
 
@@ -64,5 +65,5 @@ class ExperimentFile:
 
     def plan(self, codes: dict[str, str] | None = None) -> Plan:
         """The plan with a made-up code digest for each stage and results beside the file."""
-        known = codes or {}
-        return Plan(self.load(), self.path.parent / "results", lambda stage: known.get(stage, f"code of {stage}"))
+        known = {stage_module(stage, {}).split(".")[1]: code for stage, code in (codes or {}).items()}
+        return Plan(self.load(), self.path.parent / "results", lambda module: known.get(module.split(".")[1], module))

@@ -143,7 +143,12 @@ def test_a_stage_that_is_not_there_is_named(library: Path, digest: Callable[[str
 
 def test_the_solver_is_code_of_training_and_evaluation_but_not_of_data() -> None:
     project = Project({LIBRARY: package_dir()})
-    reached_by = {stage: reached_sources(stage_module(stage), project) for stage in ("data", "train", "evaluate")}
+    configs: dict[str, dict[str, str]] = {
+        "data": {"kind": "word_problem"},
+        "train": {},
+        "evaluate": {"kind": "word_problem"},
+    }
+    reached_by = {stage: reached_sources(stage_module(stage, config), project) for stage, config in configs.items()}
     solver = "implicit_llm.solver.fixed_point"
     assert [solver in reached_by[stage] for stage in ("data", "train", "evaluate")] == [False, True, True]
     assert "implicit_llm.models.mamba2" in reached_by["train"]

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,16 @@ def test_a_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[
     code, out, err = run(capsys, "nodes", "--config", str(tiny.path))
     assert (code, out) == (2, "")
     assert re.fullmatch(r"error: .*data\.s3\.group: unknown group 'Q3'.*\n", err)
+
+
+def test_a_kind_that_a_stage_does_not_have_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from implicit_llm.runs.identity import compute_fingerprint
+
+    parts: dict[str, Any] = {"stage": "data", "config": {"kind": "wordproblem"}, "code": "c0de", "upstream": {}}
+    identity = json.dumps({**parts, "name": "s3", "fingerprint": compute_fingerprint(**parts)})
+    code, _, err = run(capsys, "data", "--run-dir", str(tmp_path / "s3"), "--identity", identity)
+    assert code == 2
+    assert "stage data has no kind 'wordproblem'" in err
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(tiny: ExperimentFile) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from implicit_llm_workflow.library_configs import package_dir
 from implicit_llm_workflow.project_sources import Imported, Project, Source, SourceError
@@ -22,17 +23,18 @@ RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".y
 
 
 @functools.cache
-def stage_code_digest(stage: str) -> str:
-    """Digest of the code of `stage`. Raises: SourceError when its module is missing or no valid Python."""
-    project = Project({LIBRARY: package_dir(LIBRARY)})
-    return code_digest(stage_module(stage), project)
+def module_digest(module: str) -> str:
+    """Digest of the code behind a stage's module. Raises: SourceError when it is missing or no valid Python."""
+    return code_digest(module, Project({LIBRARY: package_dir(LIBRARY)}))
 
 
-def stage_module(stage: str) -> str:
-    """The module whose function `run` is the body of a stage."""
-    return {"train": "implicit_llm.training.stage", "evaluate": "implicit_llm.evaluation.stage"}.get(
-        stage, f"implicit_llm.{stage}.stage"
-    )
+def stage_module(stage: str, config: Mapping[str, Any]) -> str:
+    """The module whose function `run` is the body of a job: a stage of several kinds has one for each `kind`.
+
+    So editing how one kind of data is made leaves the other kinds as they are.
+    """
+    package = {"train": "training", "evaluate": "evaluation"}.get(stage, stage)
+    return f"{LIBRARY}.{package}.stages.{config['kind']}" if "kind" in config else f"{LIBRARY}.{package}.stage"
 
 
 def code_digest(entry: str, project: Project, excluded: Iterable[str] = PLUMBING) -> str:

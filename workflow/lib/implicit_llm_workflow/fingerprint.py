@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from implicit_llm_workflow.canonical import canonical_json, digest
+from implicit_llm_workflow.code_digest import stage_module
 from implicit_llm_workflow.graph import Node
 
 
@@ -40,12 +41,14 @@ class Identity:
 def identify(nodes: Mapping[str, Node], code_of: Callable[[str], str]) -> dict[str, Identity]:
     """The identity of every node.
 
-    Args: nodes stand in an order in which upstream comes first; code_of gives a stage's code digest.
+    Args: nodes stand in an order in which upstream comes first; code_of gives the code digest of a stage's module.
     """
     identities: dict[str, Identity] = {}
     fingerprints: dict[str, str] = {}
     for key, node in nodes.items():
         upstream = {role: fingerprints[source] for role, source in node.upstream.items()}
-        identities[key] = Identity(node.stage, node.name, node.config, code_of(node.stage), upstream)
+        identities[key] = Identity(
+            node.stage, node.name, node.config, code_of(stage_module(node.stage, node.config)), upstream
+        )
         fingerprints[key] = identities[key].fingerprint
     return identities

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from implicit_llm_workflow.code_digest import stage_code_digest
+from implicit_llm_workflow.code_digest import module_digest
 from implicit_llm_workflow.errors import UserError
 from implicit_llm_workflow.experiment import Experiment
 from implicit_llm_workflow.fingerprint import Identity, identify
@@ -28,7 +28,7 @@ class Plan:
     """All paths lie below `results` / <experiment>; identities are computed when first asked for."""
 
     def __init__(
-        self, experiment: Experiment, results: Path = RESULTS, code_of: Callable[[str], str] = stage_code_digest
+        self, experiment: Experiment, results: Path = RESULTS, code_of: Callable[[str], str] = module_digest
     ) -> None:
         self.experiment = experiment
         self.root = results / experiment.name

@@ -174,9 +174,19 @@ def _run_stage(
     """Hand the job to its stage, with the options that were set."""
     directories = parse_inputs(inputs or [])
     options = {key: value for key, value in runtime.items() if value is not None}
+    from implicit_llm.runs.identity import Identity
     from implicit_llm.runs.stage import StageRequest, run_stage
 
-    body = importlib.import_module(stage_module(stage)).run
+    module = stage_module(stage, Identity.parse(identity).config)
+    try:
+        body = importlib.import_module(module).run
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        kind = module.rpartition(".")[2]
+        raise OptionError(
+            f"--identity: stage {stage} has no kind {kind!r}; let the workflow make the identity"
+        ) from error
     run_stage(StageRequest(run_dir, identity, directories, options, log), body)
 
 

@@ -1,4 +1,4 @@
-"""The stage `evaluate`: one trained model on every test data set it is given, in every mode of the config."""
+"""The stage `evaluate` of kind `word_problem`: one trained model on every test set it is given, in every mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stage `data`: make one data set. `kind` in its configuration says which."""
+"""The stage `data` of kind `word_problem`: one data set of prefix products."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from tqdm import tqdm
 from implicit_llm.data.shard_format import DatasetSpec, ShardRecord
 from implicit_llm.data.shard_writer import ShardWriter
 from implicit_llm.data.word_problem import WordProblemConfig, generate
-from implicit_llm.runs.fill import ConfigError, fill
+from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
-
-KINDS = ("word_problem",)
 
 
 def run(context: StageContext) -> StageResult:
@@ -21,18 +19,8 @@ def run(context: StageContext) -> StageResult:
 
     Raises: ConfigError for a wrong configuration; OutOfSpace.
     """
-    fields = dict(context.config)
-    kind = fields.pop("kind", None)
-    if kind not in KINDS:
-        raise ConfigError(f"{context.name}: kind: {kind!r} is unknown; use one of {', '.join(KINDS)}")
-    return make_word_problems(context, fill(WordProblemConfig, fields, where=context.name))
-
-
-def make_word_problems(context: StageContext, config: WordProblemConfig) -> StageResult:
-    """Write the word problems of `config` below `context.work`.
-
-    Raises: OutOfSpace.
-    """
+    fields = {key: value for key, value in context.config.items() if key != "kind"}
+    config = fill(WordProblemConfig, fields, where=context.name)
     vocab_size = config.algebra.order
     source = {"kind": "word_problem", **asdict(config)}
     writer = ShardWriter(context.work, DatasetSpec(vocab_size, config.length, ("input_ids", "labels"), source))
