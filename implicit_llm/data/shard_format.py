@@ -10,8 +10,9 @@ Every file appears atomically, and equal data sets are equal byte for byte.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,23 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """What a data set holds; `source` (plain JSON values) says what it was made from."""
+    """What a data set holds; `source` (plain JSON values) says what it was made from.
+
+    ignored_id: the token that stands in the column `labels` where there is nothing to learn, None if there is none.
+    """
 
     vocab_size: int
     length: int
     columns: tuple[str, ...]
     source: Mapping[str, Any]
+    ignored_id: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain JSON values; `ignored_id` only where there is one."""
+        fields = json.loads(json.dumps(asdict(self)))  # tuples become lists, as in what is read back
+        if self.ignored_id is None:
+            del fields["ignored_id"]
+        return fields
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class ShardWriter:
         try:
             fields = json.loads(self._record_path(shard).read_text(encoding="utf-8"))
             record = ShardRecord.from_dict(fields)
-            is_same = fields["spec"] == self._spec_fields() and record.num_samples == num_samples
+            is_same = fields["spec"] == self._spec.to_json() and record.num_samples == num_samples
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None  # no record or half a record: the shard is made again
         if not is_same or any(damage_of(self._directory, file, is_deep=True) for file in record.files.values()):
@@ -68,14 +68,16 @@ class ShardWriter:
             files[column] = ShardFile(path, len(data), hashlib.sha256(data).hexdigest())
         record = ShardRecord(len(columns[self._spec.columns[0]]), files)
         faults.point("shard.before_record")
-        write_atomic(self._record_path(shard), _to_json({**asdict(record), "spec": self._spec_fields()}))
+        write_atomic(self._record_path(shard), _to_json({**asdict(record), "spec": self._spec.to_json()}))
         return record
 
     def finish(self, records: Sequence[ShardRecord]) -> list[Path]:
         """Write the index over all shards; return every file of the data set, the index first."""
         index = self._directory / INDEX_NAME
         faults.point("dataset.before_index")
-        write_atomic(index, _to_json({"format": FORMAT, **self._spec_fields(), "shards": [asdict(r) for r in records]}))
+        write_atomic(
+            index, _to_json({"format": FORMAT, **self._spec.to_json(), "shards": [asdict(r) for r in records]})
+        )
         return [index, *(self._directory / file.path for record in records for file in record.files.values())]
 
     def require_space(self, num_samples: int) -> None:
@@ -94,9 +96,6 @@ class ShardWriter:
 
     def _record_path(self, shard: int) -> Path:
         return self._directory / "shards" / f"{shard:05d}.json"
-
-    def _spec_fields(self) -> dict[str, Any]:
-        return json.loads(json.dumps(asdict(self._spec)))  # tuples become lists, as in what is read back
 
 
 def _to_json(fields: Mapping[str, Any]) -> str:

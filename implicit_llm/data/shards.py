@@ -21,6 +21,8 @@ from implicit_llm.data.shard_format import (
 )
 from implicit_llm.runs.errors import UserError
 
+IGNORED_LABEL = -100  # as in torch's cross entropy
+
 
 class DatasetError(UserError):
     """A data set on disk is missing, incomplete or damaged; the message names the file and how to rebuild it."""
@@ -38,6 +40,7 @@ class TokenDataset:
         self.length = spec.length
         self.source = spec.source
         self._columns = spec.columns
+        self._ignored_id = spec.ignored_id
         self._shards = shards
         self._ends = np.cumsum([shard.num_samples for shard in shards])
         self._open: dict[int, dict[str, np.ndarray]] = {}
@@ -51,6 +54,8 @@ class TokenDataset:
     def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the samples at `indices` (B,) as one int64 array (B, length) per column, in the order asked for.
 
+        In the column `labels` the data set's `ignored_id` becomes -100.
+
         Raises: IndexError outside 0..len-1; DatasetError for a shard that cannot be read.
         """
         indices = np.asarray(indices, dtype=np.int64)
@@ -63,6 +68,9 @@ class TokenDataset:
             rows_in_shard = indices[rows] - (self._ends[shard] - self._shards[shard].num_samples)
             for column, array in self._load(int(shard)).items():
                 batch[column][rows] = array[rows_in_shard]
+        if self._ignored_id is not None and "labels" in batch:
+            labels_BL = batch["labels"]
+            labels_BL[labels_BL == self._ignored_id] = IGNORED_LABEL
         return batch
 
     def verify(self) -> None:
@@ -119,7 +127,10 @@ def open_dataset(directory: Path) -> TokenDataset:
             raise DatasetError(
                 f"{path}: format {index['format']} is unknown, expected {FORMAT}; {rebuild_hint(directory)}"
             )
-        spec = DatasetSpec(int(index["vocab_size"]), int(index["length"]), tuple(index["columns"]), index["source"])
+        spec = DatasetSpec(
+            *(int(index["vocab_size"]), int(index["length"]), tuple(index["columns"]), index["source"]),
+            ignored_id=None if index.get("ignored_id") is None else int(index["ignored_id"]),
+        )
         shards = [ShardRecord.from_dict(fields) for fields in index["shards"]]
         if not shards or any(set(shard.files) != set(spec.columns) for shard in shards):
             raise ValueError("it lists no shards, or not every column of each")

@@ -77,6 +77,22 @@ def test_shards_are_plain_npy_files_of_the_storage_type(tmp_path: Path) -> None:
     np.testing.assert_array_equal(array, columns["labels"][4:8])
 
 
+def test_the_ignored_token_is_read_as_minus_100_in_the_labels_only(tmp_path: Path) -> None:
+    spec = DatasetSpec(9, 3, ("input_ids", "labels"), {}, ignored_id=2)
+    rows = np.array([[2, 5, 2], [0, 1, 2]], dtype=np.uint8)
+    writer = ShardWriter(tmp_path, spec)
+    writer.finish([writer.write(0, {"input_ids": rows, "labels": rows})])
+    batch = open_dataset(tmp_path).fetch(np.array([1, 0]))
+    np.testing.assert_array_equal(batch["input_ids"], rows[::-1])
+    np.testing.assert_array_equal(batch["labels"], [[0, 1, -100], [-100, 5, -100]])
+
+
+def test_without_an_ignored_token_the_index_says_nothing_of_it(tmp_path: Path) -> None:
+    write_example(tmp_path)
+    assert "ignored_id" not in (tmp_path / "index.json").read_text()
+    assert (open_dataset(tmp_path).fetch(np.arange(11))["labels"] >= 0).all()
+
+
 def test_equal_data_sets_are_equal_byte_for_byte(tmp_path: Path) -> None:
     write_example(tmp_path / "a")
     write_example(tmp_path / "b")
