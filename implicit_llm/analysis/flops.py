@@ -1,0 +1,174 @@
+"""Floating-point operations of the models: what a token costs in a forward pass and in a training step.
+
+Pure Python that imports nothing but the standard library: the driver loads this one file to price an experiment, and
+training uses it for its FLOPs and utilisation, so both count alike.
+
+What is counted: the operations that the result needs, in matrix products and convolutions, two for each multiply-add
+(an m x k times k x n product is 2 m n k). Not counted: element-wise work (norms, activations, rotations, softmax,
+decays), the embedding look-up, weight normalisation, what a causal mask throws away, and anything done only by the
+implementation (zero columns that pad an MLP, activations computed again in the backward pass, the solver's residuals).
+
+Shapes: `L` length, `D` model, `I` inner, `H` heads, `P` head width, `G` groups, `N` state, `K` convolution width,
+`E` width of the injection, `M` MLP width, `V` vocabulary, `Q` chunk length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAMBA2, LLAMA3 = "implicit_mamba2", "implicit_llama3"
+# As in kernels.ssd. The kernels of mamba_ssm take longer chunks, which costs them more operations for the same result.
+SSD_CHUNK_LEN = 64
+BACKWARD_FORWARDS = 2  # of y = W x, the backward pass needs the gradients of W and of x, each as much work as y
+
+
+class UncountedModel(ValueError):
+    """The operations of a model cannot be told from its configuration; the message names the missing field."""
+
+
+@dataclass(frozen=True)
+class ForwardFlops:
+    """FLOPs per token. `stack`: one evaluation of f, all layers; `outside`: injection and head, once a pass."""
+
+    stack: float
+    outside: float
+
+
+def forward_flops(model: Mapping[str, Any], length: int) -> ForwardFlops:
+    """FLOPs per token of a forward pass over sequences of `length` tokens from an empty state.
+
+    Args: model holds the fields of a Hugging Face configuration. Of models other than the two families only
+        `num_parameters` is read, and 2 FLOPs a parameter are counted.
+    Raises: UncountedModel.
+    """
+    match model.get("model_type"):
+        case "implicit_mamba2":
+            layer = _mamba2_layer(model, length)
+        case "implicit_llama3":
+            layer = _llama3_layer(model, length)
+        case _:
+            return ForwardFlops(stack=2.0 * num_parameters(model), outside=0.0)
+    width = model["hidden_size"]
+    injection = 2 * width * _injection_width(model) if model["is_implicit"] else 0
+    return ForwardFlops(model["num_hidden_layers"] * layer, injection + 2 * width * model["vocab_size"])
+
+
+def training_flops(
+    model: Mapping[str, Any], length: int, solver: Mapping[str, Any] | None, f_evaluations: float | None
+) -> float:
+    """FLOPs per token of a training step: forward, and backward through what is differentiated.
+
+    Args: solver holds the fields of a `SolverConfig`, None for explicit models. f_evaluations is the mean number of
+        evaluations of f for a token, differentiated ones included; None counts as many as the solver allows.
+    Raises: UncountedModel; ValueError for an implicit model without solver, or fewer evaluations than are
+        differentiated.
+    Source: unrolled iterations and phantom steps of Schöne et al. 2025, section 2; all others run without gradient.
+    """
+    forward = forward_flops(model, length)
+    if solver is None and model.get("is_implicit"):
+        raise ValueError("solver: an implicit model needs one; give the fields of its SolverConfig")
+    differentiated = differentiated_evaluations(solver)
+    total = max_evaluations(solver) if f_evaluations is None else f_evaluations
+    if total < differentiated:
+        raise ValueError(f"f_evaluations: {total} is less than the {differentiated} that the solver differentiates")
+    of_stack = total + BACKWARD_FORWARDS * differentiated
+    return of_stack * forward.stack + (1 + BACKWARD_FORWARDS) * forward.outside
+
+
+def differentiated_evaluations(solver: Mapping[str, Any] | None) -> int:
+    """Evaluations of f that a training step differentiates; 1 for an explicit model."""
+    if solver is None:
+        return 1
+    return solver.get("num_unroll", 4) if _is_unrolled(solver) else solver.get("phantom_steps", 4)
+
+
+def max_evaluations(solver: Mapping[str, Any] | None) -> int:
+    """The most evaluations of f that a training step spends on a token; 1 for an explicit model."""
+    if solver is None or _is_unrolled(solver):
+        return differentiated_evaluations(solver)
+    closing = 0 if solver.get("block_len") is None else 1  # a block is closed by one more f, which makes its state
+    return solver.get("max_iter", 32) + closing + differentiated_evaluations(solver)
+
+
+def num_parameters(model: Mapping[str, Any]) -> int:
+    """Trained parameters, tied weights once; of models other than the two families the field `num_parameters`.
+
+    Raises: UncountedModel.
+    """
+    width = model.get("hidden_size", 0)
+    gains = 1 if _has_weight_norm(model) else 0  # weight normalisation has one gain for each output besides the weight
+    match model.get("model_type"):
+        case "implicit_mamba2":
+            inner, heads, channels = _mamba2_widths(model)
+            projections = (width + gains) * _injection_width(model) + (inner + gains) * width
+            layer = projections + (model["conv_kernel"] + gains + 1) * channels + 3 * heads + inner + width
+        case "implicit_llama3":
+            mlp = model["intermediate_size"]
+            layer = 4 * width * (width + gains) + 2 * mlp * (width + gains) + width * (mlp + gains) + 2 * width
+        case kind:
+            if "num_parameters" not in model:
+                raise UncountedModel(
+                    f"model_type {kind!r}: only {MAMBA2} and {LLAMA3} are counted from their configuration; "
+                    "give num_parameters"
+                )
+            return int(model["num_parameters"])
+    injection = (width + gains + 1) * _injection_width(model) + width if model["is_implicit"] else 0
+    embeddings = model["vocab_size"] * width * (1 if model.get("tie_word_embeddings", True) else 2)
+    return int(embeddings + injection + model["num_hidden_layers"] * layer + width)
+
+
+def _mamba2_layer(model: Mapping[str, Any], length: int) -> float:
+    """In-projection, convolution, scan, out-projection. Source: Dao and Gu 2024, sections 6 and 7."""
+    inner, _, channels = _mamba2_widths(model)
+    projections = 2 * model["hidden_size"] * (_injection_width(model) + inner)
+    convolution = 2 * model["conv_kernel"] * channels
+    return projections + convolution + _chunked_scan(inner, model["n_groups"] * model["state_size"], model, length)
+
+
+def _chunked_scan(inner: int, group_states: int, model: Mapping[str, Any], length: int) -> float:
+    """SSD: masked attention inside a chunk, a state handed from chunk to chunk (Dao and Gu 2024, section 6).
+
+    A token sees on average (Q+1)/2 positions of its chunk: a score C_i B_j for each group (2 G N), applied to all inner
+    channels (2 I). What it adds to the state and what it reads of it are 2 N I each; the first chunk has nothing to
+    read and after the last one nobody asks for the state.
+    """
+    chunks = math.ceil(length / SSD_CHUNK_LEN)
+    seen = (length / chunks + 1) / 2
+    between = 4 * model["state_size"] * inner * (chunks - 1) / chunks
+    return seen * 2 * (group_states + inner) + between
+
+
+def _llama3_layer(model: Mapping[str, Any], length: int) -> float:
+    """Four projections, causal attention, and three products of the MLP at its published width.
+
+    A token attends to (L+1)/2 positions on average: a score and a weighted value are 2 D each, over all heads.
+    """
+    width, mlp = model["hidden_size"], model["intermediate_size"]
+    attention = 4 * width * (length + 1) / 2
+    return 8 * width * width + attention + 6 * width * mlp
+
+
+def _mamba2_widths(model: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Inner width, heads, channels of the convolution."""
+    inner = model["expand"] * model["hidden_size"]
+    return inner, inner // model["head_dim"], inner + 2 * model["n_groups"] * model["state_size"]
+
+
+def _injection_width(model: Mapping[str, Any]) -> int:
+    """What the injection is added to: all of Mamba2's in-projection; query, key and value of Llama."""
+    if model["model_type"] == LLAMA3:
+        return 3 * model["hidden_size"]
+    inner, heads, channels = _mamba2_widths(model)
+    return inner + channels + heads
+
+
+def _has_weight_norm(model: Mapping[str, Any]) -> bool:
+    chosen = model.get("weight_norm")
+    return bool(model.get("is_implicit")) if chosen is None else bool(chosen)
+
+
+def _is_unrolled(solver: Mapping[str, Any]) -> bool:
+    return solver.get("mode", "fixed_point") == "unrolled"

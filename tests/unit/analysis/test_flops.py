@@ -1,0 +1,162 @@
+"""The counted operations against those that PyTorch sees, and against 6 N for each token."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel
+
+from implicit_llm import load_config
+from implicit_llm.analysis import flops
+from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM
+from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+
+BATCH, WIDTH, LAYERS, INNER, STATE = 2, 32, 2, 64, 8
+SOLVERS: dict[str, dict[str, Any]] = {
+    "unrolled": {"mode": "unrolled", "num_unroll": 3},
+    "free": {"mode": "fixed_point", "max_iter": 5, "tol": 1e-9, "phantom_steps": 2},
+    "free, by blocks": {"mode": "fixed_point", "max_iter": 5, "tol": 1e-9, "phantom_steps": 2, "block_len": 8},
+}
+
+
+def llama(solver: dict[str, Any] | None) -> PreTrainedModel:
+    config = ImplicitLlama3Config(
+        vocab_size=97,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        intermediate_size=56,
+        is_implicit=solver is not None,
+        solver=solver,
+    )
+    return ImplicitLlama3ForCausalLM(config).train()
+
+
+def mamba(solver: dict[str, Any] | None) -> PreTrainedModel:
+    config = ImplicitMamba2Config(
+        vocab_size=97,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        expand=2,
+        head_dim=16,
+        state_size=STATE,
+        is_implicit=solver is not None,
+        solver=solver,
+    )
+    return ImplicitMamba2ForCausalLM(config).train()
+
+
+def counted(model: PreTrainedModel, length: int, *, backward: bool) -> float:
+    """FLOPs per token that PyTorch sees; attention as the matrix products it consists of."""
+    ids_BL = torch.randint(0, 97, (BATCH, length))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        loss = model(ids_BL, labels=ids_BL).loss
+        if backward:
+            loss.backward()
+    return counter.get_total_flops() / (BATCH * length)
+
+
+def masked_attention(length: int) -> float:
+    """What the products compute and the causal mask throws away: (L-1)/2 scores and values a token and layer."""
+    return LAYERS * 4 * WIDTH * (length - 1) / 2
+
+
+@pytest.mark.parametrize("length", [1, 24, 100])
+def test_an_explicit_llama_costs_what_its_matrix_products_do(length: int) -> None:
+    model = llama(None)
+    forward = flops.forward_flops(model.config.to_dict(), length)
+    masked = masked_attention(length)
+    assert counted(model, length, backward=False) == forward.stack + forward.outside + masked
+    training = flops.training_flops(model.config.to_dict(), length, None, None)
+    assert counted(model, length, backward=True) == training + 3 * masked
+
+
+@pytest.mark.parametrize("length", [24, 64, 128, 320])
+def test_an_explicit_mamba2_costs_what_its_scan_by_chunks_does(length: int) -> None:
+    model = mamba(None)
+    forward = flops.forward_flops(model.config.to_dict(), length)
+    chunks = -(-length // flops.SSD_CHUNK_LEN)
+    masked = LAYERS * (length / chunks - 1) / 2 * 2 * (STATE + INNER)
+    # The kernel reads the empty state before the first chunk, and makes the one after the last.
+    unneeded = LAYERS * 4 * STATE * INNER / chunks if chunks > 1 else 0
+    assert counted(model, length, backward=False) == pytest.approx(forward.stack + forward.outside + masked + unneeded)
+
+
+def test_an_unrolled_llama_costs_three_forwards_for_each_iteration() -> None:
+    model, solver, length = llama(SOLVERS["unrolled"]), SOLVERS["unrolled"], 24
+    training = flops.training_flops(model.config.to_dict(), length, solver, None)
+    assert counted(model, length, backward=True) == training + 3 * 3 * masked_attention(length)
+
+
+def test_the_iterations_of_the_solver_cost_a_forward_each() -> None:
+    model, length = llama(SOLVERS["free"]), 24
+    fields = model.config.to_dict()
+    forward = flops.forward_flops(fields, length)
+    training = flops.training_flops(fields, length, SOLVERS["free"], None)
+    assert training == (5 + 3 * 2) * forward.stack + 3 * forward.outside
+    assert counted(model, length, backward=True) == training + (5 + 3 * 2) * masked_attention(length)
+    assert flops.training_flops(fields, length, SOLVERS["free"], 4.5) == training - 2.5 * forward.stack
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_the_most_evaluations_are_those_of_a_solver_that_never_converges(name: str) -> None:
+    model = mamba(SOLVERS[name])
+    ids_BL = torch.randint(0, 97, (BATCH, 32))
+    stats = model(ids_BL).solver_stats
+    assert float(stats.f_evaluations.mean()) == flops.max_evaluations(SOLVERS[name])
+
+
+@pytest.mark.parametrize("solver", [None, SOLVERS["free"]])
+@pytest.mark.parametrize("family", [llama, mamba])
+def test_parameters_are_counted_exactly(family: Any, solver: dict[str, Any] | None) -> None:
+    model = family(solver)
+    assert flops.num_parameters(model.config.to_dict()) == sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("size", ["130m", "370m", "760m", "1.3b"])
+@pytest.mark.parametrize("family", ["mamba2", "llama3"])
+def test_a_short_step_of_a_published_size_costs_six_flops_a_parameter(family: str, size: str) -> None:
+    fields = load_config(f"{family}-{size}-explicit").to_dict()
+    per_token = flops.training_flops(fields, 64, None, None)
+    assert per_token == pytest.approx(6 * flops.num_parameters(fields), rel=0.01)
+
+
+def test_the_widened_mlp_counts_at_its_published_width() -> None:
+    fields = load_config("llama3-1.3b-explicit").to_dict()
+    assert fields["intermediate_size"] == 5461
+    wider = flops.forward_flops({**fields, "intermediate_size": 5462}, 2048).stack
+    assert wider - flops.forward_flops(fields, 2048).stack == 24 * 6 * 2048
+
+
+def test_another_model_counts_by_its_parameters() -> None:
+    assert flops.training_flops({"model_type": "gpt2", "num_parameters": 1000}, 64, None, None) == 6000
+    with pytest.raises(flops.UncountedModel, match=r"'gpt2'.*give num_parameters"):
+        flops.forward_flops({"model_type": "gpt2"}, 64)
+
+
+def test_impossible_evaluations_are_refused() -> None:
+    fields = mamba(SOLVERS["free"]).config.to_dict()
+    with pytest.raises(ValueError, match="less than the 2"):
+        flops.training_flops(fields, 64, SOLVERS["free"], 1.0)
+    with pytest.raises(ValueError, match="needs one"):
+        flops.training_flops(fields, 64, None, None)
+
+
+def test_the_file_runs_without_its_package() -> None:
+    code = f"""
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("flops", {str(Path(flops.__file__))!r})
+sys.modules["flops"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(json.dumps([name for name in sys.modules if name.split(".")[0] in ("torch", "numpy", "implicit_llm")]))
+"""
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout) == []
