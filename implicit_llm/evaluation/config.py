@@ -66,10 +66,41 @@ class ModeConfig:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """The modes in which implicit models are evaluated; explicit models have the one mode "parallel"."""
+    """Word problems. In every kind implicit models are evaluated in `modes`, explicit ones in the mode "parallel"."""
 
     kind: Literal["word_problem"]
     modes: tuple[ModeConfig, ...]
+
+
+@dataclass(frozen=True)
+class CatbabiConfig:
+    """Questions of CatbAbI."""
+
+    kind: Literal["catbabi"]
+    modes: tuple[ModeConfig, ...]
+
+
+@dataclass(frozen=True)
+class PerplexityConfig:
+    """Perplexity of language models on the test set, cut into rows of each of `lengths` (tokens).
+
+    `max_tokens` takes the first rows only, at least one a length; None takes all. `precision` bf16 runs the model under
+    autocast, which a large model on a GPU needs to finish in time; losses are fp32.
+    """
+
+    kind: Literal["perplexity"]
+    modes: tuple[ModeConfig, ...]
+    lengths: tuple[int, ...]
+    max_tokens: int | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+    def __post_init__(self) -> None:
+        if not self.lengths or min(self.lengths) < 2:
+            raise ValueError(f"lengths: {list(self.lengths)} must name at least one length, each of 2 tokens or more")
+        if len(set(self.lengths)) < len(self.lengths):
+            raise ValueError(f"lengths: {list(self.lengths)} names a length twice; remove one")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens: {self.max_tokens} is not a positive integer; use 1 or more, or leave it out")
 
 
 def check_modes(modes: Iterable[ModeConfig], where: str) -> None:

@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 
 import implicit_llm
 from implicit_llm.data.stages import word_problem as data_stage
+from implicit_llm.evaluation.answers import EvaluationJob
+from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.stages import word_problem as stage
-from implicit_llm.evaluation.stages.word_problem import EvaluateInputError
 from implicit_llm.runs.identity import compute_fingerprint
 from implicit_llm.runs.manifest import Manifest
 from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
@@ -76,7 +77,7 @@ def train(folder: Path, kind: str) -> Path:
 def evaluate(folder: Path, inputs: dict[str, Path], modes: list[dict[str, Any]] | None = None) -> Path:
     run_dir = folder / "evaluate"
     config = {"kind": "word_problem", "modes": MODES if modes is None else modes}
-    run_stage(request(run_dir, "evaluate", "s3-s7/word-problem", config, inputs), stage.run)
+    run_stage(request(run_dir, "evaluate", "s3-s7/free/word-problem", config, inputs), stage.run)
     return run_dir
 
 
@@ -137,11 +138,11 @@ def test_interrupted_evaluation_goes_on_after_what_it_finished_with_the_same_num
     evaluated: list[str] = []
     whole = stage.evaluate_word_problem
 
-    def killed_at_the_fourth(*arguments: Any, where: str, **options: Any) -> Any:
+    def killed_at_the_fourth(job: EvaluationJob) -> Any:
         if len(evaluated) == 3:
             raise KeyboardInterrupt
-        evaluated.append(where)
-        return whole(*arguments, where=where, **options)
+        evaluated.append(job.where)
+        return whole(job)
 
     monkeypatch.setattr(stage, "evaluate_word_problem", killed_at_the_fourth)
     with pytest.raises(KeyboardInterrupt):

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from implicit_llm.evaluation.word_problem import BatchSize, Evaluation, EvaluationOutOfMemory, evaluate_word_problem
+from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
+from implicit_llm.evaluation.batch_size import BatchSize, EvaluationOutOfMemory
+from implicit_llm.evaluation.word_problem import evaluate_word_problem, match
 from tests.unit.evaluation.stand_ins import Problems, StandIn, stand_in
 
 
 def evaluate(model: StandIn, problems: Problems | None = None, batch_size: BatchSize | None = None) -> Evaluation:
     problems = problems or Problems()
     batch_size = batch_size or BatchSize(4)
-    return evaluate_word_problem(model, problems, num_samples=len(problems), batch_size=batch_size, where="data mode")
+    return evaluate_word_problem(EvaluationJob(model, problems, len(problems), batch_size, "data mode"))
 
 
 def test_accuracies_count_positions_last_ten_tokens_and_whole_sequences() -> None:
@@ -46,7 +48,7 @@ def test_explicit_model_costs_one_evaluation_and_has_no_residual() -> None:
 def test_result_does_not_depend_on_the_batch_size() -> None:
     one, all_at_once = (evaluate(stand_in(right_until=9), batch_size=BatchSize(size)) for size in (1, 64))
     assert one.values["accuracy_per_position"] == all_at_once.values["accuracy_per_position"]
-    assert np.array_equal(one.predictions_NL, all_at_once.predictions_NL)
+    assert np.array_equal(one.predictions_NL, all_at_once.predictions_NL)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
@@ -96,10 +98,10 @@ def test_model_that_never_answers_has_no_cost_either() -> None:
 def test_match_compares_the_samples_both_have_and_only_finite_ones() -> None:
     right, half = evaluate(stand_in()), evaluate(stand_in(right_until=6))
     fewer = evaluate(stand_in(), Problems(num_samples=4))
-    assert half.match(right) == 0.5
-    assert right.match(fewer) == 1.0
-    assert right.match(right) is None
-    assert right.match(evaluate(stand_in(nan_at=0))) is None
+    assert match(half, right) == 0.5
+    assert match(right, fewer) == 1.0
+    assert match(right, right) is None
+    assert match(right, evaluate(stand_in(nan_at=0))) is None
 
 
 def test_progress_ends_with_a_line_of_the_final_numbers(caplog: pytest.LogCaptureFixture) -> None:

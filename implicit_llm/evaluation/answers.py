@@ -1,0 +1,119 @@
+"""Running a model over the sequences of a data set, in batches that fit.
+
+Shapes: `B` batch, `L` length, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from implicit_llm.evaluation.batch_size import BatchSize, is_out_of_memory, release_memory
+
+log = logging.getLogger(__name__)
+
+IGNORED_LABEL = -100
+LOSS_TOKENS = 4096  # logits of so many tokens at a time are widened to fp32: 0.8 GB for 50,000 tokens of vocabulary
+T = TypeVar("T")
+
+
+class Sequences(Protocol):
+    """What is needed of a data set: rows of one length, as columns of integers (B, L)."""
+
+    vocab_size: int
+    length: int
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
+
+
+@dataclass
+class EvaluationJob:
+    """One model on the first `num_samples` rows of one data set, in the model's present mode.
+
+    `where` names data set and mode in the log. `precision` bf16 runs the model under autocast; losses are fp32 always.
+    """
+
+    model: torch.nn.Module
+    dataset: Sequences
+    num_samples: int
+    batch_size: BatchSize
+    where: str
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+    @property
+    def is_implicit(self) -> bool:
+        return getattr(self.model, "solver", None) is not None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+@dataclass
+class Evaluation:
+    """One model on one data set in one mode: the record's values, and the predictions (samples, L) where kept."""
+
+    values: dict[str, Any]
+    predictions_NL: np.ndarray | None = None
+
+
+def answers(
+    job: EvaluationJob, read: Callable[[Any, dict[str, np.ndarray]], T]
+) -> Iterator[tuple[int, dict[str, np.ndarray], T | None]]:
+    """Yield (index of the first sequence, batch, what `read` made of the model's output).
+
+    None stands for a batch on which the iteration became NaN or infinite. A batch that does not fit is tried again in
+    halves. Raises: EvaluationOutOfMemory.
+    """
+    job.model.eval()
+    start = 0
+    while start < job.num_samples:
+        batch = job.dataset.fetch(np.arange(start, min(start + job.batch_size.size, job.num_samples)))
+        answer: T | None
+        try:
+            with torch.inference_mode():
+                input_ids = torch.as_tensor(np.asarray(batch["input_ids"]), dtype=torch.long, device=job.device)
+                with _autocast(job):
+                    out = job.model(input_ids=input_ids)
+                answer = read(out, batch)
+        except FloatingPointError as error:
+            log.warning("%s: %s", job.where, error)
+            answer = None
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            job.batch_size.halve(job.where, error)
+            release_memory(job.device)
+            continue
+        yield start, batch, answer
+        start += len(batch["input_ids"])
+
+
+def token_losses(logits_BLV: Tensor, labels_BL: np.ndarray) -> Tensor:
+    """Cross entropy in nats of aligned labels, computed in fp32, shape (B, L); 0 where a label is IGNORED_LABEL."""
+    batch, length = labels_BL.shape
+    labels = torch.as_tensor(labels_BL, dtype=torch.long, device=logits_BLV.device)
+    losses_BL = torch.empty(batch, length, dtype=torch.float32, device=logits_BLV.device)
+    step = max(1, LOSS_TOKENS // batch)
+    for start in range(0, length, step):
+        part = slice(start, start + step)
+        logits = logits_BLV[:, part].flatten(0, 1).float()
+        losses = F.cross_entropy(logits, labels[:, part].flatten(), reduction="none", ignore_index=IGNORED_LABEL)
+        losses_BL[:, part] = losses.view(batch, -1)
+    return losses_BL
+
+
+def _autocast(job: EvaluationJob) -> AbstractContextManager[Any]:
+    if job.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(job.device.type, dtype=torch.bfloat16)

@@ -1,0 +1,73 @@
+"""Evaluating a model in every mode, one after another, with what a restart keeps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, Sequences
+from implicit_llm.evaluation.batch_size import BatchSize
+from implicit_llm.evaluation.config import PARALLEL, ModeConfig
+from implicit_llm.evaluation.partial import PartialResults
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModeRunner:
+    """A model with the modes it is evaluated in; an explicit model has the one mode "parallel".
+
+    `job_options` are fields of EvaluationJob that all modes share. Runtime option: batch_size (sequences).
+    """
+
+    model: Any
+    configured: tuple[ModeConfig, ...]
+    partial: PartialResults
+    runtime: Mapping[str, Any]
+    job_options: Mapping[str, Any]
+
+    @property
+    def modes(self) -> tuple[ModeConfig, ...]:
+        if getattr(self.model, "solver", None) is not None:
+            return self.configured
+        return (ModeConfig(name=PARALLEL, eval_mode="simultaneous"),)
+
+    def results(
+        self,
+        data: str,
+        dataset: Sequences,
+        evaluate: Callable[[EvaluationJob], Evaluation],
+        *,
+        default_batch_size: int,
+        max_samples: int | None = None,
+    ) -> dict[str, Evaluation]:
+        """The result in each mode, taken from before a restart where it is there; the model's solver stays as it was.
+
+        `data` names the data set in the log and among what is kept.
+        """
+        found: dict[str, Evaluation] = {}
+        trained_solver = getattr(self.model, "solver", None)
+        for mode in self.modes:
+            kept = self.partial.find(data, mode.name)
+            if kept is not None:
+                log.info("%s %s: taken from before the restart", data, mode.name)
+                found[mode.name] = kept
+                continue
+            if trained_solver is not None:
+                self.model.solver = mode.solver(trained_solver)
+            limits = [limit for limit in (max_samples, mode.max_samples) if limit is not None]
+            num_samples = min([len(dataset), *limits])
+            where, size = f"{data} {mode.name}", self._batch_size(mode, default_batch_size)
+            found[mode.name] = evaluate(
+                EvaluationJob(self.model, dataset, num_samples, size, where, **self.job_options)
+            )
+            self.partial.keep(data, mode.name, found[mode.name])
+        if trained_solver is not None:
+            self.model.solver = trained_solver
+        return found
+
+    def _batch_size(self, mode: ModeConfig, default: int) -> BatchSize:
+        fixed = mode.coupled_batch_size
+        return BatchSize(fixed or int(self.runtime.get("batch_size") or default), is_fixed=fixed is not None)

@@ -1,0 +1,49 @@
+"""Cost and convergence of the solver over the batches of an evaluation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class SolverTally:
+    """An explicit model has no statistics and costs one evaluation a token."""
+
+    iterations: float = 0.0
+    num_sequences: int = 0
+    residual_max: float | None = None
+    unconverged_tokens: int = 0
+    num_tokens: int = 0
+
+    def add(self, stats: Any, shape: tuple[int, int]) -> None:
+        """Count a batch of `shape` (B, L); all batches have the same L."""
+        self.num_sequences += shape[0]
+        self.num_tokens += shape[0] * shape[1]
+        if stats is None:
+            self.iterations += shape[0]
+            return
+        self.iterations += float(stats.f_evaluations.double().sum())
+        self.unconverged_tokens += int(stats.unconverged_tokens.sum())
+        residual = float(stats.residual.max())  # max() passes a NaN on
+        self.residual_max = (
+            residual if self.residual_max is None or math.isnan(residual) else max(self.residual_max, residual)
+        )
+
+    @property
+    def f_evaluations_per_token(self) -> float | None:
+        return finite(self.iterations / self.num_sequences) if self.num_sequences else None
+
+    def values(self, is_implicit: bool, residual_key: str = "residual") -> dict[str, float | None]:
+        """The solver's part of a record of metrics.json; None where there is no number."""
+        return {
+            "f_evaluations_per_token": self.f_evaluations_per_token,
+            residual_key: None if self.residual_max is None else finite(self.residual_max),
+            "unconverged_share": self.unconverged_tokens / self.num_tokens if is_implicit and self.num_tokens else None,
+        }
+
+
+def finite(value: float) -> float | None:
+    """Six significant digits; None for what is no number."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None

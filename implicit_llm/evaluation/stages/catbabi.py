@@ -1,0 +1,70 @@
+"""The stage `evaluate` of kind `catbabi`: questions answered and words predicted by one model, in every mode."""
+
+from __future__ import annotations
+
+import json
+from functools import partial as bind
+from pathlib import Path
+from typing import Any
+
+from implicit_llm.data.shards import open_dataset
+from implicit_llm.evaluation.catbabi import PROTOCOL, QUESTION_MARK, evaluate_catbabi
+from implicit_llm.evaluation.config import CatbabiConfig, check_modes
+from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input
+from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
+from implicit_llm.evaluation.modes import ModeRunner
+from implicit_llm.evaluation.partial import PartialResults
+from implicit_llm.evaluation.trained_model import about_model, load_model
+from implicit_llm.runs.fill import fill
+from implicit_llm.runs.stage import StageContext, StageResult
+
+BATCH_TOKENS = 16384
+TRACKED = ("accuracy", "lm_accuracy", "lm_perplexity", "f_evaluations_per_token", "unconverged_share")
+VOCABULARY_FILE = "vocabulary.json"
+
+
+def run(context: StageContext) -> StageResult:
+    """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
+    config = fill(CatbabiConfig, context.config, f"evaluate/{context.name}")
+    check_modes(config.modes, f"evaluate/{context.name}.modes")
+    trained = model_input(context)
+    datasets = {role: open_dataset(source.work) for role, source in data_inputs(context).items()}
+    questions = {role: question_id(dataset) for role, dataset in datasets.items()}
+    model = load_model(trained, context.runtime)
+    partial = PartialResults(context.work / "partial")
+    runner = ModeRunner(model, config.modes, partial, context.runtime, {})
+    about = about_model(model, trained)
+    records: list[Record] = []
+    for role, dataset in datasets.items():
+        evaluate = bind(evaluate_catbabi, question_id=questions[role])
+        results = runner.results(role, dataset, evaluate, default_batch_size=max(1, BATCH_TOKENS // dataset.length))
+        described = {"kind": config.kind, "protocol": PROTOCOL, "data": role, "length": dataset.length, **about}
+        records += [described | {"mode": name} | result.values for name, result in results.items()]
+        context.journal.metrics(len(records), tracked(records, TRACKED, _label))
+    metrics = write_metrics(context.work, records)
+    partial.discard()
+    accuracy = by_data_and_mode(records, "accuracy", _label)
+    return StageResult([metrics], {"accuracy": accuracy, "best_accuracy": best_of(accuracy, max)})
+
+
+def question_id(dataset: Any) -> int:
+    """The token of "?" by the data set's vocabulary. Raises: EvaluateInputError when there is none."""
+    words = _vocabulary(dataset.source, dataset.directory)
+    if QUESTION_MARK not in words:
+        raise EvaluateInputError(
+            f"{dataset.directory}: its vocabulary has no {QUESTION_MARK!r}, so it asks no questions; "
+            "give the run directory of a catbabi data set"
+        )
+    return words.index(QUESTION_MARK)
+
+
+def _vocabulary(source: Any, directory: Path) -> list[str]:
+    """The words of the data set, from its index or from the file beside it; empty when neither names them."""
+    if isinstance(source, dict) and isinstance(source.get("vocabulary"), list):
+        return source["vocabulary"]
+    path = directory / VOCABULARY_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+
+def _label(record: Record) -> str:
+    return record["data"]

@@ -1,0 +1,74 @@
+"""The stage `evaluate` of kind `perplexity`: one language model on test sets at several lengths, in every mode."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from implicit_llm.data.shards import open_dataset
+from implicit_llm.evaluation.answers import Evaluation
+from implicit_llm.evaluation.config import PerplexityConfig, check_modes
+from implicit_llm.evaluation.inputs import data_inputs, model_input
+from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
+from implicit_llm.evaluation.modes import ModeRunner
+from implicit_llm.evaluation.partial import PartialResults
+from implicit_llm.evaluation.perplexity import evaluate_perplexity, no_perplexity
+from implicit_llm.evaluation.trained_model import about_model, load_model
+from implicit_llm.runs.fill import fill
+from implicit_llm.runs.stage import Input, StageContext, StageResult
+
+log = logging.getLogger(__name__)
+
+BATCH_TOKENS = 8192  # the default batch: 1.6 GB of fp32 logits for 50,000 tokens of vocabulary
+TRACKED = ("loss", "perplexity", "f_evaluations_per_token", "unconverged_share")
+
+
+def run(context: StageContext) -> StageResult:
+    """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
+    config = fill(PerplexityConfig, context.config, f"evaluate/{context.name}")
+    check_modes(config.modes, f"evaluate/{context.name}.modes")
+    trained, test_sets = model_input(context), data_inputs(context)
+    model = load_model(trained, context.runtime)
+    partial, options = PartialResults(context.work / "partial"), {"precision": config.precision}
+    runner = ModeRunner(model, config.modes, partial, context.runtime, options)
+    about = about_model(model, trained)
+    records: list[Record] = []
+    for role, source in test_sets.items():
+        for length in sorted(config.lengths):
+            results = _results(runner, role, source, length, config)
+            described = {"kind": config.kind, "data": role, "length": length, **about}
+            records += [described | {"mode": name} | result.values for name, result in results.items()]
+            context.journal.metrics(len(records), tracked(records, TRACKED, _label))
+    metrics = write_metrics(context.work, records)
+    partial.discard()
+    perplexity = by_data_and_mode(records, "perplexity", _label)
+    return StageResult([metrics], {"perplexity": perplexity, "best_perplexity": best_of(perplexity, min)})
+
+
+def _results(
+    runner: ModeRunner, role: str, source: Input, length: int, config: PerplexityConfig
+) -> Mapping[str, Evaluation]:
+    """The result at one length in each mode; without numbers when no row of the test set is so long."""
+    dataset: Any = open_dataset(source.work, length=length)
+    if len(dataset) == 0:
+        log.warning(
+            "%s: has no row of %d tokens; perplexity at this length is missing: make the test split larger, or take "
+            "the length out of `lengths`",
+            role,
+            length,
+        )
+        return {mode.name: no_perplexity() for mode in runner.modes}
+    max_rows = None if config.max_tokens is None else max(1, config.max_tokens // length)
+    default_batch_size = max(1, BATCH_TOKENS // length)
+    return runner.results(
+        f"{role}-L{length}",
+        dataset,
+        evaluate_perplexity,
+        default_batch_size=default_batch_size,
+        max_samples=max_rows,
+    )
+
+
+def _label(record: Record) -> str:
+    return f"{record['data']}.L{record['length']}"

@@ -1,0 +1,64 @@
+"""The model under evaluation: where it lies, how it is loaded, and what the report must know of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
+from implicit_llm.evaluation.inputs import MODEL_ROLE, EvaluateInputError
+from implicit_llm.kernels.selection import select_kernels
+from implicit_llm.runs.stage import Input
+
+
+def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
+    """The trained model on its device; safetensors only, nothing is downloaded or unpickled.
+
+    Runtime options: device (auto, cpu, cuda), threads, kernels (auto, torch, triton).
+    Raises: EvaluateInputError, KernelsUnavailable.
+    """
+    folder = model_directory(trained)
+    if runtime.get("threads"):
+        torch.set_num_threads(int(runtime["threads"]))
+    device = runtime.get("device") or "auto"
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    kernels = runtime.get("kernels") or "auto"
+    select_kernels("torch" if device == "cpu" and kernels == "auto" else kernels)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    return model.to(device).eval()
+
+
+def model_directory(trained: Input) -> Path:
+    """The folder `model` of a training phase. Raises: EvaluateInputError when its manifest names none."""
+    for record in trained.manifest.files:
+        if re.search(r"(^|/)model/config\.json$", record.path):
+            return (trained.dir / record.path).parent
+    raise EvaluateInputError(
+        f"{trained.dir}/manifest.json: names no model/config.json; "
+        f"give the run directory of a training phase as `{MODEL_ROLE}`"
+    )
+
+
+def about_model(model: Any, trained: Input) -> dict[str, Any]:
+    """What the report must know of the model to put a number in its place; None where it is not known."""
+    summary = trained.manifest.summary
+    run_name, _, phase = trained.manifest.name.partition("/")
+    learned_from = summary.get("data") or {}
+    return {
+        "run": re.sub(r"-s\d+$", "", run_name),
+        "phase": phase or None,
+        "seed": trained.manifest.identity["config"].get("seed"),
+        "is_implicit": getattr(model, "solver", None) is not None,
+        "model_type": getattr(model.config, "model_type", None),
+        "num_layers": getattr(model.config, "num_hidden_layers", None),
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "train_length": learned_from.get("length"),
+        "train_tokens": summary.get("tokens"),
+        "train_flops": summary.get("flops"),
+    }
