@@ -13,8 +13,8 @@ ALL = {
     "train/implicit-s0/unrolled",
     "train/implicit-s0/free",
     "train/explicit-s0/explicit",
-    "evaluate/implicit-s0/word-problem",
-    "evaluate/explicit-s0/word-problem",
+    "evaluate/implicit-s0/free/word-problem",
+    "evaluate/explicit-s0/explicit/word-problem",
     "report",
 }
 

@@ -1,5 +1,6 @@
 rule word_problem_data:
     input:
+        upstream=job.upstream("data"),
         tracking=ancient(rules.mlflow_init.output.ready),
     output:
         manifest="results/{config}/data/{data}/manifest.json",
@@ -7,12 +8,54 @@ rule word_problem_data:
         "results/{config}/data/{data}/job.log",
     benchmark:
         "results/{config}/data/{data}/benchmark.tsv"
+    wildcard_constraints:
+        data=job.names("data", "word_problem"),
     threads: 1
     resources:
         mem_mb=2000,
         runtime=60,
     params:
         identity=job.identity("data"),
+        inputs=job.inputs("data"),
     shell:
         "implicit-llm data --run-dir results/{wildcards.config}/data/{wildcards.data}"
-        " --identity {params.identity:q} --log {log:q}"
+        " --identity {params.identity:q} {params.inputs:q} --log {log:q} --threads {threads}"
+
+
+use rule word_problem_data as babi_text with:
+    wildcard_constraints:
+        data=job.names("data", "babi_text"),
+
+
+use rule word_problem_data as catbabi_data with:
+    wildcard_constraints:
+        data=job.names("data", "catbabi"),
+
+
+# Training one counts pairs of tokens over the corpus, on all cores.
+use rule word_problem_data as tokenizer with:
+    wildcard_constraints:
+        data=job.names("data", "tokenizer"),
+    threads: 8
+    resources:
+        mem_mb=8000,
+        runtime=120,
+
+
+# Tokenises on all cores; Snakemake lowers the number to those it has, so that shards then run one after another.
+use rule word_problem_data as token_shard with:
+    wildcard_constraints:
+        data=job.names("data", "token_shard"),
+    threads: 32
+    resources:
+        mem_mb=16000,
+        runtime=720,
+
+
+# An index of the shards' files, or a copy of the small test split.
+use rule word_problem_data as token_stream with:
+    wildcard_constraints:
+        data=job.names("data", "token_stream"),
+    resources:
+        mem_mb=4000,
+        runtime=240,

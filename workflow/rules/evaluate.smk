@@ -3,20 +3,41 @@ rule evaluate_word_problem:
         model_and_data=job.upstream("evaluate"),
         tracking=ancient(rules.mlflow_init.output.ready),
     output:
-        manifest="results/{config}/evaluate/{run}/{evaluation}/manifest.json",
+        manifest="results/{config}/evaluate/{run}/{phase}/{evaluation}/manifest.json",
     log:
-        "results/{config}/evaluate/{run}/{evaluation}/job.log",
+        "results/{config}/evaluate/{run}/{phase}/{evaluation}/job.log",
     benchmark:
-        "results/{config}/evaluate/{run}/{evaluation}/benchmark.tsv"
+        "results/{config}/evaluate/{run}/{phase}/{evaluation}/benchmark.tsv"
+    wildcard_constraints:
+        evaluation=job.names("evaluate", "word_problem"),
     threads: 4
     resources:
         mem_mb=16000,
         runtime=240,
         device="auto",
+        batch_size=0,
     params:
         identity=job.identity("evaluate"),
         inputs=job.inputs("evaluate"),
     shell:
-        "implicit-llm evaluate --run-dir results/{wildcards.config}/evaluate/{wildcards.run}/{wildcards.evaluation}"
+        "implicit-llm evaluate"
+        " --run-dir results/{wildcards.config}/evaluate/{wildcards.run}/{wildcards.phase}/{wildcards.evaluation}"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
-        " --threads {threads} --device {resources.device}"
+        " --threads {threads} --device {resources.device} --batch-size {resources.batch_size}"
+
+
+# Accuracy on the questions of windows of the training length: the smallest of the evaluations.
+use rule evaluate_word_problem as evaluate_catbabi with:
+    wildcard_constraints:
+        evaluation=job.names("evaluate", "catbabi"),
+
+
+# Reads long sequences with a large vocabulary: a model and its logits fill a card.
+use rule evaluate_word_problem as evaluate_perplexity with:
+    wildcard_constraints:
+        evaluation=job.names("evaluate", "perplexity"),
+    resources:
+        mem_mb=64000,
+        runtime=720,
+        device="auto",
+        batch_size=0,

@@ -6,7 +6,7 @@ rule report:
         manifest="results/{config}/report/manifest.json",
         page="results/{config}/report/index.html",
         claims="results/{config}/report/claims.json",
-        tables=multiext("results/{config}/report/tables/accuracy", ".csv", ".tex"),
+        tables=expand("results/{{config}}/report/tables/{table}.{form}", table=plan.tables, form=["csv", "tex"]),
         figures=expand("results/{{config}}/report/figures/{figure}.svg", figure=plan.figures),
     log:
         "results/{config}/report/job.log",

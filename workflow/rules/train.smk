@@ -16,6 +16,7 @@ rule train_phase:
         runtime=1440,
         device="auto",
         micro_batch_size=0,
+        gradient_checkpointing="off",
     params:
         identity=job.identity("train"),
         inputs=job.inputs("train"),
@@ -23,3 +24,4 @@ rule train_phase:
         "implicit-llm train --run-dir results/{wildcards.config}/train/{wildcards.run}/{wildcards.phase}"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
         " --threads {threads} --device {resources.device} --micro-batch-size {resources.micro_batch_size}"
+        " --gradient-checkpointing {resources.gradient_checkpointing}"

@@ -112,7 +112,7 @@ def test_two_phases_with_the_rest_of_the_steps_are_refused(tiny: ExperimentFile)
 
 def test_phases_that_do_not_fill_the_task_are_refused(tiny: ExperimentFile) -> None:
     tiny.edit("free: {solver: {tol: 0.1}}", "free: {steps: 5}")
-    with pytest.raises(ConfigError, match="the phases have 9 steps, the task has total_steps 10"):
+    with pytest.raises(ConfigError, match="the phases up to 'free' have 9 steps, the task has total_steps 10"):
         tiny.load()
 
 

@@ -156,7 +156,7 @@ def test_the_headline_shows_each_mode_and_marks_stale_numbers(
 ) -> None:
     plan = tiny.plan()
     finish(plan)
-    for run_name in ("implicit-s0", "implicit-s1", "explicit-s0"):
+    for run_name in ("implicit-s0/free", "implicit-s1/free", "explicit-s0/explicit"):
         path = plan.root / "evaluate" / run_name / "word-problem" / "manifest.json"
         accuracies = {"s3-test-L8-h0.5": {"blockwise": 0.996, "sequential": None}, "s3-test-L16-h0.5": {"blockwise": 0}}
         values = json.loads(path.read_text()) | {"summary": {"accuracy_last10": accuracies}}

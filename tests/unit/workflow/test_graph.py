@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from implicit_llm_workflow.fingerprint import Identity
-from implicit_llm_workflow.graph import build_graph, report_figures
+from implicit_llm_workflow.graph import build_graph
+from implicit_llm_workflow.report_outputs import report_figures
 from tests.unit.workflow.experiments import ExperimentFile
 
 KEYS = [
@@ -14,12 +15,12 @@ KEYS = [
     "data/s3-test-L16-h0.5",
     "train/implicit-s0/unrolled",
     "train/implicit-s0/free",
-    "evaluate/implicit-s0/word-problem",
+    "evaluate/implicit-s0/free/word-problem",
     "train/implicit-s1/unrolled",
     "train/implicit-s1/free",
-    "evaluate/implicit-s1/word-problem",
+    "evaluate/implicit-s1/free/word-problem",
     "train/explicit-s0/explicit",
-    "evaluate/explicit-s0/word-problem",
+    "evaluate/explicit-s0/explicit/word-problem",
     "report",
 ]
 
@@ -40,14 +41,14 @@ def test_the_roles_of_the_inputs_say_what_they_are_for(tiny: ExperimentFile) -> 
     nodes = build_graph(tiny.load())
     assert nodes["train/implicit-s1/unrolled"].upstream == {"data": "data/s3-train"}
     assert nodes["train/implicit-s1/free"].upstream == {"data": "data/s3-train", "start": "train/implicit-s1/unrolled"}
-    assert nodes["evaluate/implicit-s1/word-problem"].upstream == {
+    assert nodes["evaluate/implicit-s1/free/word-problem"].upstream == {
         "model": "train/implicit-s1/free",
         "s3-test-L8-h0.5": "data/s3-test-L8-h0.5",
         "s3-test-L16-h0.5": "data/s3-test-L16-h0.5",
     }
     report = nodes["report"].upstream
     assert report["train:implicit-s0/free"] == "train/implicit-s0/free"
-    assert report["evaluate:explicit-s0/word-problem"] == "evaluate/explicit-s0/word-problem"
+    assert report["evaluate:explicit-s0/explicit/word-problem"] == "evaluate/explicit-s0/explicit/word-problem"
     assert len(report) == 8
 
 
@@ -81,7 +82,9 @@ def test_evaluation_and_report_are_described_for_the_library(tiny: ExperimentFil
     from implicit_llm.runs.fill import fill
 
     nodes = build_graph(tiny.load())
-    evaluation = fill(EvaluateConfig, json.loads(json.dumps(nodes["evaluate/explicit-s0/word-problem"].config)), "x")
+    evaluation = fill(
+        EvaluateConfig, json.loads(json.dumps(nodes["evaluate/explicit-s0/explicit/word-problem"].config)), "x"
+    )
     assert evaluation.modes[0].eval_block_len == 4
     assert fill(ReportConfig, json.loads(json.dumps(nodes["report"].config)), "x").experiment == "tiny"
 

@@ -14,11 +14,13 @@ from tests.unit.workflow.experiments import ExperimentFile
 FREE = {
     f"{stage}/implicit-s{seed}/{name}"
     for seed in (0, 1)
-    for stage, name in (("train", "free"), ("evaluate", "word-problem"))
+    for stage, name in (("train", "free"), ("evaluate", "free/word-problem"))
 }
 UNROLLED = {"train/implicit-s0/unrolled", "train/implicit-s1/unrolled"}
-EXPLICIT = {"train/explicit-s0/explicit", "evaluate/explicit-s0/word-problem"}
-EVALUATIONS = {f"evaluate/{run}/word-problem" for run in ("implicit-s0", "implicit-s1", "explicit-s0")}
+EXPLICIT = {"train/explicit-s0/explicit", "evaluate/explicit-s0/explicit/word-problem"}
+EVALUATIONS = {
+    f"evaluate/{run}/word-problem" for run in ("implicit-s0/free", "implicit-s1/free", "explicit-s0/explicit")
+}
 TEST_SETS = {"data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
 ALL = {"data/s3-train", *TEST_SETS, *UNROLLED, *FREE, *EXPLICIT, "report"}
 
@@ -96,11 +98,11 @@ def test_a_change_there_and_back_leaves_all_fresh(finished: ExperimentFile) -> N
     ("change", "key", "why"),
     [
         (("tol: 0.1", "tol: 0.2"), "train/implicit-s0/free", "config: phase.solver.tol 0.1 -> 0.2"),
-        (("tol: 0.1", "tol: 0.2"), "evaluate/implicit-s0/word-problem", "input changed: train/implicit-s0/free"),
+        (("tol: 0.1", "tol: 0.2"), "evaluate/implicit-s0/free/word-problem", "input changed: train/implicit-s0/free"),
         (("tol: 0.1}", "tol: 0.1, block_len: 4}"), "train/implicit-s0/free", "config: phase.solver.block_len - -> 4"),
         (
             ("lengths: [8, 16]", "lengths: [8]"),
-            EXPLICIT_EVALUATION := "evaluate/explicit-s0/word-problem",
+            EXPLICIT_EVALUATION := "evaluate/explicit-s0/explicit/word-problem",
             "no longer used: s3-test-L16-h0.5",
         ),
         (("lengths: [8, 16]", "lengths: [8, 16, 32]"), EXPLICIT_EVALUATION, "new input: data/s3-test-L32-h0.5"),
@@ -146,7 +148,7 @@ def test_an_unknown_job_is_named_with_the_nearest_one(tiny: ExperimentFile) -> N
 def test_jobs_of_equal_identity_and_different_name_have_identity_files_of_their_own(tiny: ExperimentFile) -> None:
     copied = "  twin:\n    data: s3\n    model: mamba2-explicit\n    task: word-problem\n    curriculum: explicit\n"
     plan = tiny.edit("evaluations:", f"{copied}evaluations:").plan()
-    plan.write_identities()
+    plan.write_job_files()
     names = [
         json.loads(plan.identity_file(plan.nodes[f"train/{run}-s0/explicit"]).read_text())["name"]
         for run in ("explicit", "twin")
@@ -156,9 +158,9 @@ def test_jobs_of_equal_identity_and_different_name_have_identity_files_of_their_
 
 def test_identity_files_are_written_once(tiny: ExperimentFile) -> None:
     plan = tiny.plan()
-    plan.write_identities()
+    plan.write_job_files()
     path: Path = plan.identity_file(plan.nodes["report"])
     path.write_text("untouched")
-    plan.write_identities()
+    plan.write_job_files()
     assert path.read_text() == "untouched"
     assert len(list(plan.root.rglob("*.json"))) == len(plan.nodes)

@@ -23,7 +23,10 @@ def test_inputs_are_the_manifests_of_the_roles(tiny: ExperimentFile) -> None:
     job = RuleInputs(plan, marked)
     assert job.upstream("train", "start")(FREE) == [f"{plan.root}/train/implicit-s0/unrolled/manifest.json"]
     assert job.upstream("train", "nothing")(FREE) == []
-    assert len(job.upstream("evaluate")(SimpleNamespace(run="explicit-s0", evaluation="word-problem"))) == 3
+    assert (
+        len(job.upstream("evaluate")(SimpleNamespace(run="explicit-s0", phase="explicit", evaluation="word-problem")))
+        == 3
+    )
 
 
 def test_only_the_inputs_of_fresh_results_are_ancient(tiny: ExperimentFile) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from implicit_llm_workflow.canonical import canonical_json, digest
 from implicit_llm_workflow.code_digest import stage_module
-from implicit_llm_workflow.graph import Node
+from implicit_llm_workflow.node import Node
 
 
 @dataclass(frozen=True)

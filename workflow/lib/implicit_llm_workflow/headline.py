@@ -1,37 +1,54 @@
-"""The main numbers of an experiment, from the manifests of its evaluations."""
+"""The main numbers of an experiment, from the results of its evaluations."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
-from implicit_llm_workflow.graph import Node, nodes_of_test_data
+from implicit_llm_workflow.data_nodes import nodes_of_test_data
+from implicit_llm_workflow.data_sets import Catbabi, DataSet, LanguageModel, WordProblem
+from implicit_llm_workflow.evaluations import Evaluation
 from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.recorded import read_metrics
+from implicit_llm_workflow.runs import Run
 
 MISSING = "-"
+_STALE = " (stale)"
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One phase of a run on one data set, and the jobs that evaluate it, one for every seed."""
+
+    run: Run
+    phase: str
+    seeds: tuple[int, ...]
+    keys: tuple[str, ...]
+
+    @property
+    def shown(self) -> str:
+        """The run's name; of a run with branches also the phase."""
+        return f"{self.run.name}/{self.phase}" if len(self.run.final_phases) > 1 else self.run.name
 
 
 def headline_tables(plan: Plan) -> Iterator[Table]:
-    """One table for each data set: last-ten accuracy by run and mode (rows) and test set (columns)."""
+    """One table for each data set and evaluation; data sets that nothing is evaluated on have none."""
     for data in plan.experiment.data.values():
-        tests = [node.name for node in nodes_of_test_data(data)]
-        table = Table(
-            title=f"{data.group}: accuracy on the last ten tokens", title_justify="left", box=None, pad_edge=False
-        )
-        table.add_column("run")
-        table.add_column("mode")
-        for test in tests:
-            table.add_column(test.removeprefix(f"{data.name}-test-"), justify="right")
-        for node in _evaluations(plan, data.name):
-            for mode, values in _by_mode(_accuracies(plan, node), tests).items():
-                mark = " (stale)" if plan.statuses[node.key].state == "stale" else ""
-                run = node.name.partition("/")[0]
-                table.add_row(f"{run}{mark}", mode, *[_percent(values.get(test)) for test in tests])
-        if table.row_count:
-            yield table
+        for evaluation in plan.experiment.evaluations.values():
+            rows = list(_evaluated(plan, data, evaluation)) if evaluation.applies_to(data) else []
+            if not rows:
+                continue
+            if isinstance(data, WordProblem):
+                yield _word_problem_table(plan, data, rows)
+            elif isinstance(data, Catbabi):
+                yield _catbabi_table(plan, data, rows)
+            else:
+                yield _perplexity_table(plan, data, rows)
 
 
 def where_to_look(plan: Plan) -> Iterator[str]:
@@ -43,19 +60,79 @@ def where_to_look(plan: Plan) -> Iterator[str]:
     yield f"MLflow: {uri}" if uri else f"MLflow: mlflow ui --backend-store-uri sqlite:///{store}"
 
 
-def _evaluations(plan: Plan, data_name: str) -> Iterator[Node]:
-    runs = {
-        f"{run.name}-s{seed}" for run in plan.experiment.runs.values() if run.data == data_name for seed in run.seeds
-    }
-    for node in plan.nodes.values():
-        if node.stage == "evaluate" and node.name.partition("/")[0] in runs:
-            yield node
+def _evaluated(plan: Plan, data: DataSet, evaluation: Evaluation) -> Iterator[Evaluated]:
+    for run in plan.experiment.runs.values():
+        if run.data == data.name:
+            for phase in run.final_phases:
+                keys = tuple(f"evaluate/{run.name}-s{seed}/{phase.name}/{evaluation.name}" for seed in run.seeds)
+                yield Evaluated(run, phase.name, run.seeds, keys)
 
 
-def _accuracies(plan: Plan, node: Node) -> Mapping[str, Mapping[str, Any]]:
-    """Test set -> mode -> accuracy; empty when the evaluation has not been done."""
-    recorded = plan.statuses[node.key].recorded
-    return recorded.summary.get("accuracy_last10", {}) if recorded else {}
+def _word_problem_table(plan: Plan, data: WordProblem, rows: Sequence[Evaluated]) -> Table:
+    """Last-ten accuracy by run, seed and mode (rows) and test set (columns)."""
+    tests = [node.name for node in nodes_of_test_data(data)]
+    table = _table(f"{data.group}: accuracy on the last ten tokens", "run", "mode")
+    for test in tests:
+        table.add_column(test.removeprefix(f"{data.name}-test-"), justify="right")
+    for row in rows:
+        for seed, key in zip(row.seeds, row.keys, strict=True):
+            recorded = plan.statuses[key].recorded
+            accuracies = recorded.summary.get("accuracy_last10", {}) if recorded else {}
+            name = row.shown.replace(row.run.name, f"{row.run.name}-s{seed}", 1)
+            for mode, values in _by_mode(accuracies, tests).items():
+                table.add_row(f"{name}{_mark(plan, [key])}", mode, *[_percent(values.get(test)) for test in tests])
+    return table
+
+
+def _perplexity_table(plan: Plan, data: LanguageModel, rows: Sequence[Evaluated]) -> Table:
+    """Mean and spread over seeds by run, phase and mode (rows) and length (columns)."""
+    table = _table(f"{data.name}: perplexity on the test split", "run", "phase", "mode", "seeds")
+    for length in data.test_lengths:
+        table.add_column(f"L{length}", justify="right")
+    for row in rows:
+        by_mode = _values(plan, row, "length", "perplexity")
+        for mode, by_length in by_mode.items():
+            num_seeds = max((len(values) for values in by_length.values()), default=0)
+            cells = [_mean_and_spread(by_length.get(length, []), "{:.2f}") for length in data.test_lengths]
+            table.add_row(f"{row.run.name}{_mark(plan, row.keys)}", row.phase, mode, str(num_seeds), *cells)
+    return table
+
+
+def _catbabi_table(plan: Plan, data: Catbabi, rows: Sequence[Evaluated]) -> Table:
+    """Mean and spread over seeds of the accuracy over all questions, by run and mode (rows) and set (columns)."""
+    table = _table(f"{data.name}: accuracy over all questions, %", "run", "mode", "seeds")
+    tests = [node.name for node in nodes_of_test_data(data)]
+    for test in tests:
+        table.add_column(test.removeprefix(f"{data.name}-"), justify="right")
+    for row in rows:
+        for mode, by_set in _values(plan, row, "data", "accuracy").items():
+            num_seeds = max((len(values) for values in by_set.values()), default=0)
+            cells = [_mean_and_spread([100 * value for value in by_set.get(test, [])], "{:.1f}") for test in tests]
+            table.add_row(f"{row.shown}{_mark(plan, row.keys)}", mode, str(num_seeds), *cells)
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _values(plan: Plan, row: Evaluated, by: str, metric: str) -> dict[str, dict[Any, list[float]]]:
+    """Mode -> value of the field `by` -> the metric, one number for every seed that has it."""
+    found: dict[str, dict[Any, list[float]]] = {}
+    for key in row.keys:
+        recorded = plan.statuses[key].recorded
+        for record in read_metrics(plan.run_dir(plan.nodes[key]), recorded) if recorded else []:
+            values = found.setdefault(str(record.get("mode", MISSING)), {}).setdefault(record.get(by), [])
+            if isinstance(record.get(metric), int | float):
+                values.append(float(record[metric]))
+    return found or {MISSING: {}}
+
+
+def _mark(plan: Plan, keys: Sequence[str]) -> str:
+    return _STALE if any(plan.statuses[key].state == "stale" for key in keys) else ""
 
 
 def _by_mode(accuracies: Mapping[str, Mapping[str, Any]], tests: list[str]) -> dict[str, dict[str, float | None]]:
@@ -69,3 +146,11 @@ def _by_mode(accuracies: Mapping[str, Mapping[str, Any]], tests: list[str]) -> d
 
 def _percent(value: float | None) -> str:
     return MISSING if value is None else f"{100 * value:.1f} %"
+
+
+def _mean_and_spread(values: Sequence[float], form: str) -> str:
+    """The mean, of several values also the lowest and the highest."""
+    if not values:
+        return MISSING
+    mean = form.format(statistics.fmean(values))
+    return mean if len(values) == 1 else f"{mean} ({form.format(min(values))} to {form.format(max(values))})"

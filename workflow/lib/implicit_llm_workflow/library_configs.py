@@ -52,6 +52,26 @@ def override_fields(fields: Mapping[str, Any], changes: Mapping[str, Any], where
     return {**fields, **{key: _like(fields[key], value, f"{where}.{key}") for key, value in changes.items()}}
 
 
+def check_widths(fields: Mapping[str, Any], where: str) -> None:
+    """Refuse heads that do not divide the width, which the library would refuse only when training begins.
+
+    Raises: ConfigError that starts with `where`.
+    """
+    if fields["model_type"] == "implicit_mamba2":
+        width, divisor, key = fields["expand"] * fields["hidden_size"], fields["head_dim"], "head_dim"
+        if width % divisor:
+            raise ConfigError(
+                f"{where}.{key}: {divisor} does not divide expand * hidden_size = {width}; choose a divisor"
+            )
+    elif fields["model_type"] == "implicit_llama3":
+        width, divisor, key = fields["hidden_size"], fields["num_attention_heads"], "num_attention_heads"
+        if width % divisor or width // divisor % 2:
+            raise ConfigError(
+                f"{where}.{key}: {divisor} does not divide hidden_size {width} into heads of even width; "
+                "choose another number"
+            )
+
+
 def _like(old: Any, new: Any, where: str) -> Any:
     if isinstance(old, bool) or isinstance(new, bool):
         matches = old is None or new is None or type(old) is type(new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from functools import cached_property
@@ -11,13 +12,18 @@ from implicit_llm_workflow.code_digest import module_digest
 from implicit_llm_workflow.errors import UserError
 from implicit_llm_workflow.experiment import Experiment
 from implicit_llm_workflow.fingerprint import Identity, identify
-from implicit_llm_workflow.graph import Node, build_graph, report_figures
+from implicit_llm_workflow.graph import build_graph
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.recorded import MANIFEST
+from implicit_llm_workflow.report_outputs import report_figures, report_tables
 from implicit_llm_workflow.staleness import Status, status_of
 from implicit_llm_workflow.validation import nearest
 
 RESULTS = Path("results")
 FINGERPRINT_DIGITS = 16
+
+# Jobs with more inputs are told them in a file: one word of a command holds 128 KB on Linux.
+MAX_INPUT_OPTIONS = 8
 
 
 class UnknownTarget(UserError):
@@ -34,6 +40,7 @@ class Plan:
         self.root = results / experiment.name
         self.nodes: dict[str, Node] = build_graph(experiment)
         self.figures: list[str] = report_figures(experiment)
+        self.tables: list[str] = report_tables(experiment)
         self._code_of = code_of
 
     @cached_property
@@ -61,15 +68,25 @@ class Plan:
         fingerprint = self.identities[node.key].fingerprint
         return self.root / ".identities" / node.key / f"{fingerprint[:FINGERPRINT_DIGITS]}.json"
 
-    def write_identities(self) -> None:
-        """Make the identity files that are not there yet."""
+    def has_many_inputs(self, node: Node) -> bool:
+        """Whether the job is told its inputs in a file."""
+        return len(node.upstream) > MAX_INPUT_OPTIONS
+
+    def inputs_file(self, node: Node) -> Path:
+        """Where a job with many inputs finds which directories they are."""
+        path = self.identity_file(node)
+        return path.with_name(f"{path.stem}.inputs.json")
+
+    def input_dirs(self, node: Node) -> dict[str, str]:
+        """Run directory of everything that a job reads, by role."""
+        return {role: (self.root / key).as_posix() for role, key in node.upstream.items()}
+
+    def write_job_files(self) -> None:
+        """Make the files with identities and inputs that are not there yet."""
         for node in self.nodes.values():
-            path = self.identity_file(node)
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                temporary = path.with_name(f".{path.name}.{os.getpid()}")
-                temporary.write_text(self.identities[node.key].to_json() + "\n", encoding="utf-8")
-                temporary.replace(path)
+            _write_once(self.identity_file(node), self.identities[node.key].to_json())
+            if self.has_many_inputs(node):
+                _write_once(self.inputs_file(node), json.dumps(self.input_dirs(node), indent=1))
 
     def manifests(self, *stages: str) -> list[str]:
         """Declared outputs of all nodes of the stages."""
@@ -87,3 +104,11 @@ class Plan:
             for key, status in self.statuses.items()
             if status.state == "stale"
         }
+
+
+def _write_once(path: Path, text: str) -> None:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(f"{text}\n", encoding="utf-8")
+        temporary.replace(path)

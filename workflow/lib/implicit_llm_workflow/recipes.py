@@ -1,12 +1,17 @@
-"""Tasks (training recipes) and curricula (phases), from their files with an experiment's changes laid over them."""
+"""Tasks: training recipes, from their files with an experiment's changes laid over them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_workflow.data_sets import CATBABI, LANGUAGE_MODEL
 from implicit_llm_workflow.errors import ConfigError
+
+# How the labels of a kind of data are stored decides what training may do with them. A word problem allows both: the
+# published script shifts its aligned labels.
+_LABELS = {CATBABI: "aligned", LANGUAGE_MODEL: "next_token"}
 
 
 @dataclass(frozen=True)
@@ -44,20 +49,6 @@ class Task:
     schedule: Schedule
 
 
-@dataclass(frozen=True)
-class Phase:
-    """One training job: global steps start_step (inclusive) to end_step (exclusive) with one solver.
-
-    `solver` is None for explicit models.
-    """
-
-    name: str
-    index: int
-    start_step: int
-    end_step: int
-    solver: Mapping[str, Any] | None
-
-
 def build_task(values: Mapping[str, Any], where: str) -> Task:
     """A task from validated values. Raises: ConfigError for a combination that makes no sense."""
     optimizer = Optimizer(**{key: float(value) for key, value in values["optimizer"].items()})
@@ -71,6 +62,9 @@ def build_task(values: Mapping[str, Any], where: str) -> Task:
         raise ConfigError(
             f"{where}.schedule: warm-up and decay take more than all steps; lower warmup_fraction or decay_fraction"
         )
+    labels = _LABELS.get(values["kind"], values["labels"])
+    if values["labels"] != labels:
+        raise ConfigError(f"{where}.labels: kind {values['kind']} has labels {labels!r}; give that")
     return Task(
         kind=values["kind"],
         labels=values["labels"],
@@ -80,51 +74,3 @@ def build_task(values: Mapping[str, Any], where: str) -> Task:
         optimizer=optimizer,
         schedule=schedule,
     )
-
-
-def build_phases(phases: Sequence[Mapping[str, Any]], total_steps: int, where: str) -> tuple[Phase, ...]:
-    """Phases with their places on the global step axis. Raises: ConfigError unless they fill total_steps exactly."""
-    names = [phase["name"] for phase in phases]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise ConfigError(f"{where}: two phases are called {repeated!r}; rename one")
-    lengths = _phase_lengths(phases, total_steps, where)
-    ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
-    if ends[-1] != total_steps:
-        raise ConfigError(
-            f"{where}: the phases have {ends[-1]} steps, the task has total_steps {total_steps}; "
-            "make them equal or give one phase 'rest'"
-        )
-    return tuple(
-        Phase(phase["name"], index, end - length, end, _solver(phase["solver"]))
-        for index, (phase, length, end) in enumerate(zip(phases, lengths, ends, strict=True))
-    )
-
-
-def _solver(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The settings as they are hashed: `tol: 1` and `tol: 1.0` are one identity."""
-    if values is None:
-        return None
-    return {key: float(value) if key in ("tol", "tau") else value for key, value in values.items()}
-
-
-def _phase_lengths(phases: Sequence[Mapping[str, Any]], total_steps: int, where: str) -> list[int]:
-    given = {phase["name"]: _given_steps(phase["steps"], total_steps) for phase in phases}
-    open_names = [name for name, steps in given.items() if steps is None]
-    if len(open_names) > 1:
-        raise ConfigError(
-            f"{where}: phases {' and '.join(open_names)} both have steps 'rest'; give all but one a number"
-        )
-    rest = total_steps - sum(steps for steps in given.values() if steps is not None)
-    if open_names and rest < 1:
-        raise ConfigError(
-            f"{where}: no step of the {total_steps} is left for phase {open_names[0]!r}; "
-            "shorten the other phases or raise total_steps"
-        )
-    return [rest if steps is None else steps for steps in given.values()]
-
-
-def _given_steps(steps: int | float | str, total_steps: int) -> int | None:
-    if isinstance(steps, str):
-        return None
-    return max(1, round(steps * total_steps)) if steps < 1 else int(steps)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+METRICS = "metrics.json"
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Recorded:
     code: str
     upstream: Mapping[str, str]
     summary: Mapping[str, Any]
+    files: tuple[str, ...] = ()  # below the run directory
 
 
 class Damaged(Exception):
@@ -38,7 +40,24 @@ def read_recorded(run_dir: Path) -> Recorded | None:
     try:
         identity = values["identity"]
         return Recorded(
-            values["fingerprint"], identity["config"], identity["code"], identity["upstream"], values["summary"]
+            fingerprint=values["fingerprint"],
+            config=identity["config"],
+            code=identity["code"],
+            upstream=identity["upstream"],
+            summary=values["summary"],
+            files=tuple(file["path"] for file in values.get("files", [])),
         )
     except (KeyError, TypeError) as error:
         raise Damaged(f"{path} is not a manifest") from error
+
+
+def read_metrics(run_dir: Path, recorded: Recorded) -> list[Mapping[str, Any]]:
+    """The records of an evaluation's metrics.json; none when the file has been lost since."""
+    path = next((path for path in recorded.files if path.rpartition("/")[2] == METRICS), None)
+    if path is None:
+        return []
+    try:
+        records = json.loads((run_dir / path).read_bytes())["records"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [record for record in records if isinstance(record, Mapping)]

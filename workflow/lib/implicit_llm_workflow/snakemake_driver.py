@@ -48,7 +48,7 @@ def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
     def prepare_and_force(*args: Any, **kwargs: Any) -> None:
         if not workflow.dryrun and workflow.executor_plugin is not None:
             workflow.driver_lock = _lock_or_refuse(plan)
-            plan.write_identities()
+            plan.write_job_files()
         prepare(*args, **kwargs)
         workflow.dag.forcefiles.update(stale)
 

@@ -9,12 +9,19 @@ from typing import Any
 
 from implicit_llm_workflow.config_files import ConfigFiles, shown_path
 from implicit_llm_workflow.experiment import build_experiment
-from implicit_llm_workflow.graph import Node
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import Plan
 from implicit_llm_workflow.yaml_files import plain
 
-# The wildcards of a stage's rule, in the order in which they make up a node's name.
-_NAME_WILDCARDS = {"data": ("data",), "train": ("run", "phase"), "evaluate": ("run", "evaluation"), "report": ()}
+# The wildcards of a stage's rules, in the order in which they make up a node's name.
+_NAME_WILDCARDS = {
+    "data": ("data",),
+    "train": ("run", "phase"),
+    "evaluate": ("run", "phase", "evaluation"),
+    "report": (),
+}
+
+_NOTHING = r"[^\s\S]"  # matches no character
 
 
 def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> Plan:
@@ -47,6 +54,18 @@ class RuleInputs:
             "evaluation": name,
         }
 
+    def names(self, stage: str, kind: str) -> str:
+        """A wildcard constraint: what the last wildcard of a stage's rule can be for jobs of one kind.
+
+        So each path has one rule, although the kinds of a stage share their folder.
+        """
+        found = {
+            node.name.rpartition("/")[2]
+            for node in self._plan.nodes.values()
+            if node.stage == stage and node.config.get("kind") == kind
+        }
+        return "|".join(re.escape(name) for name in sorted(found)) or _NOTHING
+
     def node(self, stage: str, wildcards: Any) -> Node:
         """The node of a job. Raises: UnknownTarget for wildcards that no node has."""
         parts = [getattr(wildcards, wildcard) for wildcard in _NAME_WILDCARDS[stage]]
@@ -72,10 +91,13 @@ class RuleInputs:
         return lambda wildcards: f"@{self._plan.identity_file(self.node(stage, wildcards)).as_posix()}"
 
     def inputs(self, stage: str) -> Callable[[Any], list[str]]:
-        """A parameter function: `--input ROLE=DIR` for everything that a job reads."""
+        """A parameter function: `--input ROLE=DIR` for everything that a job reads, `--input @FILE` for many."""
 
         def options(wildcards: Any) -> list[str]:
-            sources = self.node(stage, wildcards).upstream
-            return [word for role, key in sources.items() for word in ("--input", f"{role}={self._plan.root / key}")]
+            node = self.node(stage, wildcards)
+            if self._plan.has_many_inputs(node):
+                return ["--input", f"@{self._plan.inputs_file(node).as_posix()}"]
+            directories = self._plan.input_dirs(node).items()
+            return [word for role, path in directories for word in ("--input", f"{role}={path}")]
 
         return options

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +13,9 @@ import typer
 
 from implicit_llm_workflow.code_digest import stage_module
 from implicit_llm_workflow.errors import UserError
+
+# Beside the results, which are not part of a checkout either.
+DEFAULT_DOWNLOADS = Path("results/downloads")
 
 
 class OptionError(UserError):
@@ -28,7 +34,10 @@ IdentityText = Annotated[
 Inputs = Annotated[
     list[str] | None,
     typer.Option(
-        "--input", help="Run directory of a finished job this one reads from. Repeat for each role.", metavar="ROLE=DIR"
+        "--input",
+        help="Run directory of a finished job this one reads from. Repeat for each role, or name a JSON file of "
+        "directories by role as @FILE.",
+        metavar="ROLE=DIR",
     ),
 ]
 Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
@@ -36,17 +45,36 @@ Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves their n
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
-def data(run_dir: RunDir, identity: IdentityText, log: Log = None) -> None:
-    """Make one data set: shards, their digests and an index.
+class Switch(StrEnum):
+    """As text, so that a resource of a rule can hold it."""
 
-    An interrupted job goes on after the last complete shard.
+    ON = "on"
+    OFF = "off"
+
+
+def data(
+    run_dir: RunDir,
+    identity: IdentityText,
+    inputs: Inputs = None,
+    log: Log = None,
+    threads: Threads = 0,
+    downloads: Annotated[
+        Path,
+        typer.Option(
+            envvar="IMPLICIT_LLM_DATA", help="Folder of fetched files, which this job only reads.", metavar="DIR"
+        ),
+    ] = DEFAULT_DOWNLOADS,
+) -> None:
+    """Make one data set, or a piece of one: text, a tokenizer, a shard of tokens; with its digests and an index.
+
+    An interrupted job goes on after the last complete file.
 
     **Example**
 
         implicit-llm identity data/a5-train --config demo > id.json
         implicit-llm data --run-dir results/demo/data/a5-train --identity @id.json
     """
-    _run_stage("data", run_dir, identity, None, log)
+    _run_stage("data", run_dir, identity, inputs, log, threads=threads or None, downloads=downloads)
 
 
 def train(
@@ -65,6 +93,9 @@ def train(
     ] = 0,
     log_every_steps: Annotated[int, typer.Option(min=1, help="Steps between points of the journal.")] = 10,
     kernels: Annotated[str, typer.Option(help="auto, torch or triton.")] = "auto",
+    gradient_checkpointing: Annotated[
+        Switch, typer.Option(help="Recompute activations in the backward pass: less memory, more time.")
+    ] = Switch.OFF,
     tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 matrix products.")] = False,
     progress: Annotated[str, typer.Option(help="auto, bar or log.")] = "auto",
     grace_s: Annotated[
@@ -82,8 +113,8 @@ def train(
 
     **Example**
 
-        implicit-llm identity train/a5-implicit-s0/unrolled --config demo > id.json
-        implicit-llm train --run-dir results/demo/train/a5-implicit-s0/unrolled --identity @id.json
+        implicit-llm identity train/a5-implicit-s1/unrolled --config demo > id.json
+        implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled --identity @id.json
             --input data=results/demo/data/a5-train
     """
     runtime = {
@@ -93,6 +124,7 @@ def train(
         "save_every_s": save_every_s,
         "save_steps": save_steps or None,
         "log_every_steps": log_every_steps,
+        "gradient_checkpointing": True if gradient_checkpointing is Switch.ON else None,
         "kernels": kernels,
         "tf32": tf32,
         "progress": progress,
@@ -117,9 +149,9 @@ def evaluate(
 
     **Example**
 
-        implicit-llm identity evaluate/a5-implicit-s0/word-problem --config demo > id.json
-        implicit-llm evaluate --run-dir results/demo/evaluate/a5-implicit-s0/word-problem --identity @id.json
-            --input model=results/demo/train/a5-implicit-s0/free
+        implicit-llm identity evaluate/a5-implicit-s1/free/word-problem --config demo > id.json
+        implicit-llm evaluate --run-dir results/demo/evaluate/a5-implicit-s1/free/word-problem --identity @id.json
+            --input model=results/demo/train/a5-implicit-s1/free
             --input a5-test-L16-h0.5=results/demo/data/a5-test-L16-h0.5
     """
     runtime = {"threads": threads or None, "device": device, "batch_size": batch_size or None}
@@ -172,6 +204,9 @@ def _run_stage(
     stage: str, run_dir: Path, identity: str, inputs: list[str] | None, log: Path | None, **runtime: Any
 ) -> None:
     """Hand the job to its stage, with the options that were set."""
+    # Compute nodes are often without internet, and a look at the hub then waits for a timeout each time: what is needed
+    # has been fetched before. To read from the hub inside jobs, set HF_HUB_OFFLINE=0.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     directories = parse_inputs(inputs or [])
     options = {key: value for key, value in runtime.items() if value is not None}
     from implicit_llm.runs.identity import Identity
@@ -191,15 +226,36 @@ def _run_stage(
 
 
 def parse_inputs(options: list[str]) -> dict[str, Path]:
-    """Role -> directory from ROLE=DIR; a role may hold anything but "=". Raises: OptionError."""
+    """Role -> directory from ROLE=DIR or @FILE; a role may hold anything but "=". Raises: OptionError."""
     directories: dict[str, Path] = {}
     for option in options:
-        role, equals, directory = option.partition("=")
-        if not (role and equals and directory):
-            raise OptionError(
-                f"--input {option}: must have the form ROLE=DIR, for example data=results/demo/data/a5-train"
-            )
-        if role in directories:
-            raise OptionError(f"--input {option}: role {role!r} is given twice; remove one")
-        directories[role] = Path(directory)
+        for role, directory in _given_inputs(option):
+            if role in directories:
+                raise OptionError(f"--input {option}: role {role!r} is given twice; remove one")
+            directories[role] = Path(directory)
     return directories
+
+
+def _given_inputs(option: str) -> list[tuple[str, str]]:
+    if option.startswith("@"):
+        return _inputs_in_file(Path(option[1:]))
+    role, equals, directory = option.partition("=")
+    if not (role and equals and directory):
+        raise OptionError(f"--input {option}: must have the form ROLE=DIR, for example data=results/demo/data/a5-train")
+    return [(role, directory)]
+
+
+def _inputs_in_file(path: Path) -> list[tuple[str, str]]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(
+            f"--input @{path}: cannot be read ({error.strerror}); let the workflow write the file"
+        ) from error
+    except ValueError as error:
+        raise OptionError(f"--input @{path}: is not JSON ({error}); let the workflow write the file") from error
+    if not isinstance(values, dict) or not all(isinstance(item, str) and item for item in values.values()):
+        raise OptionError(
+            f'--input @{path}: must be a JSON object {{"ROLE": "DIR", ...}}; let the workflow write the file'
+        )
+    return list(values.items())

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from implicit_llm_workflow.canonical import canonical_json
 from implicit_llm_workflow.fingerprint import Identity
-from implicit_llm_workflow.graph import Node
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.recorded import Damaged, Recorded, read_recorded
 
 SHOWN_DIFFERENCES = 3

@@ -1,0 +1,56 @@
+"""What the report of an experiment consists of: its figures, its tables and the files that its text comes from."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from implicit_llm_workflow.data_sets import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
+from implicit_llm_workflow.evaluations import PERPLEXITY
+from implicit_llm_workflow.experiment import Experiment
+
+REPORT_DIR = Path(__file__).resolve().parents[2] / "report"
+REPORT_SUFFIXES = {".css", ".html", ".j2", ".rst", ".yaml"}
+
+
+def report_assets() -> dict[str, str]:
+    """sha256 of the files that say what the report claims and compares with, by their path below workflow/report."""
+    files = sorted(path for path in REPORT_DIR.rglob("*") if path.suffix in REPORT_SUFFIXES)
+    return {path.relative_to(REPORT_DIR).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def report_figures(experiment: Experiment) -> list[str]:
+    """Names of the figures that the report of an experiment has."""
+    runs = experiment.runs.values()
+    has_implicit = any(run.is_implicit for run in runs)
+    has_words = WORD_PROBLEM in _evaluated(experiment)
+    has_language = any(experiment.data[run.data].kind == LANGUAGE_MODEL for run in runs)
+    names = {
+        "accuracy-by-length": has_words,
+        "accuracy-by-position": has_words,
+        "accuracy-by-mode": has_words and WORD_PROBLEM in _evaluated(experiment, implicit_only=True),
+        "perplexity-by-length": PERPLEXITY in _evaluated(experiment),
+        "loss-by-tokens": has_language,
+        "loss-by-flops": has_language,
+        "accuracy-by-babi-task": CATBABI in _evaluated(experiment),
+        "training-curves": True,
+        "solver-health": has_implicit,
+    }
+    return [name for name, is_there in names.items() if is_there]
+
+
+def report_tables(experiment: Experiment) -> list[str]:
+    """Names of the tables, each of which is written as .csv and .tex."""
+    kinds = {"accuracy": WORD_PROBLEM, "perplexity": PERPLEXITY, "babi": CATBABI}
+    evaluated = _evaluated(experiment)
+    return [name for name, kind in kinds.items() if kind in evaluated]
+
+
+def _evaluated(experiment: Experiment, *, implicit_only: bool = False) -> set[str]:
+    """Kinds of the evaluations that are done."""
+    return {
+        evaluation.kind
+        for run in experiment.runs.values()
+        if run.is_implicit or not implicit_only
+        for evaluation in experiment.evaluations_of(run)
+    }
