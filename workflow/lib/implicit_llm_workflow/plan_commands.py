@@ -38,7 +38,7 @@ def identity(
 
         implicit-llm identity data/a5-train --config demo > id.json
     """
-    plan = _plan(config, results)
+    plan = make_plan(config, results)
     typer.echo(plan.identities[plan.find(target).key].to_json())
 
 
@@ -51,13 +51,13 @@ def nodes(config: Config = DEFAULT_CONFIG, results: Results = DEFAULT_RESULTS) -
     """
     from rich.table import Table
 
-    plan = _plan(config, results)
+    plan = make_plan(config, results)
     statuses = plan.statuses
     table = Table("job", "state", "fingerprint", "why", box=None, pad_edge=False)
     for key, status in statuses.items():
         style = _STYLE[status.state]
         table.add_row(key, f"[{style}]{status.state}[/{style}]", plan.identities[key].fingerprint[:16], status.why)
-    console = _wide_console()
+    console = wide_console()
     console.print(table)
     counts: Counter[str] = Counter(status.state for status in statuses.values())
     console.print(", ".join(f"{counts[state]} {state}" for state in _STYLE if counts[state]))
@@ -72,8 +72,8 @@ def headline(config: Config = DEFAULT_CONFIG, results: Results = DEFAULT_RESULTS
     """
     from implicit_llm_workflow.headline import headline_tables, where_to_look
 
-    plan = _plan(config, results)
-    console = _wide_console()
+    plan = make_plan(config, results)
+    console = wide_console()
     for table in headline_tables(plan):
         console.print(table)
     for line in where_to_look(plan):
@@ -83,7 +83,7 @@ def headline(config: Config = DEFAULT_CONFIG, results: Results = DEFAULT_RESULTS
 COMMANDS = (identity, nodes, headline)
 
 
-def _wide_console() -> Console:
+def wide_console() -> Console:
     """As wide as the terminal; into a file or a pipe wide enough for whole lines."""
     from rich.console import Console
 
@@ -91,7 +91,7 @@ def _wide_console() -> Console:
     return console if console.is_terminal else Console(width=240, highlight=False)
 
 
-def _plan(config: str, results: Path) -> Plan:
+def make_plan(config: str, results: Path) -> Plan:
     from implicit_llm_workflow.config_files import experiment_path
     from implicit_llm_workflow.experiment import load_experiment
     from implicit_llm_workflow.plan import Plan

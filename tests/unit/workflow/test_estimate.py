@@ -1,0 +1,241 @@
+"""Prices against the measured steps they come from, arithmetic by hand, and what is said of what is unknown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm_workflow.data_estimate import TokenisationRate, data_estimates, tokenisation_rate
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.estimate import Choice, TrainingEstimate, TrainingEstimator
+from implicit_llm_workflow.graph import Node
+from implicit_llm_workflow.hardware import HARDWARE_FILE, PROJECT_DIR, Hardware, read_hardware
+from implicit_llm_workflow.library_configs import model_fields
+from implicit_llm_workflow.library_module import load_library_module
+from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.throughput import Throughput, TrainingWork
+from implicit_llm_workflow.training_memory import TrainedModel, fitting_step, step_gib
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.test_console import loaded_after, run
+
+flops = load_library_module("analysis/flops.py")
+BENCHMARK = json.loads((PROJECT_DIR / "results/benchmarks/language-model-steps-h200.json").read_text())["rows"]
+BOUNDED = {"mode": "fixed_point", "max_iter": 4, "tol": 0.05, "phantom_steps": 1, "tau": 0.8}
+FREE = {"mode": "fixed_point", "max_iter": 24, "tol": 0.05, "phantom_steps": 4, "tau": 0.8}
+STEPS, BATCH, LENGTH = 1000, 512, 2048
+
+
+@pytest.fixture(scope="module")
+def hardware() -> Hardware:
+    return read_hardware()
+
+
+def solver_of(config: str) -> dict[str, Any] | None:
+    file = PROJECT_DIR / "implicit_llm" / "configs" / config / "config.json"
+    return json.loads(file.read_text()).get("solver")
+
+
+def train_node(name: str, model: dict[str, Any], solver: dict[str, Any] | None, **phase: Any) -> Node:
+    config = {
+        "task": "language_model",
+        "model": model,
+        "phase": {"name": "p", "index": 0, "start_step": 0, "end_step": STEPS, "solver": solver, **phase},
+        "total_steps": STEPS,
+        "batch_size": BATCH,
+        "precision": "bf16",
+        "seed": 0,
+    }
+    return Node("train", name, config, {"data": "data/pile-train"})
+
+
+def language_plan(tiny: ExperimentFile, *nodes: Node) -> Plan:
+    """A plan of these training jobs on a corpus in two shards."""
+    corpus = {"source": "hub", "dataset": "EleutherAI/the_pile_deduplicated"}
+    shards = [
+        Node("data", f"pile-shard-0000{k}", {"kind": "token_shard", "corpus": corpus, "num_shards": 2}) for k in (0, 1)
+    ]
+    stream = Node("data", "pile-train", {"kind": "token_stream", "split": "train", "length": LENGTH})
+    plan = tiny.plan()
+    plan.nodes = {node.key: node for node in (*shards, stream, *nodes)}
+    return plan
+
+
+def estimates(plan: Plan, hardware: Hardware, choice: Choice | None = None) -> dict[str, TrainingEstimate]:
+    return {job.key: job for job in TrainingEstimator(plan, hardware, choice).all()}
+
+
+@pytest.mark.parametrize("row", BENCHMARK, ids=lambda row: row["config"])
+def test_a_measured_step_is_priced_at_what_it_took(row: dict[str, Any], hardware: Hardware) -> None:
+    model, solver = model_fields(row["config"], "test"), solver_of(row["config"])
+    evaluations, again = None, 1.0
+    if solver is not None:
+        evaluations = row["solver_iterations"] + solver["phantom_steps"]
+        if row["config"].endswith("1.3b-implicit"):  # with gradient checkpointing
+            again = 1 + solver["phantom_steps"] / (evaluations + 2 * solver["phantom_steps"])
+    work = flops.training_flops(model, 2048, solver, evaluations) * row["micro_batch"] * 2048
+    variant = {"explicit": "explicit", "pretrain": "bounded", "implicit": "free"}[row["config"].split("-")[-1]]
+    job = TrainingWork(model["model_type"], variant, flops.num_parameters(model), "bf16", work, work * again)
+    price = Throughput(hardware).price(job, "h200")
+    assert price is not None
+    assert price.gpu_hours * 3600e3 == pytest.approx(row["step_ms"], rel=1e-6)
+    assert price.basis == "measured"
+    assert 0.1 < price.utilisation < 0.45
+
+
+@pytest.mark.parametrize("row", BENCHMARK, ids=lambda row: row["config"])
+def test_the_memory_of_a_measured_step_is_told_within_five_per_cent(row: dict[str, Any]) -> None:
+    trained = TrainedModel(model_fields(row["config"], "test"), solver_of(row["config"]), 2048, "bf16")
+    is_recomputed = row["config"].endswith("1.3b-implicit")
+    gib = step_gib(trained, row["micro_batch"], accumulates=False, is_recomputed=is_recomputed)
+    assert gib == pytest.approx(row["peak_gib"], rel=0.05)
+
+
+def test_a_size_between_two_measured_ones_is_interpolated(hardware: Hardware) -> None:
+    throughput = Throughput(hardware)
+    sizes = ["mamba2-130m-explicit", "mamba2-370m-explicit", "mamba2-1.3b-explicit"]
+    parameters = [flops.num_parameters(model_fields(size, "test")) for size in sizes]
+    works = [TrainingWork("implicit_mamba2", "explicit", number, "bf16", 1e20, 1e20) for number in parameters]
+    small, middle, large = (price for work in works if (price := throughput.price(work, "h200")) is not None)
+    assert large.gpu_hours < middle.gpu_hours < small.gpu_hours
+    assert middle.basis == "interpolated"
+
+
+def test_another_card_is_marked_as_assumed_and_lacks_what_it_cannot_compute(hardware: Hardware) -> None:
+    work = TrainingWork("implicit_llama3", "free", 125_000_000, "bf16", 1e20, 1e20)
+    throughput = Throughput(hardware)
+    assert throughput.price(work, "v100") is None
+    h100, h200 = throughput.price(work, "h100"), throughput.price(work, "h200")
+    assert h100 is not None
+    assert h200 is not None
+    assert (h100.basis, h200.basis) == ("assumed", "measured")
+    assert h100.gpu_hours > h200.gpu_hours  # the same products, less bandwidth
+
+
+def test_a_tiny_model_has_no_price(hardware: Hardware) -> None:
+    work = TrainingWork("implicit_mamba2", "free", 20_000, "bf16", 1e15, 1e15)
+    assert Throughput(hardware).price(work, "h200") is None
+
+
+def test_tokens_flops_and_disk_of_a_phase_are_those_of_hand_arithmetic(
+    tiny: ExperimentFile, hardware: Hardware
+) -> None:
+    model = model_fields("mamba2-130m-implicit", "test")
+    trunk = train_node("m-s0/bounded", model, BOUNDED, keep=[700, 800])
+    branch = train_node("m-s0/free-80", model, FREE, start_step=800)
+    found = estimates(language_plan(tiny, trunk, branch), hardware)
+    tokens = 200 * BATCH * LENGTH
+    free = found["train/m-s0/free-80"]
+    assert free.tokens == tokens
+    assert free.flops == pytest.approx(flops.training_flops(model, LENGTH, FREE, 28) * tokens)
+    assert (free.f_evaluations.value, free.f_evaluations.source) == (28, "upper bound")
+    parameters = flops.num_parameters(model)
+    assert found["train/m-s0/bounded"].disk_bytes == parameters * (3 * 12 + 4)
+    assert (free.card, free.gpus) == ("mi300x", 8)
+
+
+def test_finished_phases_replace_the_upper_bound(tiny: ExperimentFile, hardware: Hardware) -> None:
+    model = model_fields("mamba2-130m-implicit", "test")
+    nodes = [train_node(f"m-s{seed}/free", model, FREE) for seed in (0, 1)]
+    other_solver = train_node("n-s0/free", model, {**FREE, "tol": 0.01})
+    plan = language_plan(tiny, *nodes, other_solver, train_node("o-s0/free", model, FREE))
+    manifest = plan.run_dir(nodes[0]) / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    identity = {"config": nodes[0].config, "code": "", "upstream": {}}
+    summary = {"metrics": {"f_evaluations": 12.5}}
+    manifest.write_text(json.dumps({"fingerprint": "", "identity": identity, "summary": summary}))
+    sources = {key: job.f_evaluations for key, job in estimates(plan, hardware).items()}
+    assert (sources["train/m-s0/free"].value, sources["train/m-s0/free"].source) == (12.5, "measured")
+    assert (sources["train/m-s1/free"].value, sources["train/m-s1/free"].source) == (12.5, "measured with another seed")
+    assert sources["train/o-s0/free"].source == "measured with the same solver"
+    assert (sources["train/n-s0/free"].value, sources["train/n-s0/free"].source) == (28, "upper bound")
+
+
+def test_the_micro_batch_is_the_largest_divisor_that_fits() -> None:
+    trained = TrainedModel(model_fields("llama3-1.3b-implicit", "test"), FREE, 2048, "bf16")
+    step = fitting_step(trained, 0.92 * 192, 16, recompute=False)
+    assert step is not None
+    assert 16 % step.micro_batch == 0
+    assert step.gib <= 0.92 * 192
+    assert step_gib(trained, 2 * step.micro_batch, accumulates=True, is_recomputed=False) > 0.92 * 192
+    with_recomputation = fitting_step(trained, 0.92 * 80, 16, recompute=True)
+    assert with_recomputation is not None
+    assert with_recomputation.is_recomputed
+    assert fitting_step(trained, 10, 16, recompute=False) is None
+
+
+def test_a_model_that_fits_only_with_checkpointing_is_told_so(tiny: ExperimentFile, hardware: Hardware) -> None:
+    unrolled = {"mode": "unrolled", "num_unroll": 64}
+    node = train_node("m-s0/unrolled", model_fields("mamba2-1.3b-implicit", "test"), unrolled)
+    job = estimates(language_plan(tiny, node), hardware, Choice("h100", 8))[node.key]
+    assert job.step is not None
+    assert job.step.is_recomputed
+    assert job.gpus == 8
+
+
+def test_a_pretrained_model_has_tokens_but_no_price(tiny: ExperimentFile, hardware: Hardware) -> None:
+    node = train_node("g-s0/explicit", {"pretrained": "gpt2"}, None)
+    job = estimates(language_plan(tiny, node), hardware)[node.key]
+    assert job.tokens == STEPS * BATCH * LENGTH
+    assert (job.flops, job.disk_bytes, job.gpu_hours) == (None, None, None)
+
+
+def test_the_corpus_is_split_among_its_shards_and_downloaded_once(tiny: ExperimentFile, hardware: Hardware) -> None:
+    pile = data_estimates(language_plan(tiny), hardware, TokenisationRate(1e6, "assumed"))[0]
+    assert (pile.jobs, pile.tokens, pile.disk_bytes) == (2, 207e9, 414e9)
+    assert pile.core_hours == pytest.approx(207e9 / 1e6 / 3600)
+    assert pile.download_bytes == 451.1e9
+
+
+def test_the_measured_rate_of_tokenisation_is_taken_if_there_is_one(tmp_path: Path, hardware: Hardware) -> None:
+    assert tokenisation_rate(hardware, tmp_path).source == "assumed"
+    file = tmp_path / "results" / "benchmarks" / "tokenisation-cpu.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"cores": 2, "rows": [{"who": "ours", "tokens_per_s": 9e5}, {"tokens_per_s": 5e5}]}))
+    rate = tokenisation_rate(hardware, tmp_path)
+    assert (rate.tokens_per_s, rate.source) == (4.5e5, "measured, results/benchmarks/tokenisation-cpu.json")
+
+
+def test_an_unreadable_benchmark_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"language-model-steps-h200\.json: is no table.*restore the file"):
+        read_hardware(project=tmp_path)
+
+
+def test_a_misspelt_fact_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "hardware.yaml"
+    file.write_text(HARDWARE_FILE.read_text().replace("memory_gib: 32", "memory_gb: 32", 1))
+    with pytest.raises(ConfigError, match=r"cards\.v100: unknown key 'memory_gb'; did you mean 'memory_gib'"):
+        read_hardware(file)
+
+
+def test_the_command_prints_a_table_and_the_same_as_json(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, hardware: Hardware
+) -> None:
+    where = ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+    code, out, err = run(capsys, "estimate", *where)
+    assert code == 0, err
+    assert "≤36.0" in out
+    assert "GPU-hours" in out
+    code, out, _ = run(capsys, "estimate", *where, "--json", "--hardware", "h200")
+    values = json.loads(out)
+    plan = tiny.plan()
+    assert [job["key"] for job in values["training"]] == [k for k, node in plan.nodes.items() if node.stage == "train"]
+    assert {job["card"] for job in values["training"]} == {"h200"}
+    assert values["totals"]["flops"] == pytest.approx(sum(job["flops"] for job in values["training"]))
+
+
+def test_an_unknown_card_is_an_error_with_the_nearest_name(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    code, _, err = run(capsys, "estimate", "--config", str(tiny.path), "--hardware", "h20")
+    assert code == 2
+    assert "did you mean 'h200'" in err
+
+
+def test_estimating_loads_no_heavy_package(tiny: ExperimentFile) -> None:
+    call = (
+        f'exec(\'try:\\n    main(["estimate", "--config", "{tiny.path}", "--json"])\\nexcept SystemExit:\\n    pass\')'
+    )
+    assert loaded_after("from implicit_llm_workflow.console import main", call) == []

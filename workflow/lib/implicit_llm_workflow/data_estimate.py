@@ -1,0 +1,101 @@
+"""What the data sets of an experiment take: tokens, hours of tokenisation, disk, downloads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.groups import MONOID_ORDER, group_order
+from implicit_llm_workflow.hardware import PROJECT_DIR, Hardware
+from implicit_llm_workflow.plan import Plan
+
+TOKENISATION_FILE = Path("results") / "benchmarks" / "tokenisation-cpu.json"
+TOKEN_BYTES = 2  # token streams are uint16
+_PART = re.compile(r"-(shard-\d+|train|valid|test.*|tokenizer|text)$")
+
+
+@dataclass(frozen=True)
+class DataEstimate:
+    """The jobs of one kind of a data set. Numbers that follow from text that is not at hand are None."""
+
+    data: str
+    kind: str
+    jobs: int
+    tokens: float | None = None
+    core_hours: float | None = None
+    disk_bytes: float | None = None
+    download_bytes: float | None = None
+
+    def plus(self, other: DataEstimate) -> DataEstimate:
+        """Both together; a download is counted once, since every shard names the whole corpus."""
+        sums = {
+            field: _sum(getattr(self, field), getattr(other, field)) for field in ("tokens", "core_hours", "disk_bytes")
+        }
+        return replace(self, jobs=self.jobs + other.jobs, **sums)
+
+
+@dataclass(frozen=True)
+class TokenisationRate:
+    """`source` says whether `tokens_per_s` of one core was measured."""
+
+    tokens_per_s: float
+    source: str
+
+
+def data_estimates(plan: Plan, hardware: Hardware, rate: TokenisationRate) -> list[DataEstimate]:
+    """One entry for each data set and kind of job, in the order of the plan."""
+    found: dict[tuple[str, str], DataEstimate] = {}
+    for node in plan.nodes.values():
+        if node.stage == "data":
+            estimate = _estimate(_PART.sub("", node.name), node.config, hardware, rate)
+            key = (estimate.data, estimate.kind)
+            found[key] = found[key].plus(estimate) if key in found else estimate
+    return list(found.values())
+
+
+def tokenisation_rate(hardware: Hardware, project: Path = PROJECT_DIR) -> TokenisationRate:
+    """Tokens a second of one core: measured by the benchmark if it has been run, else the assumption of the facts."""
+    try:
+        values = json.loads((project / TOKENISATION_FILE).read_bytes())
+        rate = max(_rates(values))
+        cores = values.get("cores") or values.get("num_cores") or 1
+        return TokenisationRate(rate / cores, f"measured, {TOKENISATION_FILE.as_posix()}")
+    except (OSError, ValueError, TypeError, AttributeError):
+        return TokenisationRate(hardware.tokens_per_s_per_core, "assumed")
+
+
+def _rates(value: Any) -> Iterator[float]:
+    """Every number called tokens_per_s, at any depth."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key == "tokens_per_s" and isinstance(item, (int, float)):
+                yield float(item)
+            else:
+                yield from _rates(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _rates(item)
+
+
+def _estimate(data: str, config: Mapping[str, Any], hardware: Hardware, rate: TokenisationRate) -> DataEstimate:
+    kind = config["kind"]
+    if kind == "word_problem":
+        tokens = config["num_samples"] * config["length"]
+        vocabulary = group_order(config["group"], data) * MONOID_ORDER[config["monoid"]]
+        return DataEstimate(data, kind, 1, tokens, None, 2 * tokens * (1 if vocabulary <= 256 else 2))
+    if kind == "token_shard":
+        corpus = hardware.corpora.get(config["corpus"].get("dataset", ""))
+        if corpus is None:
+            return DataEstimate(data, kind, 1)
+        tokens = corpus.tokens / config["num_shards"]
+        hours = tokens / rate.tokens_per_s / 3600
+        return DataEstimate(data, kind, 1, tokens, hours, tokens * TOKEN_BYTES, corpus.download_gb * 1e9)
+    return DataEstimate(data, kind, 1)
+
+
+def _sum(first: float | None, second: float | None) -> float | None:
+    return first if second is None else second if first is None else first + second
