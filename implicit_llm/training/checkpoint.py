@@ -3,7 +3,7 @@
 model.safetensors        parameters and persistent buffers
 optimizer.safetensors    "<parameter>.<exp_avg, exp_avg_sq, step>"
 random.safetensors       "<rank>.<torch, cuda>", uint8
-state.json               global_step, phase, identity, random states of Python and numpy, metrics not yet logged
+state.json               global_step, phase, identity, random states of Python and numpy, gradient scale, metrics
 trainer_state.json       the global step once more, where the Hugging Face Trainer looks for it
 checkpoint.json          size and sha256 of each of these, written last
 """
@@ -45,7 +45,8 @@ class CorruptCheckpoint(Exception):
 class TrainingState:
     """Everything that a checkpoint holds; `random` has one (values, tensors) for each rank.
 
-    identity: {"stage", "fingerprint", "config"} of the run. metrics: see StepMetrics.state.
+    identity: {"stage", "fingerprint", "config"} of the run. metrics: see StepMetrics.state. scaler: state of the
+    gradient scaler, None without one.
     """
 
     global_step: int
@@ -54,6 +55,7 @@ class TrainingState:
     optimizer: Mapping[str, Tensor]
     random: Sequence[tuple[Mapping[str, Any], Mapping[str, Tensor]]]
     metrics: Mapping[str, Any]
+    scaler: Mapping[str, Any] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -79,6 +81,10 @@ class Checkpoint:
     @property
     def metrics(self) -> Mapping[str, Any]:
         return self.state["metrics"]
+
+    @property
+    def scaler(self) -> Mapping[str, Any] | None:
+        return self.state["scaler"]
 
     def model(self) -> dict[str, Tensor]:
         return load_file(self.path / MODEL)
@@ -164,6 +170,7 @@ def _state_values(state: TrainingState) -> dict[str, Any]:
         "identity": dict(state.identity),
         "random": [dict(values) for values, _ in state.random],
         "metrics": dict(state.metrics),
+        "scaler": None if state.scaler is None else dict(state.scaler),
     }
 
 

@@ -55,19 +55,28 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """Global steps start_step (inclusive) to end_step (exclusive); `solver` is None for explicit models."""
+    """Global steps start_step (inclusive) to end_step (exclusive); `solver` is None for explicit models.
+
+    keep: numbers of finished steps whose checkpoints stay, so that other phases can start there.
+    """
 
     name: str
     index: int
     start_step: int
     end_step: int
     solver: dict[str, Any] | None
+    keep: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_step < self.end_step:
             raise ValueError(f"start_step {self.start_step} and end_step {self.end_step} do not enclose any step")
         if (self.index == 0) != (self.start_step == 0):
             raise ValueError(f"start_step: the phase with index {self.index} cannot start at step {self.start_step}")
+        for step in self.keep:
+            if not self.start_step < step <= self.end_step:
+                raise ValueError(f"keep: {step} is not above {self.start_step} and at most {self.end_step}")
+        if list(self.keep) != sorted(set(self.keep)):
+            raise ValueError(f"keep: {list(self.keep)} are not in order, each once")
 
 
 @dataclass(frozen=True)
@@ -75,9 +84,10 @@ class TrainConfig:
     """Identity of one phase. `batch_size` counts sequences of one optimizer step over all devices.
 
     model: fields of a Hugging Face configuration with model_type and without solver; or {"pretrained": name or path}.
+    precision: of the matrix products; weights and optimizer are fp32 in any case, fp16 scales its gradients.
     """
 
-    task: Literal["word_problem"]
+    task: Literal["word_problem", "catbabi", "language_model"]
     labels: Literal["aligned", "next_token"]
     model: dict[str, Any]
     phase: PhaseConfig
@@ -85,7 +95,7 @@ class TrainConfig:
     schedule: ScheduleConfig
     optimizer: OptimizerConfig
     batch_size: int
-    precision: Literal["fp32", "bf16"]
+    precision: Literal["fp32", "bf16", "fp16"]
     seed: int
 
     def __post_init__(self) -> None:
@@ -108,7 +118,10 @@ class Runtime:
     micro_batch_size: sequences of one forward pass on one device; None takes the whole batch at once.
     save_every_s, save_steps: a checkpoint is committed after so many seconds, and at multiples of so many steps.
     grace_s: time between the stop signal and the kill; a save that takes longer is warned of.
-    progress: a live log line every few seconds, or a bar; auto takes the bar on a terminal outside of Snakemake.
+    gradient_checkpointing: compute activations again in the backward pass, for less memory; the numbers are the same.
+    alarm_*: the solver's health is warned of when, as a mean over the last alarm_window_steps, more than this share of
+        the tokens is not converged, or the largest residual is above this one; None for no such alarm.
+    progress: log lines at growing intervals, or a bar; auto takes the bar on a terminal outside of Snakemake.
     resume: run directory or checkpoint of the same identity to take up when this one is further back.
     """
 
@@ -120,16 +133,20 @@ class Runtime:
     log_every_steps: int = 10
     tf32: bool = False
     kernels: Literal["auto", "torch", "triton"] = "auto"
+    gradient_checkpointing: bool = False
+    alarm_unconverged_share: float | None = 0.5
+    alarm_residual: float | None = 0.5
+    alarm_window_steps: int = 200
     progress: Literal["auto", "bar", "log"] = "auto"
     grace_s: float | None = None
     resume: Path | None = None
 
     def __post_init__(self) -> None:
-        for key in ("threads", "micro_batch_size", "save_steps", "log_every_steps"):
+        for key in ("threads", "micro_batch_size", "save_steps", "log_every_steps", "alarm_window_steps"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{key}: {value} is below 1")
-        for key in ("save_every_s", "grace_s"):
+        for key in ("save_every_s", "grace_s", "alarm_unconverged_share", "alarm_residual"):
             value = getattr(self, key)
             if value is not None and not value >= 0:
                 raise ValueError(f"{key}: {value} is below 0")

@@ -23,6 +23,14 @@ def mean_over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def max_tensor_over_ranks(tensor: Tensor) -> Tensor:
+    """Largest of the tensors of all ranks, element by element, left on the device. Collective."""
+    if world_size() > 1:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return tensor
+
+
 def total_over_ranks(number: int, device: torch.device) -> int | Tensor:
     """Sum of the numbers of all ranks, left on the device. Collective."""
     if world_size() == 1:

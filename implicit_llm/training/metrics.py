@@ -15,37 +15,55 @@ import torch
 from torch import Tensor
 
 from implicit_llm.training.batches import IGNORED_LABEL
-from implicit_llm.training.distributed import mean_over_ranks
+from implicit_llm.training.distributed import max_tensor_over_ranks, mean_over_ranks
+from implicit_llm.training.totals import StepCost, Totals
 
 LAST_TOKENS = 10  # the metric of the published state-tracking experiments
 RECENT_STEPS = 50
-COLUMNS = ("loss", "grad_norm", "accuracy_last10", "num_iter", "f_evaluations", "residual", "unconverged_share")
-LOSS, GRAD_NORM = COLUMNS.index("loss"), COLUMNS.index("grad_norm")
-_SOLVER = COLUMNS[3:]
+# What accuracy means in a task: its name, and how many positions at the end of a sequence count (None: all).
+ACCURACY: dict[str, tuple[str, int | None] | None] = {
+    "word_problem": ("accuracy_last10", LAST_TOKENS),
+    "catbabi": ("accuracy", None),
+    "language_model": None,
+}
+_SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
+_COLUMNS = ("loss", "grad_norm", "accuracy", *_SOLVER, "mode_gap")
+LOSS, GRAD_NORM = _COLUMNS.index("loss"), _COLUMNS.index("grad_norm")
+_F_EVALUATIONS, _MODE_GAP = _COLUMNS.index("f_evaluations"), _COLUMNS.index("mode_gap")
 _MEASURED_ONLY = ("num_iter", "residual", "unconverged_share")  # of no meaning where no residual is measured
+# Of a step on the device: loss, gradient norm, right and scored positions, then the solver's columns and the mode gap.
+_RIGHT, _SCORED, _RESIDUAL = 2, 3, 4 + _SOLVER.index("residual")
 
 
 class StepMetrics:
-    """One row of COLUMNS a step; NaN where a model has no such number.
+    """One row of `columns` a step; NaN where a model has no such number.
 
-    loss: over the labels of the global batch. accuracy_last10: on the training batch. num_iter: solver iterations a
-    token, f_evaluations: with phantom and unrolled steps; both are means over sequences. residual: the largest of the
-    batch. unconverged_share: of the tokens.
+    loss: over the labels of the global batch. accuracy: see ACCURACY, on the training batch. num_iter: solver
+    iterations a token, f_evaluations: with phantom and unrolled steps; both are means over sequences. residual: the
+    largest of the batch. unconverged_share: of the tokens. mode_gap: see mode_gap.py, only now and then.
+    totals: up to the last row that was pulled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, task: str, cost: StepCost | None = None) -> None:
+        self.totals = Totals()
+        name, self._last_tokens = ACCURACY[task] or ("accuracy", 0)
+        self.columns = tuple(name if column == "accuracy" else column for column in _COLUMNS)
+        self._cost = cost
         self._micro: list[Tensor] = []
+        self._mode_gap: Tensor | None = None
         self._pending: list[Tensor] = []
         self._window: list[list[float]] = []
         self._recent: deque[list[float]] = deque(maxlen=RECENT_STEPS)
 
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether no micro-batch was counted since the last step was closed."""
+        return not self._micro
+
     @torch.no_grad()
     def add(self, loss: Tensor, logits_BLV: Tensor, labels_BL: Tensor, stats: Any) -> None:
         """Count a micro-batch; `loss` is its share of the step's loss, `stats` are SolverStats or None."""
-        last_labels = labels_BL[:, -LAST_TOKENS:]
-        is_right = logits_BLV[:, -LAST_TOKENS:].argmax(-1) == last_labels
-        accuracy = is_right.sum() / (last_labels != IGNORED_LABEL).sum()
-        row = [loss.detach().float(), accuracy]
+        row = [loss.detach().float(), *self._right_and_scored(logits_BLV, labels_BL)]
         if stats is None:
             row += [_nan(loss.device)] * len(_SOLVER)
         else:
@@ -54,21 +72,35 @@ class StepMetrics:
             row += [num_iter, num_iter + stats.num_closing, stats.residual.float().amax(), unconverged]
         self._micro.append(torch.stack(row))
 
+    def add_mode_gap(self, gap: Tensor) -> None:
+        """Put a mode gap into the row of the open step."""
+        self._mode_gap = gap.detach().float()
+
     def close_step(self, grad_norm: Tensor) -> Tensor:
         """End the step; return its loss and gradient norm, shape (2,)."""
-        row = self._micro[0] if len(self._micro) == 1 else torch.stack(self._micro).mean(0)
-        loss = row[0] * len(self._micro)
-        self._micro = []
-        head = torch.stack((loss, grad_norm.detach().float()))
-        self._pending.append(torch.cat((head, row[1:])))
+        if len(self._micro) == 1:
+            row = self._micro[0]
+        else:
+            rows = torch.stack(self._micro)
+            row = torch.cat((rows[:, :_SCORED].sum(0), rows[:, _SCORED:].mean(0)))
+            row[_RESIDUAL - 1] = rows[:, _RESIDUAL - 1].amax()
+        head = torch.stack((row[0], grad_norm.detach().float()))
+        gap = _nan(row.device) if self._mode_gap is None else self._mode_gap
+        self._pending.append(torch.cat((head, row[1:], gap[None])))
+        self._micro, self._mode_gap = [], None
         return head
 
     def pull(self) -> list[list[float]]:
         """Read the rows closed since the last pull; waits for the device, and with several ranks is collective."""
         if not self._pending:
             return []
-        rows = mean_over_ranks(torch.stack(self._pending)).tolist()
+        pending = torch.stack(self._pending)
+        found = mean_over_ranks(pending)
+        found[:, _RESIDUAL] = max_tensor_over_ranks(pending[:, _RESIDUAL])
         self._pending = []
+        rows = [_with_accuracy(row) for row in found.tolist()]
+        for row in rows:
+            self._count(row)
         self._window += rows
         self._recent.extend(rows)
         return rows
@@ -76,45 +108,78 @@ class StepMetrics:
     def drain(self) -> dict[str, float]:
         """Means over the rows pulled since the last drain."""
         rows, self._window = self._window, []
-        return means(rows)
+        return self._means(rows)
 
     def recent(self) -> dict[str, float]:
-        """Means over the last RECENT_STEPS steps, however often they were logged."""
-        return means(list(self._recent))
+        """Means over the last RECENT_STEPS steps, however often they were logged; not of the mode gap."""
+        return {key: value for key, value in self._means(list(self._recent)).items() if key != "mode_gap"}
+
+    def named(self, row: Sequence[float]) -> dict[str, float]:
+        """A row as pulled, by column."""
+        return dict(zip(self.columns, row, strict=True))
 
     def recent_rows(self) -> list[dict[str, float | None]]:
         """The last steps one by one."""
-        return [{key: _json(value) for key, value in zip(COLUMNS, row, strict=True)} for row in self._recent]
+        return [{key: _json(value) for key, value in self.named(row).items()} for row in self._recent]
 
     def state(self) -> dict[str, Any]:
-        """Rows not yet logged and the recent ones, as JSON values; call `pull` first."""
+        """Totals, rows not yet logged and the recent ones, as JSON values; call `pull` first."""
         return {
-            "columns": list(COLUMNS),
+            "columns": list(self.columns),
             "window": [[_json(value) for value in row] for row in self._window],
             "recent": [[_json(value) for value in row] for row in self._recent],
+            "totals": self.totals.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Undo everything since `state`; rows with other columns are left out."""
-        is_same = tuple(state["columns"]) == COLUMNS
-        self._micro, self._pending = [], []
+        is_same = tuple(state["columns"]) == self.columns
+        self._micro, self._pending, self._mode_gap = [], [], None
         self._window = [_numbers(row) for row in state["window"]] if is_same else []
         self._recent = deque((_numbers(row) for row in state["recent"]) if is_same else (), maxlen=RECENT_STEPS)
+        self.totals = Totals.from_state(state["totals"])
 
     def start_phase(self) -> None:
-        """Forget the steps of an earlier phase."""
+        """Forget the steps of an earlier phase, but for what adds up."""
         self._window = []
         self._recent.clear()
 
+    def _right_and_scored(self, logits_BLV: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions whose most likely token is the label, and positions with a label: of those that count."""
+        if self._last_tokens == 0:
+            return _nan(logits_BLV.device), _nan(logits_BLV.device)
+        first = 0 if self._last_tokens is None else -self._last_tokens
+        labels_BL = labels_BL[:, first:]
+        is_right = logits_BLV[:, first:].argmax(-1) == labels_BL
+        return is_right.sum().float(), (labels_BL != IGNORED_LABEL).sum().float()
 
-def means(rows: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Mean of each column that has numbers in every row; what a solver did not measure is left out."""
-    if not rows:
-        return {}
-    values = dict(zip(COLUMNS, np.asarray(rows, dtype=np.float64).mean(0).tolist(), strict=True))
-    if math.isnan(values["residual"]):
-        values = {key: value for key, value in values.items() if key not in _MEASURED_ONLY}
-    return {key: value for key, value in values.items() if key in ("loss", "grad_norm") or not math.isnan(value)}
+    def _count(self, row: Sequence[float]) -> None:
+        if self._cost is not None:
+            self.totals.tokens += self._cost.tokens
+            self.totals.flops += self._cost.flops(row[_F_EVALUATIONS])
+        self.totals.count_skipped(not math.isfinite(row[GRAD_NORM]))
+
+    def _means(self, rows: Sequence[Sequence[float]]) -> dict[str, float]:
+        """Mean of each column that has numbers; what a solver did not measure is left out."""
+        if not rows:
+            return {}
+        by_column = np.asarray(rows, dtype=np.float64).T
+        values = {"loss": float(by_column[LOSS].mean())}
+        for name, column in zip(self.columns[1:], by_column[1:], strict=True):
+            finite = column[np.isfinite(column)]  # gradient norms: without those of skipped updates
+            if len(finite):
+                values[name] = float(finite.mean())
+            elif name == "grad_norm":
+                values[name] = math.nan
+        if "residual" not in values:
+            values = {key: value for key, value in values.items() if key not in _MEASURED_ONLY}
+        return values
+
+
+def _with_accuracy(row: list[float]) -> list[float]:
+    """A row of the device with the accuracy in place of the counts behind it."""
+    right, scored = row[_RIGHT], row[_SCORED]
+    return [*row[:_RIGHT], right / scored if scored > 0 else math.nan, *row[_SCORED + 1 :]]
 
 
 def _nan(device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.runs.errors import UserError
 from implicit_llm.solver.config import SolverConfig
-from implicit_llm.training.config import TrainConfig
+from implicit_llm.training.config import Runtime, TrainConfig
 
 
 class ModelError(UserError):
@@ -43,6 +43,22 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
             "raise it"
         )
     return model
+
+
+def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
+    """Switch on what costs no accuracy. Raises: ModelError for what the model cannot do."""
+    if not runtime.gradient_checkpointing:
+        return
+    if not model.supports_gradient_checkpointing:
+        raise ModelError(
+            f"{where}: {type(model).__name__} cannot compute its activations again; leave out gradient_checkpointing "
+            "and choose a smaller micro_batch_size"
+        )
+    how = {"use_reentrant": False}  # of torch's two ways the one that works with DDP and inputs without gradient
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+    else:  # before transformers 5.20
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
 
 
 def _pretrained(fields: dict[str, Any]) -> PreTrainedModel:

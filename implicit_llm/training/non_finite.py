@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
 
 from implicit_llm.runs.atomic import write_atomic
 from implicit_llm.runs.errors import UserError
+from implicit_llm.training.distributed import max_tensor_over_ranks
 
 REPORT = "non_finite.json"
 
@@ -25,25 +29,75 @@ class NonFiniteTraining(UserError):
 
 
 class UpdateGuard:
-    """Keeps non-finite gradients from the weights.
+    """Keeps non-finite gradients from the weights, on all ranks alike.
 
     On the CPU it looks at every step. On an accelerator looking would mean to wait for it in every step: there the
     fused optimizer skips this update and all later ones by itself, and the step is found when metrics are read.
+    may_overflow: an infinite gradient is the business of the gradient scaler, which leaves out the update by itself.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, *, is_alone: bool) -> None:
-        can_skip = bool(optimizer.defaults.get("fused"))
-        self.is_immediate = not can_skip or (device.type == "cpu" and is_alone)
-        self._optimizer: Any = optimizer
+    def __init__(self, optimizer: Any, device: torch.device, *, may_overflow: bool) -> None:
+        self.is_immediate = device.type == "cpu" or not optimizer.defaults.get("fused")
+        self._optimizer = optimizer
+        self._may_overflow = may_overflow
         self._is_bad = torch.zeros((), device=device)
 
     def is_good(self, loss_and_norm: Tensor) -> bool:
-        """Look at loss and gradient norm before the update; always true where the look is put off."""
+        """Look at loss and gradient norm before the update; always true where the look is put off. Collective."""
+        watched = loss_and_norm[:1] if self._may_overflow else loss_and_norm
+        is_bad = 1 - torch.isfinite(watched).all().float()
+        self._is_bad = torch.maximum(self._is_bad, max_tensor_over_ranks(is_bad))  # the loss is of one rank only
         if self.is_immediate:
-            return all(map(math.isfinite, loss_and_norm.tolist()))
-        self._is_bad = torch.maximum(self._is_bad, 1 - torch.isfinite(loss_and_norm).all().float())
-        self._optimizer.found_inf = self._is_bad
+            return not bool(self._is_bad)
+        if not self._may_overflow:
+            self._optimizer.found_inf = self._is_bad
         return True
+
+
+class SolverFailures:
+    """Where a rank's own solver fails while others wait for its gradients: it goes on with a loss of NaN.
+
+    So the step ends on every rank, the guard leaves out the update on every rank, and all of them say why.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.message: str | None = None
+        self._model = model
+        self._forward: Callable[..., Any] = model.forward
+        setattr(model, "forward", functools.wraps(model.forward)(self._survive))  # noqa: B010  (no assignment to a method)
+
+    def _survive(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return self._forward(*arguments, **options)
+        except FloatingPointError as error:
+            self.message = self.message or str(error)
+        shape = (*options["input_ids"].shape, self._model.config.get_text_config().vocab_size)
+        # Every parameter takes part, as DDP expects a gradient of each.
+        touched = torch.stack([parameter.float().sum() for parameter in self._model.parameters()]).sum()
+        return CausalLMOutput(logits=(touched * math.nan).expand(shape))  # type: ignore[arg-type]
+
+
+def judge(
+    losses_and_norms: Sequence[tuple[float, float]], first_step: int, allowed_in_a_row: int, in_a_row: int
+) -> tuple[list[int], tuple[int, str] | None]:
+    """Look at the loss and gradient norm of consecutive steps, the first of which is number `first_step`.
+
+    A gradient alone that is not finite is a skipped update, as long as there are fewer than `allowed_in_a_row` of them;
+    `in_a_row` were skipped right before. Returns: the skipped steps; the first bad one and what is wrong with it.
+    """
+    skipped: list[int] = []
+    for step, (loss, norm) in enumerate(losses_and_norms, start=first_step):
+        if math.isfinite(loss) and math.isfinite(norm):
+            in_a_row = 0
+            continue
+        in_a_row += 1
+        what = f"the loss is {loss:g} and the gradient norm {norm:g}"
+        if not math.isfinite(loss) or not allowed_in_a_row:
+            return skipped, (step, what)
+        if in_a_row >= allowed_in_a_row:
+            return skipped, (step, f"{what}, whatever the scale: {in_a_row} updates in a row were skipped")
+        skipped.append(step)
+    return skipped, None
 
 
 def non_finite_error(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -16,17 +17,18 @@ _SAVE, _STOP = 1, 2
 
 
 class SaveSchedule(TrainerCallback):
-    """Commits at the intervals of the runtime, at the end of the phase, and at once on a stop request.
+    """Commits at the runtime's intervals, at steps to keep, at the end of the phase, and at once on a stop request.
 
     All ranks do the same at the same step, whichever of them was asked to stop or looked at the clock.
     must_save: whether this step's state must not be lost. committed_step: the last one on disk; who commits sets it.
     """
 
-    def __init__(self, runtime: Runtime, stop: StopRequest) -> None:
+    def __init__(self, runtime: Runtime, stop: StopRequest, keep: Collection[int] = ()) -> None:
         self.must_save = False
         self.committed_step: int | None = None
         self._runtime = runtime
         self._stop = stop
+        self._keep = frozenset(keep)
         self._last_save = time.monotonic()
 
     def on_train_begin(
@@ -40,10 +42,11 @@ class SaveSchedule(TrainerCallback):
         faults.point("train.after_step")
         wish = max_over_ranks(self._wish(state.global_step), args.device)
         is_last = state.global_step >= state.max_steps
-        self.must_save = is_last or bool(wish & _STOP)
+        is_kept = state.global_step in self._keep
+        self.must_save = is_last or is_kept or bool(wish & _STOP)
         if is_last:
             control.should_log = True  # so that no metrics are left over for the next phase
-        if wish or is_last:
+        if wish or is_kept or is_last:
             control.should_save = True
         if wish & _STOP:
             control.should_training_stop = True

@@ -36,11 +36,11 @@ class GlobalStepSchedule:
         self.optimizer = optimizer
         self.schedule = schedule
         self.total_steps = total_steps
-        self._set(step)
+        self.go_to(step)
 
     def step(self) -> None:
         """Go on to the next update."""
-        self._set(self._step + 1)
+        self.go_to(self._step + 1)
 
     def get_last_lr(self) -> list[float]:
         return [self._rate]
@@ -48,7 +48,8 @@ class GlobalStepSchedule:
     def state_dict(self) -> dict[str, Any]:
         return {}  # a function of the step has no state
 
-    def _set(self, step: int) -> None:
+    def go_to(self, step: int) -> None:
+        """Set the rate of the update that follows `step` finished ones."""
         self._step = step
         # After the last update there is no next one: the rate stays.
         self._rate = learning_rate(self.schedule, min(step, self.total_steps - 1), self.total_steps)

@@ -12,34 +12,30 @@ import torch
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
-from implicit_llm.data.shards import TokenDataset, open_dataset
+from implicit_llm.data.shards import open_dataset
 from implicit_llm.kernels.selection import select_kernels
 from implicit_llm.runs.atomic import commit_directory, temporary_name, write_atomic
-from implicit_llm.runs.errors import Preempted, UserError
+from implicit_llm.runs.errors import Preempted
 from implicit_llm.runs.fill import fill
-from implicit_llm.runs.stage import Input, StageContext, StageResult
+from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm.testing import faults
-from implicit_llm.tracking import journal as journals
-from implicit_llm.training.batches import BatchLayout
+from implicit_llm.training.batches import BatchLayout, Dataset
 from implicit_llm.training.checkpoint import Checkpoint
-from implicit_llm.training.checkpoint_store import CheckpointStore, NoCheckpoint, check_identity, find_checkpoint
+from implicit_llm.training.checkpoint_store import KEPT_DIR, CheckpointStore, NoCheckpoint, step_name
 from implicit_llm.training.committing import Committer
 from implicit_llm.training.config import Runtime, TrainConfig
 from implicit_llm.training.distributed import from_main, wait_for_all, world_size
 from implicit_llm.training.metrics import StepMetrics
-from implicit_llm.training.model import build_model
+from implicit_llm.training.model import apply_runtime, build_model
 from implicit_llm.training.preemption import StopRequest
 from implicit_llm.training.save_schedule import SaveSchedule
+from implicit_llm.training.solver_alarm import SolverAlarm
+from implicit_llm.training.starting import DATA_ROLE, TrainInputError, find_start, given_input, rewind_journal
 from implicit_llm.training.state import load_model, model_tensors
 from implicit_llm.training.status import StatusLine, shown, wants_bar
 from implicit_llm.training.trainer import PhaseTrainer, TrainingJob, training_arguments
 
-DATA_ROLE, START_ROLE = "data", "start"
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"
-
-
-class TrainInputError(UserError):
-    """An input directory or a runtime option is not what training needs."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Setup:
     config: TrainConfig
     runtime: Runtime
     args: TrainingArguments
-    dataset: TokenDataset
+    dataset: Dataset
     model: PreTrainedModel
     store: CheckpointStore
     start: Checkpoint | None
@@ -74,90 +70,57 @@ def _prepare(context: StageContext) -> Setup:
     config = fill(TrainConfig, context.config, where)
     runtime = fill(Runtime, {key: value for key, value in context.runtime.items() if value is not None}, "runtime")
     args = training_arguments(config, runtime, _set_up_torch(runtime), context.work)
-    dataset = open_dataset(_input(context, DATA_ROLE).work)
+    dataset = open_dataset(given_input(context, DATA_ROLE).work)
     model = build_model(config, dataset.vocab_size, where)
+    apply_runtime(model, runtime, where)
     identity = {
         "stage": context.stage,
         "fingerprint": context.fingerprint,
         "config": context.config,
     }
-    store = CheckpointStore(context.work, identity, context.journal)
-    start = from_main(_find_start(context, config, runtime, store) if context.is_main else None)
+    store = CheckpointStore(context.work, identity, context.journal, config.phase.keep)
+    start = from_main(find_start(context, config, runtime, store) if context.is_main else None)
     if context.is_main:
         store.require_space(sum(3 * tensor.nbytes for tensor in model_tensors(model).values()))
-        _rewind_journal(context, start)
+        rewind_journal(context, start)
     return Setup(config, runtime, args, dataset, model, store, start)
-
-
-def _find_start(
-    context: StageContext, config: TrainConfig, runtime: Runtime, store: CheckpointStore
-) -> Checkpoint | None:
-    """The furthest of this run's own checkpoints and the one given by hand; else the end of the phase before."""
-    own = store.newest()
-    if runtime.resume is not None:
-        given = find_checkpoint(runtime.resume)
-        check_identity(given, store.identity, advice="leave out --resume, or give a checkpoint of this very run")
-        if own is None or own.global_step < given.global_step:
-            own = store.adopt(given)
-    if own is not None:
-        context.log.info("going on from %s, step %d", own.path.name, own.global_step)
-        return own
-    return _previous_phase(context, config) if config.phase.index > 0 else None
-
-
-def _previous_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
-    source = _input(context, START_ROLE)
-    path = source.work / "checkpoint"
-    try:
-        start = find_checkpoint(path)
-    except NoCheckpoint as error:
-        raise TrainInputError(
-            f"{path}: the phase before left no whole training state; delete {source.dir / 'manifest.json'} "
-            "and run the workflow again"
-        ) from error
-    if start.global_step != config.phase.start_step:
-        raise TrainInputError(
-            f"{path}: is at step {start.global_step}, but phase {config.phase.name} starts at "
-            f"{config.phase.start_step}; give the run directory of the phase before as `{START_ROLE}`"
-        )
-    context.log.info("starting from the end of %s, step %d", source.manifest.name, start.global_step)
-    return start
-
-
-def _rewind_journal(context: StageContext, start: Checkpoint | None) -> None:
-    """Steps after the checkpoint are made again, so their points must not count twice."""
-    step = 0 if start is None else start.global_step
-    path = context.journal.path
-    if path is not None and any(point.step > step for point in journals.read(path)):
-        context.journal.rewind(step)
 
 
 def _train(context: StageContext, setup: Setup, stop: StopRequest) -> None:
     config, runtime = setup.config, setup.runtime
     layout = BatchLayout.choose(config.batch_size, world_size(), setup.args.process_index, runtime.micro_batch_size)
-    schedule = SaveSchedule(runtime, stop)
+    schedule = SaveSchedule(runtime, stop, config.phase.keep)
     status = StatusLine(context.name, context.log, bar=wants_bar(runtime.progress))
 
     def report(step: int, values: dict[str, float]) -> None:
         context.journal.metrics(step, values)
         status.values = values
 
+    def on_skipped(steps: list[int]) -> None:
+        where = ", ".join(map(str, steps))
+        context.log.info("fp16 gradients overflowed at step %s: left out, the scale is halved", where)
+        context.journal.event("update_skipped", steps=steps)
+
     job = TrainingJob(
         name=context.name,
         config=config,
+        runtime=runtime,
         dataset=setup.dataset,
         layout=layout,
         identity=dict(setup.store.identity),
         work=context.work,
         commit=Committer(setup.store, schedule, context.journal, runtime.grace_s),
         report=report,
+        observe=SolverAlarm(runtime, context.journal).observe,
+        on_skipped=on_skipped,
     )
     context.log.info("%s", _headline(context, setup, layout))
     context.journal.event("training_started", step=0 if setup.start is None else setup.start.global_step)
-    use_cache = setup.model.config.use_cache
+    use_cache = getattr(setup.model.config, "use_cache", None)
     trainer = PhaseTrainer(setup.model, setup.args, job, [schedule, status])
     reached = trainer.fit(setup.start)
-    setup.model.config.use_cache = use_cache  # the Trainer switches it off, and it is saved with the model
+    if use_cache is not None:
+        setup.model.config.use_cache = use_cache  # the Trainer switches it off, and it is saved with the model
     if reached < config.phase.end_step:
         raise Preempted(
             f"train/{context.name}: stopped by {stop.received} after step {reached}, which is committed; start it again"
@@ -166,7 +129,8 @@ def _train(context: StageContext, setup: Setup, stop: StopRequest) -> None:
 
 def _finish(context: StageContext, setup: Setup) -> StageResult:
     """Model, final training state and summary, from the checkpoint at the end of the phase."""
-    files = [MODEL_DIR, "checkpoint", SUMMARY_FILE]
+    kept = [f"{KEPT_DIR}/{step_name(step)}" for step in setup.config.phase.keep]
+    files = [MODEL_DIR, "checkpoint", *kept, SUMMARY_FILE]
     if not context.is_main:
         wait_for_all()
         return StageResult(files, {})
@@ -199,12 +163,13 @@ def _save_model(model: PreTrainedModel, directory: Path) -> None:
 def _summary(context: StageContext, setup: Setup, final: Checkpoint) -> dict[str, Any]:
     """Nothing in it depends on the runtime. metrics: means over the last steps."""
     config = setup.config
-    metrics = StepMetrics()
+    metrics = StepMetrics(config.task)
     metrics.load_state(final.metrics)
     return {
         "phase": config.phase.name,
         "global_step": final.global_step,
-        "tokens": final.global_step * config.batch_size * setup.dataset.length,
+        "tokens": metrics.totals.tokens,
+        "flops": metrics.totals.flops,
         "num_parameters": setup.model.num_parameters(),
         "metrics": metrics.recent(),
         "data": context.inputs[DATA_ROLE].manifest.identity["config"],
@@ -236,9 +201,3 @@ def _set_up_torch(runtime: Runtime) -> str:
     device = "cuda" if has_cuda and runtime.device != "cpu" else "cpu"
     select_kernels("torch" if device == "cpu" and runtime.kernels == "auto" else runtime.kernels)
     return device
-
-
-def _input(context: StageContext, role: str) -> Input:
-    if role not in context.inputs:
-        raise TrainInputError(f"train/{context.name}: no input `{role}`; add --input {role}=DIR with its run directory")
-    return context.inputs[role]

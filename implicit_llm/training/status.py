@@ -1,4 +1,4 @@
-"""What a person sees while a phase trains: a log line every few seconds, or a bar."""
+"""What a person sees while a phase trains: log lines at growing intervals, or a bar."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-LINE_EVERY_S = 5.0
-_SHOWN = (("loss", "loss {:.4f}"), ("accuracy_last10", "last-10 {:.3f}"), ("f_evaluations", "f-evaluations {:.1f}"))
+FIRST_LINE_S, LAST_INTERVAL_S = 5.0, 600.0
+_INTERVAL_SHARE = 0.1  # of the time so far: a line every 6 s after a minute, every 6 minutes after an hour
+_SHOWN = (
+    ("loss", "loss {:.4f}"),
+    ("accuracy_last10", "last-10 {:.3f}"),
+    ("accuracy", "accuracy {:.3f}"),
+    ("f_evaluations", "f-evaluations {:.1f}"),
+    ("tokens_per_s", "{:,.0f} tokens/s"),
+    ("mfu", "mfu {:.1%}"),
+)
 
 
 class StatusLine(TrainerCallback):
@@ -43,7 +51,7 @@ class StatusLine(TrainerCallback):
         if self._bar is not None:
             self._bar.update(1)
         now = time.monotonic()
-        if now - self._shown_at < LINE_EVERY_S or not state.is_world_process_zero:
+        if now - self._shown_at < self._interval_s(now) or not state.is_world_process_zero:
             return
         self._shown_at = now
         if self._bar is not None:
@@ -58,12 +66,18 @@ class StatusLine(TrainerCallback):
             self._bar.close()
             self._bar = None
 
+    def _interval_s(self, now: float) -> float:
+        if self._bar is not None:
+            return FIRST_LINE_S
+        return min(max(FIRST_LINE_S, _INTERVAL_SHARE * (now - self._first[1])), LAST_INTERVAL_S)
+
     def line(self, step: int, end_step: int, now: float) -> str:
         """The state of affairs after `step` at the time `now` (of time.monotonic)."""
         first_step, started = self._first
         rate = (step - first_step) / max(now - started, 1e-9)
         left_s = (end_step - step) / rate if rate else float("inf")
-        parts = [*shown(self.values), f"{rate:.1f} steps/s", f"{duration(left_s)} left"]
+        speed = f"{rate:.1f} steps/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s/step"
+        parts = [*shown(self.values), speed, f"{duration(left_s)} left"]
         return f"{self._name}: step {step}/{end_step}, {', '.join(parts)}"
 
 

@@ -5,8 +5,6 @@ Shapes: `B` batch, `L` length, `V` vocabulary.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +21,13 @@ from implicit_llm.training.checkpoint import Checkpoint, TrainingState
 from implicit_llm.training.config import Runtime, TrainConfig
 from implicit_llm.training.distributed import gather_objects, total_over_ranks, world_size
 from implicit_llm.training.metrics import GRAD_NORM, LOSS, StepMetrics
-from implicit_llm.training.non_finite import UpdateGuard, non_finite_error
+from implicit_llm.training.mode_gap import is_due, mode_gap
+from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
 from implicit_llm.training.optimizer import build_optimizer
+from implicit_llm.training.precision import MAX_SKIPPED_IN_A_ROW, autocast, load_scaler, make_scaler, scaler_values
 from implicit_llm.training.sampler import StepSampler
 from implicit_llm.training.schedule import GlobalStepSchedule, learning_rate
+from implicit_llm.training.speed import SpeedMeter
 from implicit_llm.training.state import (
     load_model,
     load_optimizer,
@@ -35,6 +36,7 @@ from implicit_llm.training.state import (
     random_state,
     set_random_state,
 )
+from implicit_llm.training.totals import StepCost
 
 
 @dataclass(frozen=True)
@@ -42,27 +44,30 @@ class TrainingJob:
     """What a trainer needs beside the model.
 
     commit: takes a state of this rank 0 and puts it on disk. report: takes (global step, metrics of the steps since the
-    last report); both are called on rank 0 only.
+    last report). observe: takes (global step, metrics of every step up to it that was not yet observed). on_skipped:
+    takes the steps whose update was left out. All are called on rank 0 only.
     """
 
     name: str
     config: TrainConfig
+    runtime: Runtime
     dataset: Dataset
     layout: BatchLayout
     identity: dict[str, Any]
     work: Path
     commit: Callable[[TrainingState], None]
     report: Callable[[int, dict[str, float]], None]
+    observe: Callable[[int, list[dict[str, float]]], None] = lambda step, rows: None
+    on_skipped: Callable[[list[int]], None] = lambda steps: None
 
 
 def training_arguments(config: TrainConfig, runtime: Runtime, device: str, work: Path) -> TrainingArguments:
-    """Arguments that leave to the Trainer the loop, autocast and DDP; also joins the process group under torchrun."""
+    """Arguments that leave to the Trainer the loop and DDP; also joins the process group under torchrun."""
     args = TrainingArguments(
         output_dir=str(work),
         max_steps=config.phase.end_step,
         max_grad_norm=config.optimizer.max_grad_norm,
         learning_rate=config.schedule.peak_learning_rate,
-        bf16=config.precision == "bf16",
         use_cpu=device == "cpu",
         seed=config.seed,
         logging_steps=runtime.log_every_steps,
@@ -100,11 +105,15 @@ class PhaseTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.model_accepts_loss_kwargs = True  # the same, for versions without the attribute above
         self.job = job
-        self.metrics = StepMetrics()
-        self.sampler = StepSampler(len(job.dataset), job.config.batch_size, job.config.seed)
+        config = job.config
+        self.accelerator.scaler = make_scaler(args.device.type, config.precision)  # it scales losses and wraps updates
+        self.metrics = StepMetrics(config.task, StepCost(model, config.batch_size, job.dataset.length))
+        self.speed = SpeedMeter(config.precision, job.runtime, args.device, world_size())
+        self.sampler = StepSampler(len(job.dataset), config.batch_size, config.seed)
+        self._is_implicit = getattr(model, "solver", None) is not None
         self._start: Checkpoint | None = None
         self._guard: UpdateGuard | None = None
-        self._logged_at = (0, time.monotonic())
+        self._solver_failures = SolverFailures(model) if world_size() > 1 else None
 
     def fit(self, start: Checkpoint | None) -> int:
         """Train; return the global step reached, less than the end of the phase after a stop request."""
@@ -113,7 +122,7 @@ class PhaseTrainer(Trainer):
             self.metrics.load_state(start.metrics)
             if start.global_step == self.job.config.phase.start_step:
                 self.metrics.start_phase()
-        self._logged_at = (self.first_step, time.monotonic())
+        self.speed.start(self.metrics.totals)
         self.train(resume_from_checkpoint=None if start is None else str(start.path))
         return self.state.global_step
 
@@ -129,7 +138,8 @@ class PhaseTrainer(Trainer):
         return MicroBatches(job.dataset, self.sampler, job.layout, job.config.labels, self.first_step, self.args.device)
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> int | Tensor:
-        return total_over_ranks(sum(batch["num_labels"] for batch in batch_samples), device)
+        total = total_over_ranks(sum(batch["num_labels"] for batch in batch_samples), device)
+        return max(total, 1) if isinstance(total, int) else total.clamp_min(1)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         faults.point("train.micro_step")
@@ -144,17 +154,24 @@ class PhaseTrainer(Trainer):
         """Cross entropy in fp32 of the logits at each position against the label at that position.
 
         The sum over a micro-batch is divided by the labels of the global batch, so that accumulation and world size
-        change nothing; DDP averages over ranks, hence the factor.
+        change nothing; DDP averages over ranks, hence the factor. A batch without any label has the loss zero.
         """
         labels_BL = inputs["labels"]
-        outputs = model(input_ids=inputs["input_ids"])
+        with self._autocast():
+            outputs = model(input_ids=inputs["input_ids"])
         logits_BLV = outputs.logits
         loss = F.cross_entropy(
             logits_BLV.flatten(0, 1).float(), labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
         )
         loss = loss * (world_size() / num_items_in_batch)
+        is_first = self.metrics.is_between_steps  # of the step's micro-batches
+        if self._is_implicit and is_first and is_due(self.state.global_step + 1, self.job.config.total_steps):
+            self.metrics.add_mode_gap(mode_gap(self.model, inputs, logits_BLV, self._autocast()))
         self.metrics.add(loss, logits_BLV, labels_BL, getattr(outputs, "solver_stats", None))
         return (loss, outputs) if return_outputs else loss
+
+    def _autocast(self) -> Any:
+        return autocast(self.args.device.type, self.job.config.precision)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -164,19 +181,24 @@ class PhaseTrainer(Trainer):
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         if self.lr_scheduler is None:
             config = self.job.config
-            # Accelerate has wrapped the optimizer by now, for a gradient scaler that bf16 and fp32 do not need; it
-            # looks for an optional package in the file system every time, longer than the update itself takes on a CPU.
-            self.optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+            if self.accelerator.scaler is None:
+                # Accelerate has wrapped the optimizer by now, for a gradient scaler that bf16 and fp32 do not need; it
+                # looks for an optional package in the file system every time, longer than the update takes on a CPU.
+                self.optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
             self.lr_scheduler = GlobalStepSchedule(self.optimizer, config.schedule, config.total_steps, self.first_step)
         return self.lr_scheduler
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         # The one place between the backward pass and the update that knows both loss and gradient.
+        scaler = self.accelerator.scaler
+        if scaler is not None:
+            scaler.unscale_(self.optimizer.optimizer)
+            self.lr_scheduler.go_to(self.state.global_step)  # the Trainer forgets it when an update is left out
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(trained, self.args.max_grad_norm)
         loss_and_norm = self.metrics.close_step(norm)
         if self._guard is None:
-            self._guard = UpdateGuard(self.optimizer, self.args.device, is_alone=world_size() == 1)
+            self._guard = UpdateGuard(self.optimizer, self.args.device, may_overflow=scaler is not None)
         if not self._guard.is_good(loss_and_norm):
             self._read_metrics(self.state.global_step + 1)
         return norm
@@ -190,26 +212,41 @@ class PhaseTrainer(Trainer):
         """Report the metrics of the steps since the last report; the Trainer's own numbers are left out."""
         if "loss" not in logs:
             return  # the Trainer's summary at the end
-        step = self.state.global_step
+        step, config, totals = self.state.global_step, self.job.config, self.metrics.totals
         self._read_metrics(step)
         values = self.metrics.drain()
-        values["learning_rate"] = learning_rate(self.job.config.schedule, step - 1, self.job.config.total_steps)
-        (last_step, last_time), now = self._logged_at, time.monotonic()
-        tokens = (step - last_step) * self.job.config.batch_size * self.job.dataset.length
-        values["tokens_per_s"] = tokens / max(now - last_time, 1e-9)
-        self._logged_at = (step, now)
+        values["learning_rate"] = learning_rate(config.schedule, step - 1, config.total_steps)
+        values |= {"tokens": totals.tokens, "flops": totals.flops}
+        if config.precision == "fp16":
+            values["skipped_updates"] = totals.skipped_updates
+        values |= self.speed.read(totals)
         if self.is_world_process_zero():
             self.job.report(step, values)
 
     def _read_metrics(self, step: int) -> None:
         """Bring the metrics of all closed steps, the last of them `step`, to the host.
 
-        Raises: NonFiniteTraining for the first of them whose loss or gradient is not finite.
+        Raises: NonFiniteTraining for the first of them whose loss or gradient is not finite; an fp16 gradient that
+            overflowed counts only after many in a row.
         """
+        in_a_row = self.metrics.totals.skipped_in_a_row
         rows = self.metrics.pull()
-        for number, row in enumerate(rows, start=step - len(rows) + 1):
-            if not (math.isfinite(row[LOSS]) and math.isfinite(row[GRAD_NORM])):
-                raise self._non_finite(number, f"the loss is {row[LOSS]:g} and the gradient norm {row[GRAD_NORM]:g}")
+        losses_and_norms = [(row[LOSS], row[GRAD_NORM]) for row in rows]
+        allowed = 0 if self.accelerator.scaler is None else MAX_SKIPPED_IN_A_ROW
+        skipped, bad = judge(losses_and_norms, step - len(rows) + 1, allowed, in_a_row)
+        if bad is not None:
+            raise self._non_finite(bad[0], self._reason(bad[1]))
+        if self.is_world_process_zero() and rows:
+            self.job.observe(step, [self.metrics.named(row) for row in rows])
+            if skipped:
+                self.job.on_skipped(skipped)
+
+    def _reason(self, what: str) -> str:
+        """What a rank's solver said, or else `what`. Collective."""
+        if self._solver_failures is None:
+            return what
+        messages = gather_objects(self._solver_failures.message)
+        return next((f"rank {rank}: {message}" for rank, message in enumerate(messages) if message), what)
 
     def _non_finite(self, step: int, what: str) -> Exception:
         job = self.job
@@ -232,6 +269,7 @@ class PhaseTrainer(Trainer):
                 optimizer=optimizer_tensors(self.optimizer, self.model),
                 random=random,
                 metrics=self.metrics.state(),
+                scaler=scaler_values(self.accelerator.scaler),
             )
         )
 
@@ -255,6 +293,7 @@ class PhaseTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self._start is not None:
             load_optimizer(self.optimizer, self.model, self._start.optimizer(), str(self._start.path))
+            load_scaler(self.accelerator.scaler, self._start.scaler)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         found = None if self._start is None else self._start.random(self.args.process_index)

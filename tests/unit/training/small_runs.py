@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.data import stage as data_stage
+from implicit_llm.data.stages import word_problem as data_stage
 from implicit_llm.runs.identity import compute_fingerprint
 from implicit_llm.runs.manifest import Manifest
 from implicit_llm.runs.stage import StageRequest, run_stage
@@ -17,6 +17,7 @@ from implicit_llm.training import stage as train_stage
 LENGTH = 12
 NUM_SAMPLES = 50  # with batches of 8, epochs end within a step
 UNROLLED = {"mode": "unrolled", "num_unroll": 2}
+MEASURED = {"tokens_per_s", "flops_per_s", "mfu", "memory_gib"}
 FREE = {"mode": "fixed_point", "max_iter": 4, "tol": 0.05, "phantom_steps": 2}
 
 IMPLICIT: dict[str, Any] = {
@@ -114,7 +115,7 @@ def work_of(run_dir: Path) -> Path:
 def logged(run_dir: Path) -> list[tuple[int, dict[str, float]]]:
     """Points of the journal without measured speed."""
     points = journal.read(work_of(run_dir) / "journal.jsonl")
-    return [(point.step, {k: v for k, v in point.values.items() if k != "tokens_per_s"}) for point in points]
+    return [(point.step, {k: v for k, v in point.values.items() if k not in MEASURED}) for point in points]
 
 
 def artifacts(run_dir: Path) -> dict[str, str]:

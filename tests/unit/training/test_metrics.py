@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from implicit_llm.training.batches import IGNORED_LABEL
-from implicit_llm.training.metrics import COLUMNS, StepMetrics
+from implicit_llm.training.metrics import StepMetrics
 
 VOCAB = 5
 
@@ -38,7 +38,7 @@ def test_accuracy_is_that_of_the_last_ten_tokens_with_a_label() -> None:
     predictions[:, :2] = 1  # wrong, but not among the last ten
     predictions[0, 5:10] = 1
     labels[1, 11] = IGNORED_LABEL
-    metrics = StepMetrics()
+    metrics = StepMetrics("word_problem")
     metrics.add(torch.tensor(1.0), logits_of(predictions), labels, None)
     metrics.close_step(torch.tensor(0.5))
     metrics.pull()
@@ -46,7 +46,7 @@ def test_accuracy_is_that_of_the_last_ten_tokens_with_a_label() -> None:
 
 
 def test_solver_health_is_averaged_over_the_batch_and_the_worst_residual_kept() -> None:
-    metrics = StepMetrics()
+    metrics = StepMetrics("word_problem")
     one_step(metrics, 1.0, solver_stats())
     metrics.pull()
     values = metrics.drain()
@@ -57,7 +57,7 @@ def test_solver_health_is_averaged_over_the_batch_and_the_worst_residual_kept() 
 
 
 def test_micro_batches_add_up_to_the_loss_of_the_step() -> None:
-    metrics = StepMetrics()
+    metrics = StepMetrics("word_problem")
     labels = torch.zeros(2, 12, dtype=torch.long)
     for loss in (0.25, 0.5):  # each is its share of the loss of the whole batch
         metrics.add(torch.tensor(loss), logits_of(labels), labels, None)
@@ -67,7 +67,7 @@ def test_micro_batches_add_up_to_the_loss_of_the_step() -> None:
 
 
 def test_what_was_not_measured_is_left_out() -> None:
-    explicit, unrolled = StepMetrics(), StepMetrics()
+    explicit, unrolled = StepMetrics("word_problem"), StepMetrics("word_problem")
     one_step(explicit, 1.0)
     one_step(unrolled, 1.0, solver_stats(residual=math.nan))
     explicit.pull()
@@ -77,14 +77,14 @@ def test_what_was_not_measured_is_left_out() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_not_left_out() -> None:
-    metrics = StepMetrics()
+    metrics = StepMetrics("word_problem")
     one_step(metrics, math.nan)
     metrics.pull()
     assert math.isnan(metrics.drain()["loss"])
 
 
 def test_a_drain_takes_the_steps_since_the_last_one() -> None:
-    metrics = StepMetrics()
+    metrics = StepMetrics("word_problem")
     for losses, mean in (([1.0, 2.0], 1.5), ([5.0], 5.0)):
         for loss in losses:
             one_step(metrics, loss)
@@ -95,7 +95,7 @@ def test_a_drain_takes_the_steps_since_the_last_one() -> None:
 
 
 def test_a_stored_state_goes_on_where_it_was() -> None:
-    metrics, restored = StepMetrics(), StepMetrics()
+    metrics, restored = StepMetrics("word_problem"), StepMetrics("word_problem")
     for loss in (0.1, 0.2, 0.3):
         one_step(metrics, loss)
     metrics.pull()
@@ -109,15 +109,89 @@ def test_a_stored_state_goes_on_where_it_was() -> None:
 
 
 def test_a_stored_state_with_other_columns_is_left_out() -> None:
-    metrics = StepMetrics()
-    metrics.load_state({"columns": ["loss"], "window": [[1.0]], "recent": [[1.0]]})
+    metrics = StepMetrics("word_problem")
+    metrics.load_state({"columns": ["loss"], "window": [[1.0]], "recent": [[1.0]], "totals": {"tokens": 3}})
     assert metrics.drain() == {}
+    assert metrics.totals.tokens == 3
 
 
 def test_only_the_last_fifty_steps_are_recent() -> None:
-    metrics = StepMetrics()
+    metrics = StepMetrics("word_problem")
     for step in range(60):
         one_step(metrics, float(step))
     metrics.pull()
     assert metrics.recent()["loss"] == sum(range(10, 60)) / 50
-    assert list(metrics.recent_rows()[-1]) == list(COLUMNS)
+    assert list(metrics.recent_rows()[-1]) == list(metrics.columns)
+
+
+def test_catbabi_counts_every_labelled_position_over_all_micro_batches() -> None:
+    metrics = StepMetrics("catbabi")
+    predictions = torch.zeros(1, 12, dtype=torch.long)
+    for labels in ([0, 1, 0, *[IGNORED_LABEL] * 9], [1, *[IGNORED_LABEL] * 11], [IGNORED_LABEL] * 12):
+        metrics.add(torch.tensor(0.1), logits_of(predictions), torch.tensor([labels]), None)
+    metrics.close_step(torch.tensor(0.5))
+    metrics.pull()
+    values = metrics.drain()
+    assert values["accuracy"] == pytest.approx(2 / 4)
+    assert "accuracy_last10" not in values
+
+
+def test_a_step_without_any_label_has_no_accuracy_and_spoils_no_mean() -> None:
+    metrics = StepMetrics("catbabi")
+    predictions = torch.zeros(1, 2, dtype=torch.long)
+    for labels in ([IGNORED_LABEL, IGNORED_LABEL], [0, IGNORED_LABEL]):
+        metrics.add(torch.tensor(0.1), logits_of(predictions), torch.tensor([labels]), None)
+        metrics.close_step(torch.tensor(0.5))
+    metrics.pull()
+    assert metrics.drain()["accuracy"] == 1.0
+
+
+def test_a_language_model_has_no_accuracy() -> None:
+    metrics = StepMetrics("language_model")
+    one_step(metrics, 1.0)
+    metrics.pull()
+    assert metrics.drain() == {"loss": 1.0, "grad_norm": 0.5}
+
+
+def test_the_worst_residual_is_that_of_all_micro_batches() -> None:
+    metrics = StepMetrics("language_model")
+    labels = torch.zeros(2, 12, dtype=torch.long)
+    for residual in (0.02, 0.7, 0.3):
+        metrics.add(torch.tensor(0.1), logits_of(labels), labels, solver_stats(residual))
+    metrics.close_step(torch.tensor(0.5))
+    metrics.pull()
+    assert metrics.drain()["residual"] == pytest.approx(0.7)
+
+
+def test_a_mode_gap_is_logged_with_the_steps_around_it_and_is_not_part_of_the_summary() -> None:
+    metrics = StepMetrics("language_model")
+    for gap in (None, 0.25, None):
+        if gap is not None:
+            metrics.add_mode_gap(torch.tensor(gap))
+        one_step(metrics, 1.0, solver_stats())
+    metrics.pull()
+    assert metrics.drain()["mode_gap"] == 0.25
+    assert "mode_gap" not in metrics.recent()
+
+
+class Cost:
+    """A step of 10 tokens that costs 2 FLOPs an evaluation, or 1 where none is counted."""
+
+    tokens = 10
+
+    def flops(self, f_evaluations: float) -> float:
+        return 1.0 if math.isnan(f_evaluations) else 2 * f_evaluations
+
+
+def test_tokens_and_flops_add_up_over_phases_and_over_a_stop() -> None:
+    metrics = StepMetrics("language_model", Cost())  # type: ignore[arg-type]
+    one_step(metrics, 1.0, solver_stats())
+    metrics.pull()
+    restored = StepMetrics("language_model", Cost())  # type: ignore[arg-type]
+    restored.load_state(json.loads(json.dumps(metrics.state())))
+    restored.start_phase()
+    for each in (metrics, restored):
+        one_step(each, 1.0)
+        each.pull()
+    assert restored.totals == metrics.totals
+    assert (restored.totals.tokens, restored.totals.flops) == (20, 2 * 8.0 + 1.0)

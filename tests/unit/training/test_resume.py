@@ -224,7 +224,7 @@ def test_the_next_phase_can_start_again_from_the_one_before(tmp_path: Path, data
 def test_a_phase_that_does_not_follow_its_start_is_refused(tmp_path: Path, data: Path) -> None:
     first = tmp_path / "a" / "p0"
     train(first, phase(0, 0, 4), data)
-    with pytest.raises(TrainInputError, match="at step 4, but phase p1 starts at 5"):
+    with pytest.raises(TrainInputError, match="only the state after 4, but phase p1 starts at step 5; add 5 to `keep`"):
         train(tmp_path / "a" / "p1", phase(1, 5, STEPS), data, start=first)
     with pytest.raises(TrainInputError, match="no input `start`"):
         train(tmp_path / "b" / "p1", phase(1, 4, STEPS), data)

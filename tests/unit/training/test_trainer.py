@@ -94,9 +94,12 @@ def test_the_journal_has_loss_rate_speed_accuracy_and_solver_health(tmp_path: Pa
     points = journal.read(work_of(tmp_path / "a" / "only") / "journal.jsonl")
     assert [point.step for point in points] == [1, 3, 6, 8]
     health = {"num_iter", "f_evaluations", "residual", "unconverged_share"}
-    common = {"loss", "learning_rate", "grad_norm", "tokens_per_s", "accuracy_last10"}
-    assert all(set(point.values) == common | health for point in points)
+    common = {"loss", "learning_rate", "grad_norm", "accuracy_last10"}
+    cost = {"tokens", "flops", "tokens_per_s", "flops_per_s"}
+    assert all(set(point.values) - {"mode_gap"} == common | health | cost for point in points)
+    assert ["mode_gap" in point.values for point in points] == [False, False, True, False]  # measured in step 5
     assert all(point.values["tokens_per_s"] > 0 for point in points)
+    assert [point.values["tokens"] for point in points] == [step * 8 * 12 for step in (1, 3, 6, 8)]
 
 
 def test_aligned_and_next_token_labels_are_different_losses(tmp_path: Path, data: Path) -> None:
@@ -211,16 +214,22 @@ def test_the_status_line_says_where_training_is_and_how_long_it_takes(
     state = SimpleNamespace(global_step=1200, max_steps=2400, is_world_process_zero=True)
     caplog.set_level(logging.INFO, "implicit_llm.train")
     status.on_train_begin(None, state, None)
-    status.values = {"loss": 0.5, "accuracy_last10": 0.75, "f_evaluations": 11.5}
+    status.values = {"loss": 0.5, "accuracy_last10": 0.75, "f_evaluations": 11.5, "tokens_per_s": 12345.6, "mfu": 0.41}
     for _ in range(80):
         clock.now += 0.125
         state.global_step += 1
         status.on_step_end(None, state, None)
     lines = [record.message for record in caplog.records]
     assert lines[-1] == (
-        "a5/free: step 1280/2400, loss 0.5000, last-10 0.750, f-evaluations 11.5, 8.0 steps/s, 2 min 20 s left"
+        "a5/free: step 1280/2400, loss 0.5000, last-10 0.750, f-evaluations 11.5, 12,346 tokens/s, mfu 41.0%, "
+        "8.0 steps/s, 2 min 20 s left"
     )
-    assert len(lines) == 2  # one every five seconds
+    assert len(lines) == 2  # one every five seconds at first
+    for _ in range(3600 * 8):
+        clock.now += 0.125
+        status.on_step_end(None, state, None)
+    assert 40 < len(caplog.records) < 60  # ever fewer in the hour that follows
+    assert " s/step, " in caplog.records[-1].message
 
 
 def test_durations_read_well() -> None:

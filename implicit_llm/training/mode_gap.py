@@ -1,0 +1,50 @@
+"""The mode gap: what a model loses, or gains, when its fixed point is found the way it is in evaluation.
+
+Shapes: `B` batch, `L` length, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from implicit_llm.training.batches import IGNORED_LABEL
+
+SEQUENCES = 8
+POINTS = 20  # over a curriculum
+_MIN_INTERVAL_STEPS = 5
+
+
+def is_due(step: int, total_steps: int) -> bool:
+    """Whether to measure in the step that will be number `step`: every 20th part of the curriculum."""
+    return step % max(_MIN_INTERVAL_STEPS, total_steps // POINTS) == 0
+
+
+@torch.no_grad()
+def mode_gap(
+    model: PreTrainedModel, inputs: dict[str, Any], logits_BLV: Tensor, context: AbstractContextManager[Any]
+) -> Tensor:
+    """Loss in evaluation mode minus that of `logits_BLV`, of training mode, on the first sequences; not yet read.
+
+    Takes nothing from the random state, and leaves the model in training mode. NaN where the evaluation is not finite.
+    """
+    input_ids, labels_BL = inputs["input_ids"][:SEQUENCES], inputs["labels"][:SEQUENCES]
+    model.eval()
+    try:
+        with context:
+            evaluated_BLV = model(input_ids=input_ids, use_cache=False).logits
+    except FloatingPointError:
+        return torch.full((), math.nan, device=labels_BL.device)
+    finally:
+        model.train()
+    return _loss(evaluated_BLV, labels_BL) - _loss(logits_BLV[:SEQUENCES], labels_BL)
+
+
+def _loss(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:
+    return F.cross_entropy(logits_BLV.flatten(0, 1).float(), labels_BL.flatten(), ignore_index=IGNORED_LABEL)
