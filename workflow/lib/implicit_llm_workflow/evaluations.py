@@ -10,6 +10,7 @@ from implicit_llm_workflow.data_sets import CATBABI, LANGUAGE_MODEL, WORD_PROBLE
 from implicit_llm_workflow.errors import ConfigError
 
 PERPLEXITY = "perplexity"
+_PERPLEXITY_SETTINGS = ("max_tokens", "precision")
 
 # Kind of an evaluation -> the kind of data that it applies to.
 DATA_KINDS = {WORD_PROBLEM: WORD_PROBLEM, CATBABI: CATBABI, PERPLEXITY: LANGUAGE_MODEL}
@@ -17,12 +18,12 @@ DATA_KINDS = {WORD_PROBLEM: WORD_PROBLEM, CATBABI: CATBABI, PERPLEXITY: LANGUAGE
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`max_tokens`: how many tokens of the test stream a perplexity is measured on, at most."""
+    """`settings`: those that belong to the kind, as its job is told them; what is left out keeps the job's default."""
 
     name: str
     kind: str
     modes: tuple[Mapping[str, Any], ...]
-    max_tokens: int | None = None
+    settings: Mapping[str, Any]
 
     def applies_to(self, data: DataSet) -> bool:
         return DATA_KINDS[self.kind] == data.kind
@@ -34,10 +35,10 @@ def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluat
     repeated = next((mode for mode in names if names.count(mode) > 1), None)
     if repeated is not None:
         raise ConfigError(f"{source}: evaluations.{name}.modes: two modes are called {repeated!r}; rename one")
-    if "max_tokens" in item and item["kind"] != PERPLEXITY:
-        raise ConfigError(f"{source}: evaluations.{name}.max_tokens: belongs to kind perplexity; remove it")
+    settings = {key: item[key] for key in _PERPLEXITY_SETTINGS if key in item}
+    if settings and item["kind"] != PERPLEXITY:
+        raise ConfigError(f"{source}: evaluations.{name}.{next(iter(settings))}: belongs to kind perplexity; remove it")
     modes = tuple(
         {key: float(value) if key == "eval_tol" else value for key, value in mode.items()} for mode in item["modes"]
     )
-    max_tokens = item.get("max_tokens")
-    return Evaluation(name, item["kind"], modes, None if max_tokens is None else int(max_tokens))
+    return Evaluation(name, item["kind"], modes, settings)

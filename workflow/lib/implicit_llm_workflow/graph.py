@@ -9,7 +9,7 @@ from typing import Any
 from implicit_llm_workflow.curricula import Phase
 from implicit_llm_workflow.data_nodes import data_nodes, nodes_of_test_data, train_data_node
 from implicit_llm_workflow.data_sets import DataSet, LanguageModel
-from implicit_llm_workflow.evaluations import PERPLEXITY, Evaluation
+from implicit_llm_workflow.evaluations import Evaluation
 from implicit_llm_workflow.experiment import Experiment
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.report_outputs import report_assets
@@ -71,10 +71,9 @@ def _train_node(run: Run, seed: int, phase: Phase, previous: Node | None, data: 
 
 
 def _evaluate_node(trained: Node, evaluation: Evaluation, data: DataSet) -> Node:
-    config: dict[str, Any] = {"kind": evaluation.kind, "modes": [dict(mode) for mode in evaluation.modes]}
-    if evaluation.kind == PERPLEXITY and isinstance(data, LanguageModel):
+    modes = [dict(mode) for mode in evaluation.modes]
+    config: dict[str, Any] = {"kind": evaluation.kind, "modes": modes, **evaluation.settings}
+    if isinstance(data, LanguageModel):
         config["lengths"] = list(data.test_lengths)
-        if evaluation.max_tokens is not None:
-            config["max_tokens"] = evaluation.max_tokens
     upstream = {"model": trained.key, **{node.name: node.key for node in nodes_of_test_data(data)}}
     return Node("evaluate", f"{trained.name}/{evaluation.name}", config, upstream)

@@ -142,6 +142,7 @@ def evaluate(
     threads: Threads = 0,
     device: Device = "auto",
     batch_size: Annotated[int, typer.Option(min=0, help="Sequences at a time; 0 takes the default.")] = 0,
+    kernels: Annotated[str, typer.Option(help="auto, torch or triton.")] = "auto",
 ) -> None:
     """Evaluate a trained model on test sets, in every mode of solving for its fixed point.
 
@@ -154,7 +155,7 @@ def evaluate(
             --input model=results/demo/train/a5-implicit-s1/free
             --input a5-test-L16-h0.5=results/demo/data/a5-test-L16-h0.5
     """
-    runtime = {"threads": threads or None, "device": device, "batch_size": batch_size or None}
+    runtime = {"threads": threads or None, "device": device, "batch_size": batch_size or None, "kernels": kernels}
     _run_stage("evaluate", run_dir, identity, inputs, log, **runtime)
 
 
