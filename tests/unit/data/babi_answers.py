@@ -1,0 +1,237 @@
+"""Answers to the simulator's questions, derived from the lines of a story alone.
+
+Written without the simulator's own code: sentences are taken apart by patterns, and each family has its own reasoning.
+`answer(lines, question)` takes the statements before a question in order. With `is_strict` it also insists that the
+story is consistent: nobody takes what lies elsewhere, gives what he does not hold, or walks to where he is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import deque
+from collections.abc import Sequence
+
+NUMBERS = ("none", "one", "two", "three")
+PRONOUNS = {"Nora": "she", "Iris": "she", "Pavel": "he", "Tomas": "he"}
+STEPS = {"north": (0, 1), "south": (0, -1), "east": (1, 0), "west": (-1, 0)}
+
+
+class Contradiction(AssertionError):
+    """The story does not make sense, or does not answer the question."""
+
+
+def answer(lines: Sequence[str], question: str, is_strict: bool = True) -> str:
+    """The only right answer. Raises: Contradiction."""
+    for pattern, reasoning in REASONINGS:
+        match = re.fullmatch(pattern, question)
+        if match:
+            return reasoning(lines, *match.groups(), is_strict=is_strict)
+    raise Contradiction(f"no such question: {question}")
+
+
+class Diary:
+    """What one learns by reading the statements about people and things one after another."""
+
+    def __init__(self, lines: Sequence[str], is_strict: bool) -> None:
+        self.is_strict = is_strict
+        self.where: dict[str, str] = {}
+        self.hands: dict[str, list[str]] = {}
+        self.trail: dict[str, list[str]] = {}  # rooms of a thing, one after another
+        self.last_named = ""
+        for line in lines:
+            self._read(line)
+
+    def _read(self, line: str) -> None:
+        verbs = "walked|hurried|stepped|strolled"
+        if match := re.fullmatch(rf"(\w+) and (\w+) (?:{verbs}) into the (\w+)\.", line):
+            first, second, room = match.groups()
+            self._check(first != second, line)
+            self._walk(first, room, line)
+            self._walk(second, room, line)
+        elif match := re.fullmatch(rf"(?:Soon|Next) (he|she) (?:{verbs}) into the (\w+)\.", line):
+            if not self.last_named or PRONOUNS[self.last_named] != match[1]:
+                raise Contradiction(f"who is meant? {line}")
+            self._walk(self.last_named, match[2], line)
+        elif match := re.fullmatch(rf"(\w+) (?:{verbs}) into the (\w+)\.", line):
+            self.last_named = match[1]
+            self._walk(match[1], match[2], line)
+        elif match := re.fullmatch(r"(\w+) (?:fetched|lifted up) the (\w+)\.", line):
+            self._take(match[1], match[2], line)
+        elif match := re.fullmatch(r"(\w+) (?:parted with the (\w+)|set the (\w+) aside)\.", line):
+            self._put(match[1], match[2] or match[3], line)
+        elif match := re.fullmatch(r"(\w+) entrusted (\w+) with the (\w+)\.", line):
+            self._give(match[1], match[2], match[3], line)
+        elif match := re.fullmatch(r"(\w+) lent the (\w+) to (\w+)\.", line):
+            self._give(match[1], match[3], match[2], line)
+        else:
+            raise Contradiction(f"what does this say? {line}")
+
+    def _check(self, is_right: bool, line: str) -> None:
+        if self.is_strict and not is_right:
+            raise Contradiction(line)
+
+    def _walk(self, who: str, room: str, line: str) -> None:
+        self._check(self.where.get(who) != room, line)
+        self.where[who] = room
+        for thing in self.hands.get(who, []):
+            self.trail[thing].append(room)
+
+    def _take(self, who: str, thing: str, line: str) -> None:
+        self._check(who in self.where, line)
+        self._check(all(thing not in held for held in self.hands.values()), line)
+        trail = self.trail.setdefault(thing, [])
+        self._check(not trail or trail[-1] == self.where.get(who), line)
+        if not trail and who in self.where:
+            trail.append(self.where[who])
+        self.hands.setdefault(who, []).append(thing)
+
+    def _put(self, who: str, thing: str, line: str) -> None:
+        self._check(thing in self.hands.get(who, []), line)
+        if thing in self.hands.get(who, []):
+            self.hands[who].remove(thing)
+        if who in self.where:
+            self.trail.setdefault(thing, []).append(self.where[who])
+
+    def _give(self, who: str, to: str, thing: str, line: str) -> None:
+        self._check(thing in self.hands.get(who, []), line)
+        self._check(who != to and self.where.get(who) == self.where.get(to), line)
+        if thing in self.hands.get(who, []):
+            self.hands[who].remove(thing)
+        self.hands.setdefault(to, []).append(thing)
+
+
+def room_of_person(lines: Sequence[str], who: str, *, is_strict: bool) -> str:
+    return _known(Diary(lines, is_strict).where.get(who), who)
+
+
+def room_of_thing(lines: Sequence[str], thing: str, *, is_strict: bool) -> str:
+    trail = Diary(lines, is_strict).trail.get(thing)
+    return _known(trail[-1] if trail else None, thing)
+
+
+def room_before(lines: Sequence[str], thing: str, room: str, *, is_strict: bool) -> str:
+    trail = Diary(lines, is_strict).trail.get(thing, [])
+    arrivals = [before for before, after in itertools.pairwise(trail) if after == room != before]
+    return _known(arrivals[-1] if arrivals else None, f"{thing} in {room}")
+
+
+def is_in(lines: Sequence[str], who: str, room: str, *, is_strict: bool) -> str:
+    return "yes" if room_of_person(lines, who, is_strict=is_strict) == room else "no"
+
+
+def count_held(lines: Sequence[str], who: str, *, is_strict: bool) -> str:
+    return NUMBERS[len(Diary(lines, is_strict).hands.get(who, []))]
+
+
+def list_held(lines: Sequence[str], who: str, *, is_strict: bool) -> str:
+    return ",".join(Diary(lines, is_strict).hands.get(who, [])) or "nothing"
+
+
+def greeted(lines: Sequence[str], who: str, *, is_strict: bool) -> str:
+    greets: dict[str, str] = {}
+    work: dict[str, str] = {}
+    for line in lines:
+        if match := re.fullmatch(r"Every (\w+) greets the (\w+)\.", line):
+            if greets.setdefault(match[1], match[2]) != match[2]:
+                raise Contradiction(line)
+        elif match := re.fullmatch(r"(\w+) (now )?works as (\w+)\.", line):
+            if is_strict and (bool(match[2]) != (match[1] in work) or work.get(match[1]) == match[3]):
+                raise Contradiction(line)
+            work[match[1]] = match[3]
+        else:
+            raise Contradiction(line)
+    return _known(greets.get(work.get(who, "")), who)
+
+
+def is_roomier(lines: Sequence[str], first: str, second: str, *, is_strict: bool) -> str:
+    inside: dict[str, set[str]] = {}  # what is smaller by one statement
+    for line in lines:
+        if match := re.fullmatch(r"The (\w+) is roomier than the (\w+)\.", line):
+            larger, smaller = match.groups()
+        elif match := re.fullmatch(r"The (\w+) goes inside the (\w+)\.", line):
+            smaller, larger = match.groups()
+        else:
+            raise Contradiction(line)
+        inside.setdefault(larger, set()).add(smaller)
+    is_larger, is_smaller = second in _reachable(inside, first), first in _reachable(inside, second)
+    if is_larger == is_smaller:
+        raise Contradiction(f"{first} and {second}: neither or both")
+    return "yes" if is_larger else "no"
+
+
+def goes_inside(lines: Sequence[str], first: str, second: str, *, is_strict: bool) -> str:
+    return is_roomier(lines, second, first, is_strict=is_strict)
+
+
+def path(lines: Sequence[str], start: str, end: str, *, is_strict: bool) -> str:
+    """The shortest way, which must be the only one of its length; all positions on the map must agree."""
+    steps: dict[str, dict[str, str]] = {}
+    opposite = {"north": "south", "south": "north", "east": "west", "west": "east"}
+    for line in lines:
+        match = re.fullmatch(r"The (\w+) lies (\w+) of the (\w+)\.", line)
+        if match is None:
+            raise Contradiction(line)
+        first, direction, second = match.groups()
+        if steps.setdefault(second, {}).setdefault(first, direction) != direction:
+            raise Contradiction(line)
+        steps.setdefault(first, {})[second] = opposite[direction]
+    position, ways = {start: (0, 0)}, {start: [()]}
+    waiting = deque([start])
+    while waiting:
+        site = waiting.popleft()
+        for neighbour, direction in steps.get(site, {}).items():
+            there = tuple(a + b for a, b in zip(position[site], STEPS[direction], strict=True))
+            if position.setdefault(neighbour, there) != there:
+                raise Contradiction(f"{neighbour} is in two places")
+            longer = [(*way, direction) for way in ways[site]]
+            if neighbour not in ways:
+                ways[neighbour] = longer
+                waiting.append(neighbour)
+            elif len(ways[neighbour][0]) == len(longer[0]):
+                ways[neighbour] += longer
+    if len(set(position.values())) != len(position):
+        raise Contradiction("two sites in one place")
+    if is_strict:
+        _check_neighbours(position, steps)
+    if len(ways.get(end, [])) != 1:
+        raise Contradiction(f"{len(ways.get(end, []))} ways from {start} to {end}")
+    return ",".join(ways[end][0])
+
+
+def _check_neighbours(position: dict[str, tuple[int, ...]], steps: dict[str, dict[str, str]]) -> None:
+    """Sites side by side on the map are told to be neighbours, so that the map offers no way that the text does not."""
+    for first, (x, y) in position.items():
+        for second, (u, v) in position.items():
+            if abs(x - u) + abs(y - v) == 1 and second not in steps[first]:
+                raise Contradiction(f"{first} and {second} are neighbours, and no line says so")
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = graph.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _known(value: str | None, what: str) -> str:
+    if value is None:
+        raise Contradiction(f"the story does not tell of {what}")
+    return value
+
+
+REASONINGS = (
+    (r"In which room is the (\w+)\?", room_of_thing),
+    (r"In which room is (\w+)\?", room_of_person),
+    (r"In which room was the (\w+) until it came into the (\w+)\?", room_before),
+    (r"Would one find (\w+) in the (\w+)\?", is_in),
+    (r"How many things does (\w+) hold\?", count_held),
+    (r"Which things does (\w+) hold\?", list_held),
+    (r"Whom does (\w+) greet\?", greeted),
+    (r"Is the (\w+) roomier than the (\w+)\?", is_roomier),
+    (r"Can the (\w+) go inside the (\w+)\?", goes_inside),
+    (r"Which way leads from the (\w+) to the (\w+)\?", path),
+)

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from implicit_llm.data.babi import SPLITS, Story, format_stories, parse_stories, words_of
+from implicit_llm.data.babi_simulator.dice import Dice
+from implicit_llm.data.babi_simulator.lexicon import CONTAINERS, THINGS, all_words
+from implicit_llm.data.babi_simulator.simulate import FAMILIES, SimulatorConfig, simulate
+from implicit_llm.runs.errors import UserError
+from implicit_llm.runs.fill import ConfigError, fill
+from tests.unit.data.babi_answers import Contradiction, answer
+
+LENGTHS = (1, 2, 3, 4, 5, 7, 10, 16, 25, 60, 150)
+ONE_FACT, TWO_FACTS = {1, 6, 12}, {2, 11, 15, 19}
+ROOMS = {"attic", "cellar", "library", "workshop", "balcony", "pantry"}
+PAIRS = {f"{first},{second}" for first in THINGS for second in THINGS if first != second}
+TURNS = {
+    f"{first},{second}"
+    for first in ("north", "east", "south", "west")
+    for second in ("north", "east", "south", "west")
+    if {first, second} not in ({"north", "south"}, {"east", "west"})
+}
+ANSWERS = {
+    **dict.fromkeys((1, 2, 3, 11, 12), ROOMS),
+    6: {"yes", "no"},
+    7: {"none", "one", "two", "three"},
+    8: {"nothing", *THINGS, *PAIRS},
+    15: {"baker", "miner", "tailor", "sailor", "painter", "farmer", "piper", "weaver"},
+    18: {"yes", "no"},
+    19: TURNS,
+}
+
+
+def config(length: int, count: int, seed: int = 0) -> SimulatorConfig:
+    return SimulatorConfig(seed, tuple(FAMILIES), dict.fromkeys(SPLITS, count), length)
+
+
+@cache
+def stories(family: int, length: int, count: int = 40, seed: int = 0, split: str = "train") -> list[Story]:
+    """Stories that went through a file, so that what is checked is what a reader sees."""
+    text = format_stories(simulate(config(length, count, seed), family, split))
+    return parse_stories(text.encode(), where="a simulated file")
+
+
+def statements_before(story: Story, number: int) -> list[str]:
+    return [line.text for line in story[: number - 1] if line.answer is None]
+
+
+def answer_or_none(lines: list[str], question: str) -> str | None:
+    try:
+        return answer(lines, question, is_strict=False)
+    except Contradiction:
+        return None
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_answer_follows_from_the_text(family: int, length: int) -> None:
+    count = 150 if length <= 10 else 30
+    for story in stories(family, length, count):
+        for line in story:
+            if line.answer is not None:
+                assert answer(statements_before(story, line.number), line.text) == line.answer, story
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_supporting_lines_alone_prove_the_answer(family: int, length: int) -> None:
+    for story in stories(family, length):
+        texts = {line.number: line.text for line in story}
+        for line in story:
+            if line.answer is None:
+                continue
+            assert len(set(line.supports)) == len(line.supports) > 0
+            proof = [texts[number] for number in sorted(line.supports)]
+            assert answer(proof, line.text, is_strict=False) == line.answer, (proof, line)
+            if family in ONE_FACT | TWO_FACTS | {3}:
+                assert len(proof) == (1 if family in ONE_FACT else 2 if family in TWO_FACTS else 3)
+            if family == 18:
+                assert len(proof) >= 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_any_one_of_its_supporting_lines_an_answer_is_not_proved(family: int) -> None:
+    for story in stories(family, 10):
+        texts = {line.number: line.text for line in story}
+        for line in story:
+            for left_out in line.supports if family not in (7, 8) else ():
+                proof = [texts[number] for number in sorted(line.supports) if number != left_out]
+                assert answer_or_none(proof, line.text) != line.answer, (proof, line)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_story_has_the_wanted_length_questions_in_between_and_one_at_the_end(family: int, length: int) -> None:
+    for story in stories(family, length):
+        kinds = [line.answer is not None for line in story]
+        num_statements = kinds.count(False)
+        assert num_statements >= length
+        if length >= (10 if family in (2, 7, 8) else 3) and family != 3:
+            assert num_statements <= length + (family == 11)
+        assert kinds[-1]
+        assert not any(first and second for first, second in itertools.pairwise(kinds))
+        if length >= 25:
+            assert kinds.count(True) >= length // 5
+
+
+def test_long_stories_of_three_facts_have_the_wanted_length() -> None:
+    lengths = [sum(line.answer is None for line in story) for story in stories(3, 25)]
+    assert lengths == [25] * len(lengths)
+
+
+@pytest.mark.parametrize("length", [10, 40])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_answer_of_a_family_occurs_and_none_is_a_safe_guess(family: int, length: int) -> None:
+    count = 400 if family in (8, 19) else 150
+    found = Counter(line.answer for story in stories(family, length, count) for line in story if line.answer)
+    assert set(found) == ANSWERS[family]
+    share = max(found.values()) / found.total()
+    if ANSWERS[family] == {"yes", "no"}:
+        assert share < 0.5 + 2.5 / found.total() ** 0.5  # five standard deviations of a fair coin
+    else:
+        assert share < (0.6 if family == 7 else 0.45 if family == 8 else 2.0 / len(ANSWERS[family]))
+
+
+@pytest.mark.parametrize("family", [6, 18])
+def test_yes_and_no_do_not_depend_on_the_form_of_the_question(family: int) -> None:
+    by_form: dict[str, Counter[str]] = {}
+    for story in stories(family, 10, 400):
+        for line in story:
+            if line.answer:
+                by_form.setdefault(line.text.split()[0], Counter())[line.answer] += 1
+    for found in by_form.values():
+        assert abs(found["yes"] / found.total() - 0.5) < 2.5 / found.total() ** 0.5
+
+
+def test_a_question_on_sizes_is_never_answered_by_one_statement() -> None:
+    for story in stories(18, 16):
+        for line in story:
+            if line.answer:
+                told = statements_before(story, line.number)
+                assert containers_in(line.text) not in map(containers_in, told)
+
+
+def containers_in(sentence: str) -> set[str]:
+    return set(CONTAINERS) & set(sentence[:-1].split())
+
+
+def test_the_vocabulary_is_all_that_the_stories_use_and_nothing_more() -> None:
+    used = {
+        word
+        for family in FAMILIES
+        for length, count in ((10, 400 if family in (8, 19) else 150), (40, 400 if family in (8, 19) else 150))
+        for story in stories(family, length, count)
+        for word in words_of(story)
+    }
+    assert used == all_words()
+    assert len(used) + 2 <= 192  # with <pad> and <eos> it fits the model of the real CatbAbI
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_splits_and_seeds_have_other_stories(family: int) -> None:
+    train = {format_stories([story]) for story in stories(family, 10)}
+    for other in (stories(family, 10, split="valid"), stories(family, 10, split="test"), stories(family, 10, seed=1)):
+        assert not train & {format_stories([story]) for story in other}
+
+
+def test_more_stories_leave_the_first_ones_as_they_are() -> None:
+    assert stories(3, 10, 12)[:5] == stories(3, 10, 5)
+
+
+def test_stories_of_a_seed_never_change() -> None:
+    text = "".join(
+        format_stories(stories(family, length, 20, seed=7, split="test")) for family in FAMILIES for length in (5, 30)
+    )
+    # A new value here means that every simulated data set of a seed is another one: do not change it lightly.
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert digest == "6af297a718b482e2124f39a7cc8512230ccff7099544cbfc76126901df3b5e17"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 100])
+def test_dice_are_fair(count: int) -> None:
+    dice = Dice(3, 1)
+    found = Counter(dice.below(count) for _ in range(20_000))
+    assert set(found) == set(range(count))
+    deviation = (20_000 / count * (1 - 1 / count)) ** 0.5
+    assert all(abs(number - 20_000 / count) <= 5 * deviation for number in found.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("families", []),
+        ("families", [1, 4]),
+        ("families", [1, 1]),
+        ("stories", {"train": 3, "valid": 3}),
+        ("stories", {"train": 3, "valid": 3, "test": 0}),
+        ("story_length", 0),
+        ("seed", -1),
+    ],
+)
+def test_a_value_out_of_range_gives_one_line_that_names_the_key_and_the_fix(key: str, value: object) -> None:
+    fields = {"seed": 0, "families": [1], "stories": dict.fromkeys(SPLITS, 3), "story_length": 5, key: value}
+    with pytest.raises(UserError, match=rf"babi-text: {key}: .*; use ") as caught:
+        fill(SimulatorConfig, fields, where="babi-text")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_key_is_refused() -> None:
+    fields = {"seed": 0, "families": [1], "stories": dict.fromkeys(SPLITS, 3), "story_lenght": 5}
+    with pytest.raises(ConfigError, match="story_length"):
+        fill(SimulatorConfig, fields, where="babi-text")
+
+
+@pytest.mark.parametrize(
+    ("lines", "question"),
+    [
+        (["Nora walked into the attic.", "Nora walked into the attic."], "In which room is Nora?"),
+        (["Nora fetched the scarf."], "Which things does Nora hold?"),
+        (["Nora walked into the attic."], "In which room is Iris?"),
+        (["The jar is roomier than the tub.", "The tub is roomier than the jar."], "Is the jar roomier than the tub?"),
+        (
+            ["The inn lies north of the mill.", "The mill lies east of the inn."],
+            "Which way leads from the inn to the mill?",
+        ),
+        (["Every miner greets the baker."], "Whom does Pip greet?"),
+    ],
+)
+def test_the_checker_refuses_a_story_that_does_not_answer(lines: list[str], question: str) -> None:
+    with pytest.raises(Contradiction):
+        answer(lines, question)
