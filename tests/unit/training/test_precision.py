@@ -1,0 +1,185 @@
+"""fp16: gradients that overflow are left out and said, and the scale belongs to the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from implicit_llm.runs.errors import Preempted
+from implicit_llm.tracking import journal
+from implicit_llm.training import precision
+from implicit_llm.training.metrics import StepMetrics
+from implicit_llm.training.non_finite import NonFiniteTraining, judge
+from implicit_llm.training.trainer import PhaseTrainer
+from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, artifacts, logged, train, train_config, work_of
+
+Inject = Callable[[str | None], None]
+INF = float("inf")
+NAN = float("nan")
+
+
+def skipped_steps(run_dir: Path) -> list[int]:
+    events = journal.read_events(work_of(run_dir) / "journal.jsonl")
+    return [step for event in events if event["name"] == "update_skipped" for step in event["steps"]]
+
+
+def start_scale_at(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    make = torch.amp.GradScaler
+    monkeypatch.setattr(
+        precision.torch.amp, "GradScaler", lambda device: make(device, init_scale=scale, growth_interval=3)
+    )
+
+
+def overflow_at(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
+    """Let the gradient of these steps be infinite, as too large a scale would."""
+    original = PhaseTrainer._clip_grad_norm
+
+    def overflowing(self: PhaseTrainer, model: torch.nn.Module) -> torch.Tensor:
+        if self.state.global_step + 1 in steps:
+            next(parameter for parameter in model.parameters()).grad.view(-1)[0] = INF  # type: ignore[union-attr]
+        return original(self, model)
+
+    monkeypatch.setattr(PhaseTrainer, "_clip_grad_norm", overflowing)
+
+
+@pytest.mark.parametrize("model", [IMPLICIT, LLAMA])
+def test_fp16_trains_with_weights_in_fp32_and_about_the_losses_of_fp32(
+    tmp_path: Path, data: Path, model: dict[str, Any]
+) -> None:
+    for name in ("fp16", "fp32"):
+        train(tmp_path / name / "only", train_config(model, precision=name), data)
+    stored = load_file(work_of(tmp_path / "fp16" / "only") / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+    half, full = ([values["loss"] for _, values in logged(tmp_path / name / "only")] for name in ("fp16", "fp32"))
+    assert half == pytest.approx(full, rel=0.02)
+    assert half != full
+    norms = [[values["grad_norm"] for _, values in logged(tmp_path / name / "only")] for name in ("fp16", "fp32")]
+    assert norms[0] == pytest.approx(norms[1], rel=0.1)  # of the unscaled gradient
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_an_overflow_leaves_out_one_update_and_training_goes_on(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, is_fused: bool
+) -> None:
+    if not is_fused:
+        adamw = torch.optim.AdamW
+        monkeypatch.setattr(
+            "implicit_llm.training.optimizer.optim.AdamW", lambda *a, fused=False, **options: adamw(*a, **options)
+        )
+    weights: dict[int, torch.Tensor] = {}
+    overflow_at(monkeypatch, {3, 5})
+    clip = PhaseTrainer._clip_grad_norm
+
+    def watched(self: PhaseTrainer, model: torch.nn.Module) -> torch.Tensor:
+        weights[self.state.global_step] = next(iter(model.parameters())).detach().clone()
+        return clip(self, model)
+
+    monkeypatch.setattr(PhaseTrainer, "_clip_grad_norm", watched)
+    run_dir = tmp_path / "a" / "only"
+    train(run_dir, train_config(precision="fp16"), data)
+    assert skipped_steps(run_dir) == [3, 5]
+    assert torch.equal(weights[2], weights[3])
+    assert torch.equal(weights[4], weights[5])
+    assert not torch.equal(weights[3], weights[4])
+    points = dict(logged(run_dir))
+    assert [points[step]["skipped_updates"] for step in range(1, 9)] == [0, 0, 1, 1, 2, 2, 2, 2]
+    assert all(points[step]["loss"] > 0 for step in points)
+    state = json.loads((work_of(run_dir) / "checkpoint" / "state.json").read_text())
+    assert state["scaler"]["scale"] == 2.0**14
+    # The rate is a function of the step, also after an update that was left out.
+    monkeypatch.undo()
+    train(tmp_path / "b" / "only", train_config(), data)
+    assert [points[step]["learning_rate"] for step in points] == [
+        values["learning_rate"] for _, values in logged(tmp_path / "b" / "only")
+    ]
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_a_stop_after_any_step_changes_nothing_and_the_scale_goes_on(
+    tmp_path: Path, data: Path, inject: Inject, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    start_scale_at(monkeypatch, 2.0**19)
+    overflow_at(monkeypatch, {2, 6})
+    whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
+    train(whole, train_config(precision="fp16"), data)
+    inject(f"train.after_step:sigterm@{step}")
+    with pytest.raises(Preempted):
+        train(parts, train_config(precision="fp16"), data)
+    inject(None)
+    train(parts, train_config(precision="fp16"), data)
+    assert artifacts(parts) == artifacts(whole)
+    assert logged(parts) == logged(whole)
+    assert skipped_steps(parts) == skipped_steps(whole)
+    assert {2, 6} <= set(skipped_steps(whole))
+
+
+def test_handing_over_with_the_same_solver_equals_no_hand_over_in_fp16(tmp_path: Path, data: Path) -> None:
+    def phase(index: int, start: int, end: int) -> dict[str, Any]:
+        fields = {"name": f"p{index}", "index": index, "start_step": start, "end_step": end, "solver": FREE}
+        return train_config(precision="fp16", phase=fields)
+
+    train(tmp_path / "whole" / "p0", phase(0, 0, 8), data)
+    train(tmp_path / "a" / "p0", phase(0, 0, 5), data)
+    train(tmp_path / "a" / "p1", phase(1, 5, 8), data, start=tmp_path / "a" / "p0")
+    whole, parts = artifacts(tmp_path / "whole" / "p0"), artifacts(tmp_path / "a" / "p1")
+    assert whole["model/model.safetensors"] == parts["model/model.safetensors"]
+    assert whole["checkpoint/optimizer.safetensors"] == parts["checkpoint/optimizer.safetensors"]
+
+
+def test_overflows_whatever_the_scale_stop_training(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("implicit_llm.training.trainer.MAX_SKIPPED_IN_A_ROW", 3)
+    overflow_at(monkeypatch, {2, 4, 5, 6, 7})
+    run_dir = tmp_path / "a" / "only"
+    with pytest.raises(NonFiniteTraining, match="3 updates in a row were skipped at step 6 ") as caught:
+        train(run_dir, train_config(precision="fp16"), data, save_steps=2)
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in (work_of(run_dir) / "checkpoints").iterdir()) == [
+        "step-00000002",
+        "step-00000004",
+    ]
+
+
+def test_overflows_in_a_row_are_counted_over_a_stop(
+    tmp_path: Path, data: Path, inject: Inject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("implicit_llm.training.trainer.MAX_SKIPPED_IN_A_ROW", 3)
+    overflow_at(monkeypatch, {4, 5, 6})
+    inject("train.after_step:sigterm@5")
+    with pytest.raises(Preempted):
+        train(tmp_path / "a" / "only", train_config(precision="fp16"), data)
+    inject(None)
+    with pytest.raises(NonFiniteTraining, match="at step 6 "):
+        train(tmp_path / "a" / "only", train_config(precision="fp16"), data)
+
+
+def test_a_loss_that_is_not_finite_stops_fp16_at_once(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = StepMetrics.add
+    losses: list[torch.Tensor] = []
+
+    def spoiled(self: StepMetrics, loss: torch.Tensor, *arguments: Any) -> None:
+        losses.append(loss)
+        add(self, loss * NAN if len(losses) == 3 else loss, *arguments)
+
+    monkeypatch.setattr(StepMetrics, "add", spoiled)
+    with pytest.raises(NonFiniteTraining, match="the loss is nan .* at step 3 "):
+        train(tmp_path / "a" / "only", train_config(precision="fp16"), data)
+    assert len(losses) == 3
+
+
+def test_steps_are_judged_in_their_order() -> None:
+    assert judge([(1.0, 2.0), (1.0, INF), (1.0, 1.0)], 10, 3, 0) == ([11], None)
+    assert judge([(1.0, INF), (1.0, 1.0), (1.0, INF), (1.0, NAN)], 10, 3, 1) == ([10, 12, 13], None)
+    skipped, bad = judge([(1.0, INF)], 10, 3, 2)
+    assert (skipped, bad and bad[0]) == ([], 10)
+    assert judge([(NAN, INF)], 10, 3, 0)[1] is not None
+    assert judge([(1.0, INF)], 10, 0, 0)[1] == (10, "the loss is 1 and the gradient norm inf")
