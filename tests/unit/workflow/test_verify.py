@@ -1,0 +1,183 @@
+"""Every byte that a manifest vouches for, in data made by the real stage."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from implicit_llm_workflow import console
+from implicit_llm_workflow.plan import Plan
+from tests.unit.workflow.experiments import TINY, ExperimentFile
+from tests.unit.workflow.test_console import loaded_after, run
+
+JOB, OTHER = "data/s3-train", "data/s3-test-L8-h0.5"
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two data sets as their jobs leave them, one of them in four shards."""
+    path = tmp_path_factory.mktemp("made") / "tiny.yaml"
+    path.write_text(TINY)
+    plan = ExperimentFile(path).edit("group: S3", "group: S3\n    shard_samples: 16").plan()
+    for key in (JOB, OTHER):
+        make(plan, key)
+    return path.parent
+
+
+@pytest.fixture
+def made(template: Path, tmp_path: Path) -> Plan:
+    """The plan of a copy."""
+    shutil.copytree(template, tmp_path / "copy")
+    return ExperimentFile(tmp_path / "copy" / "tiny.yaml").plan()
+
+
+def make(plan: Plan, key: str) -> None:
+    """Run the job as a rule does."""
+    with pytest.raises(SystemExit) as stopped:
+        console.main(["data", "--run-dir", str(plan.root / key), "--identity", plan.identities[key].to_json()])
+    assert not stopped.value.code
+
+
+def verify(plan: Plan, capsys: pytest.CaptureFixture[str], *targets: str) -> tuple[int, str]:
+    where = ("--config", str(plan.experiment.source), "--results", str(plan.root.parent))
+    code, out, _ = run(capsys, "verify", *targets, *where)
+    return code, out
+
+
+def shards(plan: Plan) -> list[Path]:
+    return sorted((plan.root / JOB).glob("work/*/shards/*.npy"))
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def test_whole_results_pass_and_unfinished_jobs_are_counted(made: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = verify(made, capsys)
+    assert code == 0
+    assert re.fullmatch(r"2 jobs, 14 files, 0\.0 MiB: none broken, 10 not made yet\n", out)  # 6 shards, 2 indices
+
+
+@pytest.mark.parametrize("position", [0, 100, -1])
+def test_any_flipped_bit_is_found_and_the_file_and_job_are_named(
+    made: Plan, capsys: pytest.CaptureFixture[str], position: int
+) -> None:
+    broken = shards(made)[2]
+    flip(broken, position)
+    code, out = verify(made, capsys)
+    assert code == 1
+    assert f"broken {broken}: expected sha256" in out
+    assert f"(job {JOB})" in out
+    assert "1 broken" in out
+
+
+def test_a_missing_and_a_cut_file_are_told_apart(made: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    missing, cut = shards(made)[0], shards(made)[1]
+    missing.unlink()
+    size = cut.stat().st_size
+    cut.write_bytes(cut.read_bytes()[:-1])
+    _, out = verify(made, capsys)
+    assert f"broken {missing}: expected {size} bytes, found no file" in out
+    assert f"broken {cut}: expected {size} bytes, found {size - 1}" in out
+
+
+def test_only_the_targets_are_read(made: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(shards(made)[0], -1)
+    assert verify(made, capsys, OTHER)[0] == 0
+    assert verify(made, capsys, str(made.root / JOB))[0] == 1
+    code, out = verify(made, capsys, "train/explicit-s0/explicit")
+    assert (code, "1 not made yet" in out) == (0, True)
+
+
+def test_doing_what_is_printed_rebuilds_the_broken_shard_and_keeps_the_others(
+    made: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = shards(made)[0]
+    others = [path for path in shards(made) if not path.stem.endswith("-00000")]
+    whole, manifest = broken.read_bytes(), (made.root / JOB / "manifest.json").read_bytes()
+    times = [path.stat().st_mtime_ns for path in others]
+    flip(broken, -1)
+    _, out = verify(made, capsys)
+    remove, snakemake = (line.strip() for line in out.splitlines() if line.startswith("    "))
+    assert remove == f"rm -f {made.root / JOB}/manifest.json"
+    assert snakemake.endswith(
+        f"--configfile {made.experiment.source} --directory {made.root.parent.parent} results/tiny/{JOB}/manifest.json"
+    )
+    Path(remove.split()[-1]).unlink()
+    make(made, JOB)
+    assert broken.read_bytes() == whole
+    assert (made.root / JOB / "manifest.json").read_bytes() == manifest
+    assert [path.stat().st_mtime_ns for path in others] == times
+    assert verify(made, capsys)[0] == 0
+
+
+@pytest.mark.parametrize("damage", ["{", '{"stage": "data"}', None])
+def test_a_damaged_manifest_is_broken_itself(
+    made: Plan, capsys: pytest.CaptureFixture[str], damage: str | None
+) -> None:
+    path = made.root / JOB / "manifest.json"
+    if damage is None:
+        values = json.loads(path.read_text())
+        values["identity"]["config"]["seed"] = 1
+        damage = json.dumps(values)
+    path.write_text(damage)
+    code, out = verify(made, capsys)
+    assert code == 1
+    assert f"broken {path}:" in out
+    assert f"rm -f {path}" in out
+
+
+def test_a_manifest_that_points_out_of_its_directory_is_refused(made: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made.root / JOB / "manifest.json"
+    values = json.loads(path.read_text())
+    values["files"][0]["path"] = "../../secret"
+    for copy in (path, *(made.root / JOB).glob("work/*/manifest.json")):
+        copy.write_text(json.dumps(values))
+    code, out = verify(made, capsys)
+    assert code == 1
+    assert "leads out of the run directory" in out
+
+
+def test_a_changed_copy_of_a_declared_file_is_found(made: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made.root / JOB / "manifest.json"
+    work = next((made.root / JOB).glob("work/*"))
+    page = work / "declared" / "page.html"
+    page.parent.mkdir()
+    page.write_text("page")
+    values = json.loads(path.read_text())
+    sha256 = "3660315a9af3df255d8f19ab077e4797822b41488a0e2a04bc6af71213c23274"
+    values["files"].append({"path": page.relative_to(made.root / JOB).as_posix(), "size": 4, "sha256": sha256})
+    for copy in (path, work / "manifest.json"):
+        copy.write_text(json.dumps(values))
+    (made.root / JOB / "page.html").write_text("pale")
+    code, out = verify(made, capsys)
+    assert code == 1
+    assert f"broken {made.root / JOB}/page.html: expected sha256" in out
+
+
+def test_a_job_that_is_stale_besides_is_told_so(made: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(shards(made)[0], -1)
+    source = Path(made.experiment.source)
+    source.write_text(source.read_text().replace("num_samples: 64", "num_samples: 48"))
+    code, out = verify(made, capsys)
+    assert code == 1
+    assert f"Stale besides, so that it is made anew from config and code of now: {JOB}" in " ".join(out.split())
+
+
+def test_an_unknown_target_is_an_error_with_the_nearest_job(made: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--config", str(made.experiment.source), "--results", str(made.root.parent))
+    code, _, err = run(capsys, "verify", "data/s3-trian", *where)
+    assert code == 2
+    assert "did you mean 'data/s3-train'" in err
+
+
+def test_verifying_loads_no_heavy_package(made: Plan) -> None:
+    words = ["verify", "--config", str(made.experiment.source), "--results", str(made.root.parent)]
+    call = f"try:\n    main({words!r})\nexcept SystemExit:\n    pass"
+    assert loaded_after("from implicit_llm_workflow.console import main", f"exec({call!r})") == []
