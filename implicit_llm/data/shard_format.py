@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,11 @@ from implicit_llm.runs.errors import UserError
 
 INDEX_NAME = "index.json"
 FORMAT = 1
+TOKEN_TYPE = np.dtype("<u2")  # of a stream of tokens, whatever the vocabulary
+
+
+class DatasetError(UserError):
+    """A data set on disk is missing, incomplete or damaged; the message names the file and how to rebuild it."""
 
 
 class VocabularyTooLarge(UserError, ValueError):
@@ -101,3 +107,11 @@ def damage_of(directory: Path, file: ShardFile, is_deep: bool) -> str | None:
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return None
+
+
+def rebuild_hint(directory: Path) -> str:
+    """Name the command that makes what is missing and keeps the rest."""
+    if directory.parent.name != "work":  # not below a run directory
+        return "write the data set again"
+    manifest = os.path.relpath(directory.parent.parent / "manifest.json")
+    return f"type `rm -f {manifest}` and run the workflow again: it rebuilds what is damaged and keeps the rest"

@@ -1,9 +1,8 @@
-"""Reading a sharded data set, memory-mapped."""
+"""Reading a data set, memory-mapped: sharded rows here, streams of tokens in `token_stream`."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,17 @@ import numpy as np
 from implicit_llm.data.shard_format import (
     FORMAT,
     INDEX_NAME,
+    DatasetError,
     DatasetSpec,
     ShardFile,
     ShardRecord,
     damage_of,
+    rebuild_hint,
     token_dtype,
 )
-from implicit_llm.runs.errors import UserError
+from implicit_llm.data.token_stream import TokenStream, open_stream
 
 IGNORED_LABEL = -100  # as in torch's cross entropy
-
-
-class DatasetError(UserError):
-    """A data set on disk is missing, incomplete or damaged; the message names the file and how to rebuild it."""
 
 
 class TokenDataset:
@@ -49,7 +46,7 @@ class TokenDataset:
         return int(self._ends[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_dataset, (self.directory,)  # a worker process maps the files itself instead of getting their bytes
+        return _open_rows, (self.directory,)  # a worker process maps the files itself instead of getting their bytes
 
     def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the samples at `indices` (B,) as one int64 array (B, length) per column, in the order asked for.
@@ -115,11 +112,28 @@ class TokenDataset:
         return DatasetError(f"shard {shard} ({self.directory / file.path}) {damage}; {rebuild_hint(self.directory)}")
 
 
-def open_dataset(directory: Path) -> TokenDataset:
+def open_dataset(directory: Path, length: int | None = None) -> TokenDataset | TokenStream:
     """Open a finished data set and check the sizes of its files.
 
-    Raises: DatasetError when the index or a shard is missing or damaged.
+    length: of the rows of a stream, which can be cut anew; a data set of rows has the length it was made with.
+    Raises: DatasetError when the index or a shard is missing or damaged; ValueError for a length that cannot be had.
     """
+    if _layout_of(directory) == "stream":
+        return open_stream(directory, length)
+    dataset = _open_rows(directory)
+    if length not in (None, dataset.length):
+        raise ValueError(f"{directory}: its rows have {dataset.length} tokens and cannot be cut to {length}")
+    return dataset
+
+
+def _layout_of(directory: Path) -> str:
+    try:
+        return json.loads((directory / INDEX_NAME).read_bytes()).get("layout", "rows")
+    except (OSError, ValueError, AttributeError):
+        return "rows"  # whose reader says what is wrong
+
+
+def _open_rows(directory: Path) -> TokenDataset:
     path = directory / INDEX_NAME
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
@@ -141,11 +155,3 @@ def open_dataset(directory: Path) -> TokenDataset:
     dataset = TokenDataset(directory, spec, shards)
     dataset.check_sizes()
     return dataset
-
-
-def rebuild_hint(directory: Path) -> str:
-    """Name the command that makes what is missing and keeps the rest."""
-    if directory.parent.name != "work":  # not below a run directory
-        return "write the data set again"
-    manifest = os.path.relpath(directory.parent.parent / "manifest.json")
-    return f"type `rm -f {manifest}` and run the workflow again: it rebuilds what is damaged and keeps the rest"

@@ -1,0 +1,213 @@
+"""One file of a corpus, read document by document: JSON lines, parquet or plain text, also compressed.
+
+A document of a `.txt` file is the whole file. However long a file is, only one document of it (of parquet: one batch of
+rows) is in memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, Protocol
+
+from implicit_llm.runs.errors import UserError
+
+PARQUET_ROWS = 64  # read at once: enough to hide the cost of a call, few enough to hold
+
+
+class CorpusError(UserError):
+    """A text file is missing, damaged or not as configured; the message names file and place."""
+
+
+class Document(NamedTuple):
+    """text; its bytes; and how many bytes of the file, as stored, are read after it."""
+
+    text: str
+    utf8: bytes
+    position: int
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """Where the text stands, and how many bytes a document may have as stored."""
+
+    field: str
+    max_document_bytes: int
+
+
+class CorpusFile(Protocol):
+    """name: the same on every machine; size: bytes as stored, None when not known."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int | None: ...
+
+    def read(self) -> Iterator[Document]:
+        """The documents in their order, empty ones too. Raises: CorpusError."""
+        ...
+
+
+class TextFile:
+    """A file on disk."""
+
+    def __init__(self, name: str, path: Path, text_format: TextFormat) -> None:
+        self.name = name
+        self.path = path
+        self.size = path.stat().st_size
+        self._format = text_format
+        self._reader = reader_of(path)
+
+    def read(self) -> Iterator[Document]:
+        with damage_named(self.path):
+            yield from self._reader(self.path, self._format)
+
+
+Reader = Callable[[Path, TextFormat], Iterator[Document]]
+
+
+def reader_of(path: Path) -> Reader:
+    """What reads a file of this name. Raises: CorpusError for an unknown ending."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    elif suffixes[-1:] == [".parquet"]:
+        return _read_parquet
+    reader = READERS.get(suffixes[-1] if suffixes else "")
+    if reader is None:
+        known = ", ".join([*READERS, ".parquet"])
+        raise CorpusError(f"{path}: cannot tell what is in it; name it {known} (the first ones also with .gz or .zst)")
+    return reader
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while reading `path` into a CorpusError."""
+    try:
+        yield
+    except EOFError as error:
+        raise CorpusError(f"{path}: the compressed file is cut off; fetch it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise CorpusError(f"{path}: the compressed file is damaged ({error}); fetch it again") from error
+    except OSError as error:
+        reason = error.strerror or str(error).splitlines()[0]
+        raise CorpusError(f"{path}: cannot be read ({reason}); check or fetch it again") from error
+
+
+def checked(text: object, where: str, text_format: TextFormat, position: int) -> Document:
+    """`text` as a document. Raises: CorpusError if it is none."""
+    if not isinstance(text, str):
+        raise CorpusError(f"{where}: '{text_format.field}' is no text but {type(text).__name__}; repair or remove it")
+    try:
+        utf8 = text.encode("utf-8")
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
+        raise CorpusError(f"{where}: character {error.start} is half a character; repair or remove it") from error
+    if len(utf8) > text_format.max_document_bytes:
+        raise too_long(where, text_format)
+    return Document(text, utf8, position)
+
+
+def too_long(where: str, text_format: TextFormat) -> CorpusError:
+    return CorpusError(
+        f"{where}: the document is longer than max_document_bytes, {text_format.max_document_bytes}; "
+        f"raise corpus.max_document_bytes (a job needs several times as much memory), or cut the document"
+    )
+
+
+def _read_lines(path: Path, text_format: TextFormat) -> Iterator[Document]:
+    limit = text_format.max_document_bytes
+    with _opened(path) as (file, raw):
+        number = 0
+        while line := file.readline(limit + 1):
+            number += 1
+            where = f"{path}: line {number}"
+            if len(line) > limit:
+                raise too_long(where, text_format)
+            if line.isspace():
+                continue
+            yield checked(_field_of(line, where, text_format.field), where, text_format, raw.tell())
+
+
+def _field_of(line: bytes, where: str, field: str) -> object:
+    try:
+        record = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{where}: invalid UTF-8 at byte {error.start}; repair or remove the line") from error
+    except ValueError as error:
+        raise CorpusError(f"{where}: not JSON ({error}); repair or remove the line") from error
+    if not isinstance(record, dict) or field not in record:
+        found = ", ".join(sorted(record)) if isinstance(record, dict) else type(record).__name__
+        raise CorpusError(f"{where}: no field '{field}' (found: {found:.200}); set corpus.field")
+    return record[field]
+
+
+def _read_text(path: Path, text_format: TextFormat) -> Iterator[Document]:
+    with _opened(path) as (file, raw):
+        data = file.read(text_format.max_document_bytes + 1)
+        if len(data) > text_format.max_document_bytes:
+            raise too_long(str(path), text_format)
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise CorpusError(f"{path}: line {line}: invalid UTF-8; convert the file to UTF-8") from error
+        yield Document(text, data, raw.tell())
+
+
+def _read_parquet(path: Path, text_format: TextFormat) -> Iterator[Document]:
+    import pyarrow
+    import pyarrow.parquet
+
+    field, number = text_format.field, 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            if field not in table.schema_arrow.names:
+                found = ", ".join(table.schema_arrow.names)
+                raise CorpusError(f"{path}: no field '{field}' (found: {found:.200}); set corpus.field")
+            num_rows, size = max(1, table.metadata.num_rows), path.stat().st_size
+            for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
+                for value in batch.column(0):
+                    number += 1
+                    text = value.as_py()
+                    yield checked(text, f"{path}: row {number}", text_format, size * number // num_rows)
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path}: row {number}: invalid UTF-8; repair or remove the row") from error
+    except pyarrow.ArrowException as error:
+        raise CorpusError(
+            f"{path}: the parquet file is damaged ({str(error).splitlines()[0]}); fetch it again"
+        ) from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[io.BufferedIOBase, BinaryIO]]:
+    """The decompressed file, and the one below it, whose `tell` says how far the stored file is read."""
+    with ExitStack() as stack:
+        raw = stack.enter_context(path.open("rb"))
+        compression = COMPRESSIONS.get(path.suffix.lower())
+        if compression == "gzip":
+            unpacked = stack.enter_context(gzip.GzipFile(fileobj=raw))
+            yield stack.enter_context(io.BufferedReader(unpacked, 1 << 20)), raw
+        elif compression == "zstd":
+            import pyarrow  # has zstd at hand, which the standard library of this Python has not
+
+            stream = stack.enter_context(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
+            yield stack.enter_context(io.BufferedReader(stream, 1 << 20)), raw
+        else:
+            yield raw, raw
+
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+READERS: dict[str, Reader] = {
+    ".jsonl": _read_lines,
+    ".ndjson": _read_lines,
+    ".json": _read_lines,
+    ".txt": _read_text,
+    ".md": _read_text,
+}

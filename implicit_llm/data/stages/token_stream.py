@@ -1,0 +1,97 @@
+"""The stage `data` of kind `token_stream`: one split of all shards as a data set.
+
+The training split stays where the shards' jobs wrote it, the index points there; the test split is merged, so that
+rows of every length can run over its shards' borders.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from implicit_llm.data.document_split import Split
+from implicit_llm.data.hashed_file import HashedFile
+from implicit_llm.data.shard_format import ShardFile
+from implicit_llm.data.token_shard import read_record
+from implicit_llm.data.token_stream import open_stream, write_index
+from implicit_llm.runs.errors import UserError
+from implicit_llm.runs.fill import fill
+from implicit_llm.runs.stage import Input, StageContext, StageResult
+from implicit_llm.testing import faults
+
+MERGED_NAME = "tokens.bin"
+COPIED_BYTES = 1 << 22  # at once
+
+
+class StreamError(UserError):
+    """The shards do not make up the stream that is asked for."""
+
+
+@dataclass(frozen=True)
+class TokenStreamConfig:
+    """length: tokens of a row unless a reader wants another."""
+
+    split: Split
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"length: {self.length} is out of range; use a whole number of at least 1")
+
+
+def run(context: StageContext) -> StageResult:
+    """Write the index, and for the test split the merged tokens.
+
+    Raises: ConfigError; StreamError; StorageError.
+    """
+    fields = {key: value for key, value in context.config.items() if key != "kind"}
+    config = fill(TokenStreamConfig, fields, where=context.name)
+    records = {role: read_record(given.work) for role, given in sorted(context.inputs.items())}
+    shared = _shared(context.name, records)
+    parts = [_part(context.work, context.inputs[role], record, config.split) for role, record in records.items()]
+    if config.split == "test":
+        parts = [_merge(context.work, parts)]
+    source = {"kind": "token_stream", "split": config.split, "end_of_text": shared["end_of_text"]}
+    about = {"vocab_size": shared["vocab_size"], "length": config.length, "source": source}
+    num_tokens = sum(part.size for part in parts) // 2
+    faults.point("token_stream.before_index")
+    index = write_index(context.work, about, [part for part in parts if part.size] or parts)
+    num_rows = len(open_stream(context.work))
+    if num_rows == 0:
+        raise StreamError(
+            f"{context.name}: the {config.split} split has {num_tokens} tokens, not one row of {config.length}; "
+            "add text, choose a shorter length" + (" or raise test_fraction" if config.split == "test" else "")
+        )
+    context.log.info("%d tokens, %d rows of %d", num_tokens, num_rows, config.length)
+    files = [index, *(context.work / part.path for part in parts if config.split == "test")]
+    return StageResult(files, {"num_tokens": num_tokens, "num_rows": num_rows, "num_shards": len(records)})
+
+
+def _shared(name: str, records: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What all shards must have in common."""
+    if not records:
+        raise StreamError(f"{name}: no shards given; add --input shard-00000=DIR for each")
+    shared = [{key: record[key] for key in ("vocab_size", "end_of_text")} for record in records.values()]
+    for role, other in zip(records, shared, strict=True):
+        if other != shared[0]:
+            raise StreamError(f"{name}: {role} has {other}, the first shard {shared[0]}; make them with one tokenizer")
+    return shared[0]
+
+
+def _part(work: Path, given: Input, record: dict[str, Any], split: Split) -> ShardFile:
+    """The shard's file, its path relative to `work`."""
+    file: ShardFile = record["files"][split]
+    return replace(file, path=Path(os.path.relpath(given.work / file.path, work)).as_posix())
+
+
+def _merge(work: Path, parts: list[ShardFile]) -> ShardFile:
+    """One file with the tokens of all parts in their order."""
+    with HashedFile(work / MERGED_NAME) as merged:
+        for part in parts:
+            faults.point("token_stream.before_part")
+            with (work / part.path).open("rb") as file:
+                while data := file.read(COPIED_BYTES):
+                    merged.write(data)
+        return merged.commit()
