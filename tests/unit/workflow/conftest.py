@@ -1,4 +1,4 @@
-"""A small experiment as a file that tests change."""
+"""Small experiments as files that tests change."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.unit.workflow.experiments import TINY, ExperimentFile
+from tests.unit.workflow.language_experiments import LANGUAGE
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> ExperimentFile:
     path = tmp_path / "tiny.yaml"
     path.write_text(TINY)
+    return ExperimentFile(path)
+
+
+@pytest.fixture
+def language(tmp_path: Path) -> ExperimentFile:
+    path = tmp_path / "language.yaml"
+    path.write_text(LANGUAGE)
     return ExperimentFile(path)

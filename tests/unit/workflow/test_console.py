@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from implicit_llm_workflow import console
+from implicit_llm_workflow.plan import Plan
 from implicit_llm_workflow.stage_commands import OptionError, parse_inputs
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.test_plan import finish
@@ -125,6 +127,23 @@ def test_a_job_is_run_from_its_identity_alone(capsys: pytest.CaptureFixture[str]
     assert "done" in (run_dir / "job.log").read_text()
 
 
+@pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("0", "0")])
+def test_jobs_do_not_look_at_the_hub_unless_told_to(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tiny: ExperimentFile,
+    given: str | None,
+    seen: str,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", given or "to be restored afterwards")
+    if given is None:
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+    _, identity, _ = run(capsys, "identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
+    code, _, err = run(capsys, "data", "--run-dir", str(tiny.path.parent / "run"), "--identity", identity)
+    assert code == 0, err
+    assert os.environ["HF_HUB_OFFLINE"] == seen
+
+
 def test_an_edited_identity_is_refused(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     _, identity, _ = run(capsys, "identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
     edited = identity.replace('"length":8', '"length":9')
@@ -135,6 +154,23 @@ def test_an_edited_identity_is_refused(capsys: pytest.CaptureFixture[str], tiny:
 
 def test_inputs_are_roles_and_directories() -> None:
     assert parse_inputs(["train:a/b=x/y", "data=z"]) == {"train:a/b": Path("x/y"), "data": Path("z")}
+
+
+def test_many_inputs_come_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "inputs.json"
+    path.write_text(json.dumps({f"shard-{number}": f"results/{number}" for number in range(2000)}))
+    inputs = parse_inputs(["tokenizer=t", f"@{path}"])
+    assert len(inputs) == 2001
+    assert (inputs["tokenizer"], inputs["shard-1999"]) == (Path("t"), Path("results/1999"))
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"role": 1}', '{"role": ""}', '{"data": "a"}'])
+def test_a_file_that_holds_no_inputs_is_named(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "inputs.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(OptionError, match=re.escape(f"--input @{path}")):
+        parse_inputs(["data=x", f"@{path}"])
 
 
 @pytest.mark.parametrize("options", [["data"], ["=x"], ["data="], ["data=x", "data=y"]])
@@ -168,3 +204,34 @@ def test_the_headline_shows_each_mode_and_marks_stale_numbers(
     )  # made-up code digests are not the real ones
     assert re.search(r"explicit-s0 \(stale\) +sequential +- +-\n", out)
     assert "mlflow ui --backend-store-uri sqlite:///" in out
+
+
+def test_the_headline_of_language_models_shows_mean_and_spread_over_seeds(
+    capsys: pytest.CaptureFixture[str], language: ExperimentFile
+) -> None:
+    plan = language.plan()
+    finish(plan)
+    for seed, perplexity in ((0, 20.0), (1, 22.0)):
+        records = [
+            {"mode": "blockwise", "length": 32, "perplexity": perplexity},
+            {"mode": "blockwise", "length": 64, "perplexity": None},
+        ]
+        write_metrics(plan, f"evaluate/trunk-s{seed}/free-80/perplexity", records)
+    write_metrics(
+        plan, "evaluate/babi-s0/explicit/questions", [{"mode": "parallel", "data": "babi-test", "accuracy": 0.5}]
+    )
+    _, out, _ = run(capsys, "headline", "--config", str(language.path), "--results", str(plan.root.parent))
+    assert "text: perplexity on the test split" in out
+    assert re.search(r"trunk \(stale\) +free-80 +blockwise +2 +- +21\.00 \(20\.00 to 22\.00\)\n", out)
+    assert re.search(r"trunk \(stale\) +free-90 +- +0 +- +-\n", out)
+    assert "babi: accuracy over all questions" in out
+    assert re.search(r"babi \(stale\) +parallel +1 +- +50\.0\n", out)
+
+
+def write_metrics(plan: Plan, key: str, records: list[dict[str, Any]]) -> None:
+    """Give a finished evaluation these records."""
+    run_dir = plan.run_dir(plan.nodes[key])
+    (run_dir / "work").mkdir()
+    (run_dir / "work" / "metrics.json").write_text(json.dumps({"records": records}))
+    values = json.loads((run_dir / "manifest.json").read_text()) | {"files": [{"path": "work/metrics.json"}]}
+    (run_dir / "manifest.json").write_text(json.dumps(values))

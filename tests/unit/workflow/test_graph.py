@@ -6,7 +6,7 @@ import json
 
 from implicit_llm_workflow.fingerprint import Identity
 from implicit_llm_workflow.graph import build_graph
-from implicit_llm_workflow.report_outputs import report_figures
+from implicit_llm_workflow.report_outputs import report_figures, report_tables
 from tests.unit.workflow.experiments import ExperimentFile
 
 KEYS = [
@@ -110,3 +110,20 @@ def test_an_explicit_experiment_has_no_figure_of_solvers(tiny: ExperimentFile) -
     start, end = text.index("  implicit:"), text.index("  explicit:")
     tiny.path.write_text((text[:start] + text[end:]).replace("  curriculum:\n    unrolled: {steps: 4}\n", ""))
     assert report_figures(tiny.load()) == ["accuracy-by-length", "accuracy-by-position", "training-curves"]
+
+
+def test_the_figures_and_tables_are_those_of_what_is_evaluated(tiny: ExperimentFile, language: ExperimentFile) -> None:
+    assert report_tables(tiny.load()) == ["accuracy"]
+    assert report_tables(language.load()) == ["perplexity", "babi"]
+    assert report_figures(language.load()) == [
+        "perplexity-by-length",
+        "loss-by-tokens",
+        "loss-by-flops",
+        "accuracy-by-babi-task",
+        "training-curves",
+        "solver-health",
+    ]
+    text = language.path.read_text()
+    language.path.write_text(text[: text.index("evaluations:")])
+    assert report_tables(language.load()) == []
+    assert report_figures(language.load()) == ["loss-by-tokens", "loss-by-flops", "training-curves", "solver-health"]

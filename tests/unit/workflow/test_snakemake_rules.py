@@ -7,6 +7,7 @@ import pytest
 
 from implicit_llm_workflow.plan import UnknownTarget
 from implicit_llm_workflow.snakemake_rules import RuleInputs, plan_from_snakemake
+from implicit_llm_workflow.stage_commands import parse_inputs
 from implicit_llm_workflow.yaml_files import read_yaml
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.test_plan import finish
@@ -46,6 +47,38 @@ def test_a_file_name_has_one_reading(tiny: ExperimentFile) -> None:
     assert re.fullmatch(constraints["config"], "tiny")
     assert not re.fullmatch(constraints["config"], "tiny2")
     assert not re.fullmatch(constraints["run"], "a/b")
+
+
+MANY = 2000
+MAX_WORD_BYTES = 128 * 1024  # Linux takes no longer word of a command, and a shell gets the whole command as one
+
+
+def test_many_inputs_are_named_in_a_file(language: ExperimentFile) -> None:
+    plan = language.edit("num_shards: 3", f"num_shards: {MANY}").plan()
+    plan.write_job_files()
+    words = RuleInputs(plan, marked).inputs("data")(SimpleNamespace(data="text-train"))
+    assert len(" ".join(words)) < MAX_WORD_BYTES
+    given = parse_inputs(words[1:])
+    assert len(given) == MANY
+    assert given["shard-01999"] == plan.root / "data" / "text-shard-01999"
+    assert given.keys() == plan.identities["data/text-train"].upstream.keys()
+
+
+def test_every_path_belongs_to_the_rule_of_one_kind(language: ExperimentFile) -> None:
+    plan = language.plan()
+    job = RuleInputs(plan, marked)
+    kinds = ("word_problem", "babi_text", "catbabi", "tokenizer", "token_shard", "token_stream")
+    for node in plan.nodes.values():
+        if node.stage == "data":
+            matching = [kind for kind in kinds if re.fullmatch(job.names("data", kind), node.name)]
+            assert matching == [node.config["kind"]]
+    assert re.fullmatch(job.names("evaluate", "perplexity"), "perplexity")
+    assert not re.fullmatch(job.names("evaluate", "catbabi"), "perplexity")
+
+
+def test_a_kind_that_an_experiment_lacks_matches_nothing(language: ExperimentFile) -> None:
+    pattern = RuleInputs(language.plan(), marked).names("evaluate", "word_problem")
+    assert not any(re.search(pattern, text) for text in ("", "a", "\n", "word-problem"))
 
 
 def test_a_job_that_no_node_has_is_refused(tiny: ExperimentFile) -> None:

@@ -67,6 +67,7 @@ class _Curriculum:
             self._placed[name] = self._place(name)
         for phase in self._placed.values():
             self._check_start(phase)
+        for phase in self._placed.values():
             self._check_end(phase)
         return tuple(self._placed.values())
 

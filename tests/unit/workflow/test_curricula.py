@@ -1,0 +1,190 @@
+"""Phases on the axis of global steps: chains, branches, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from implicit_llm_workflow.curricula import Phase, build_phases
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.graph import build_graph
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.test_plan import finish, keys
+
+
+def phases(*items: dict[str, Any], total_steps: int = 1000) -> dict[str, Phase]:
+    """Phases of explicit models, named by their letters where no name is given."""
+    named = [{"name": chr(ord("a") + index), "solver": None, **item} for index, item in enumerate(items)]
+    return {phase.name: phase for phase in build_phases(named, total_steps, "x.yaml: curriculum")}
+
+
+def spans(found: dict[str, Phase]) -> dict[str, tuple[int, int, int]]:
+    return {name: (phase.index, phase.start_step, phase.end_step) for name, phase in found.items()}
+
+
+def test_phases_without_after_follow_each_other() -> None:
+    found = phases({"steps": 100}, {"steps": 0.2}, {"steps": "rest"})
+    assert spans(found) == {"a": (0, 0, 100), "b": (1, 100, 300), "c": (2, 300, 1000)}
+    assert [phase.after for phase in found.values()] == [None, "a", "b"]
+
+
+def test_a_phase_in_the_middle_takes_what_the_others_leave() -> None:
+    assert spans(phases({"steps": 100}, {"steps": "rest"}, {"steps": 200}))["b"] == (1, 100, 800)
+
+
+def test_branches_leave_the_trunk_where_it_is_kept() -> None:
+    found = phases(
+        {"steps": "all", "keep": [0.9, 0.7]},
+        {"after": "a", "start": 0.7, "steps": "rest"},
+        {"after": "a", "start": 900, "steps": "rest"},
+    )
+    assert spans(found) == {"a": (0, 0, 1000), "b": (1, 700, 1000), "c": (1, 900, 1000)}
+    assert found["a"].keep == (700, 900)
+
+
+def test_a_branch_may_start_at_the_end_and_have_phases_of_its_own() -> None:
+    found = phases({"steps": 0.5}, {"steps": "rest"}, {"after": "a", "steps": 100}, {"steps": "rest"})
+    assert spans(found) == {"a": (0, 0, 500), "b": (1, 500, 1000), "c": (1, 500, 600), "d": (2, 600, 1000)}
+
+
+def test_a_start_can_be_a_share_of_the_phase_that_it_leaves() -> None:
+    found = phases(
+        {"steps": 500, "keep": [400]}, {"steps": "rest"}, {"after": "a", "start_of_phase": 0.8, "steps": "rest"}
+    )
+    assert spans(found)["c"] == (1, 400, 1000)
+
+
+def test_a_phase_may_stand_before_the_one_it_follows() -> None:
+    found = phases({"steps": 0.5}, {"after": "c", "steps": "rest"}, {"after": "a", "steps": 0.25})
+    assert list(found) == ["a", "c", "b"]
+    assert spans(found)["b"] == (2, 750, 1000)
+
+
+def test_the_steps_of_the_published_schedule_are_rounded_alike() -> None:
+    trunk = {"steps": "all", "keep": [0.7, 0.8, 0.9]}
+    found = phases(
+        trunk, *({"after": "a", "start": share, "steps": "rest"} for share in (0.7, 0.8, 0.9)), total_steps=197_411
+    )
+    assert [found[name].start_step for name in "bcd"] == [138_188, 157_929, 177_670]
+
+
+def test_only_kept_steps_are_added_to_the_identity() -> None:
+    plain, kept = phases({"steps": "all"})["a"], phases({"steps": "all", "keep": [10]})["a"]
+    assert plain.identity() == {"name": "a", "index": 0, "start_step": 0, "end_step": 1000, "solver": None}
+    assert kept.identity() == {**plain.identity(), "keep": [10]}
+
+
+CASES: list[tuple[list[dict[str, Any]], str]] = [
+    ([{"steps": 0.5}, {"after": "aa", "steps": "rest"}], "b.after: there is no phase 'aa'; did you mean 'a'?"),
+    ([{"steps": 0.5, "after": "b"}, {"steps": "rest"}], "a.after: a after b after a goes in a circle"),
+    ([{"steps": "all"}, {"after": "b", "steps": "rest"}], "b.after: b after b goes in a circle"),
+    (
+        [{"steps": "all", "keep": [0.8]}, {"start": 0.7, "steps": "rest"}],
+        "b.start: phase 'a' does not keep step 700; add 0.7 to the list `keep` of 'a'",
+    ),
+    (
+        [{"steps": 500}, {"steps": "rest"}, {"after": "a", "start_of_phase": 0.5, "steps": "rest"}],
+        "c.start_of_phase: phase 'a' does not keep step 250; add 250 to the list `keep` of 'a'",
+    ),
+    ([{"steps": 500}, {"start": 600, "steps": "rest"}], "b.start: step 600 is outside of phase 'a', steps 0 to 500"),
+    ([{"steps": "rest", "start": 5}], "a.start: the first phase starts at step 0; remove the key"),
+    (
+        [{"steps": "all", "keep": [5]}, {"start": 5, "start_of_phase": 0.5, "steps": "rest"}],
+        "b.start: start and start_of_phase exclude each other",
+    ),
+    (
+        [{"steps": 500, "keep": [0.6]}, {"steps": "rest"}],
+        "a.keep: step 600 is not between the phase's start 0 and end 500",
+    ),
+    ([{"steps": 1001}], "a.steps: the phase ends at step 1001, the task has total_steps 1000"),
+    ([{"steps": 500}, {"steps": "all"}], "b.steps: the phase ends at step 1500, the task has total_steps 1000"),
+    ([{"steps": "all"}, {"steps": "rest"}], "no step of the 1000 is left for phase 'b'"),
+    ([{"steps": "rest"}, {"steps": 10}, {"steps": "rest"}], "phases a and c both have steps 'rest'"),
+    (
+        [{"steps": 900, "keep": [700]}, {"start": 700, "steps": "rest"}],
+        "the phases up to 'a' have 900 steps, the task has total_steps 1000",
+    ),
+]
+
+
+@pytest.mark.parametrize(("items", "message"), CASES, ids=[case[1] for case in CASES])
+def test_what_makes_no_curriculum_is_one_line(items: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        phases(*items)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("x.yaml: curriculum")
+
+
+def test_every_branch_is_trained_from_the_trunk_and_evaluated(language: ExperimentFile) -> None:
+    nodes = build_graph(language.load())
+    trunk = nodes["train/trunk-s1/bounded"]
+    assert trunk.config["phase"]["keep"] == [700, 800, 900]
+    assert "start" not in trunk.upstream
+    for share in (70, 80, 90):
+        branch = nodes[f"train/trunk-s1/free-{share}"]
+        assert branch.upstream["start"] == trunk.key
+        assert (branch.config["phase"]["index"], branch.config["phase"]["start_step"]) == (1, 10 * share)
+    ends = ("bounded", "free-70", "free-80", "free-90")
+    assert [key for key in nodes if key.startswith("evaluate/trunk-s1/")] == [
+        f"evaluate/trunk-s1/{phase}/perplexity" for phase in ends
+    ]
+    assert "evaluate:trunk-s1/free-70/perplexity" in nodes["report"].upstream
+
+
+def test_a_phase_that_others_complete_is_not_evaluated(tiny: ExperimentFile) -> None:
+    assert not any(key.startswith("evaluate/implicit-s0/unrolled/") for key in build_graph(tiny.load()))
+
+
+def test_a_change_of_a_free_phase_leaves_the_trunk_and_other_branches(language: ExperimentFile) -> None:
+    finish(language.plan())
+    language.edit("solver: {tol: 0.04}", "solver: {tol: 0.04, max_iter: 23}")
+    branch = {f"{stage}/trunk-s{seed}/free-70" for stage in ("train",) for seed in (0, 1)}
+    assert keys(language.plan(), "stale") == {
+        *branch,
+        *(f"evaluate/trunk-s{s}/free-70/perplexity" for s in (0, 1)),
+        "report",
+    }
+
+
+def test_another_branch_at_a_kept_step_makes_nothing_stale_but_the_report(language: ExperimentFile) -> None:
+    folder = language.path.parent / "curricula"
+    folder.mkdir()
+    solver = "{mode: fixed_point, max_iter: 4, phantom_steps: 1}"
+    one = (
+        f"phases:\n- {{name: bounded, steps: all, keep: [0.7, 0.8], solver: {solver}}}\n"
+        f"- {{name: free-70, after: bounded, start: 0.7, steps: rest, solver: {solver}}}\n"
+    )
+    path = folder / "bounded-then-free-branches.yaml"
+    path.write_text(one)
+    finish(language.plan())
+    path.write_text(one + f"- {{name: free-80, after: bounded, start: 0.8, steps: rest, solver: {solver}}}\n")
+    plan = language.plan()
+    assert keys(plan, "stale") == {"report"}
+    assert keys(plan, "missing") == {
+        f"{key}" for s in (0, 1) for key in (f"train/trunk-s{s}/free-80", f"evaluate/trunk-s{s}/free-80/perplexity")
+    }
+
+
+def test_the_identity_of_a_word_problem_is_what_it_was_before_there_were_branches(tiny: ExperimentFile) -> None:
+    config = build_graph(tiny.load())["train/implicit-s1/free"].config
+    assert config["phase"] == {
+        "name": "free",
+        "index": 1,
+        "start_step": 4,
+        "end_step": 10,
+        "solver": {
+            "mode": "fixed_point",
+            "method": "plain",
+            "max_iter": 32,
+            "tol": 0.1,
+            "stop": "sequence",
+            "phantom_steps": 4,
+            "tau": 0.8,
+        },
+    }
+    assert set(config) == {
+        *("task", "labels", "model", "phase", "total_steps", "schedule"),
+        *("optimizer", "batch_size", "precision", "seed"),
+    }

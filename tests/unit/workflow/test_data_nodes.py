@@ -1,0 +1,236 @@
+"""The jobs that make data, as the library is told them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.graph import build_graph
+from tests.unit.workflow.experiments import ExperimentFile
+
+
+def test_every_piece_of_a_data_set_is_a_job(language: ExperimentFile) -> None:
+    data = [key for key, node in build_graph(language.load()).items() if node.stage == "data"]
+    assert data == [
+        "data/babi-text",
+        "data/babi-train",
+        "data/babi-valid",
+        "data/babi-test",
+        "data/text-tokenizer",
+        "data/text-shard-00000",
+        "data/text-shard-00001",
+        "data/text-shard-00002",
+        "data/text-train",
+        "data/text-test",
+    ]
+
+
+def test_catbabi_is_made_from_the_text(language: ExperimentFile) -> None:
+    nodes = build_graph(language.load())
+    assert nodes["data/babi-text"].config == {
+        "kind": "babi_text",
+        "source": "simulated",
+        "seed": 0,
+        "families": [1, 2],
+        "stories": {"train": 8, "valid": 4, "test": 4},
+        "story_length": 10,
+    }
+    train = {
+        "kind": "catbabi",
+        "collection": "simulated",
+        "split": "train",
+        "mode": "qa",
+        "length": 200,
+        "vocab_size": 192,
+        "seed": 0,
+        "drop_last_story": True,
+    }
+    assert nodes["data/babi-train"].config == train
+    for split in ("valid", "test"):
+        assert nodes[f"data/babi-{split}"].config == {**train, "split": split, "mode": "lm"}
+        assert nodes[f"data/babi-{split}"].upstream == {"text": "data/babi-text"}
+
+
+def test_an_archive_has_the_stories_of_10k_by_default(language: ExperimentFile) -> None:
+    text = language.path.read_text()
+    start, end = text.index("      source: simulated"), text.index("    length: 200")
+    archive = "      source: archive\n      missing_files: [en-valid-10k/qa3_train.txt]\n"
+    language.path.write_text(text[:start] + archive + text[end:])
+    nodes = build_graph(language.load())
+    assert nodes["data/babi-train"].config["collection"] == "en-valid-10k"
+    assert nodes["data/babi-text"].config == {
+        "kind": "babi_text",
+        "source": "archive",
+        "missing_files": ["en-valid-10k/qa3_train.txt"],
+    }
+
+
+def test_a_stream_is_read_from_all_shards_and_a_shard_with_the_tokenizer(language: ExperimentFile) -> None:
+    nodes = build_graph(language.load())
+    corpus = {"source": "python_library"}
+    assert nodes["data/text-tokenizer"].config == {
+        "kind": "tokenizer",
+        "source": "trained",
+        "max_bytes": 100_000_000,
+        "end_of_text": "<|endoftext|>",
+        "vocab_size": 512,
+        "corpus": corpus,
+        "test_fraction": 0.1,
+        "seed": 0,
+    }
+    shard = nodes["data/text-shard-00001"]
+    assert shard.upstream == {"tokenizer": "data/text-tokenizer"}
+    assert shard.config == {
+        "kind": "token_shard",
+        "corpus": corpus,
+        "shard": 1,
+        "num_shards": 3,
+        "test_fraction": 0.1,
+        "seed": 0,
+        "vocab_size": 512,
+    }
+    assert nodes["data/text-train"].config == {"kind": "token_stream", "split": "train", "length": 32}
+    assert nodes["data/text-test"].config == {"kind": "token_stream", "split": "test", "length": 32}
+    assert nodes["data/text-train"].upstream == nodes["data/text-test"].upstream
+    assert nodes["data/text-train"].upstream["shard-00002"] == "data/text-shard-00002"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "config"),
+    [
+        (
+            "{source: file, file: t.json}",
+            {"source": "file", "file": "t.json", "sha256": None},
+        ),
+        (
+            "{source: hub, name: a/b, revision: v1}",
+            {"source": "hub", "name": "a/b", "revision": "v1"},
+        ),
+    ],
+)
+def test_a_tokenizer_that_is_there_knows_nothing_of_the_corpus(
+    language: ExperimentFile, tokenizer: str, config: dict[str, object]
+) -> None:
+    language.edit("tokenizer: {source: trained}", f"tokenizer: {tokenizer}")
+    shared = {"kind": "tokenizer", "end_of_text": "<|endoftext|>", "vocab_size": 512}
+    assert build_graph(language.load())["data/text-tokenizer"].config == {**shared, **config}
+
+
+@pytest.mark.parametrize(
+    ("corpus", "config"),
+    [
+        ("{source: files, files: ['a/*.txt']}", {"source": "files", "files": ["a/*.txt"], "field": "text"}),
+        (
+            "{source: hub, dataset: a/b}",
+            {"source": "hub", "dataset": "a/b", "revision": None, "split": "train", "field": "text"},
+        ),
+    ],
+)
+def test_a_corpus_is_described_in_full(language: ExperimentFile, corpus: str, config: dict[str, object]) -> None:
+    language.edit("corpus: {source: python_library}", f"corpus: {corpus}")
+    nodes = build_graph(language.load())
+    assert nodes["data/text-shard-00000"].config["corpus"] == nodes["data/text-tokenizer"].config["corpus"] == config
+
+
+def test_models_are_evaluated_on_what_was_held_out(language: ExperimentFile) -> None:
+    nodes = build_graph(language.load())
+    perplexity = nodes["evaluate/flat-s0/explicit/perplexity"]
+    assert perplexity.upstream == {"model": "train/flat-s0/explicit", "text-test": "data/text-test"}
+    assert perplexity.config == {
+        "kind": "perplexity",
+        "modes": [{"name": "blockwise", "eval_mode": "blockwise"}],
+        "lengths": [64, 32],
+        "max_tokens": 4096,
+    }
+    questions = nodes["evaluate/babi-s0/explicit/questions"]
+    assert questions.upstream.keys() == {"model", "babi-valid", "babi-test"}
+    assert "evaluate/babi-s0/explicit/perplexity" not in nodes
+
+
+def test_the_vocabulary_is_that_of_the_data_entry(language: ExperimentFile) -> None:
+    runs = language.load().runs
+    assert (runs["flat"].model["vocab_size"], runs["babi"].model["vocab_size"]) == (512, 192)
+
+
+def test_the_descriptions_fit_the_library(language: ExperimentFile) -> None:
+    from implicit_llm.evaluation.config import CatbabiConfig, PerplexityConfig
+    from implicit_llm.runs.fill import fill
+    from implicit_llm.training.config import TrainConfig
+
+    nodes = build_graph(language.load())
+    wanted = {
+        "evaluate/flat-s0/explicit/perplexity": PerplexityConfig,
+        "evaluate/babi-s0/explicit/questions": CatbabiConfig,
+    }
+    for key, cls in wanted.items():
+        assert fill(cls, json.loads(json.dumps(nodes[key].config)), key).kind == nodes[key].config["kind"]
+    for key, node in nodes.items():
+        if node.stage == "train":
+            assert fill(TrainConfig, json.loads(json.dumps(node.config)), key).task == node.config["task"]
+
+
+CASES = [
+    ("kind: catbabi", "kind: catbab", "data.babi.kind: 'catbab' is not valid; did you mean 'catbabi'?"),
+    ("vocab_size: 192", "vocab_sise: 192", "data.babi: unknown key 'vocab_sise'; did you mean 'vocab_size'?"),
+    ("vocab_size: 512", "vocab_size: 70000", "data.text.vocab_size: 70000 is not allowed; give an integer"),
+    ("source: simulated", "source: simulation", "data.babi.text.source: 'simulation' is not valid; did you mean"),
+    ("source: simulated", "source: archive", "data.babi.text: unknown key 'families'"),
+    ("families: [2, 1]", "families: [21]", "data.babi.text.families[0]: 21 is not allowed"),
+    ("length: 200", "length: 200\n    collection: en-valid", "data.babi.collection: a text that is simulated has no"),
+    ("length: 200", "length: 200\n    mode: ra", "data.babi.mode: 'ra' is not valid"),
+    ("{source: python_library}", "{source: hub}", "data.text.corpus: key 'dataset' is missing; add it"),
+    ("{source: python_library}", "{source: files, files: []}", "data.text.corpus.files: [] is not allowed"),
+    ("{source: trained}", "{source: file, file: t, sha256: 12}", "data.text.tokenizer.sha256: 12 is not allowed"),
+    (
+        "{source: trained}",
+        "{source: train}",
+        "data.text.tokenizer.source: 'train' is not valid; did you mean 'trained'?",
+    ),
+    ("num_shards: 3", "num_shards: 0", "data.text.num_shards: 0 is not allowed; give an integer at least 1"),
+    ("task: catbabi", "task: language-model", "runs.babi.task: is for language_model data, data set 'babi' is catbabi"),
+    (
+        "{total_steps: 1000}",
+        "{labels: aligned, total_steps: 1000}",
+        "labels: kind language_model has labels 'next_token'",
+    ),
+    ("kind: perplexity", "kind: word_problem", "evaluations.perplexity.max_tokens: belongs to kind perplexity"),
+    (
+        "kind: catbabi\n    modes",
+        "kind: word_problem\n    modes",
+        "evaluations.questions.kind: no run has word_problem",
+    ),
+    ("hidden_size: 64", "hidden_size: 72", "runs.trunk.model.head_dim: 64 does not divide expand * hidden_size = 144"),
+    (
+        "  flat:\n    data: text\n    model: llama3-130m-explicit\n    task: language-model\n    curriculum: explicit\n"
+        "    override:\n",
+        "  flat:\n    data: text\n    model: llama3-130m-explicit\n    task: language-model\n    curriculum: explicit\n"
+        "    override:\n      model: {hidden_size: 60}\n",
+        "runs.flat.model.num_attention_heads: 12 does not divide hidden_size 60 into heads of even width",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), CASES, ids=[case[2] for case in CASES])
+def test_a_mistake_is_one_line(language: ExperimentFile, old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        language.edit(old, new).load()
+    assert "\n" not in str(caught.value)
+    assert str(language.path) in str(caught.value)
+
+
+def test_a_pretrained_model_is_named_and_keeps_its_fields(language: ExperimentFile) -> None:
+    folder = language.path.parent / "models"
+    folder.mkdir()
+    (folder / "other.yaml").write_text("pretrained: some/model\n")
+    language.edit("model: llama3-130m-explicit", "model: other")
+    assert build_graph(language.load())["train/flat-s0/explicit"].config["model"] == {"pretrained": "some/model"}
+    flat = "    model: other\n    task: language-model\n    curriculum: explicit\n    override:\n"
+    language.edit(flat, f"{flat}      model: {{hidden_size: 64}}\n")
+    with pytest.raises(ConfigError, match=r"runs\.flat\.override\.model: .*pretrained"):
+        language.load()
+    (folder / "other.yaml").write_text("pretrained: some/model\nconfig: llama3-130m-explicit\n")
+    with pytest.raises(ConfigError, match="give either config or pretrained"):
+        language.load()
