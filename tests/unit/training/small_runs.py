@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from implicit_llm.data.shard_format import DatasetSpec
+from implicit_llm.data.shard_writer import ShardWriter
 from implicit_llm.data.stages import word_problem as data_stage
 from implicit_llm.runs.identity import compute_fingerprint
 from implicit_llm.runs.manifest import Manifest
-from implicit_llm.runs.stage import StageRequest, run_stage
+from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
 from implicit_llm.tracking import journal
 from implicit_llm.training import stage as train_stage
 
@@ -87,6 +91,23 @@ def make_data(results: Path) -> Path:
     }
     run_dir = results / "data" / "s3-train"
     run_stage(StageRequest(run_dir, identity("data", "s3-train", config, {})), data_stage.run)
+    return run_dir
+
+
+def make_rows(run_dir: Path, *, vocab_size: int = 16, ignored_share: float = 0.0) -> Path:
+    """A data set of random rows, the labels of which are the inputs; a share of them is ignored. Returns `run_dir`."""
+    rng = np.random.default_rng(5)
+    rows = rng.integers(1, vocab_size, (NUM_SAMPLES, LENGTH), dtype=np.uint8)
+    rows[:, 1::2] = rows[:, :-1:2]  # something to learn: every other token is the one before
+    labels = np.where(rng.random(rows.shape) < ignored_share, 0, rows).astype(np.uint8)
+
+    def body(context: StageContext) -> StageResult:
+        spec = DatasetSpec(vocab_size, LENGTH, ("input_ids", "labels"), {"kind": "rows"}, ignored_id=0)
+        writer = ShardWriter(context.work, spec)
+        return StageResult(writer.finish([writer.write(0, {"input_ids": rows, "labels": labels})]), {})
+
+    config = {"kind": "rows", "vocab_size": vocab_size, "ignored_share": ignored_share}
+    run_stage(StageRequest(run_dir, identity("data", run_dir.name, config, {})), body)
     return run_dir
 
 

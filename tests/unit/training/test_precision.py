@@ -171,7 +171,7 @@ def test_a_loss_that_is_not_finite_stops_fp16_at_once(
         add(self, loss * NAN if len(losses) == 3 else loss, *arguments)
 
     monkeypatch.setattr(StepMetrics, "add", spoiled)
-    with pytest.raises(NonFiniteTraining, match="the loss is nan .* at step 3 "):
+    with pytest.raises(NonFiniteTraining, match=r"the loss is nan .* at step 3 "):
         train(tmp_path / "a" / "only", train_config(precision="fp16"), data)
     assert len(losses) == 3
 

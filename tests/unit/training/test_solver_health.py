@@ -1,0 +1,165 @@
+"""What is watched of the solver while it trains: the alarm, and the gap between training and evaluation mode."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from implicit_llm.tracking.journal import Journal, read_events
+from implicit_llm.training import trainer
+from implicit_llm.training.batches import IGNORED_LABEL
+from implicit_llm.training.config import Runtime
+from implicit_llm.training.mode_gap import SEQUENCES, is_due, mode_gap
+from implicit_llm.training.solver_alarm import SolverAlarm
+from tests.unit.training.small_runs import (
+    FREE,
+    IMPLICIT,
+    LLAMA,
+    UNROLLED,
+    artifacts,
+    logged,
+    train,
+    train_config,
+    work_of,
+)
+
+NAN = float("nan")
+HARD = {"mode": "fixed_point", "max_iter": 1, "tol": 1e-6, "phantom_steps": 1}
+
+
+def rows(count: int, share: float, residual: float = 0.01) -> list[dict[str, float]]:
+    return [{"unconverged_share": share, "residual": residual}] * count
+
+
+@pytest.fixture
+def alarm(tmp_path: Path) -> SolverAlarm:
+    return SolverAlarm(Runtime(alarm_window_steps=10), Journal(tmp_path / "journal.jsonl"))
+
+
+def alarms(tmp_path: Path) -> list[dict[str, Any]]:
+    return [event for event in read_events(tmp_path / "journal.jsonl") if event["name"] == "solver_alarm"]
+
+
+def test_an_alarm_needs_a_whole_window_above_the_limit(
+    alarm: SolverAlarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alarm.observe(9, rows(9, 0.9))
+    assert alarms(tmp_path) == []
+    alarm.observe(10, rows(1, 0.9))
+    (event,) = alarms(tmp_path)
+    assert (event["step"], event["window_steps"]) == (10, 10)
+    assert event["unconverged_share"] == pytest.approx(0.9)
+    assert "residual" not in event
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "unconverged_share is 0.9 (limit 0.5)" in record.message
+    assert "\n" not in record.message
+
+
+def test_a_passing_excess_is_no_alarm(alarm: SolverAlarm, tmp_path: Path) -> None:
+    alarm.observe(14, rows(10, 0.1) + rows(4, 0.9))
+    alarm.observe(24, rows(10, 0.1))
+    assert alarms(tmp_path) == []
+
+
+def test_the_residual_alarms_too(alarm: SolverAlarm, tmp_path: Path) -> None:
+    alarm.observe(10, rows(10, 0.0, residual=0.8))
+    assert set(alarms(tmp_path)[0]) >= {"residual", "step"}
+
+
+def test_an_alarm_is_repeated_only_now_and_then(alarm: SolverAlarm, tmp_path: Path) -> None:
+    for step in range(10, 2000, 10):
+        alarm.observe(step, rows(10, 0.9))
+    assert [event["step"] for event in alarms(tmp_path)] == [10, 110, 310, 710, 1510]
+
+
+def test_explicit_and_unrolled_steps_and_alarms_that_are_switched_off_are_silent(
+    alarm: SolverAlarm, tmp_path: Path
+) -> None:
+    alarm.observe(20, rows(20, NAN, NAN))
+    silent = Runtime(alarm_window_steps=10, alarm_unconverged_share=None, alarm_residual=None)
+    SolverAlarm(silent, Journal(tmp_path / "journal.jsonl")).observe(20, rows(20, 1.0, 9.0))
+    assert alarms(tmp_path) == []
+
+
+def test_training_alarms_and_goes_on(tmp_path: Path, data: Path) -> None:
+    run_dir = tmp_path / "a" / "only"
+    train(run_dir, train_config(phase={"solver": HARD}), data, alarm_window_steps=4, log_every_steps=3)
+    events = read_events(work_of(run_dir) / "journal.jsonl")
+    assert [event["step"] for event in events if event["name"] == "solver_alarm"] == [6]
+    assert (run_dir / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("solver", [FREE, UNROLLED])
+def test_looking_at_the_mode_gap_changes_nothing(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, solver: dict[str, Any]
+) -> None:
+    found = {}
+    for name, due in (("never", False), ("always", True)):
+        monkeypatch.setattr(trainer, "is_due", lambda step, total_steps, due=due: due)
+        run_dir = tmp_path / name / "only"
+        train(run_dir, train_config(phase={"solver": solver}), data, micro_batch_size=4)
+        digests = artifacts(run_dir)
+        found[name] = {file: digests[file] for file in digests if file.endswith((".safetensors", "training.json"))}
+        assert all(("mode_gap" in values) == due for _, values in logged(run_dir))
+    assert len(found["never"]) == 5
+    assert found["never"] == found["always"]
+
+
+def test_the_gap_is_the_loss_in_evaluation_less_that_in_training_of_the_first_sequences() -> None:
+    torch.manual_seed(0)
+    fields = {key: value for key, value in IMPLICIT.items() if key != "model_type"}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("implicit_mamba2", **fields, solver=FREE)).train()
+    ids_BL, labels_BL = torch.randint(6, (SEQUENCES + 3, 12)), torch.randint(6, (SEQUENCES + 3, 12))
+    labels_BL[:, ::3] = IGNORED_LABEL
+    logits_BLV = model(ids_BL).logits
+    before = torch.get_rng_state()
+    gap = mode_gap(model, {"input_ids": ids_BL, "labels": labels_BL}, logits_BLV, nullcontext())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+    model.eval()
+    with torch.no_grad():
+        evaluated_BLV = model(ids_BL[:SEQUENCES]).logits
+
+    def loss(some_BLV: torch.Tensor) -> float:
+        kept = labels_BL[:SEQUENCES] != IGNORED_LABEL
+        log_probs = some_BLV[:SEQUENCES][kept].log_softmax(-1)
+        return -log_probs.gather(1, labels_BL[:SEQUENCES][kept][:, None]).mean().item()
+
+    assert gap.item() == pytest.approx(loss(evaluated_BLV) - loss(logits_BLV), rel=1e-3)
+    assert abs(gap.item()) > 1e-5
+
+
+def test_an_evaluation_that_is_not_finite_leaves_the_gap_out(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
+
+    forward = ImplicitMamba2ForCausalLM.forward
+
+    def diverging(self: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+        if not self.training:
+            raise FloatingPointError("not finite")
+        return forward(self, *arguments, **options)
+
+    monkeypatch.setattr(ImplicitMamba2ForCausalLM, "forward", diverging)
+    monkeypatch.setattr(trainer, "is_due", lambda step, total_steps: True)
+    train(tmp_path / "a" / "only", train_config(), data)
+    assert all("mode_gap" not in values for _, values in logged(tmp_path / "a" / "only"))
+
+
+def test_a_model_without_a_solver_has_no_gap(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "is_due", lambda step, total_steps: True)
+    train(tmp_path / "a" / "only", train_config(LLAMA), data)
+    assert all("mode_gap" not in values for _, values in logged(tmp_path / "a" / "only"))
+
+
+def test_the_gap_is_measured_about_twenty_times_in_a_curriculum() -> None:
+    for total in (8, 100, 2400, 197_411):
+        assert sum(is_due(step, total) for step in range(1, total + 1)) in range(1, 22)

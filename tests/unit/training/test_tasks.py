@@ -1,0 +1,192 @@
+"""All tasks train by the same code: next tokens, questions among ignored positions, any Hugging Face model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from implicit_llm.runs.errors import Preempted
+from implicit_llm.runs.manifest import Manifest
+from implicit_llm.testing.faults import FaultInjected
+from implicit_llm.training.model import ModelError
+from tests.unit.training.small_runs import (
+    FREE,
+    IMPLICIT,
+    LLAMA,
+    UNROLLED,
+    artifacts,
+    logged,
+    make_rows,
+    train,
+    train_config,
+    work_of,
+)
+
+Inject = Callable[[str | None], None]
+VOCAB = 16
+LM = {"task": "language_model", "labels": "next_token"}
+QA = {"task": "catbabi", "labels": "aligned"}
+LLAMA3 = {
+    "model_type": "implicit_llama3",
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "gpt2": {"model_type": "gpt2", "vocab_size": VOCAB, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16},
+    "mamba": {"model_type": "mamba", "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_rows(tmp_path_factory.mktemp("text") / "text-train", vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nine of ten positions have no label, so that some micro-batches have hardly any."""
+    return make_rows(tmp_path_factory.mktemp("questions") / "qa-train", vocab_size=VOCAB, ignored_share=0.9)
+
+
+def config_of(task: dict[str, Any], model: dict[str, Any] = IMPLICIT, **changes: Any) -> dict[str, Any]:
+    return train_config({**model, "vocab_size": VOCAB}, **task, **changes)
+
+
+@pytest.mark.parametrize("model", [IMPLICIT, LLAMA3, LLAMA, {**IMPLICIT, "is_implicit": False}])
+def test_a_language_model_learns_and_resumes_inside_an_accumulation_bit_for_bit(
+    tmp_path: Path, text: Path, inject: Inject, model: dict[str, Any]
+) -> None:
+    config = config_of(LM, model)
+    whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
+    train(whole, config, text, micro_batch_size=2)
+    inject("train.micro_step:raise@19")  # step 5 of 8, its third micro-batch of four
+    with pytest.raises(FaultInjected):
+        train(parts, config, text, micro_batch_size=2, save_steps=3)
+    inject("train.after_step:sigterm@3")  # an epoch ends within step 7
+    with pytest.raises(Preempted):
+        train(parts, config, text, micro_batch_size=2)
+    inject(None)
+    train(parts, config, text, micro_batch_size=2)
+    assert artifacts(parts) == artifacts(whole)
+    assert logged(parts) == logged(whole)
+    points = dict(logged(whole))
+    assert points[8]["loss"] < points[1]["loss"]
+    assert not any(key.startswith("accuracy") for values in points.values() for key in values)
+
+
+def test_questions_among_ignored_positions_are_what_is_learned_and_counted(
+    tmp_path: Path, questions: Path, inject: Inject
+) -> None:
+    config = config_of(QA, {**IMPLICIT, "dropout": 0.0})
+    whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
+    train(whole, config, questions, micro_batch_size=1)
+    inject("train.micro_step:raise@37")
+    with pytest.raises(FaultInjected):
+        train(parts, config, questions, micro_batch_size=1, save_steps=2)
+    inject(None)
+    train(parts, config, questions, micro_batch_size=1)
+    assert artifacts(parts) == artifacts(whole)
+    points = logged(whole)
+    assert points == logged(parts)
+    assert all(0 <= values["accuracy"] <= 1 for _, values in points)
+    assert all("accuracy_last10" not in values for _, values in points)
+    # The batch as a whole has the same loss: it is over the labels, not over the micro-batches.
+    train(tmp_path / "at once" / "only", config, questions)
+    at_once = [(values["loss"], values["accuracy"]) for _, values in logged(tmp_path / "at once" / "only")]
+    assert [(values["loss"], values["accuracy"]) for _, values in points] == [
+        pytest.approx(pair, rel=1e-3) for pair in at_once
+    ]
+
+
+def test_a_batch_without_any_label_is_no_error(tmp_path: Path) -> None:
+    nothing = make_rows(tmp_path / "data" / "nothing", vocab_size=VOCAB, ignored_share=1.0)
+    train(tmp_path / "a" / "only", config_of(QA, LLAMA), nothing)
+    assert {values["loss"] for _, values in logged(tmp_path / "a" / "only")} == {0.0}
+
+
+@pytest.mark.parametrize("solver", [FREE, UNROLLED])
+def test_handing_over_a_language_model_with_its_solver_equals_no_hand_over(
+    tmp_path: Path, text: Path, solver: dict[str, Any]
+) -> None:
+    def phase(index: int, start: int, end: int) -> dict[str, Any]:
+        fields = {"name": f"p{index}", "index": index, "start_step": start, "end_step": end, "solver": solver}
+        return config_of(LM, phase=fields)
+
+    runs = tmp_path / "whole" / "p0", tmp_path / "a" / "p0", tmp_path / "a" / "p1"
+    train(runs[0], phase(0, 0, 8), text)
+    train(runs[1], phase(0, 0, 3), text)
+    train(runs[2], phase(1, 3, 8), text, start=runs[1])
+    for name in ("model/model.safetensors", "checkpoint/optimizer.safetensors", "checkpoint/random.safetensors"):
+        assert artifacts(runs[2])[name] == artifacts(runs[0])[name]
+    totals = [Manifest.read(run / "manifest.json").summary for run in runs]
+    assert totals[0]["flops"] == totals[2]["flops"] > totals[1]["flops"] > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "solver"),
+    [
+        (IMPLICIT, FREE),
+        (IMPLICIT, UNROLLED),
+        (LLAMA3, FREE),
+        (LLAMA3, UNROLLED),
+        ({**IMPLICIT, "is_implicit": False}, None),
+        (SMALL["gpt2"], None),
+    ],
+)
+def test_computing_activations_again_gives_the_same_numbers(
+    tmp_path: Path, text: Path, model: dict[str, Any], solver: dict[str, Any] | None
+) -> None:
+    config = config_of(LM, model, phase={"solver": solver})
+    for name, again in (("stored", False), ("again", True)):
+        train(tmp_path / name / "only", config, text, gradient_checkpointing=again)
+    assert artifacts(tmp_path / "again" / "only") == artifacts(tmp_path / "stored" / "only")
+    assert logged(tmp_path / "again" / "only") == logged(tmp_path / "stored" / "only")
+
+
+def test_a_model_that_cannot_compute_again_is_refused(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.LlamaPreTrainedModel.supports_gradient_checkpointing", False)
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM cannot .*; leave out gradient_checkpointing"):
+        train(tmp_path / "a" / "only", config_of(LM, LLAMA), text, gradient_checkpointing=True)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("task", ["word_problem", "catbabi", "language_model"])
+def test_any_pretrained_model_trains_on_any_task(
+    tmp_path: Path, data: Path, text: Path, questions: Path, kind: str, task: str
+) -> None:
+    torch.manual_seed(0)
+    fields = dict(SMALL[kind])
+    stored = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
+    stored.save_pretrained(tmp_path / "stored")
+    config = train_config(SMALL[kind], task=task, labels="next_token" if task == "language_model" else "aligned")
+    config["model"] = {"pretrained": str(tmp_path / "stored")}
+    training_set = {"word_problem": data, "catbabi": questions, "language_model": text}[task]
+    manifest = train(tmp_path / "a" / "only", config, training_set)
+    points = dict(logged(tmp_path / "a" / "only"))
+    accuracy = {"word_problem": {"accuracy_last10"}, "catbabi": {"accuracy"}, "language_model": set()}[task]
+    common = {"loss", "grad_norm", "learning_rate", "tokens", "flops"}
+    assert set(points[8]) == common | accuracy
+    assert manifest.summary["num_parameters"] == stored.num_parameters()
+    assert manifest.summary["flops"] == 6 * stored.num_parameters() * manifest.summary["tokens"]
+    trained = AutoModelForCausalLM.from_pretrained(work_of(tmp_path / "a" / "only") / "model")
+    names = dict(stored.named_parameters())
+    moved = [(names[name] - tensor).abs().max().item() for name, tensor in trained.named_parameters()]
+    assert 0 < max(moved) < 0.1  # from the stored weights, a few steps
+
+
+def test_a_pretrained_model_that_is_not_there_is_the_users_error(tmp_path: Path, text: Path) -> None:
+    config = train_config(LLAMA, **LM)
+    config["model"] = {"pretrained": str(tmp_path / "nowhere")}
+    with pytest.raises(ModelError, match=r"model: .*nowhere") as caught:
+        train(tmp_path / "a" / "only", config, text)
+    assert "\n" not in str(caught.value)
