@@ -25,7 +25,13 @@ RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".y
 @functools.cache
 def module_digest(module: str) -> str:
     """Digest of the code behind a stage's module. Raises: SourceError when it is missing or no valid Python."""
-    return code_digest(module, Project({LIBRARY: package_dir(LIBRARY)}))
+    return code_digest(module, _library())
+
+
+@functools.cache
+def _library() -> Project:
+    """One for all stages, which share most of what they import."""
+    return Project({LIBRARY: package_dir(LIBRARY)})
 
 
 def stage_module(stage: str, config: Mapping[str, Any]) -> str:
@@ -64,7 +70,7 @@ def reached_sources(entry: str, project: Project, excluded: Iterable[str] = PLUM
             packages_seen.add(module)
         else:
             kept[module] = source
-        for imported in source.imports():
+        for imported in source.imports:
             waiting.extend(_defining_modules(imported, project))
     return kept
 
@@ -87,7 +93,7 @@ def _defining_modules(imported: Imported, project: Project) -> Iterator[str]:
 
 def _exported_from(package: Source, name: str, project: Project) -> Iterator[str]:
     """The module from which a package's `__init__` takes `name`; everything it imports when that cannot be told."""
-    for imported in package.imports():
+    for imported in package.imports:
         if imported.names and name in imported.names:
             yield from _defining_modules(Imported(imported.module, (name,)), project)
             return

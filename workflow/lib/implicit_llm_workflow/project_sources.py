@@ -45,8 +45,12 @@ class Source:
     def package(self) -> str:
         return self.module if self.is_package else self.module.rpartition(".")[0]
 
-    def imports(self) -> Iterator[Imported]:
+    @cached_property
+    def imports(self) -> tuple[Imported, ...]:
         """Every import that can run, those inside functions included; not those for type checkers alone."""
+        return tuple(self._find_imports())
+
+    def _find_imports(self) -> Iterator[Imported]:
         for node in _running_nodes(self.tree):
             if isinstance(node, ast.Import):
                 yield from (Imported(alias.name, None) for alias in node.names)

@@ -21,6 +21,7 @@ _NAME_WILDCARDS = {
     "report": (),
 }
 
+_NUMBER = re.compile(r"(?<=-)[0-9]{5}$")
 _NOTHING = r"[^\s\S]"  # matches no character
 
 
@@ -57,14 +58,16 @@ class RuleInputs:
     def names(self, stage: str, kind: str) -> str:
         """A wildcard constraint: what the last wildcard of a stage's rule can be for jobs of one kind.
 
-        So each path has one rule, although the kinds of a stage share their folder.
+        So each path has one rule, although the kinds of a stage share their folder. Numbered jobs are one pattern:
+        Snakemake searches the text of a constraint for every job, and with thousands of names in it takes seconds.
         """
         found = {
             node.name.rpartition("/")[2]
             for node in self._plan.nodes.values()
             if node.stage == stage and node.config.get("kind") == kind
         }
-        return "|".join(re.escape(name) for name in sorted(found)) or _NOTHING
+        patterns = {_NUMBER.sub("[0-9]+", re.escape(name)) for name in found}
+        return "|".join(sorted(patterns)) or _NOTHING
 
     def node(self, stage: str, wildcards: Any) -> Node:
         """The node of a job. Raises: UnknownTarget for wildcards that no node has."""
