@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from implicit_llm.data import corpus_file
+from implicit_llm.data.corpus import CorpusConfig, Share, open_share
+from implicit_llm.data.corpus_file import CorpusError
+from implicit_llm.data.downloads import downloads_folder
+from implicit_llm.runs.fill import ConfigError, fill
+from tests.unit.data.text_samples import sentence, write_jsonl
+
+TEXTS = ["one\ntwo", "", "naïve Zoë", "last \U0001f600"]
+LINES = "".join(json.dumps({"text": text, "meta": 1}) + "\n" for text in TEXTS).encode()
+
+
+def write_compressed(path: Path, data: bytes) -> None:
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(data))
+    elif path.suffix == ".zst":
+        with pyarrow.OSFile(str(path), "wb") as file, pyarrow.CompressedOutputStream(file, "zstd") as stream:
+            stream.write(data)
+    else:
+        path.write_bytes(data)
+
+
+def write_table(path: Path, texts: list[Any], field: str = "text") -> None:
+    pyarrow.parquet.write_table(pyarrow.table({field: texts}), path)
+
+
+def files(*names: str, **changes: Any) -> CorpusConfig:
+    return fill(CorpusConfig, {"source": "files", "files": list(names), **changes}, where="corpus")
+
+
+def texts_of(share: Share) -> list[str]:
+    documents = list(share.documents())
+    assert all(document.utf8.decode() == document.text for document in documents)
+    return [document.text for document in documents]
+
+
+def refusal(config: CorpusConfig, downloads: Path) -> str:
+    with pytest.raises(CorpusError) as caught:
+        list(open_share(config, downloads).documents())
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "x.json.gz"])
+def test_json_lines_give_their_field(tmp_path: Path, name: str) -> None:
+    write_compressed(tmp_path / name, LINES)
+    share = open_share(files(name), tmp_path)
+    assert texts_of(share) == TEXTS
+    assert share.size == (tmp_path / name).stat().st_size
+    assert [document.position for document in share.documents()][-1] == share.size
+
+
+def test_compressed_files_may_have_several_members(tmp_path: Path) -> None:
+    for name in ("x.jsonl.gz", "x.jsonl.zst"):
+        write_compressed(tmp_path / name, LINES)
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes() * 2)
+        assert texts_of(open_share(files(name), tmp_path)) == TEXTS * 2
+
+
+def test_a_text_file_is_one_document(tmp_path: Path) -> None:
+    write_compressed(tmp_path / "b.txt.gz", b"second\n\nfile")
+    write_compressed(tmp_path / "a.txt", b"first")
+    assert texts_of(open_share(files("*.txt*"), tmp_path)) == ["first", "second\n\nfile"]
+
+
+def test_a_table_is_read_in_batches_of_rows(tmp_path: Path) -> None:
+    texts = [sentence(number) for number in range(3 * corpus_file.PARQUET_ROWS + 1)]
+    write_table(tmp_path / "x.parquet", texts, "content")
+    assert texts_of(open_share(files("x.parquet", field="content"), tmp_path)) == texts
+
+
+def test_names_are_looked_up_among_the_downloads_and_then_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("downloads", "here"):
+        write_jsonl(tmp_path / folder / "both.jsonl", [folder])
+    write_jsonl(tmp_path / "here" / "sub" / "b.jsonl", ["b"])
+    write_jsonl(tmp_path / "here" / "sub" / "a.jsonl", ["a"])
+    monkeypatch.chdir(tmp_path / "here")
+    share = open_share(files("both.jsonl", "sub/*.jsonl", "sub/a.jsonl"), tmp_path / "downloads")
+    assert texts_of(share) == ["downloads", "a", "b"]
+    assert [file.name for file in share.files] == ["both.jsonl", "sub/a.jsonl", "sub/b.jsonl"]
+
+
+def test_every_document_is_in_one_shard(tmp_path: Path) -> None:
+    for number in range(5):
+        write_jsonl(tmp_path / f"{number}.jsonl", [f"{number}-{k}" for k in range(3)])
+    shares = [open_share(files("*.jsonl"), tmp_path, shard, 2) for shard in range(2)]
+    assert [[file.name[0] for file in share.files] for share in shares] == [["0", "2", "4"], ["1", "3"]]
+    whole = open_share(files("*.jsonl"), tmp_path)
+    assert sorted(texts_of(shares[0]) + texts_of(shares[1])) == texts_of(whole)
+    with pytest.raises(CorpusError, match=r"num_shards: 6 shards are more than the corpus has files, 5; use at most 5"):
+        open_share(files("*.jsonl"), tmp_path, 0, 6)
+
+
+def test_a_compressed_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    for name in ("x.jsonl.gz", "x.jsonl.zst"):
+        write_compressed(tmp_path / name, LINES * 99 + os.urandom(500).hex().encode())
+        os.truncate(tmp_path / name, (tmp_path / name).stat().st_size - 40)
+        message = refusal(files(name), tmp_path)
+        assert message.startswith(f"{tmp_path / name}: ")
+        assert message.endswith("fetch it again")
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl.zst", "x.parquet"])
+def test_a_file_of_another_kind_than_its_name_says_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(LINES)
+    assert refusal(files(name), tmp_path).startswith(f"{tmp_path / name}: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "\xff\xfe"}', "invalid UTF-8 at byte 10"),
+        (b'{"text": "a', "not JSON ("),
+        (b'{"body": "a", "id": 1}', "no field 'text' (found: body, id); set corpus.field"),
+        (b'["a"]', "no field 'text' (found: list)"),
+        (b'{"text": 7}', "'text' is no text but int"),
+        (b'{"text": null}', "'text' is no text but NoneType"),
+        (b'{"text": "\\ud800"}', "character 0 is half a character"),
+        (b'{"text": "%s"}' % (b"a" * 500), "longer than max_document_bytes, 400"),
+    ],
+)
+def test_a_wrong_line_is_named_by_file_and_number(tmp_path: Path, line: bytes, message: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"text": "good"}\n' + line + b"\n")
+    found = refusal(files("x.jsonl", max_document_bytes=400), tmp_path)
+    assert found.startswith(f"{path}: line 2: ")
+    assert message in found
+
+
+def test_a_wrong_text_file_is_named_by_line(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes(b"one\ntwo\nth\xffree")
+    assert refusal(files("x.txt"), tmp_path).startswith(f"{tmp_path / 'x.txt'}: line 3: invalid UTF-8")
+    assert "longer than max_document_bytes, 4" in refusal(files("x.txt", max_document_bytes=4), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("texts", "field", "message"),
+    [
+        (["a", None], "text", "row 2: 'text' is no text but NoneType"),
+        ([1, 2], "text", "row 1: 'text' is no text but int"),
+        (["a"], "body", "no field 'text' (found: body)"),
+        (["a", "b" * 500], "text", "row 2: the document is longer"),
+    ],
+)
+def test_a_wrong_row_is_named_by_file_and_number(tmp_path: Path, texts: list, field: str, message: str) -> None:
+    write_table(tmp_path / "x.parquet", texts, field)
+    assert message in refusal(files("x.parquet", max_document_bytes=400), tmp_path)
+
+
+def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b'{"text": "')
+    os.truncate(tmp_path / "x.jsonl", 1 << 36)  # sparse: takes no room, and would not fit the memory
+    assert "line 1: the document is longer" in refusal(files("x.jsonl", max_document_bytes=1000), tmp_path)
+
+
+def test_files_that_are_missing_or_of_unknown_kind_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"nothing matches 'no\*.jsonl' in .* or .*; correct the name, or fetch"):
+        open_share(files("no*.jsonl"), tmp_path)
+    (tmp_path / "x.pdf").write_bytes(b"")
+    with pytest.raises(CorpusError, match=r"x.pdf: cannot tell what is in it; name it .jsonl, "):
+        open_share(files("x.pdf"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"source": "files"}, "corpus: files: give the list"),
+        ({"source": "python_library", "files": ["a"]}, "corpus: files: give the list"),
+        ({"source": "hub"}, "corpus: dataset: give the data set's name"),
+        ({"source": "files", "files": ["a"], "max_document_bytes": 0}, "corpus: max_document_bytes: 0 is out of range"),
+        ({"source": "web"}, "corpus.source: the text 'web' is not one of"),
+    ],
+)
+def test_a_wrong_configuration_names_its_key(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fill(CorpusConfig, fields, where="corpus")
+    assert str(caught.value).startswith(message)
+
+
+def test_the_python_library_is_a_corpus_without_tests_packages_and_machine_facts(tmp_path: Path) -> None:
+    share = open_share(CorpusConfig("python_library"), tmp_path)
+    names = [file.name for file in share.files]
+    assert {"json/decoder.py", "argparse.py", "pydoc/booleans"} <= set(names)
+    assert not [name for name in names if "/test" in name or "site-packages" in name or "sysconfigdata" in name]
+    documents = list(share.documents())
+    assert sum(len(document.utf8) for document in documents) > 5_000_000
+    assert documents[-1].position == share.size
+    assert [document.utf8 for document in share.documents()] == [document.utf8 for document in documents]
+    assert any("The operator" in document.text and "boolean" in document.text for document in documents)
+
+
+def test_fetched_files_of_a_hub_data_set_are_taken_by_split(tmp_path: Path) -> None:
+    data = tmp_path / "hub" / "who" / "what" / "data"
+    data.mkdir(parents=True)
+    for split in ("train", "test"):
+        write_table(data / f"{split}-00000-of-00001.parquet", [split])
+    (data.parent / "README.md").write_text("no data")
+    config = CorpusConfig("hub", dataset="who/what", split="test")
+    assert texts_of(open_share(config, tmp_path)) == ["test"]
+
+
+def test_an_offline_hub_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    message = refusal(CorpusConfig("hub", dataset="who/what"), tmp_path)
+    assert message.startswith(f"who/what: no files of it in {tmp_path / 'hub' / 'who' / 'what'} and the hub is offline")
+    assert "`snakemake prefetch --configfile FILE`" in message
+    assert message.endswith("or set HF_HUB_OFFLINE=0")
+
+
+def test_a_hub_data_set_is_streamed_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.delenv("HF_DATASETS_OFFLINE", raising=False)
+    for number in range(3):
+        write_table(tmp_path / f"train-{number}.parquet", [f"{number}-{k}" for k in range(2)])
+    load = datasets.load_dataset
+
+    def load_here(name: str, revision: str | None, split: str, streaming: bool) -> Any:
+        assert (name, revision) == ("who/what", None)
+        found = [str(path) for path in sorted(tmp_path.glob("*.parquet"))]
+        return load("parquet", data_files=found, split=split, streaming=streaming)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_here)
+    config = CorpusConfig("hub", dataset="who/what")
+    assert texts_of(open_share(config, tmp_path, 0, 2)) == ["0-0", "0-1", "2-0", "2-1"]
+    assert texts_of(open_share(config, tmp_path, 1, 2)) == ["1-0", "1-1"]
+    assert open_share(config, tmp_path, 1, 2).size is None
+    assert "no field 'body' (found: text)" in refusal(CorpusConfig("hub", dataset="who/what", field="body"), tmp_path)
+
+
+def test_the_folder_of_fetched_files_is_the_option_then_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMPLICIT_LLM_DATA", "/data")
+    assert downloads_folder({"downloads": "/given"}) == Path("/given")
+    assert downloads_folder({"downloads": None}) == Path("/data")
+    monkeypatch.delenv("IMPLICIT_LLM_DATA")
+    assert downloads_folder({}) == Path("results/downloads")
