@@ -1,0 +1,103 @@
+"""The official bAbI v1.2 text, read from its archive: only the files that are known, and each checked by its digest.
+
+The digests are in `babi_files.sha256`, in the format of sha256sum; of one file only the identity in git is known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+import zlib
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+
+from implicit_llm.runs.errors import UserError
+
+COLLECTIONS = ("en-valid", "en-valid-10k")
+# The first is the one that bAbI's authors published; the second holds the two collections in use, without one file.
+ARCHIVES = ("tasks_1-20_v1-2.tar.gz", "babi_en_valid_10k.tar.gz")
+FOLDER = "tasks_1-20_v1-2"
+_SHA256_FILE = Path(__file__).with_name("babi_files.sha256")
+_GIT_BLOBS = {"en-valid-10k/qa3_train.txt": "458387a5aeb1aa11fd075d6a2f1c2bb13a1b08b4"}
+_LARGEST_FILE_BYTES = 1 << 24  # four times the largest official file: a damaged header must not fill the memory
+FETCH = "type `snakemake prefetch --configfile FILE` with the experiment's FILE where there is a network"
+
+
+class BabiArchiveError(UserError):
+    """The archive or a file in it is missing or damaged; the message names it and what to do."""
+
+
+@cache
+def official_files() -> dict[str, str]:
+    """Digest of each of the 120 files by its name, for example "en-valid/qa1_train.txt"; "git:" marks a git blob id."""
+    pairs = (line.split() for line in _SHA256_FILE.read_text(encoding="ascii").splitlines())
+    digests = {name: digest for digest, name in pairs}
+    return digests | {name: f"git:{blob}" for name, blob in _GIT_BLOBS.items()}
+
+
+def find_archive(downloads: Path) -> Path:
+    """The archive in the folder `downloads`. Raises: BabiArchiveError when there is none."""
+    for name in ARCHIVES:
+        if (downloads / name).is_file():
+            return downloads / name
+    raise BabiArchiveError(
+        f"{downloads}: neither {ARCHIVES[0]} nor {ARCHIVES[1]} is there; {FETCH}, or give --downloads"
+    )
+
+
+def read_archive(archive: Path, missing_files: Collection[str] = ()) -> dict[str, bytes]:
+    """The content of every official file but `missing_files`, by name, checked.
+
+    Nothing is extracted: members are read by their names, others are passed over.
+    Raises: BabiArchiveError for a truncated archive, and for a file that is absent or has another digest.
+    """
+    unknown = sorted(set(missing_files) - official_files().keys())
+    if unknown:
+        raise BabiArchiveError(
+            f"missing_files: bAbI has no file {unknown[0]!r}; write it like en-valid-10k/qa3_train.txt"
+        )
+    wanted = official_files().keys() - set(missing_files)
+    try:
+        contents = _read_members(archive, wanted)
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BabiArchiveError(
+            f"{archive}: the archive is truncated or damaged ({reason}); {_again(archive)}"
+        ) from error
+    for name in sorted(wanted):
+        _check(archive, name, contents.get(name))
+    return {name: contents[name] for name in sorted(wanted)}
+
+
+def _read_members(archive: Path, wanted: Collection[str]) -> dict[str, bytes]:
+    contents = {}
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            name = member.name.removeprefix("./").removeprefix(f"{FOLDER}/")
+            file = tar.extractfile(member) if member.isfile() and name in wanted else None
+            if file is not None and member.size <= _LARGEST_FILE_BYTES:
+                contents[name] = file.read()
+    return contents
+
+
+def _check(archive: Path, name: str, content: bytes | None) -> None:
+    """Raises: BabiArchiveError when a file is absent or its digest differs."""
+    if content is None:
+        raise BabiArchiveError(
+            f"{archive}: {name} is not in the archive; {FETCH}, or list it under text.missing_files to do without it"
+        )
+    expected = official_files()[name]
+    if expected.startswith("git:"):
+        found = "git:" + hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    else:
+        found = hashlib.sha256(content).hexdigest()
+    if found != expected:
+        raise BabiArchiveError(
+            f"{archive}: {name} is damaged (digest {found[:16]}, expected {expected[:16]}); {_again(archive)}, "
+            f"or list it under text.missing_files to do without it"
+        )
+
+
+def _again(archive: Path) -> str:
+    return f"remove {archive.name} and {FETCH}"

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from implicit_llm.data.catbabi import COLUMNS, PAD_ID, STORIES_NAME, shuffled
+from implicit_llm.data.shard_format import DatasetSpec
+from implicit_llm.data.shard_writer import ShardWriter
+from implicit_llm.data.shards import DatasetError
+from implicit_llm.data.story_batches import StoryBatch, StoryBatcher, StoryStream
+
+IGNORED = -100
+
+
+def made_stream(lengths: list[int], seed: int = 0) -> StoryStream:
+    """Stories of which every token is unique, so that it tells where it is from."""
+    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    tokens = np.arange(1, bounds[-1] + 1, dtype=np.int32)
+    labels = np.where(np.random.default_rng(seed).random(len(tokens)) < 0.5, tokens + 1, IGNORED).astype(np.int32)
+    task = np.repeat(np.arange(len(lengths)) % 20 + 1, lengths).astype(np.int32)
+    return StoryStream({"input_ids": tokens, "labels": labels, "task": task}, bounds)
+
+
+def by_the_rule(stream: StoryStream, batch_size: int, length: int, order: np.ndarray) -> Iterator[dict[str, Any]]:
+    """The published rule, step by step: buffers that are filled until each holds four batches, then emptied by one."""
+    buffers: list[list[int]] = [[] for _ in range(batch_size)]
+    stories = iter(order.tolist())
+    while True:
+        while min(map(len, buffers)) < 4 * length:
+            story = next(stories, None)
+            if story is None:
+                break
+            sizes = [len(buffer) for buffer in buffers]
+            buffers[sizes.index(min(sizes))] += range(stream.bounds[story], stream.bounds[story + 1])
+        if not any(buffers):
+            return
+        taken = [buffer[:length] for buffer in buffers]
+        buffers = [buffer[length:] for buffer in buffers]
+        batch = {
+            name: [[int(values_T[at]) for at in row] + [fill] * (length - len(row)) for row in taken]
+            for (name, values_T), fill in zip(stream.columns.items(), (0, IGNORED, 0), strict=True)
+        }
+        yield {**batch, "num_tokens_B": [len(row) for row in taken], "has_ended_B": [not rest for rest in buffers]}
+
+
+def all_batches(batcher: StoryBatcher, epoch: int) -> list[StoryBatch]:
+    return [batcher.batch(epoch, number) for number in range(batcher.num_batches(epoch))]
+
+
+def random_lengths(count: int, longest: int, seed: int = 1) -> list[int]:
+    return np.random.default_rng(seed).integers(1, longest + 1, count).tolist()
+
+
+SHAPES = [
+    # stories, the longest, rows, length of a batch
+    (60, 30, 4, 7),
+    (60, 30, 1, 7),
+    (200, 12, 8, 3),
+    (50, 100, 5, 10),
+    (40, 9, 16, 20),
+    (3, 20, 5, 6),
+    (1, 1, 1, 1),
+    (100, 1, 3, 4),
+]
+
+
+@pytest.mark.parametrize(("count", "longest", "batch_size", "length"), SHAPES)
+@pytest.mark.parametrize("order", ["file", "shuffled"])
+def test_batches_equal_those_of_the_published_rule(
+    count: int, longest: int, batch_size: int, length: int, order: Literal["shuffled", "file"]
+) -> None:
+    stream = made_stream(random_lengths(count, longest))
+    batcher = StoryBatcher(stream, batch_size, length, order, seed=3)
+    for epoch in range(3):
+        places = shuffled(count, 3, epoch) if order == "shuffled" else np.arange(count)
+        expected = list(by_the_rule(stream, batch_size, length, places))
+        found = all_batches(batcher, epoch)
+        assert [{name: values.tolist() for name, values in vars(batch).items()} for batch in found] == expected
+
+
+@pytest.mark.parametrize(("count", "longest", "batch_size", "length"), SHAPES)
+def test_every_token_of_every_story_is_seen_once_in_an_epoch(
+    count: int, longest: int, batch_size: int, length: int
+) -> None:
+    stream = made_stream(random_lengths(count, longest))
+    batcher = StoryBatcher(stream, batch_size, length, "shuffled", seed=1)
+    for epoch in range(2):
+        batches = all_batches(batcher, epoch)
+        tokens = np.concatenate([batch.input_ids[batch.input_ids != PAD_ID] for batch in batches])
+        assert sorted(tokens) == stream.columns["input_ids"].tolist()
+        assert sum(batch.num_tokens_B.sum() for batch in batches) == stream.bounds[-1]
+
+
+def test_a_row_goes_on_in_the_same_row_of_the_next_batch() -> None:
+    stream = made_stream(random_lengths(80, 40))
+    batches = all_batches(StoryBatcher(stream, 6, 9, "file"), 0)
+    starts = set((stream.bounds[:-1] + 1).tolist())
+    for row in range(6):
+        tokens = np.concatenate([batch.input_ids[row, : batch.num_tokens_B[row]] for batch in batches]).tolist()
+        assert tokens[0] in starts
+        for before, after in itertools.pairwise(tokens):
+            assert after == before + 1 or (before + 1 in {*starts, int(stream.bounds[-1]) + 1} and after in starts)
+
+
+def test_a_row_is_full_until_its_stories_end_and_tells_when() -> None:
+    batches = all_batches(StoryBatcher(made_stream(random_lengths(30, 50)), 5, 8, "shuffled"), 0)
+    num_tokens_NB = np.stack([batch.num_tokens_B for batch in batches])
+    has_ended_NB = np.stack([batch.has_ended_B for batch in batches])
+    assert has_ended_NB[-1].all()
+    assert not has_ended_NB[0].any()
+    for row in range(5):
+        last = int(np.argmax(has_ended_NB[:, row]))
+        assert (num_tokens_NB[:last, row] == 8).all()
+        assert 0 < num_tokens_NB[last, row] <= 8
+        assert not num_tokens_NB[last + 1 :, row].any()
+        assert has_ended_NB[last:, row].all()
+
+
+def test_padding_has_no_label_and_no_task() -> None:
+    for batch in all_batches(StoryBatcher(made_stream(random_lengths(30, 50)), 5, 8, "file"), 0):
+        is_padding = np.arange(8) >= batch.num_tokens_B[:, None]
+        assert (batch.input_ids[is_padding] == PAD_ID).all()
+        assert (batch.labels[is_padding] == IGNORED).all()
+        assert (batch.task[is_padding] == 0).all()
+        assert (batch.task[~is_padding] > 0).all()
+
+
+def test_rows_stay_about_equally_long() -> None:
+    lengths = random_lengths(500, 50)
+    batches = all_batches(StoryBatcher(made_stream(lengths), 8, 10, "shuffled"), 0)
+    assert (sum(batch.num_tokens_B for batch in batches) >= sum(lengths) / 8 - 50).all()
+
+
+def test_any_step_can_be_read_without_those_before_it() -> None:
+    stream = made_stream(random_lengths(40, 30))
+    in_turn = StoryBatcher(stream, 4, 7, "shuffled", seed=5)
+    batches = [batch for epoch in range(4) for batch in all_batches(in_turn, epoch)]
+    for step in np.random.default_rng(0).permutation(len(batches)).tolist():
+        read = StoryBatcher(stream, 4, 7, "shuffled", seed=5).at_step(step)
+        for name, values in vars(batches[step]).items():
+            np.testing.assert_array_equal(vars(read)[name], values)
+    again = StoryBatcher(stream, 4, 7, "shuffled", seed=5)
+    for step in (len(batches) - 1, 0, 17, 3):  # back and forth with one batcher
+        np.testing.assert_array_equal(again.at_step(step).input_ids, batches[step].input_ids)
+
+
+def test_steps_count_on_over_the_epochs() -> None:
+    batcher = StoryBatcher(made_stream(random_lengths(40, 30)), 4, 7, "shuffled")
+    expected = [(epoch, number) for epoch in range(5) for number in range(batcher.num_batches(epoch))]
+    assert [batcher.locate(step) for step in range(len(expected))] == expected
+
+
+def test_the_order_changes_with_seed_and_epoch_only_when_shuffled() -> None:
+    stream = made_stream(random_lengths(40, 30))
+
+    def first(order: Literal["shuffled", "file"], seed: int, epoch: int) -> list[int]:
+        return StoryBatcher(stream, 4, 7, order, seed).batch(epoch, 0).input_ids.ravel().tolist()
+
+    assert first("file", 0, 0) == first("file", 1, 0) == first("file", 0, 1)
+    assert first("shuffled", 0, 0) == first("shuffled", 0, 0)
+    others = [first("file", 0, 0), *(first("shuffled", seed, epoch) for seed in range(2) for epoch in range(2))]
+    assert len(set(map(tuple, others))) == 5
+
+
+@pytest.mark.parametrize("number", [-1, 1_000_000])
+def test_a_batch_outside_of_the_epoch_is_refused(number: int) -> None:
+    with pytest.raises(IndexError, match="batches"):
+        StoryBatcher(made_stream([5, 6]), 2, 3, "file").batch(0, number)
+
+
+def write_dataset(directory: Path) -> dict[str, np.ndarray]:
+    values = {"input_ids": [1, 5, 6, 1, 7, 8, 9], "labels": [0, 6, 0, 0, 8, 0, 1], "task": [2, 2, 2, 3, 3, 3, 3]}
+    columns = {name: np.array([*row, 0, 0], dtype=np.uint8).reshape(3, 3) for name, row in values.items()}
+    writer = ShardWriter(directory, DatasetSpec(20, 3, COLUMNS, {}, ignored_id=PAD_ID))
+    parts = [{name: rows[start : start + 2] for name, rows in columns.items()} for start in (0, 2)]
+    writer.finish([writer.write(number, part) for number, part in enumerate(parts)])
+    np.save(directory / STORIES_NAME, np.array([[0, 2], [3, 3]]), allow_pickle=False)
+    return columns
+
+
+def test_the_stream_of_a_data_set_on_disk_ends_before_its_padding(tmp_path: Path) -> None:
+    columns = write_dataset(tmp_path)
+    stream = StoryStream.open(tmp_path)
+    assert stream.bounds.tolist() == [0, 3, 7]
+    assert stream.columns["input_ids"].tolist() == columns["input_ids"].ravel()[:7].tolist()
+    assert stream.columns["labels"].tolist() == [IGNORED, 6, IGNORED, IGNORED, 8, IGNORED, 1]
+    assert stream.columns["task"].tolist() == [2, 2, 2, 3, 3, 3, 3]
+    batch = StoryBatcher(stream, 2, 4, "file").at_step(0)
+    assert batch.input_ids.tolist() == [[1, 5, 6, 0], [1, 7, 8, 9]]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x93NUMPY broken", [[0, 2], [9, 3]], [[1, 2], [3, 3]], [0, 3]])
+def test_a_damaged_list_of_stories_is_named(tmp_path: Path, content: bytes | list | None) -> None:
+    write_dataset(tmp_path)
+    (tmp_path / STORIES_NAME).unlink()
+    if isinstance(content, bytes):
+        (tmp_path / STORIES_NAME).write_bytes(content)
+    elif content is not None:
+        np.save(tmp_path / STORIES_NAME, np.array(content), allow_pickle=False)
+    with pytest.raises(DatasetError, match=rf"{STORIES_NAME}: cannot be read") as caught:
+        StoryStream.open(tmp_path)
+    assert "\n" not in str(caught.value)
