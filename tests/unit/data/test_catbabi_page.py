@@ -1,0 +1,43 @@
+"""What docs/catbabi.md says is what the code does."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from implicit_llm.data.stages import babi_text, catbabi
+from implicit_llm.runs.stage import StageContext
+from implicit_llm.tracking.journal import Journal
+
+PAGE = (Path(__file__).parents[3] / "docs" / "catbabi.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+    return found
+
+
+def context_in(work: Path, config: dict[str, Any], **inputs: Any) -> StageContext:
+    log = logging.getLogger("implicit_llm.data")
+    return StageContext("data", work.name, "0" * 64, config, inputs, work.parent, work, Journal(None), log, {}, True)
+
+
+def test_the_script_of_the_page_prints_the_batches_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = yaml.safe_load(block("yaml"))["data"]["babi"]
+    text, train = tmp_path / "babi-text", tmp_path / "babi-train"
+    babi_text.run(context_in(text, {"kind": "babi_text", **experiment.pop("text")}))
+    upstream = SimpleNamespace(work=text)
+    result = catbabi.run(context_in(train, {**experiment, "split": "train"}, text=upstream))
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    exec(compile(block("python"), "docs/catbabi.md", "exec"), {})
+    assert capsys.readouterr().out == block("text")
+    assert f"{result.summary['vocab_size_of_text']} for the simulator" in PAGE
