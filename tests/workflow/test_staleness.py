@@ -9,7 +9,12 @@ from pathlib import Path
 from tests.workflow.tiny_project import NOTHING, Project
 
 FREE = {"train/implicit-s0/free", "evaluate/implicit-s0/free/word-problem", "report"}
-TRAINED = {"train/implicit-s0/unrolled", "train/explicit-s0/explicit", "evaluate/explicit-s0/explicit/word-problem", *FREE}
+TRAINED = {
+    "train/implicit-s0/unrolled",
+    "train/explicit-s0/explicit",
+    "evaluate/explicit-s0/explicit/word-problem",
+    *FREE,
+}
 
 
 def test_a_change_of_the_solver_reruns_the_training_but_not_the_data(project: Project) -> None:

@@ -18,23 +18,24 @@ NOTHING = "Nothing to be done"
 
 @dataclass
 class Project:
-    """A folder with tiny.yaml, and a stand-in for the library that is found before the real one."""
+    """A folder with the experiment <name>.yaml, and a stand-in for the library that is found before the real one."""
 
     dir: Path
     library: Path
+    name: str = "tiny"
 
     @property
     def results(self) -> Path:
-        return self.dir / "results" / "tiny"
+        return self.dir / "results" / self.name
 
     @property
     def config(self) -> Path:
-        return self.dir / "tiny.yaml"
+        return self.dir / f"{self.name}.yaml"
 
     @property
     def driver(self) -> list[str]:
         """The words of a call of Snakemake."""
-        return ["snakemake", "--profile", "profiles/local", "--configfile", "tiny.yaml", "--cores", "2"]
+        return ["snakemake", "--profile", "profiles/local", "--configfile", self.config.name, "--cores", "2"]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -68,18 +69,19 @@ class Project:
         """The project, its results and its library at another place."""
         root = self.dir.parent
         shutil.copytree(root, folder, copy_function=shutil.copy2 if keeps_times else shutil.copyfile)
-        return Project(folder / self.dir.relative_to(root), folder / self.library.relative_to(root))
+        return Project(folder / self.dir.relative_to(root), folder / self.library.relative_to(root), self.name)
 
     def planned(self, *arguments: str) -> set[str]:
-        """Run directories, below results/tiny, of the jobs that a dry run announces."""
+        """Run directories, below results/<name>, of the jobs that a dry run announces."""
         output = self.snakemake("--dry-run", *arguments)
-        return set(re.findall(r"output: results/tiny/(\S+)/manifest\.json", output))
+        return set(re.findall(rf"output: results/{self.name}/(\S+)/manifest\.json", output))
 
 
-def make_project(folder: Path) -> Project:
-    """The experiment before its first run."""
-    project = _copy_driver(Project(folder / "project", folder / "site" / "implicit_llm"))
-    shutil.copy(DATA / "tiny.yaml", project.config)
+def make_project(folder: Path, name: str = "tiny") -> Project:
+    """The experiment before its first run, with the curricula of these tests beside it."""
+    project = _copy_driver(Project(folder / "project", folder / "site" / "implicit_llm", name))
+    shutil.copy(DATA / f"{name}.yaml", project.config)
+    shutil.copytree(DATA / "curricula", project.dir / "curricula")
     _make_library(project.library)
     _leave_out_mlflow(project)
     return project

@@ -225,7 +225,7 @@ def test_the_headline_of_language_models_shows_mean_and_spread_over_seeds(
     assert re.search(r"trunk \(stale\) +free-80 +blockwise +2 +- +21\.00 \(20\.00 to 22\.00\)\n", out)
     assert re.search(r"trunk \(stale\) +free-90 +- +0 +- +-\n", out)
     assert "babi: accuracy over all questions" in out
-    assert re.search(r"babi \(stale\) +parallel +1 +- +50\.0\n", out)
+    assert re.search(r"babi \(stale\) +parallel +1 +- +50\.0 %\n", out)
 
 
 def write_metrics(plan: Plan, key: str, records: list[dict[str, Any]]) -> None:

@@ -100,14 +100,14 @@ def _perplexity_table(plan: Plan, data: LanguageModel, rows: Sequence[Evaluated]
 
 def _catbabi_table(plan: Plan, data: Catbabi, rows: Sequence[Evaluated]) -> Table:
     """Mean and spread over seeds of the accuracy over all questions, by run and mode (rows) and set (columns)."""
-    table = _table(f"{data.name}: accuracy over all questions, %", "run", "mode", "seeds")
+    table = _table(f"{data.name}: accuracy over all questions", "run", "mode", "seeds")
     tests = [node.name for node in nodes_of_test_data(data)]
     for test in tests:
         table.add_column(test.removeprefix(f"{data.name}-"), justify="right")
     for row in rows:
         for mode, by_set in _values(plan, row, "data", "accuracy").items():
             num_seeds = max((len(values) for values in by_set.values()), default=0)
-            cells = [_mean_and_spread([100 * value for value in by_set.get(test, [])], "{:.1f}") for test in tests]
+            cells = [_mean_and_spread([100 * value for value in by_set.get(test, [])], "{:.1f} %") for test in tests]
             table.add_row(f"{row.shown}{_mark(plan, row.keys)}", mode, str(num_seeds), *cells)
     return table
 

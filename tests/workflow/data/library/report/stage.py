@@ -1,13 +1,26 @@
-"""Stand-in for the stage `report`."""
+"""Stand-in for the stage `report`: every figure and table that any experiment has."""
 
 from implicit_llm.runs.stage import StageContext, StageResult
+
+FIGURES = (
+    "accuracy-by-length",
+    "accuracy-by-position",
+    "accuracy-by-mode",
+    "perplexity-by-length",
+    "loss-by-tokens",
+    "loss-by-flops",
+    "accuracy-by-babi-task",
+    "training-curves",
+    "solver-health",
+)
+TABLES = ("accuracy", "perplexity", "babi")
 
 
 def run(context: StageContext) -> StageResult:
     declared = context.work / "declared"
-    figures = ("accuracy-by-length", "accuracy-by-position", "accuracy-by-mode", "training-curves", "solver-health")
-    names = ["index.html", "claims.json", "tables/accuracy.csv", "tables/accuracy.tex"]
-    names += [f"figures/{figure}.svg" for figure in figures]
+    names = ["index.html", "claims.json"]
+    names += [f"tables/{table}.{form}" for table in TABLES for form in ("csv", "tex")]
+    names += [f"figures/{figure}.svg" for figure in FIGURES]
     for name in names:
         (declared / name).parent.mkdir(parents=True, exist_ok=True)
         (declared / name).write_text(f"{name}\n")

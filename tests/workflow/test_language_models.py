@@ -1,0 +1,103 @@
+"""Data in pieces, a trunk with branches and evaluations of several kinds, as Snakemake sees them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.tiny_project import NOTHING, Project, make_project
+
+SHARDS = {f"data/text-shard-{number:05d}" for number in range(10)}
+BRANCH = {"train/trunk-s0/free-80", "evaluate/trunk-s0/free-80/perplexity"}
+TRUNK = {"train/trunk-s0/bounded", "evaluate/trunk-s0/bounded/perplexity"}
+ALL = {
+    *("data/babi-text", "data/babi-train", "data/babi-valid", "data/babi-test"),
+    *("data/text-tokenizer", *SHARDS, "data/text-train", "data/text-test"),
+    *("train/babi-s0/explicit", "evaluate/babi-s0/explicit/catbabi"),
+    *TRUNK,
+    *BRANCH,
+    "report",
+}
+
+
+@pytest.fixture(scope="module")
+def built_language(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The finished experiment. Not to be changed: take `language` for that."""
+    project = make_project(tmp_path_factory.mktemp("language"), "language")
+    assert project.planned() == ALL
+    project.snakemake()
+    return project
+
+
+@pytest.fixture
+def language(built_language: Project, tmp_path: Path) -> Project:
+    return built_language.copy_to(tmp_path / "copy")
+
+
+def test_each_kind_of_job_has_its_own_rule_and_is_done_once(built_language: Project) -> None:
+    for key in ALL:
+        assert (built_language.results / key / "manifest.json").is_file(), key
+    assert NOTHING in built_language.snakemake()
+
+
+def test_a_stream_is_given_all_its_shards(built_language: Project) -> None:
+    manifest = json.loads((built_language.results / "data/text-train/manifest.json").read_text())
+    assert manifest["summary"] == {"num_inputs": 10}
+    assert len(manifest["identity"]["upstream"]) == 10
+
+
+def test_a_change_of_the_free_phase_reruns_the_branch_alone(language: Project) -> None:
+    language.edit(language.dir / "curricula" / "branches.yaml", "max_iter: 24", "max_iter: 25")
+    assert language.planned() == {*BRANCH, "report"}
+
+
+def test_another_branch_is_trained_without_its_trunk(language: Project) -> None:
+    path = language.dir / "curricula" / "branches.yaml"
+    branch = path.read_text().splitlines()[-1]
+    path.write_text(f"{path.read_text()}{branch.replace('free-80', 'free-90').replace('start: 0.8', 'start: 0.9')}\n")
+    new = {key.replace("free-80", "free-90") for key in BRANCH}
+    assert language.planned() == {*new, "report"}
+
+
+def test_a_branch_where_nothing_was_kept_is_one_line(language: Project) -> None:
+    language.edit(language.dir / "curricula" / "branches.yaml", "start: 0.8", "start: 0.85")
+    output = language.snakemake("--dry-run", code=2)
+    assert "Traceback" not in output
+    assert "runs.trunk.curriculum.free-80.start: phase 'bounded' does not keep step 167799" in output
+
+
+def test_a_lost_shard_is_made_again_alone(language: Project) -> None:
+    manifest = language.results / "data/text-shard-00007/manifest.json"
+    before = manifest.read_bytes()
+    manifest.write_text("{")
+    assert language.planned() == {"data/text-shard-00007"}
+    language.snakemake()
+    assert manifest.read_bytes() == before
+    assert NOTHING in language.snakemake()
+
+
+@pytest.mark.parametrize(
+    ("experiment", "some"),
+    [
+        (
+            "paper",
+            {f"train/mamba2-130m-implicit-s0/free-{share}" for share in (70, 80, 90)} | {"data/pile-shard-01649"},
+        ),
+        ("miniature", {"train/text-llama3-explicit-long-s2/explicit", "evaluate/babi-implicit-s0/free/catbabi"}),
+    ],
+)
+def test_the_project_has_jobs_for_its_large_experiments(
+    built_language: Project, tmp_path: Path, experiment: str, some: set[str]
+) -> None:
+    project = built_language.copy_to(tmp_path / "copy")
+    project.name = experiment
+    (project.dir / "workflow" / "config" / f"{experiment}.yaml").rename(project.config)
+    assert project.planned() >= {*some, "report"}
+
+
+def test_the_headline_reads_what_was_evaluated(built_language: Project) -> None:
+    output = built_language.command("implicit-llm", "headline", "--config", "language.yaml")
+    assert "trunk  free-80  blockwise  1      8.00  8.00" in output
+    assert "50.0 %  50.0 %" in output
