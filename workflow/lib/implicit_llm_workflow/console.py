@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from implicit_llm_workflow import estimate_command, plan_commands, stage_commands, verify_command
+from implicit_llm_workflow import estimate_command, plan_commands, prefetch_command, stage_commands, verify_command
 
 EXIT_FAILURE = 1
 
@@ -21,7 +21,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(stage_commands.mlflow, name="mlflow")
-_experiments = (*plan_commands.COMMANDS, estimate_command.estimate, verify_command.verify)
+_experiments = (
+    *plan_commands.COMMANDS,
+    estimate_command.estimate,
+    prefetch_command.prefetch,
+    verify_command.verify,
+)
 for _panel, _commands in (("Jobs", stage_commands.COMMANDS), ("Experiments", _experiments)):
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)

@@ -32,10 +32,13 @@ class DataEstimate:
 
     def plus(self, other: DataEstimate) -> DataEstimate:
         """Both together; a download is counted once, since every shard names the whole corpus."""
-        sums = {
-            field: _sum(getattr(self, field), getattr(other, field)) for field in ("tokens", "core_hours", "disk_bytes")
-        }
-        return replace(self, jobs=self.jobs + other.jobs, **sums)
+        return replace(
+            self,
+            jobs=self.jobs + other.jobs,
+            tokens=_sum(self.tokens, other.tokens),
+            core_hours=_sum(self.core_hours, other.core_hours),
+            disk_bytes=_sum(self.disk_bytes, other.disk_bytes),
+        )
 
 
 @dataclass(frozen=True)

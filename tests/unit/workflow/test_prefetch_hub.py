@@ -1,0 +1,143 @@
+"""Fetching from the hub: the real client against a small hub on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from implicit_llm_workflow.prefetch_http import FetchError
+from implicit_llm_workflow.prefetch_hub import RemoteFile, fetched_before, put_by_hand, wanted_files
+from implicit_llm_workflow.prefetch_needs import HubFiles
+from tests.unit.workflow.file_server import FileServer, serving
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+DATASET = HubFiles("dataset", "owner/texts", None, "train")
+TOKENIZER = HubFiles("tokenizer", "owner/tokens", None)
+TEXTS = {
+    "README.md": b"# texts",
+    "data/train-00000-of-00002.jsonl": b'{"text": "one"}\n' * 5000,
+    "data/train-00001-of-00002.jsonl": b'{"text": "two"}\n' * 5000,
+    "data/test-00000-of-00001.jsonl": b'{"text": "three"}\n',
+}
+IN_LARGE_FILE_STORAGE = "data/train-00000-of-00002.jsonl"
+
+
+@pytest.fixture
+def hub() -> Iterator[FileServer]:
+    with serving() as state:
+        publish(state, "datasets", DATASET.name, TEXTS)
+        publish(state, "models", TOKENIZER.name, {"tokenizer.json": b"{}", "model.safetensors": b"weights"})
+        yield state
+
+
+def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes]) -> None:
+    """A repository as the hub's interface shows it."""
+    about = {"id": name, "sha": COMMIT, "siblings": [{"rfilename": path} for path in files]}
+    tree = []
+    for path, content in files.items():
+        blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        entry: dict[str, object] = {"type": "file", "path": path, "size": len(content), "oid": blob}
+        if path == IN_LARGE_FILE_STORAGE:
+            sha256 = hashlib.sha256(content).hexdigest()
+            entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 130}
+        tree.append(entry)
+        prefix = "" if kind == "models" else f"/{kind}"
+        url = f"{prefix}/{name}/resolve/{COMMIT}/{path}"
+        state.files[url], state.headers[url] = content, {"X-Repo-Commit": COMMIT}
+    as_json = {"Content-Type": "application/json"}
+    urls = {f"/api/{kind}/{name}": about, f"/api/{kind}/{name}/revision/main": about}
+    for url, value in {**urls, f"/api/{kind}/{name}/tree/{COMMIT}": tree}.items():
+        state.files[url], state.headers[url] = json.dumps(value).encode(), as_json
+
+
+def satisfy(hub: FileServer, need: HubFiles, downloads: Path) -> tuple[str, str]:
+    """State and line, of a process of its own: the client reads the address of its hub once."""
+    code = (
+        "import json, pathlib, sys; from implicit_llm_workflow.prefetch import satisfy; "
+        "from implicit_llm_workflow.prefetch_needs import HubFiles; "
+        "outcome = satisfy(HubFiles(**json.loads(sys.argv[1])), pathlib.Path(sys.argv[2])); "
+        "print(json.dumps([outcome.state, outcome.what]))"
+    )
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment = {**inherited, "HF_ENDPOINT": hub.url, "HF_HOME": str(downloads / "home")}
+    words = [sys.executable, "-c", code, json.dumps(need.__dict__), str(downloads)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=True)
+    state, what = json.loads(done.stdout.splitlines()[-1])
+    return state, what
+
+
+def test_the_files_of_the_split_are_fetched_checked_and_recorded(hub: FileServer, tmp_path: Path) -> None:
+    state, what = satisfy(hub, DATASET, tmp_path)
+    assert state == "fetched", what
+    folder = tmp_path / "hub" / "owner" / "texts"
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.jsonl")}
+    assert found == {path for path in TEXTS if "train" in path}
+    manifest = json.loads((tmp_path / "hub" / "owner" / "texts.fetched.json").read_text())
+    assert manifest["commit"] == COMMIT
+    assert {item["path"]: item["sha256"] for item in manifest["files"]} == {
+        path: hashlib.sha256(TEXTS[path]).hexdigest() for path in found
+    }
+    assert "2 files" in str(fetched_before(DATASET, tmp_path))
+    asked = len(hub.requests)
+    assert satisfy(hub, DATASET, tmp_path)[0] == "there"
+    assert len(hub.requests) == asked
+
+
+def test_a_file_that_has_gone_is_fetched_again_alone(hub: FileServer, tmp_path: Path) -> None:
+    satisfy(hub, DATASET, tmp_path)
+    (tmp_path / "hub" / "owner" / "texts" / IN_LARGE_FILE_STORAGE).unlink()
+    assert fetched_before(DATASET, tmp_path) is None
+    hub.requests.clear()
+    assert satisfy(hub, DATASET, tmp_path)[0] == "fetched"
+    gets = {path.rpartition("/")[2] for method, path, _ in hub.requests if method == "GET" and "/resolve/" in path}
+    assert gets == {"train-00000-of-00002.jsonl"}
+
+
+@pytest.mark.parametrize("path", [IN_LARGE_FILE_STORAGE, "data/train-00001-of-00002.jsonl"])
+def test_content_that_differs_from_the_digest_of_the_hub_is_removed(hub: FileServer, tmp_path: Path, path: str) -> None:
+    url = f"/datasets/{DATASET.name}/resolve/{COMMIT}/{path}"
+    hub.files[url] = hub.files[url].replace(b"text", b"test", 1)
+    state, what = satisfy(hub, DATASET, tmp_path)
+    assert state == "failed"
+    assert f"{path}: did not have the digest that the hub gives; removed" in what
+    assert not (tmp_path / "hub" / "owner" / "texts" / path).exists()
+    assert fetched_before(DATASET, tmp_path) is None
+
+
+def test_of_a_tokenizer_only_its_file_is_fetched(hub: FileServer, tmp_path: Path) -> None:
+    state, what = satisfy(hub, TOKENIZER, tmp_path)
+    assert state == "fetched", what
+    folder = tmp_path / "hub" / "owner" / "tokens"
+    assert [path.name for path in folder.glob("*.*") if path.is_file()] == ["tokenizer.json"]
+
+
+def test_a_repository_that_is_not_there_is_one_line_with_advice(hub: FileServer, tmp_path: Path) -> None:
+    state, what = satisfy(hub, HubFiles("dataset", "owner/nothing", None, "train"), tmp_path)
+    assert state == "failed"
+    assert "dataset owner/nothing: " in what
+    assert f"put them into {tmp_path}/hub/owner/nothing" in what
+    assert "\n" not in what
+
+
+def test_files_put_there_by_hand_are_accepted_without_a_network(tmp_path: Path) -> None:
+    folder = tmp_path / "hub" / "owner" / "texts"
+    folder.mkdir(parents=True)
+    assert put_by_hand(DATASET, tmp_path) == 0
+    (folder / "part-0.jsonl.zst").write_bytes(b"")
+    assert put_by_hand(DATASET, tmp_path) == 1
+    (folder / ".cache" / "huggingface").mkdir(parents=True)  # of a fetch that was interrupted
+    assert put_by_hand(DATASET, tmp_path) == 0
+
+
+def test_without_a_split_in_any_name_all_texts_are_wanted() -> None:
+    files = [RemoteFile(path, 1, None, "") for path in ("a.parquet", "b.txt.gz", "weights.bin", ".hidden.txt")]
+    assert [file.path for file in wanted_files(DATASET, files)] == ["a.parquet", "b.txt.gz"]
+    with pytest.raises(FetchError, match=r"dataset owner/texts: has no file of text"):
+        wanted_files(DATASET, files[2:])

@@ -1,0 +1,190 @@
+"""Fetching files of the Hugging Face hub below the downloads folder: resumable, checked, with a manifest beside them.
+
+    hub/<owner>/<name>/...              the files, where the jobs look for them
+    hub/<owner>/<name>.fetched.json     commit, and path, size and sha256 of each file
+
+The manifest is written last; while it is there and the sizes agree, nothing is fetched and no network is needed.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.prefetch_http import FetchError
+from implicit_llm_workflow.prefetch_needs import HubFiles
+
+FOLDER = "hub"
+TEXT_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".txt")
+TOKENIZER_FILE = "tokenizer.json"
+BLOCK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file as the hub describes it: the sha256 of what is in large-file storage, else the id of the git blob."""
+
+    path: str
+    size: int
+    sha256: str | None
+    blob_id: str
+
+
+@dataclass(frozen=True)
+class FetchedFile:
+    path: str
+    size: int
+    sha256: str
+
+
+def hub_folder(need: HubFiles, downloads: Path) -> Path:
+    return downloads / FOLDER / need.name
+
+
+def manifest_path(need: HubFiles, downloads: Path) -> Path:
+    folder = hub_folder(need, downloads)
+    return folder.with_name(f"{folder.name}.fetched.json")
+
+
+def fetched_before(need: HubFiles, downloads: Path) -> str | None:
+    """What is there, in words; None unless all files of the manifest are, at their sizes and of the wanted revision."""
+    folder = hub_folder(need, downloads)
+    try:
+        values = json.loads(manifest_path(need, downloads).read_bytes())
+        files = [FetchedFile(**item) for item in values["files"]]
+        is_same = values["need"] == asdict(need)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not is_same or not files or any(_size(folder / file.path) != file.size for file in files):
+        return None
+    return f"{len(files)} files, {sum(file.size for file in files) / 1e9:,.2f} GB, commit {values['commit'][:12]}"
+
+
+def put_by_hand(need: HubFiles, downloads: Path) -> int:
+    """Number of usable files that somebody put there; 0 where an earlier fetch, perhaps a part of it, may be theirs."""
+    folder = hub_folder(need, downloads)
+    if (folder / ".cache" / "huggingface").exists() or manifest_path(need, downloads).exists():
+        return 0
+    paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return sum(path == TOKENIZER_FILE if need.kind == "tokenizer" else _is_text(path) for path in paths)
+
+
+def fetch_hub_files(need: HubFiles, downloads: Path) -> str:
+    """Fetch what is missing and check every file against the hub's digests. Returns: what there is now, in words.
+
+    Raises: FetchError.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    folder, repo_type = hub_folder(need, downloads), "model" if need.kind == "tokenizer" else "dataset"
+    try:
+        api = HfApi()
+        commit = api.repo_info(need.name, repo_type=repo_type, revision=need.revision).sha
+        tree = api.list_repo_tree(need.name, repo_type=repo_type, revision=commit, recursive=True)
+        wanted = wanted_files(need, [_remote(entry) for entry in tree if hasattr(entry, "blob_id")])
+        snapshot_download(
+            need.name,
+            repo_type=repo_type,
+            revision=commit,
+            local_dir=folder,
+            allow_patterns=[glob.escape(file.path) for file in wanted],
+        )
+    except FetchError:
+        raise
+    except Exception as error:  # of the hub, its client and the network: many kinds, all the same to the user
+        raise FetchError(f"{need.kind} {need.name}: {_first_line(error)}; {_advice(need, folder)}") from error
+    files = check_files(need, folder, wanted)
+    _write_manifest(need, downloads, str(commit), files)
+    return f"{len(files)} files, {sum(file.size for file in files) / 1e9:,.2f} GB, commit {str(commit)[:12]}"
+
+
+def wanted_files(need: HubFiles, files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """The tokenizer; or of a data set's text files those with the split in their name, all if none of them says.
+
+    Raises: FetchError when there is none.
+    """
+    if need.kind == "tokenizer":
+        found = [file for file in files if file.path == TOKENIZER_FILE]
+    else:
+        texts = [file for file in files if _is_text(file.path)]
+        found = [file for file in texts if need.split in _words(file.path)] or texts
+    if not found:
+        what = TOKENIZER_FILE if need.kind == "tokenizer" else f"file of text ({', '.join(TEXT_SUFFIXES)})"
+        raise FetchError(f"{need.kind} {need.name}: has no {what} on the hub; name another in the config")
+    return found
+
+
+def check_files(need: HubFiles, folder: Path, wanted: Iterable[RemoteFile]) -> list[FetchedFile]:
+    """Hash every file and compare it with the hub's digest. Raises: FetchError; the file that differs is removed."""
+    from tqdm import tqdm
+
+    wanted = list(wanted)
+    files = []
+    total = sum(file.size for file in wanted)
+    with tqdm(total=total, unit="B", unit_scale=True, desc=f"checking {need.name}", disable=None) as bar:
+        for remote in wanted:
+            path = folder / remote.path
+            try:
+                sha256, blob_id, size = _digests(path, bar)
+            except OSError as error:
+                raise FetchError(f"{path}: cannot be read ({error.strerror}); run prefetch again") from error
+            if sha256 != remote.sha256 if remote.sha256 is not None else blob_id != remote.blob_id:
+                path.unlink()
+                raise FetchError(f"{path}: did not have the digest that the hub gives; removed, run prefetch again")
+            files.append(FetchedFile(remote.path, size, sha256))
+    return files
+
+
+def _digests(path: Path, bar: Any) -> tuple[str, str, int]:
+    """sha256, id as a git blob, and size."""
+    size = path.stat().st_size
+    sha256, blob = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    with open(path, "rb") as stream:
+        while block := stream.read(BLOCK_BYTES):
+            sha256.update(block)
+            blob.update(block)
+            bar.update(len(block))
+    return sha256.hexdigest(), blob.hexdigest(), size
+
+
+def _write_manifest(need: HubFiles, downloads: Path, commit: str, files: list[FetchedFile]) -> None:
+    path = manifest_path(need, downloads)
+    values: Mapping[str, Any] = {"need": asdict(need), "commit": commit, "files": [asdict(file) for file in files]}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _remote(entry: Any) -> RemoteFile:
+    return RemoteFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else None, entry.blob_id)
+
+
+def _is_text(path: str) -> bool:
+    name = path.rpartition("/")[2].lower().removesuffix(".gz").removesuffix(".zst")
+    return name.endswith(TEXT_SUFFIXES) and not name.startswith(".")
+
+
+def _words(path: str) -> set[str]:
+    """As the jobs read the names: "data/train-00000-of-01650.parquet" has "train" among them."""
+    for separator in "/._":
+        path = path.replace(separator, "-")
+    return set(path.split("-"))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _advice(need: HubFiles, folder: Path) -> str:
+    what = f"{TOKENIZER_FILE} elsewhere and put it" if need.kind == "tokenizer" else "its files elsewhere and put them"
+    return f"check name, revision and network, or fetch {what} into {folder}"

@@ -1,0 +1,12 @@
+localrules:
+    prefetch,
+
+
+# Fetches what the jobs need from the network, where there is one; the jobs themselves then need none.
+rule prefetch:
+    log:
+        f"results/{plan.experiment.name}/prefetch.log",
+    params:
+        config=workflow.configfiles[-1],
+    shell:
+        "implicit-llm prefetch --config {params.config:q} --log {log:q}"
