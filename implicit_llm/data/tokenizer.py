@@ -124,24 +124,29 @@ def _from_file(config: TokenizerConfig, downloads: Path) -> str:
 
 
 def _from_hub(config: TokenizerConfig, downloads: Path) -> str:
-    """From the folder of fetched files, else from huggingface_hub's cache or the network."""
+    """From the folder of fetched files, else from the hub's cache or the network."""
     assert config.name is not None
     fetched = downloads / FOLDER / config.name / FILE_NAME
-    if fetched.is_file():
-        return _decoded(fetched.read_bytes(), fetched)
-    try:
-        from transformers import AutoTokenizer
+    if not fetched.is_file():
+        fetched = _download(config.name, config.revision)
+    return _decoded(fetched.read_bytes(), fetched)
 
-        tokenizer = AutoTokenizer.from_pretrained(config.name, revision=config.revision, use_fast=True)
-        return tokenizer.backend_tokenizer.to_str()
-    except AttributeError as error:
-        raise TokenizerError(f"tokenizer.name: {config.name} has no fast tokenizer; use another") from error
-    except Exception as error:  # the hub's, of the network's and transformers' many kinds
-        if is_offline():
-            advice = f"the hub is offline; {FETCH}, or set HF_HUB_OFFLINE=0"
-        else:
-            advice = f"{(str(error).strip() or type(error).__name__).splitlines()[0][:200]}; correct name or revision"
-        raise TokenizerError(f"tokenizer.name: cannot get '{config.name}': {advice}") from error
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, FILE_NAME, revision=revision, local_files_only=is_offline()))
+    except LocalEntryNotFoundError as error:
+        advice = f"it is not in the cache and the hub is out of reach; {FETCH}, or set HF_HUB_OFFLINE=0"
+        raise TokenizerError(f"tokenizer.name: cannot get '{name}': {advice}") from error
+    except EntryNotFoundError as error:
+        raise TokenizerError(f"tokenizer.name: {name} has no {FILE_NAME}; use another tokenizer") from error
+    except (OSError, ValueError, RuntimeError) as error:  # all that the hub raises is one of these
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        advice = f"{reason}; correct name or revision, or {FETCH}"
+        raise TokenizerError(f"tokenizer.name: cannot get '{name}': {advice}") from error
 
 
 def _train(config: TokenizerConfig, downloads: Path) -> str:

@@ -93,6 +93,13 @@ def test_without_an_ignored_token_the_index_says_nothing_of_it(tmp_path: Path) -
     assert (open_dataset(tmp_path).fetch(np.arange(11))["labels"] >= 0).all()
 
 
+def test_rows_keep_the_length_they_were_made_with(tmp_path: Path) -> None:
+    write_example(tmp_path)
+    assert open_dataset(tmp_path, LENGTH).length == LENGTH
+    with pytest.raises(ValueError, match=r"its rows have 5 tokens and cannot be cut to 6"):
+        open_dataset(tmp_path, 6)
+
+
 def test_equal_data_sets_are_equal_byte_for_byte(tmp_path: Path) -> None:
     write_example(tmp_path / "a")
     write_example(tmp_path / "b")

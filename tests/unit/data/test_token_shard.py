@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import multiprocessing
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from implicit_llm.data import token_shard
+from implicit_llm.data.corpus import CorpusConfig, open_share
+from implicit_llm.data.document_split import DocumentSplit
+from implicit_llm.data.stages import token_shard as stage
+from implicit_llm.runs.atomic import StorageError, remove_leftovers
+from implicit_llm.runs.errors import UserError
+from implicit_llm.runs.stage import StageContext
+from implicit_llm.testing import faults
+from implicit_llm.tracking import journal
+from tests.unit.data.text_samples import (
+    BOOKS,
+    NEOX,
+    Project,
+    contents,
+    real_file,
+    shard_config,
+    write_corpus,
+    write_jsonl,
+)
+
+POINTS = ("token_shard.before_batch", "token_shard.before_commit", "token_shard.before_record")
+SMALL_BATCH = 500  # bytes of text: several batches in the small corpus
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """With a tokenizer; two shards of the corpus can be made."""
+    monkeypatch.setattr(token_shard, "BATCH_BYTES", SMALL_BATCH)
+    project = Project(tmp_path)
+    corpus = write_corpus(project.downloads)
+    trained = {"kind": "tokenizer", "source": "trained", "vocab_size": 300, "corpus": corpus, "test_fraction": 0.2}
+    project.run("x-tokenizer", {**trained, "seed": 1})
+    return project
+
+
+CORPUS = {"source": "files", "files": ["part-*.jsonl.gz"]}
+
+
+def make(project: Project, shard: int = 0, num_shards: int = 2, **changes: Any) -> Path:
+    config = {**shard_config(CORPUS, shard, num_shards), **changes}
+    return project.run(f"x-shard-{shard:05d}", config, {"tokenizer": "x-tokenizer"})
+
+
+def context_of(project: Project, shard: int = 0, **changes: Any) -> StageContext:
+    config = {**shard_config(CORPUS, shard, 2), **changes}
+    return project.context(f"x-shard-{shard:05d}", config, {"tokenizer": "x-tokenizer"})
+
+
+def results(work: Path) -> dict[str, bytes]:
+    return {name: data for name, data in contents(work).items() if name != "journal.jsonl"}
+
+
+def documents_in(path: Path, end_of_text: int) -> list[list[int]]:
+    """The ids of each document in a stream."""
+    ids = np.fromfile(path, dtype="<u2")
+    if not len(ids):
+        return []
+    assert ids[-1] == end_of_text
+    return [part.tolist() for part in np.split(ids, np.flatnonzero(ids == end_of_text) + 1)[:-1]]
+
+
+def test_a_shard_holds_its_documents_each_with_an_end_of_text(project: Project) -> None:
+    work = make(project)
+    tokenizer = Tokenizer.from_file(str(project.work("x-tokenizer") / "tokenizer.json"))
+    split = DocumentSplit(0.2, 1)
+    expected: dict[str, list[list[int]]] = {"train": [], "test": []}
+    for document in open_share(CorpusConfig("files", files=("part-*.jsonl.gz",)), project.downloads, 0, 2).documents():
+        expected[split.of(document.utf8)].append([*tokenizer.encode(document.text).ids, 0])
+    assert len(expected["test"]) > 3
+    for name in ("train", "test"):
+        assert documents_in(work / f"{name}.bin", 0) == expected[name]
+    record = json.loads((work / "shard.json").read_text())
+    assert record["documents"] == {"train": len(expected["train"]), "test": len(expected["test"]), "empty": 0}
+    assert record["tokens"]["train"] * 2 == (work / "train.bin").stat().st_size
+    assert [file["name"] for file in record["source"]["files"]] == ["part-0.jsonl.gz", "part-2.jsonl.gz"]
+    assert str(project.root) not in (work / "shard.json").read_text()
+
+
+def test_the_split_does_not_depend_on_how_documents_are_spread(project: Project, tmp_path: Path) -> None:
+    def all_documents(num_shards: int, name: str) -> list[list[int]]:
+        works = [make(project, shard, num_shards) for shard in range(num_shards)]
+        return sorted(document for work in works for document in documents_in(work / f"{name}.bin", 0))
+
+    for name in ("train", "test"):
+        assert all_documents(1, name) == all_documents(3, name)
+    assert all_documents(1, "test") != all_documents(1, "train")
+
+
+def test_the_share_of_test_documents_is_as_asked_for() -> None:
+    split = DocumentSplit(0.1, 7)
+    count = sum(split.of(str(number).encode()) == "test" for number in range(20_000))
+    assert abs(count - 2000) < 5 * np.sqrt(20_000 * 0.1 * 0.9)
+    assert DocumentSplit(0.0, 7).of(b"any") == "train"
+    assert [DocumentSplit(0.5, seed).of(b"x") for seed in range(20)] != [split.of(b"x")] * 20
+
+
+def test_two_runs_give_equal_bytes_and_equal_manifests(project: Project) -> None:
+    first, manifest = results(make(project)), project.input("x-shard-00000").manifest
+    assert results(make(project)) == first
+    assert project.input("x-shard-00000").manifest == manifest
+
+
+def test_empty_documents_are_left_out_and_counted(project: Project) -> None:
+    write_jsonl(project.downloads / "part-3.jsonl.gz", ["", "a", " \n\t", "b"])
+    work = make(
+        project, shard=0, num_shards=1, corpus={"source": "files", "files": ["part-3.jsonl.gz"]}, test_fraction=0.0
+    )
+    assert len(documents_in(work / "train.bin", 0)) == 2
+    assert json.loads((work / "shard.json").read_text())["documents"] == {"train": 2, "test": 0, "empty": 2}
+
+
+def test_a_shard_of_empty_documents_only_is_empty(project: Project, caplog: pytest.LogCaptureFixture) -> None:
+    write_jsonl(project.downloads / "part-3.jsonl.gz", [])
+    work = make(project, shard=0, num_shards=1, corpus={"source": "files", "files": ["part-3.jsonl.gz"]})
+    assert (work / "train.bin").stat().st_size == 0
+    assert "no documents in part-3.jsonl.gz" in caplog.text
+
+
+def test_the_rate_goes_to_log_and_journal(project: Project, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        work = make(project)
+    assert "million tokens/s" in caplog.text
+    point = journal.read(work / "journal.jsonl")[-1]
+    assert point.step == 80
+    assert point.values["tokens"] * 2 == sum((work / f"{name}.bin").stat().st_size for name in ("train", "test"))
+    assert point.values["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize("point", [*POINTS, "atomic.before_rename"])
+def test_a_killed_shard_is_made_again_with_equal_bytes_and_the_others_stay(
+    project: Project, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = [make(project, shard) for shard in range(2)]
+    undisturbed = [results(work) for work in works]
+    other_times = {path: path.stat().st_mtime_ns for path in works[1].rglob("*")}
+    for path in works[0].iterdir():
+        path.unlink()
+    context = context_of(project)
+    monkeypatch.setenv("FAULT", f"{point}:kill9@{3 if point == 'token_shard.before_batch' else 1}")
+    child = multiprocessing.get_context("fork").Process(target=stage.run, args=(context,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert not (works[0] / "shard.json").exists()
+    assert [path for path in works[0].iterdir() if path.name.endswith(".tmp")] or point == "token_shard.before_record"
+    monkeypatch.delenv("FAULT")
+    remove_leftovers(context.run_dir)  # as a run directory does before a stage starts
+    make(project)
+    assert results(works[0]) == undisturbed[0]
+    assert {path: path.stat().st_mtime_ns for path in works[1].rglob("*")} == other_times
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_full_disk_leaves_nothing_half_written(project: Project, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = context_of(project)
+    faults.reset()
+    monkeypatch.setenv("FAULT", f"{point}:enospc")
+    with pytest.raises(OSError, match="injected"):
+        stage.run(context)
+    left = set(results(context.work))
+    assert left == (set() if point != "token_shard.before_record" else {"train.bin", "test.bin"})
+
+
+def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -> None:
+    context = context_of(project)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # like a quota that is used up
+    try:
+        with pytest.raises(StorageError, match=r"cannot write .*train.bin.*; raise the limit") as caught:
+            stage.run(context)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(caught.value)
+    assert results(context.work) == {}
+
+
+def damaged(project: Project, damage: str) -> None:
+    path = project.downloads / "part-2.jsonl.gz"
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-30])
+    else:
+        path.write_bytes(gzip.compress(b'{"text": "a"}\n{"text": "\xff"}\n'))
+
+
+@pytest.mark.parametrize(("damage", "message"), [("cut", "cut off; fetch it again"), ("utf8", "line 2: invalid UTF-8")])
+def test_a_damaged_file_is_named_and_leaves_nothing_half_written(project: Project, damage: str, message: str) -> None:
+    make(project, shard=1)
+    damaged(project, damage)
+    context = context_of(project)
+    with pytest.raises(UserError) as caught:
+        stage.run(context)
+    assert str(caught.value).startswith(str(project.downloads / "part-2.jsonl.gz"))
+    assert message in str(caught.value)
+    assert results(context.work) == {}
+    assert set(results(project.work("x-shard-00001"))) == {"train.bin", "test.bin", "shard.json"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 299}, "vocab_size: 299 is less than the tokenizer's 300 ids"),
+        ({"vocab_size": 70_000}, "vocab_size: 70000 tokens do not fit uint16"),
+        ({"test_fraction": 1.0}, "test_fraction: 1.0 is out of range"),
+        ({"shard": 2}, "shard: 2 is not one of the 2 shards"),
+        ({"num_shards": 9}, "num_shards: 9 shards are more than the corpus has files, 3"),
+        ({"corpus": {"source": "files", "files": ["no"]}}, "nothing matches 'no'"),
+        ({"corpus": {**CORPUS, "field": "body"}}, "line 1: no field 'body' (found: text)"),
+        (
+            {"corpus": {**CORPUS, "max_document_bytes": 20}},
+            "line 1: the document is longer than max_document_bytes, 20",
+        ),
+    ],
+)
+def test_what_cannot_be_made_is_refused_in_one_line(project: Project, changes: dict[str, Any], message: str) -> None:
+    context = context_of(project, **changes)
+    with pytest.raises(UserError) as caught:
+        stage.run(context)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert results(context.work) == {}
+
+
+def check_ids_of_the_books(tmp_path: Path, books: Path, batch_bytes: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Compare a shard of `books` with what transformers gives, document by document; return their number."""
+    from transformers import PreTrainedTokenizerFast
+
+    monkeypatch.setattr(token_shard, "BATCH_BYTES", batch_bytes)
+    project = Project(tmp_path)
+    project.run(
+        "x-tokenizer", {"kind": "tokenizer", "source": "file", "file": str(real_file(NEOX)), "vocab_size": 50_288}
+    )
+    corpus = {"source": "files", "files": [str(books)]}
+    work = project.run(
+        "x-shard-00000",
+        {**shard_config(corpus, 0, 1), "vocab_size": 50_288, "test_fraction": 0.0},
+        {"tokenizer": "x-tokenizer"},
+    )
+    made = documents_in(work / "train.bin", 0)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(real_file(NEOX)))
+    with gzip.open(books, "rt", encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line in file]
+    assert len(made) == len(texts)
+    for text, ids in zip(texts, made, strict=True):
+        assert ids == [*tokenizer(text)["input_ids"], 0]
+    return len(texts)
+
+
+def test_some_books_get_the_ids_that_transformers_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with gzip.open(real_file(BOOKS), "rb") as file:
+        lines = [line for number, line in enumerate(file) if number % 12 == 0]
+    (tmp_path / "some.jsonl.gz").write_bytes(gzip.compress(b"".join(lines)))
+    assert check_ids_of_the_books(tmp_path, tmp_path / "some.jsonl.gz", 1 << 18, monkeypatch) == 53
+
+
+@pytest.mark.slow
+def test_all_books_get_the_ids_that_transformers_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_ids_of_the_books(tmp_path, real_file(BOOKS), token_shard.BATCH_BYTES, monkeypatch) == 630

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from implicit_llm.data.shards import DatasetError, open_dataset
+from implicit_llm.data.stages import token_stream as stage
+from implicit_llm.data.token_stream import TokenStream
+from implicit_llm.runs.errors import UserError
+from implicit_llm.training.batches import BatchLayout, MicroBatches
+from implicit_llm.training.sampler import StepSampler
+from tests.unit.data.text_samples import Project, shard_config, write_corpus, write_jsonl
+
+LENGTH = 16
+ROLES = {f"shard-{shard:05d}": f"x-shard-{shard:05d}" for shard in range(3)}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished project of three shards, which tests must not change."""
+    project = Project(tmp_path_factory.mktemp("made"))
+    project.run_all(write_corpus(project.downloads))
+    return project.root
+
+
+@pytest.fixture
+def project(made: Path, tmp_path: Path) -> Iterator[Project]:
+    """A copy elsewhere; what it was copied from is not there any more."""
+    shutil.copytree(made, tmp_path / "copy")
+    made.rename(made.with_name("away"))
+    yield Project(tmp_path / "copy")
+    made.with_name("away").rename(made)
+
+
+def stream_of(project: Project, split: str, length: int | None = None) -> TokenStream:
+    stream = open_dataset(project.work(f"x-{split}"), length)
+    assert isinstance(stream, TokenStream)
+    return stream
+
+
+def tokens_of(project: Project, split: str) -> list[np.ndarray]:
+    """The tokens of the shards."""
+    return [np.fromfile(project.work(name) / f"{split}.bin", dtype="<u2") for name in ROLES.values()]
+
+
+@pytest.mark.parametrize("length", [None, 16, 7, 100])
+def test_training_rows_are_the_shards_cut_without_their_ends(project: Project, length: int | None) -> None:
+    stream = stream_of(project, "train", length)
+    width = length or LENGTH
+    rows = [part[: len(part) // width * width].reshape(-1, width) for part in tokens_of(project, "train")]
+    expected = np.concatenate(rows)
+    assert (len(stream), stream.length, stream.vocab_size) == (len(expected), width, 300)
+    order = np.random.default_rng(0).permutation(len(expected))
+    batch = stream.fetch(order)
+    assert set(batch) == {"input_ids", "labels"}
+    for column in batch.values():
+        assert column.dtype == np.int64
+        np.testing.assert_array_equal(column, expected[order])
+    assert batch["labels"] is not batch["input_ids"]
+    assert stream.fetch(np.array([], dtype=np.int64))["input_ids"].shape == (0, width)
+
+
+@pytest.mark.parametrize("length", [16, 33, 128])
+def test_test_rows_of_any_length_run_on_over_the_shards(project: Project, length: int) -> None:
+    stream = stream_of(project, "test", length)
+    tokens = np.concatenate(tokens_of(project, "test"))
+    assert stream.num_tokens == len(tokens)
+    assert len(stream) == len(tokens) // length
+    np.testing.assert_array_equal(
+        stream.fetch(np.arange(len(stream)))["input_ids"].ravel(), tokens[: len(stream) * length]
+    )
+
+
+def test_the_training_stream_copies_nothing(project: Project) -> None:
+    assert [path.name for path in project.work("x-train").iterdir() if path.suffix == ".bin"] == []
+    assert not any(path.startswith("/") for path in index_of(project)["part_paths"])
+
+
+def index_of(project: Project) -> dict[str, Any]:
+    index = json.loads((project.work("x-train") / "index.json").read_text())
+    return {**index, "part_paths": [part["path"] for part in index["parts"]]}
+
+
+@pytest.mark.parametrize("index", [-1, 10_000])
+def test_a_row_outside_the_stream_is_refused(project: Project, index: int) -> None:
+    with pytest.raises(IndexError, match=r"row indices must lie in 0\.\.\d+"):
+        stream_of(project, "train").fetch(np.array([0, index]))
+
+
+def test_an_open_stream_reaches_a_worker_process_as_its_path(project: Project) -> None:
+    stream = stream_of(project, "train", 7)
+    rows = stream.fetch(np.arange(9))["input_ids"]
+    sent = pickle.dumps(stream)
+    assert len(sent) < 1000
+    np.testing.assert_array_equal(pickle.loads(sent).fetch(np.arange(9))["input_ids"], rows)  # noqa: S301
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_changed_byte_is_found_and_its_shard_named_with_the_command_that_rebuilds_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    for split in ("train", "test"):
+        stream_of(project, split).verify()
+    flip_a_byte(project.work("x-shard-00001") / "train.bin")
+    with pytest.raises(
+        DatasetError, match=r"shard 1 \(.*x-shard-00001/work/\w+/train.bin\) is damaged: sha256"
+    ) as caught:
+        stream_of(project, "train").verify()
+    assert "type `rm -f results/data/x-shard-00001/manifest.json` and run the workflow again" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    flip_a_byte(project.work("x-test") / "tokens.bin")
+    with pytest.raises(DatasetError, match=r"rm -f results/data/x-test/manifest.json"):
+        stream_of(project, "test").verify()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: os.truncate(path, 10), "has 10 bytes instead of"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"xx"), "bytes instead of"),
+    ],
+)
+def test_a_missing_or_short_shard_is_named_on_opening(project: Project, damage: Any, message: str) -> None:
+    damage(project.work("x-shard-00002") / "train.bin")
+    with pytest.raises(DatasetError, match=rf"shard 2 \(.*x-shard-00002/work/\w+/train.bin\) .*{message}"):
+        stream_of(project, "train")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"layout": "stream"}', '{"layout": "stream", "format": 1, "parts": []}']
+)
+def test_a_damaged_index_is_named(project: Project, text: str) -> None:
+    (project.work("x-train") / "index.json").write_text(text)
+    with pytest.raises(DatasetError, match=r"index.json: the index is damaged \(.*; "):
+        stream_of(project, "train")
+
+
+def test_a_length_below_one_is_refused(project: Project) -> None:
+    with pytest.raises(ValueError, match=r"length: 0 is out of range"):
+        stream_of(project, "train", 0)
+
+
+def step_rows(stream: TokenStream, world_size: int, first_step: int, num_steps: int) -> list[np.ndarray]:
+    """The rows of each step, micro-step by micro-step and within these rank by rank."""
+    layouts = [BatchLayout(8, world_size, rank, micro_batch_size=2) for rank in range(world_size)]
+    sampler = StepSampler(len(stream), 8, seed=3)
+    ranks = [iter(MicroBatches(stream, sampler, layout, "next_token", first_step)) for layout in layouts]
+    micro_steps = layouts[0].accumulation_steps
+    return [
+        np.concatenate([next(rank)["input_ids"].numpy() for _ in range(micro_steps) for rank in ranks])
+        for _ in range(num_steps)
+    ]
+
+
+def test_every_world_size_trains_on_the_same_tokens_also_after_a_resume_in_mid_epoch(project: Project) -> None:
+    stream = stream_of(project, "train")
+    num_steps = 2 * len(stream) // 8 + 1  # beyond the second epoch
+    alone = step_rows(stream, 1, 0, num_steps)
+    assert any(not np.array_equal(alone[0], other) for other in alone[1:])
+    for world_size in (2, 4):
+        np.testing.assert_array_equal(step_rows(stream, world_size, 0, num_steps), alone)
+    middle = len(stream) // 8 // 2
+    for world_size in (1, 2, 4):
+        resumed = step_rows(stream_of(project, "train"), world_size, middle, num_steps - middle)
+        np.testing.assert_array_equal(resumed, alone[middle:])
+
+
+def test_an_epoch_trains_on_every_row_once(project: Project) -> None:
+    stream = stream_of(project, "train")
+    sampler = StepSampler(len(stream), 1, seed=3)
+    seen = [int(sampler.indices(step)[0]) for step in range(len(stream))]
+    assert sorted(seen) == list(range(len(stream)))
+    assert seen != sorted(seen)
+
+
+def refusal(project: Project, split: str = "train", length: int = LENGTH, roles: dict[str, str] | None = None) -> str:
+    config = {"kind": "token_stream", "split": split, "length": length}
+    with pytest.raises(UserError) as caught:
+        stage.run(project.context("y", config, ROLES if roles is None else roles))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_cannot_be_made_is_refused_in_one_line(project: Project) -> None:
+    assert "length: 0 is out of range" in refusal(project, length=0)
+    assert "not one row of 100000; add text, choose a shorter length" in refusal(project, length=100_000)
+    assert "or raise test_fraction" in refusal(project, split="test", length=100_000)
+    assert "y.split: the text 'valid' is not one of train, test" in refusal(project, split="valid")
+    assert "no shards given" in refusal(project, roles={})
+    (project.work("x-shard-00001") / "shard.json").write_text("{")
+    assert "shard.json: no record of a shard" in refusal(project)
+
+
+def test_shards_of_different_vocabularies_do_not_make_a_stream(project: Project) -> None:
+    corpus = {"source": "files", "files": ["part-*.jsonl.gz"]}
+    project.run("x-shard-00001", {**shard_config(corpus, 1, 3), "vocab_size": 400}, {"tokenizer": "x-tokenizer"})
+    assert "y: shard-00001 has {'vocab_size': 400" in refusal(project)
+
+
+def test_a_shard_without_documents_of_the_split_is_left_out(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    corpus = write_corpus(project.downloads, num_files=2)
+    write_jsonl(project.downloads / "part-1.jsonl.gz", [])
+    project.run_all(corpus, num_shards=2)
+    stream = stream_of(project, "train")
+    tokens = np.fromfile(project.work("x-shard-00000") / "train.bin", dtype="<u2")
+    rows = stream.fetch(np.arange(len(stream)))["input_ids"]
+    np.testing.assert_array_equal(rows.ravel(), tokens[: len(stream) * LENGTH])
+
+
+def test_two_runs_give_equal_indices_and_manifests(project: Project) -> None:
+    before = {name: project.input(name).manifest for name in ("x-train", "x-test")}
+    for split in ("train", "test"):
+        project.run(f"x-{split}", {"kind": "token_stream", "split": split, "length": LENGTH}, ROLES)
+    assert {name: project.input(name).manifest for name in before} == before

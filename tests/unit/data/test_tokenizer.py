@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from implicit_llm.data.document_split import DocumentSplit
+from implicit_llm.data.tokenizer import TokenizerConfig, make_tokenizer
+from implicit_llm.runs.errors import UserError
+from implicit_llm.runs.fill import fill
+from tests.unit.data.text_samples import NEOX, Project, real_file, sentence, write_corpus, write_jsonl
+
+TRAINED: dict[str, Any] = {
+    "source": "trained",
+    "vocab_size": 300,
+    "max_bytes": 100_000,
+    "test_fraction": 0.2,
+    "seed": 1,
+}
+
+
+def config_of(**fields: Any) -> TokenizerConfig:
+    return fill(TokenizerConfig, fields, where="x-tokenizer")
+
+
+def refusal(downloads: Path, **fields: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        make_tokenizer(config_of(**fields), downloads)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write_trained(folder: Path) -> Path:
+    """A tokenizer.json in the folder, trained on sentences."""
+    text = make_tokenizer(config_of(**TRAINED, corpus=write_corpus(folder)), folder)
+    path = folder / "small.json"
+    path.write_text(text)
+    return path
+
+
+def test_a_trained_tokenizer_has_the_wanted_size_and_gives_text_back(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_str(make_tokenizer(config_of(**TRAINED, corpus=write_corpus(tmp_path)), tmp_path))
+    assert tokenizer.get_vocab_size() == 300
+    assert tokenizer.token_to_id("<|endoftext|>") == 0
+    text = "the cat sat, naïve \U0001f600\n  12"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert len(tokenizer.encode("the cat").ids) < len("the cat")
+
+
+def test_training_again_gives_equal_bytes(tmp_path: Path) -> None:
+    config = config_of(**TRAINED, corpus=write_corpus(tmp_path))
+    made = {make_tokenizer(config, tmp_path) for _ in range(4)}  # the hash tables inside differ each time
+    assert len(made) == 1
+
+
+def test_training_does_not_see_the_test_documents(tmp_path: Path) -> None:
+    texts = [sentence(number) + f" ({number})" for number in range(60)]
+    split = DocumentSplit(0.2, 1)
+    training = [text for text in texts if split.of(text.encode()) == "train"]
+    assert 0 < len(training) < len(texts)
+    write_jsonl(tmp_path / "all.jsonl", texts)
+    write_jsonl(tmp_path / "training.jsonl", training)
+    made = [
+        make_tokenizer(config_of(**TRAINED, corpus={"source": "files", "files": [name]}), tmp_path)
+        for name in ("all.jsonl", "training.jsonl")
+    ]
+    assert made[0] == made[1]
+
+
+def test_training_reads_no_more_than_it_may(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ["abab abab abab"])
+    (tmp_path / "b.jsonl").write_text("damaged")
+    corpus = {"source": "files", "files": ["a.jsonl", "b.jsonl"]}
+    make_tokenizer(config_of(**{**TRAINED, "max_bytes": 5, "test_fraction": 0.0}, corpus=corpus), tmp_path)
+    assert "b.jsonl: line 1: not JSON" in refusal(tmp_path, **{**TRAINED, "test_fraction": 0.0}, corpus=corpus)
+
+
+def test_a_file_is_taken_as_it_is_if_its_digest_is_right(tmp_path: Path) -> None:
+    path = write_trained(tmp_path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert make_tokenizer(config_of(source="file", file="small.json", sha256=digest, vocab_size=300), tmp_path)
+    message = refusal(tmp_path, source="file", file="small.json", sha256="0" * 64, vocab_size=300)
+    assert f"sha256 is {digest[:16]}..., expected 0000000000000000..." in message
+
+
+def test_the_real_tokenizer_fits_the_padded_vocabulary_and_no_smaller_one() -> None:
+    folder = real_file(NEOX).parent
+    fields = {"source": "file", "file": NEOX}
+    digest = "56ac4821e129d2c520fdaba60abd920fa852ada51b45c0dd52bbb6bd8c985ade"
+    make_tokenizer(config_of(**fields, sha256=digest, vocab_size=50_288), folder)
+    assert refusal(folder, **fields, vocab_size=50_000).startswith(
+        "vocab_size: 50000 is less than the tokenizer's 50277"
+    )
+
+
+def test_a_hub_tokenizer_is_taken_from_the_fetched_files(tmp_path: Path) -> None:
+    path = write_trained(tmp_path)
+    fetched = tmp_path / "hub" / "who" / "what" / "tokenizer.json"
+    fetched.parent.mkdir(parents=True)
+    fetched.write_bytes(path.read_bytes())
+    assert make_tokenizer(config_of(source="hub", name="who/what", vocab_size=300), tmp_path) == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"source": "file", "file": "no.json"}, "no.json is there; correct the name, or fetch the file"),
+        ({"source": "file", "file": "broken.json"}, "no tokenizer.json that `tokenizers` reads"),
+        ({"source": "file", "file": "small.json", "end_of_text": "<eos>"}, "end_of_text: the tokenizer has no token"),
+        ({"source": "file", "file": "small.json", "vocab_size": 299}, "vocab_size: 299 is less than"),
+        (
+            {"source": "hub", "name": "who/nobody"},
+            "the hub is out of reach; type `snakemake prefetch",
+        ),
+    ],
+)
+def test_a_tokenizer_that_is_not_usable_is_refused(
+    tmp_path: Path, fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    write_trained(tmp_path)
+    (tmp_path / "broken.json").write_text("{}")
+    assert message in refusal(tmp_path, **{"vocab_size": 300, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"source": "file", "file": "x", "vocab_size": 65_537}, "65537 tokens do not fit uint16"),
+        ({"source": "file", "vocab_size": 300}, "file: give it together with `source: file`"),
+        ({"source": "file", "file": "x", "name": "y", "vocab_size": 300}, "name: give it together with `source: hub`"),
+        ({**TRAINED, "corpus": {"source": "python_library"}, "vocab_size": 100}, "vocab_size: 100 is out of range"),
+        ({**TRAINED, "corpus": {"source": "python_library"}, "max_bytes": 0}, "max_bytes: 0 is out of range"),
+    ],
+)
+def test_a_wrong_configuration_names_its_key(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        config_of(**fields)
+    assert str(caught.value).startswith("x-tokenizer")
+    assert message in str(caught.value)
+
+
+def test_the_stage_writes_the_tokenizer_and_says_which_id_ends_a_text(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    corpus = write_corpus(project.downloads)
+    work = project.run("x-tokenizer", {"kind": "tokenizer", **TRAINED, "corpus": corpus})
+    assert Tokenizer.from_file(str(work / "tokenizer.json")).get_vocab_size() == 300
+    summary = project.input("x-tokenizer").manifest.summary
+    assert summary == {"num_ids": 300, "vocab_size": 300, "end_of_text_id": 0}
+    assert [record.path.rpartition("/")[2] for record in project.input("x-tokenizer").manifest.files] == [
+        "tokenizer.json"
+    ]
