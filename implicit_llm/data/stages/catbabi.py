@@ -52,6 +52,7 @@ def run(context: StageContext) -> StageResult:
     files = _write(context, config, rows(stream, vocabulary.index("?"), config))
     files += [_write_stories(context.work, stream), context.work / VOCABULARY_NAME]
     write_atomic(context.work / VOCABULARY_NAME, (upstream / VOCABULARY_NAME).read_bytes())
+    context.log.info("joined %d stories, %d tokens with <eos>", len(stories), len(stream.tokens_T))
     summary = {
         **_counts(stories),
         "by_task": {task: _counts(of_task) for task, of_task in _by_task(stories).items()},
