@@ -80,7 +80,8 @@ class CheckpointStore:
         for path in self._torn:
             if not path.name.endswith(_PRUNED):
                 self._report("checkpoint_torn", path, "the writer was stopped before the commit")
-        kept = {step: found for step in self.keep if (found := self._read(self.kept / step_name(step))) is not None}
+        read = {step: self._read(self.kept / step_name(step)) for step in self.keep}
+        kept = {step: checkpoint for step, checkpoint in read.items() if checkpoint is not None}
         self._whole_kept = set(kept)
         first_lost = min(set(self.keep) - set(kept), default=None)
         found = [kept[step] for step in kept if first_lost is None or step < first_lost][-1:]

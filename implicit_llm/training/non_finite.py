@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +62,21 @@ class SolverFailures:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.message: str | None = None
-        self._model = model
-        self._forward: Callable[..., Any] = model.forward
-        setattr(model, "forward", functools.wraps(model.forward)(self._survive))  # noqa: B010  (no assignment to a method)
+        forward = model.forward
+        vocab_size = model.config.get_text_config().vocab_size
 
-    def _survive(self, *arguments: Any, **options: Any) -> Any:
-        try:
-            return self._forward(*arguments, **options)
-        except FloatingPointError as error:
-            self.message = self.message or str(error)
-        shape = (*options["input_ids"].shape, self._model.config.get_text_config().vocab_size)
-        # Every parameter takes part, as DDP expects a gradient of each.
-        touched = torch.stack([parameter.float().sum() for parameter in self._model.parameters()]).sum()
-        return CausalLMOutput(logits=(touched * math.nan).expand(shape))  # type: ignore[arg-type]
+        @functools.wraps(forward)
+        def survive(*arguments: Any, **options: Any) -> Any:
+            try:
+                return forward(*arguments, **options)
+            except FloatingPointError as error:
+                self.message = self.message or str(error)
+            # Every parameter takes part, as DDP expects a gradient of each.
+            touched = torch.stack([parameter.float().sum() for parameter in model.parameters()]).sum()
+            shape = (*options["input_ids"].shape, vocab_size)
+            return CausalLMOutput(logits=(touched * math.nan).expand(shape))
+
+        setattr(model, "forward", survive)  # noqa: B010  (methods cannot be assigned to, says the type checker)
 
 
 def judge(

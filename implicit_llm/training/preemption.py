@@ -17,6 +17,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self._another = threading.Event()
         self._previous: dict[signal.Signals, object] = {}
 
     def __bool__(self) -> bool:
@@ -31,7 +32,13 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
+    def wait_for_another(self, seconds: float) -> None:
+        """Return when a signal arrives from now on, or after `seconds`."""
+        self._another.clear()
+        self._another.wait(seconds)
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._another.set()
         if self.received is None:
             self.received = signal.Signals(number).name
             log.warning("%s received: the step is finished and committed, then training stops", self.received)

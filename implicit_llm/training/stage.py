@@ -27,6 +27,7 @@ from implicit_llm.training.config import Runtime, TrainConfig
 from implicit_llm.training.distributed import from_main, wait_for_all, world_size
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.model import apply_runtime, build_model
+from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm.training.preemption import StopRequest
 from implicit_llm.training.save_schedule import SaveSchedule
 from implicit_llm.training.solver_alarm import SolverAlarm
@@ -36,6 +37,7 @@ from implicit_llm.training.status import StatusLine, shown, wants_bar
 from implicit_llm.training.trainer import PhaseTrainer, TrainingJob, training_arguments
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"
+LEAVE_LAST_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,14 @@ def run(context: StageContext) -> StageResult:
         if setup.start is None or setup.start.global_step < setup.config.phase.end_step:
             if stop:
                 raise Preempted(f"train/{context.name}: {stop.received} before the first step; start it again")
-            _train(context, setup, stop)
+            try:
+                _train(context, setup, stop)
+            except (Preempted, NonFiniteTraining):
+                if not context.is_main:
+                    # All ranks end here. torchrun kills those that are left when the first of them goes: rank 0, which
+                    # still has to write down why, must be that one.
+                    stop.wait_for_another(LEAVE_LAST_S)
+                raise
         return _finish(context, setup)
 
 

@@ -249,10 +249,8 @@ class PhaseTrainer(Trainer):
         return next((f"rank {rank}: {message}" for rank, message in enumerate(messages) if message), what)
 
     def _non_finite(self, step: int, what: str) -> Exception:
-        job = self.job
-        return non_finite_error(
-            job.name, step, what, self.sampler.indices(step - 1), self.metrics.recent_rows(), job.work
-        )
+        indices, recent = self.sampler.indices(step - 1), self.metrics.recent_rows()
+        return non_finite_error(self.job.name, step, what, indices, recent, self.job.work)
 
     # ---- checkpoints
 

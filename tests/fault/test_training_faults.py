@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -39,11 +39,12 @@ class Server:
             text=True,
         )
 
-    def run(self, run_dir: Path, **env: str) -> int:
+    def run(self, run_dir: Path, keep: Sequence[int], **env: str) -> int:
         """Exit code of the phase, or minus the signal that ended it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"run_dir": str(run_dir), "data": str(self._data), "env": env}) + "\n")
+        order = {"run_dir": str(run_dir), "data": str(self._data), "keep": keep, "env": env}
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
@@ -63,44 +64,62 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Undisturbed:
-    """What a phase without faults gives."""
+    """What a phase without faults gives that keeps these steps."""
 
-    def __init__(self, server: Server, tmp_path: Path) -> None:
+    def __init__(self, server: Server, tmp_path: Path, keep: Sequence[int]) -> None:
         run_dir, trace = tmp_path / "a" / "only", tmp_path / "trace"
-        assert server.run(run_dir, FAULT_TRACE=str(trace)) == 0
+        assert server.run(run_dir, keep, FAULT_TRACE=str(trace)) == 0
+        self.keep = keep
         self.manifest = (run_dir / "manifest.json").read_bytes()
         self.points = logged(run_dir)
         self.hits = Counter(trace.read_text().split())
 
 
 @pytest.fixture(scope="module")
-def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return Undisturbed(server, tmp_path_factory.mktemp("undisturbed"))
+def all_undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[Undisturbed]:
+    """A phase that keeps its second step; one whose last step is kept too, which is then copied and not moved."""
+    return [Undisturbed(server, tmp_path_factory.mktemp("undisturbed"), keep) for keep in ([2], [2, 5])]
+
+
+@pytest.fixture
+def undisturbed(all_undisturbed: list[Undisturbed], point: str) -> Undisturbed:
+    """The first phase that passes the point."""
+    return next(phase for phase in all_undisturbed if phase.hits[point])
 
 
 def check_what_is_there(run_dir: Path) -> None:
     """A checkpoint with a final name is whole, also right after a fault; and so is a manifest."""
     for path in run_dir.glob("work/*/manifest.json"):
         Manifest.read(path).verify(run_dir, "sha256")
-    for path in [*run_dir.glob("work/*/checkpoint"), *run_dir.glob("work/*/checkpoints/step-????????")]:
+    below = ("checkpoint", "checkpoints/step-????????", "kept/step-????????")
+    for path in [path for pattern in below for path in run_dir.glob(f"work/*/{pattern}")]:
         read_checkpoint(path)
 
 
 def check_fault(server: Server, undisturbed: Undisturbed, run_dir: Path, fault: tuple[str, str, int]) -> None:
     point, kind, hit = fault
-    code = server.run(run_dir, FAULT=f"{point}:{kind}@{hit}")
+    code = server.run(run_dir, undisturbed.keep, FAULT=f"{point}:{kind}@{hit}")
     assert code in EXIT_CODES[kind]
     check_what_is_there(run_dir)
+    before = kept_ones(run_dir)
 
-    assert server.run(run_dir) == 0
+    assert server.run(run_dir, undisturbed.keep) == 0
     assert (run_dir / "manifest.json").read_bytes() == undisturbed.manifest
     assert logged(run_dir) == undisturbed.points
     assert list(run_dir.rglob("*.tmp")) == []
     assert not (work_of(run_dir) / "checkpoints").exists()
+    assert kept_ones(run_dir).items() >= before.items(), "a kept checkpoint was made again"
+    assert len(kept_ones(run_dir)) == len(undisturbed.keep)
 
 
-def test_the_small_phase_passes_every_fault_point(undisturbed: Undisturbed) -> None:
-    assert sorted(set(undisturbed.hits) & set(POINTS)) == list(POINTS)
+def kept_ones(run_dir: Path) -> dict[str, int]:
+    """Kept checkpoints by name, with what tells a directory from another one of the same name."""
+    return {path.name: path.stat().st_ino for path in run_dir.glob("work/*/kept/step-????????")}
+
+
+def test_the_small_phases_pass_every_fault_point(all_undisturbed: list[Undisturbed]) -> None:
+    passed = {point for phase in all_undisturbed for point in phase.hits}
+    assert sorted(passed & set(POINTS)) == list(POINTS)
 
 
 @pytest.mark.parametrize(("point", "kind"), SAMPLE)

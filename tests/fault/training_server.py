@@ -1,7 +1,7 @@
 """Runs a training phase in a forked process for every line on stdin, so that the imports are paid for once.
 
-A line is JSON: {"run_dir": ..., "data": run directory of the data, "env": {...}}. The answer is one line: the exit
-code, or minus the signal that ended the process.
+A line is JSON: {"run_dir": ..., "data": run directory of the data, "keep": steps, "env": {...}}. The answer is one
+line: the exit code, or minus the signal that ended the process.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from implicit_llm.runs.stage import run_stage  # noqa: E402
 from implicit_llm.training import stage  # noqa: E402
 from tests.unit.training.small_runs import LLAMA, request, train_config  # noqa: E402
 
-STEPS = 4
-CONFIG = train_config(LLAMA, phase={"end_step": STEPS}, total_steps=STEPS)
+STEPS = 5
 
 
 def run(order: dict[str, Any]) -> int:
     os.environ.update(order["env"])
+    config = train_config(LLAMA, phase={"end_step": STEPS, "keep": order["keep"]}, total_steps=STEPS)
     try:
-        run_stage(request(Path(order["run_dir"]), CONFIG, Path(order["data"]), save_steps=1), stage.run)
+        run_stage(request(Path(order["run_dir"]), config, Path(order["data"]), save_steps=1), stage.run)
     except BaseException as error:
         return int(getattr(error, "exit_code", None) or getattr(error, "code", None) or 1)
     return 0

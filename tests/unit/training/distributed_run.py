@@ -1,28 +1,83 @@
-"""Trains a small phase in every process of torchrun. Arguments: run directory, data run directory, JSON of runtime."""
+"""Trains a small phase in every process of torchrun.
+
+Arguments: run directory, data run directory, JSON of {"config": name in CONFIGS, "runtime": {...}, "poison": {"rank",
+"step", "what"} or nothing}.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import distributed as dist
 
+from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm.runs.errors import Preempted
 from implicit_llm.runs.stage import run_stage
+from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training import stage
-from tests.unit.training.small_runs import LLAMA, request, train_config
+from implicit_llm.training.non_finite import NonFiniteTraining
+from implicit_llm.training.trainer import PhaseTrainer
+from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, request, train_config
 
-CONFIG = train_config({**LLAMA, "attention_dropout": 0.0}, phase={"end_step": 4}, total_steps=4)
+STEPS = 6
+_SHORT: dict[str, Any] = {"phase": {"end_step": STEPS}, "total_steps": STEPS}
+# Without dropout: each process draws masks of its own.
+CONFIGS = {
+    "explicit": train_config({**LLAMA, "attention_dropout": 0.0}, **_SHORT),
+    "implicit": train_config(
+        {**IMPLICIT, "dropout": 0.0}, phase={"end_step": STEPS, "solver": FREE}, total_steps=STEPS
+    ),
+}
+NON_FINITE = 7
 
-if __name__ == "__main__":
+
+def poison(rank: int, step: int, what: str) -> None:
+    """Let one rank's loss, or its solver, fail in one step."""
+    if int(os.environ["RANK"]) != rank:
+        return
+    if what == "loss":
+        compute_loss = PhaseTrainer.compute_loss
+
+        def spoiled(self: PhaseTrainer, *arguments: Any, **options: Any) -> Any:
+            loss = compute_loss(self, *arguments, **options)
+            return loss * math.nan if self.state.global_step + 1 == step else loss
+
+        PhaseTrainer.compute_loss = spoiled  # type: ignore[method-assign]
+    else:
+        forward, passes = ImplicitMamba2ForCausalLM.forward, []
+
+        def diverging(self: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+            passes.append(self.training)
+            if sum(passes) == step:
+                raise NonFiniteState("the fixed-point iteration became NaN at position 5")
+            return forward(self, *arguments, **options)
+
+        ImplicitMamba2ForCausalLM.forward = diverging  # type: ignore[assignment]
+
+
+def main() -> int:
     sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has tests of its own
-    run_dir, data, runtime = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    run_dir, data, order = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    if order.get("poison"):
+        poison(**order["poison"])
     try:
-        run_stage(request(run_dir, CONFIG, data, **runtime), stage.run)
+        run_stage(request(run_dir, CONFIGS[order["config"]], data, **order["runtime"]), stage.run)
         code = 0
     except Preempted as stop:
         code = stop.exit_code
+    except NonFiniteTraining as error:
+        sys.stderr.write(f"rank {os.environ['RANK']} stopped: {error}\n")
+        code = NON_FINITE
     if dist.is_initialized():
         dist.destroy_process_group()
-    sys.exit(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
