@@ -28,7 +28,7 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
     device = runtime.get("device") or "auto"
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    kernels = runtime.get("kernels") or "auto"
+    kernels: Any = runtime.get("kernels") or "auto"
     select_kernels("torch" if device == "cpu" and kernels == "auto" else kernels)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     return model.to(device).eval()

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from implicit_llm.report.axes import length_axis, mark_training, tell_if_empty, tell_missing
 from implicit_llm.report.published import PublishedNumber
 from implicit_llm.report.results import COST, LAST_TEN, Cell, Results, Task, mode_rank
-from implicit_llm.report.style import BAND, GRID, INK, MUTED, Series, mode_series, run_series
+from implicit_llm.report.style import INK, MUTED, Series, mode_series, run_series
 from implicit_llm.report.svg import Figure, Panel
 
 CHANCE = Series("chance (best constant answer)", MUTED, "", (1, 2))
@@ -92,7 +92,7 @@ def accuracy_by_mode(results: Results) -> Figure | None:
 
 def _draw_lengths(axis: Axes, cells: list[Cell], known: list[PublishedNumber], series: dict[str, Series]) -> None:
     lengths = sorted({cell.first.length for cell in cells} | {number.test.length for number in known})
-    _mark_training(axis, cells, is_log=True)
+    mark_training(axis, (cell.first.train_length for cell in cells), is_log=True)
     chance = {cell.first.length: cell.first.chance_last10 for cell in cells if cell.first.chance_last10 is not None}
     axis.plot(list(chance), list(chance.values()), **CHANCE.line(has_markers=False), linewidth=1.2)
     for run in dict.fromkeys(cell.first.run for cell in cells):
@@ -100,12 +100,11 @@ def _draw_lengths(axis: Axes, cells: list[Cell], known: list[PublishedNumber], s
         _draw_spread(axis, mine, series[run])
     for number in known:
         axis.plot(number.test.length, number.value, **PUBLISHED.line(), zorder=6, clip_on=False)
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set(major_locator=FixedLocator(lengths), minor_locator=NullLocator())
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set(xlim=(lengths[0] / 1.25, lengths[-1] * 1.25), xlabel="test length (tokens)")
+    length_axis(axis, lengths)
     _accuracy_axis(axis, "accuracy, last 10 tokens")
-    _tell_missing(axis, [cell for cell in cells if not cell.spread(LAST_TEN).values])
+    tell_missing(
+        axis, [f"{cell.first.run} at {cell.first.length}" for cell in cells if not cell.spread(LAST_TEN).values]
+    )
 
 
 def _draw_spread(axis: Axes, cells: list[Cell], series: Series) -> None:
@@ -122,7 +121,7 @@ def _draw_spread(axis: Axes, cells: list[Cell], series: Series) -> None:
 
 def _draw_positions(axis: Axes, cells: list[Cell]) -> None:
     length = cells[0].first.length
-    _mark_training(axis, cells, is_log=False)
+    mark_training(axis, (cell.first.train_length for cell in cells), is_log=False)
     chance = next((cell.first.chance_per_position for cell in cells if cell.first.chance_per_position), None)
     if chance is not None:
         axis.plot(range(1, len(chance) + 1), chance, **CHANCE.line(has_markers=False), linewidth=1.2)
@@ -136,7 +135,7 @@ def _draw_positions(axis: Axes, cells: list[Cell]) -> None:
             axis.plot(range(1, length + 1), np.mean(curves, axis=0), **line)
     axis.set(xlim=(1, max(2, length)), xlabel="position in the sequence (token)")
     _accuracy_axis(axis, "accuracy at this position")
-    _tell_if_empty(axis, drawn)
+    tell_if_empty(axis, drawn)
 
 
 def _draw_modes(axis: Axes, cells: list[Cell]) -> None:
@@ -153,7 +152,7 @@ def _draw_modes(axis: Axes, cells: list[Cell]) -> None:
     axis.xaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     _accuracy_axis(axis, "accuracy, last 10 tokens")
-    _tell_if_empty(axis, cells)
+    tell_if_empty(axis, cells)
 
 
 def _draw_mode(axis: Axes, cells: list[Cell], lengths: list[int]) -> None:
@@ -168,30 +167,10 @@ def _draw_mode(axis: Axes, cells: list[Cell], lengths: list[int]) -> None:
         axis.plot(cost, accuracy, **marker, clip_on=False)  # type: ignore[arg-type]
 
 
-def _mark_training(axis: Axes, cells: list[Cell], *, is_log: bool) -> None:
-    """Shade the lengths or positions seen in training."""
-    for length in sorted({cell.first.train_length for cell in cells if cell.first.train_length}):
-        axis.axvspan(1e-3 if is_log else 0, length, color=BAND, linewidth=0, zorder=0)
-        axis.axvline(length, color=GRID, linewidth=1.2, zorder=0.5)
-        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (0, 2), "textcoords": "offset points"}
-        axis.annotate(f"◂ trained to {length}", (length, 1), **place, fontsize=7.5, color=MUTED, va="bottom")
-
-
 def _accuracy_axis(axis: Axes, label: str) -> None:
     axis.set(ylim=ACCURACY_LIMITS, ylabel=label)
     axis.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
     axis.grid(visible=False, axis="x")
-
-
-def _tell_if_empty(axis: Axes, cells: list[Cell]) -> None:
-    if not cells:
-        axis.annotate("missing", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=9, color=MUTED)
-
-
-def _tell_missing(axis: Axes, cells: list[Cell]) -> None:
-    if cells:
-        text = "missing: " + ", ".join(f"{cell.first.run} at {cell.first.length}" for cell in cells)
-        axis.annotate(text, (0.02, 0.02), xycoords="axes fraction", fontsize=7, color=MUTED)
 
 
 def _setting(cell: Cell) -> Setting:

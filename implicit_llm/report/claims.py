@@ -4,6 +4,8 @@ A claim names what to measure (a number, or a difference or ratio between two mo
 what must be true of it. It is judged on the mean over seeds. A claim that something can be done (`at_least`) speaks of
 the best matching run and must hold on all of that run's matching test sets; one that something cannot be done
 (`at_most`) must hold for every run. So a sweep of settings, some of them bad, does not refute what one of them shows.
+
+A claim that compares two kinds of models (`compare`) is judged by pair_claims.py, by rules that stand there.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from implicit_llm.report.config import ReportError
+from implicit_llm.report.pair_measure import PairMeasure
 from implicit_llm.report.published import Mark
-from implicit_llm.report.results import Cell, Point, Results, Spread
+from implicit_llm.report.results import Cell, Point, Results, Spread, seeds_words
 from implicit_llm.report.yaml_file import read_yaml
 from implicit_llm.runs.fill import fill
 
@@ -94,7 +97,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class Claim:
-    """A checkable statement. `origin`: the paper's own, or one of this project; `scales`: where it can be judged."""
+    """A checkable statement. `origin`: the paper's own, or one of this project; `scales`: where it can be judged.
+
+    It either has `measure` and `holds_if`, or `compare`.
+    """
 
     id: str
     statement: str
@@ -103,22 +109,65 @@ class Claim:
     published: str | None
     mark: Mark | None
     scales: tuple[str, ...]
-    measure: Measure
-    holds_if: Condition
+    measure: Measure | None = None
+    holds_if: Condition | None = None
+    compare: PairMeasure | None = None
+
+    def __post_init__(self) -> None:
+        if (self.measure is None) == (self.compare is None) or (self.measure is None) != (self.holds_if is None):
+            raise ValueError("give either measure and holds_if, or compare")
+
+    @property
+    def needs(self) -> str:
+        """What must be true of the number."""
+        return self.holds_if.text if self.holds_if is not None else self.compare.needs  # type: ignore[union-attr]
+
+    @property
+    def words(self) -> str:
+        """What the number is, for the reader."""
+        return (self.measure or self.compare).words  # type: ignore[union-attr]
+
+    @property
+    def metric(self) -> str:
+        return (self.measure or self.compare).metric  # type: ignore[union-attr]
+
+    @property
+    def is_ratio(self) -> bool:
+        return (self.measure or self.compare).kind == "ratio"  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a verdict rests on: `text` for the reader, and the evaluations by their roles."""
+
+    text: str
+    run: str
+    data: str
+    modes: tuple[str, ...]
+    num_seeds: int
+    roles: tuple[str, ...]
+
+    @classmethod
+    def of_cells(cls, cells: tuple[Cell[Point], ...], spread: Spread) -> Evidence:
+        point, modes = cells[0].first, tuple(cell.first.mode for cell in cells)
+        hard = f"{100 * point.hard_fractions[-1]:g} % hard"
+        text = f"{point.run}, {' and '.join(modes)}, length {point.length}, {hard}, {seeds_words(spread)}"
+        roles = tuple(sorted({role for cell in cells for role in cell.roles}))
+        return cls(text, point.run, point.data, modes, len(spread.values), roles)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim with what was measured and what follows; `spread` is empty when there is no number."""
+    """A claim with what was measured and what follows; without evidence there is no number."""
 
     claim: Claim
     verdict: Verdict
     spread: Spread
-    cells: tuple[Cell, ...] = ()
+    evidence: Evidence | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The claim's entry in claims.json; numbers that do not exist are null."""
-        first = self.cells[0].first if self.cells else None
+        evidence = self.evidence
         return {
             "id": self.claim.id,
             "statement": self.claim.statement,
@@ -126,16 +175,16 @@ class Judgement:
             "where": self.claim.where,
             "published": self.claim.published,
             "mark": self.claim.mark,
-            "condition": self.claim.holds_if.text,
+            "condition": self.claim.needs,
             "verdict": self.verdict,
             "measured": {"mean": self.spread.mean, "low": self.spread.low, "high": self.spread.high},
-            "num_seeds": len(self.spread.values),
+            "num_seeds": evidence.num_seeds if evidence else 0,
             "num_missing": self.spread.num_missing,
-            "metric": self.claim.measure.metric,
-            "run": first.run if first else None,
-            "data": first.data if first else None,
-            "modes": [cell.first.mode for cell in self.cells],
-            "sources": sorted({role for cell in self.cells for role in cell.roles}),
+            "metric": self.claim.metric,
+            "run": evidence.run if evidence else None,
+            "data": evidence.data if evidence else None,
+            "modes": list(evidence.modes) if evidence else [],
+            "sources": list(evidence.roles) if evidence else [],
         }
 
 
@@ -157,7 +206,7 @@ def judge(claim: Claim, results: Results, scale: str) -> Judgement:
 
     "missing" means that there are such runs and they gave no number; without such runs it was not run at this scale.
     """
-    if scale not in claim.scales:
+    if scale not in claim.scales or claim.measure is None or claim.holds_if is None:
         return Judgement(claim, NOT_RUN, Spread(()))
     by_run: dict[str, list[tuple[Spread, tuple[Cell, ...]]]] = {}
     for cells in _candidates(claim.measure, results):
@@ -165,10 +214,11 @@ def judge(claim: Claim, results: Results, scale: str) -> Judgement:
     if not by_run:
         return Judgement(claim, NOT_RUN, Spread(()))
     spread, cells = _deciding(by_run.values(), claim.holds_if)
+    evidence = Evidence.of_cells(cells, spread)
     # A seed without a number (it diverged, or was not run) is no evidence for a claim that something can be done.
     if spread.mean is None or (spread.num_missing and claim.holds_if.at_least is not None):
-        return Judgement(claim, MISSING, spread, cells)
-    return Judgement(claim, HOLDS if claim.holds_if.is_met(spread.mean) else FAILS, spread, cells)
+        return Judgement(claim, MISSING, spread, evidence)
+    return Judgement(claim, HOLDS if claim.holds_if.is_met(spread.mean) else FAILS, spread, evidence)
 
 
 def _deciding(

@@ -1,15 +1,21 @@
-"""Reading the finished runs a report is made of: evaluations, training phases, and where each came from."""
+"""Reading the finished runs a report is made of: evaluations, training phases, and where each came from.
+
+Roles are "train:<run>-s<seed>/<phase>" and "evaluate:<run>-s<seed>/<phase>/<evaluation>".
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from implicit_llm.report.babi_results import BabiPoint
 from implicit_llm.report.config import ReportError
-from implicit_llm.report.results import Point
+from implicit_llm.report.perplexity_results import PerplexityPoint
+from implicit_llm.report.results import Point, name_phases
+from implicit_llm.report.training_runs import Phase, TrainingRun, phase_label
 from implicit_llm.runs.manifest import FileRecord
 from implicit_llm.runs.stage import Input
 from implicit_llm.tracking import journal
@@ -28,6 +34,7 @@ class Source:
     upstream: Mapping[str, str]
     files: tuple[FileRecord, ...]
     config: Mapping[str, Any]
+    summary: Mapping[str, Any]
     provenance: Mapping[str, Any]
 
     @property
@@ -37,67 +44,47 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """One phase of a training run: steps start_step + 1 .. end_step and the points of its journal."""
-
-    role: str
-    name: str
-    start_step: int
-    end_step: int
-    solver: Mapping[str, Any] | None
-    points: tuple[journal.Point, ...]
-
-    @property
-    def label(self) -> str:
-        """The paper's short form: "unrolled 4", "free 16+4"; a model without solver is "explicit"."""
-        if self.solver is None:
-            return "explicit"
-        if self.solver.get("mode") == "unrolled":
-            return f"unrolled {self.solver.get('num_unroll')}"
-        return f"free {self.solver.get('max_iter')}+{self.solver.get('phantom_steps')}"
-
-
-@dataclass(frozen=True)
-class TrainingRun:
-    """The phases of one run and seed, in order."""
-
-    run: str
-    seed: int | None
-    phases: tuple[Phase, ...]
-
-    @property
-    def is_implicit(self) -> bool:
-        return any(phase.solver is not None for phase in self.phases)
-
-    def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Global steps and values of a journal key over all phases; steps without it are left out."""
-        pairs = [(p.step, p.values[key]) for phase in self.phases for p in phase.points if key in p.values]
-        return [step for step, _ in pairs], [value for _, value in pairs]
-
-
-@dataclass(frozen=True)
 class ReportInputs:
     """Everything the report knows."""
 
     points: tuple[Point, ...]
+    perplexities: tuple[PerplexityPoint, ...]
+    babi: tuple[BabiPoint, ...]
     training: tuple[TrainingRun, ...]
     sources: Mapping[str, Source]
 
 
 def load_inputs(inputs: Mapping[str, Input]) -> ReportInputs:
-    """Read every input; roles are "evaluate:<run>" and "train:<run>/<phase>". Raises: ReportError naming the file."""
-    points: list[Point] = []
-    phases: list[tuple[str, int | None, Phase]] = []
-    sources: dict[str, Source] = {}
-    for role in sorted(inputs):
-        source = sources[role] = _source(role, inputs[role])
-        if source.stage == EVALUATE:
-            points += _points(role, inputs[role])
-        elif source.stage == TRAIN:
-            phases.append(_phase(source, inputs[role]))
-        else:
+    """Read every input. Raises: ReportError naming the file."""
+    sources = {role: _source(role, inputs[role]) for role in sorted(inputs)}
+    for role, source in sources.items():
+        if source.stage not in (EVALUATE, TRAIN):
             raise ReportError(f"input {role}: a report is made of evaluate and train runs, not of a {source.stage} run")
-    return ReportInputs(tuple(points), _training_runs(phases), sources)
+    training = _training_runs(sources, inputs)
+    kinds: dict[str, type[Point | PerplexityPoint | BabiPoint]]
+    kinds = {"word_problem": Point, "perplexity": PerplexityPoint, "catbabi": BabiPoint}
+    found: dict[str, list[Any]] = {kind: [] for kind in kinds}
+    solvers = {(run.run, run.seed, phase.name): phase.solver for run in training for phase in run.phases}
+    for role, source in sources.items():
+        if source.stage == EVALUATE:
+            kind = source.config.get("kind", "word_problem")
+            if kind not in kinds:
+                raise ReportError(f"input {role}: the report knows no evaluation of kind {kind!r}")
+            found[kind] += [
+                kinds[kind].from_record(_placed(record, source, solvers), role) for record in _records(inputs[role])
+            ]
+    return ReportInputs(
+        name_phases(found["word_problem"]), tuple(found["perplexity"]), tuple(found["catbabi"]), training, sources
+    )
+
+
+def _placed(record: Mapping[str, Any], source: Source, solvers: Mapping[Any, Any]) -> dict[str, Any]:
+    """A record with the phase that its run's name says, and the short form of that phase's solver."""
+    run, _, rest = source.name.partition("/")
+    phase = rest.rpartition("/")[0] or record.get("phase")
+    record = {"run": run_name(run), **record, "phase": phase}
+    solver = solvers.get((record["run"], record.get("seed"), phase))
+    return record | {"phase_label": phase_label(solver) if record.get("is_implicit") else None}
 
 
 def artifact(run: Input, name: str) -> Path:
@@ -118,6 +105,7 @@ def _source(role: str, run: Input) -> Source:
         upstream=manifest.identity.get("upstream", {}),
         files=manifest.files,
         config=manifest.identity.get("config", {}),
+        summary=manifest.summary,
         provenance=_provenance(run),
     )
 
@@ -134,28 +122,30 @@ def _provenance(run: Input) -> dict[str, Any]:
     return found
 
 
-def _points(role: str, run: Input) -> list[Point]:
+def _records(run: Input) -> list[dict[str, Any]]:
     path = artifact(run, "metrics.json")
     try:
         records = json.loads(path.read_text())["records"]
-        return [Point.from_record(record, role) for record in records]
+        return [dict(record) for record in records]
     except (ValueError, KeyError, TypeError) as error:
         raise ReportError(f"{path}: is not the metrics of an evaluation ({error}); run the evaluation again") from error
 
 
-def _phase(source: Source, run: Input) -> tuple[str, int | None, Phase]:
+def _phase(source: Source, run: Input) -> Phase:
     settings = source.config.get("phase", {})
     points = tuple(journal.read(run.journal)) if run.journal.exists() else ()
-    name, _, phase_name = source.name.partition("/")
-    phase = Phase(
+    batch_size, length = source.config.get("batch_size"), (source.summary.get("data") or {}).get("length")
+    return Phase(
         role=source.role,
-        name=phase_name or settings.get("name", ""),
+        name=source.name.partition("/")[2] or settings.get("name", ""),
         start_step=settings.get("start_step", 0),
         end_step=settings.get("end_step", max((point.step for point in points), default=0)),
         solver=settings.get("solver"),
         points=points,
+        fingerprint=source.fingerprint,
+        start=source.upstream.get("start"),
+        step_tokens=batch_size * length if batch_size and length else None,
     )
-    return run_name(name), source.config.get("seed"), phase
 
 
 def run_name(name: str) -> str:
@@ -164,9 +154,30 @@ def run_name(name: str) -> str:
     return stem if dash and seed.isdigit() else name
 
 
-def _training_runs(phases: Iterable[tuple[str, int | None, Phase]]) -> tuple[TrainingRun, ...]:
-    runs: dict[tuple[str, int | None], list[Phase]] = {}
-    for run, seed, phase in phases:
-        runs.setdefault((run, seed), []).append(phase)
+def _training_runs(sources: Mapping[str, Source], inputs: Mapping[str, Input]) -> tuple[TrainingRun, ...]:
+    runs: dict[tuple[str, int | None], list[Source]] = {}
+    for source in sources.values():
+        if source.stage == TRAIN:
+            key = (run_name(source.name.partition("/")[0]), source.config.get("seed"))
+            runs.setdefault(key, []).append(source)
     keys = sorted(runs, key=lambda key: (key[0], -1 if key[1] is None else key[1]))
-    return tuple(TrainingRun(*key, tuple(sorted(runs[key], key=lambda phase: phase.start_step))) for key in keys)
+    return tuple(_training_run(key, runs[key], inputs) for key in keys)
+
+
+def _training_run(key: tuple[str, int | None], phases: list[Source], inputs: Mapping[str, Input]) -> TrainingRun:
+    first = phases[0]
+    model = first.config.get("model") or {}
+    return TrainingRun(
+        run=key[0],
+        seed=key[1],
+        phases=tuple(
+            sorted(
+                (_phase(source, inputs[source.role]) for source in phases),
+                key=lambda phase: (phase.start_step, phase.end_step, phase.name),
+            )
+        ),
+        task=first.config.get("task"),
+        model_type=model.get("model_type") or model.get("pretrained"),
+        num_parameters=first.summary.get("num_parameters"),
+        data=first.upstream.get("data"),
+    )

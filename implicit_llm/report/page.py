@@ -13,17 +13,31 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from implicit_llm.report.babi_tables import BabiTable
 from implicit_llm.report.claims import FAILS, HOLDS, MISSING, NOT_RUN, Judgement
 from implicit_llm.report.config import ReportError
-from implicit_llm.report.inputs import ReportInputs, Source, TrainingRun
+from implicit_llm.report.inputs import ReportInputs, Source
+from implicit_llm.report.model_groups import short_count
+from implicit_llm.report.perplexity_tables import PerplexityTable
 from implicit_llm.report.published import MARK_WORDS, Published
-from implicit_llm.report.results import LAST_TEN, Cell, Results, Spread
+from implicit_llm.report.results import LAST_TEN, Cell, Results, Spread, seeds_words
 from implicit_llm.report.svg import Figure, panel_svg, swatch_svg, theme_css
 from implicit_llm.report.tables import Table
+from implicit_llm.report.training_runs import LOSS, TrainingRun
 
 TEMPLATE = "index.html.j2"
 MISSING_WORD = Markup('<span class="missing">missing</span>')
 SYMBOLS = {HOLDS: "✓", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of each kind of evaluation, and `files`: those written, by name, as "csv" and "tex"."""
+
+    accuracy: Sequence[Table]
+    perplexity: Sequence[PerplexityTable]
+    babi: Sequence[BabiTable]
+    files: Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -36,10 +50,8 @@ class PageContent:
     inputs: ReportInputs
     judgements: Sequence[Judgement]
     figures: Sequence[Figure]
-    tables: Sequence[Table]
+    tables: Tables
     published: Published
-    csv: str
-    latex: str
 
 
 def render(content: PageContent, assets: Path) -> str:
@@ -57,6 +69,8 @@ def render(content: PageContent, assets: Path) -> str:
         "seeds": seeds_words,
         "slug": slug,
         "commas": commas,
+        "short": lambda value: "unknown" if value is None else short_count(value),
+        "perplexity": perplexity,
     }
     environment.globals |= {
         "sources_of": lambda roles: sources_of(content.inputs, roles),
@@ -81,10 +95,7 @@ def render(content: PageContent, assets: Path) -> str:
         training=[_training(run, content.inputs.sources) for run in content.inputs.training],
         all_sources=list(content.inputs.sources.values()),
         anchors={source.fingerprint: source.anchor for source in content.inputs.sources.values()},
-        used_marks=sorted(
-            {number.mark for number in content.published.numbers}
-            | {j.claim.mark for j in content.judgements if j.claim.mark}
-        ),
+        used_marks=sorted(content.published.all_marks | {j.claim.mark for j in content.judgements if j.claim.mark}),
     )
     return re.sub(r"\n\s*\n+", "\n", page) + "\n"
 
@@ -151,6 +162,11 @@ def accuracy(value: float | None) -> Markup:
     return MISSING_WORD if value is None else Markup(minus(f"{value:.3f}"))
 
 
+def perplexity(value: float | None) -> Markup:
+    """Four significant digits; a missing number says so."""
+    return MISSING_WORD if value is None else Markup(f"{value:.4g}" if value < 10_000 else f"{value:.2e}")
+
+
 def number(value: float | None) -> Markup:
     """Three significant digits; a missing number says so."""
     return (
@@ -176,15 +192,8 @@ def cost(value: float | None) -> Markup:
 
 def spread_words(spread: Spread, form: str = "accuracy") -> str:
     """The range over seeds, where there is one."""
-    shown = {"accuracy": accuracy, "number": number}[form]
+    shown = {"accuracy": accuracy, "number": number, "perplexity": perplexity}[form]
     return f"{shown(spread.low)} to {shown(spread.high)}" if len(spread.values) > 1 else ""
-
-
-def seeds_words(spread: Spread) -> str:
-    """ "3 seeds", and how many of them gave no number."""
-    total = len(spread.values) + spread.num_missing
-    words = f"{total} seed{'' if total == 1 else 's'}"
-    return words + (f", {spread.num_missing} missing" if spread.num_missing else "")
 
 
 def slug(text: str) -> str:
@@ -219,20 +228,22 @@ def _figure(index: int, figure: Figure, assets: Path) -> dict[str, Any]:
         "panels": [Markup(panel_svg(figure, panel)) for panel in range(len(figure.panels))],
         "legend": [{"label": series.label, "swatch": Markup(swatch_svg(figure, series))} for series in figure.legend],
         "roles": figure.roles,
+        "is_wide": figure.is_wide,
     }
 
 
 def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]:
     """A line of the table of training runs."""
-    _, losses = run.series("loss")
     records = [sources[phase.role].provenance for phase in run.phases]
     busy_s = [attempt["busy_s"] for record in records for attempt in record.get("attempts") or []]
+    losses = {phase.name: phase.series(LOSS) for phase in run.phases}
     return {
         "run": run.run,
         "seed": run.seed,
         "phases": run.phases,
-        "steps": run.phases[-1].end_step,
-        "loss": losses[-1] if losses else None,
+        "starts": {phase.name: before.name for phase in run.phases if (before := run.before(phase)) is not None},
+        "steps": run.end_step,
+        "losses": [losses[chain[-1].name][-1][1] if losses[chain[-1].name] else None for chain in run.chains],
         "minutes": sum(busy_s) / 60 if busy_s else None,
         "devices": ", ".join(dict.fromkeys(record["device"] for record in records if record.get("device"))),
     }

@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from implicit_llm.report.config import ReportError
+from implicit_llm.report.model_groups import FAMILIES
+from implicit_llm.report.perplexity_results import PerplexityPoint
 from implicit_llm.report.results import Point
 from implicit_llm.report.yaml_file import read_yaml
 from implicit_llm.runs.fill import fill
 
-Mark = Literal["paper", "secondary", "reference_run"]
-MARK_WORDS = {"paper": "paper", "secondary": "secondary source", "reference_run": "reference run"}
+Mark = Literal["paper", "other_paper", "secondary", "reference_run"]
+MARK_WORDS = {
+    "paper": "paper",
+    "other_paper": "another paper",
+    "secondary": "secondary source",
+    "reference_run": "reference run",
+}
 
 
 @dataclass(frozen=True)
@@ -60,26 +67,96 @@ class PublishedNumber:
 
 
 @dataclass(frozen=True)
+class PublishedPerplexity:
+    """Perplexity of a language model on held-out text.
+
+    `family` is Mamba2 or Llama, `solver` the short form "(24+4)" and None for an explicit model; `train_data` and
+    `test_data` are the paper's names of the corpora.
+    """
+
+    id: str
+    family: str
+    num_parameters: float
+    solver: str | None
+    train_data: str
+    train_tokens: float
+    test_data: str
+    length: int
+    value: float
+    source: str
+    mark: Mark
+    note: str | None = None
+
+    def is_beside(self, point: PerplexityPoint) -> bool:
+        """Whether a measured point has the same family, solver, length, and size and tokens within 10 %.
+
+        The tokens stand for the corpus: nobody trains a model of this size on so many tokens of another one here.
+        """
+        return (
+            self.train_data == self.test_data
+            and (self.family, self.solver) == (FAMILIES.get(point.model_type or ""), point.phase_label)
+            and (self.solver is not None) == point.is_implicit
+            and self.length == point.length
+            and _is_near(self.num_parameters, point.num_parameters)
+            and _is_near(self.train_tokens, point.train_tokens)
+        )
+
+
+@dataclass(frozen=True)
+class BabiYardstick:
+    """Accuracy of another model at all questions of CatbAbI (test), in percent: to see where ours stand.
+
+    `training` is "qa" where only answers were trained, "lm" where all words were.
+    """
+
+    id: str
+    model: str
+    training: Literal["qa", "lm"]
+    value: float
+    source: str
+    mark: Mark
+    num_layers: int | None = None
+
+
+@dataclass(frozen=True)
 class Published:
     """All published numbers and what the marks mean."""
 
     marks: Mapping[str, str]
     numbers: tuple[PublishedNumber, ...]
+    perplexities: tuple[PublishedPerplexity, ...] = ()
+    babi: tuple[BabiYardstick, ...] = ()
 
     def beside(self, point: Point, metric: str) -> PublishedNumber | None:
         """The published number of the same thing, None where there is none."""
         return next((number for number in self.numbers if number.metric == metric and number.is_beside(point)), None)
+
+    def perplexity_beside(self, point: PerplexityPoint) -> PublishedPerplexity | None:
+        """The published perplexity of the same thing, None where there is none."""
+        return next((number for number in self.perplexities if number.is_beside(point)), None)
+
+    @property
+    def all_marks(self) -> set[str]:
+        return {entry.mark for entry in self.entries}
+
+    @property
+    def entries(self) -> tuple[PublishedNumber | PublishedPerplexity | BabiYardstick, ...]:
+        return (*self.numbers, *self.perplexities, *self.babi)
 
 
 def load_published(path: Path) -> Published:
     """Read the file. Raises: UserError naming file and key."""
     content: Any = read_yaml(path)
     published = fill(Published, content, str(path))
-    _check_unique((number.id for number in published.numbers), path)
-    unknown = {number.mark for number in published.numbers} - set(published.marks)
+    _check_unique((entry.id for entry in published.entries), path)
+    unknown = published.all_marks - set(published.marks)
     if unknown:
         raise ReportError(f"{path}: the mark {sorted(unknown)[0]} is not explained; add it under marks")
     return published
+
+
+def _is_near(first: float, second: float | None) -> bool:
+    return second is not None and abs(first - second) <= 0.1 * first
 
 
 def _check_unique(ids: Iterable[str], path: Path) -> None:

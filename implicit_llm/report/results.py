@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 # In this order a mode speaks for its model when the config names none.
 HEADLINE_MODES = ("blockwise", "sequential", "simultaneous", "published")
 # Order of modes in tables and legends, by falling work per answer.
 MODE_ORDER = ("parallel", "blockwise", "sequential", "simultaneous", "published")
 LAST_TEN, COST = "accuracy_last10", "f_evaluations_per_token"
+
+
+class Measured(Protocol):
+    """What every measured point has: the run of the workflow it came from."""
+
+    @property
+    def role(self) -> str: ...
+
+
+P = TypeVar("P", bound=Measured)
 
 
 @dataclass(frozen=True)
@@ -43,12 +53,12 @@ class Point:
     residual_max: float | None
     unconverged_share: float | None
     token_match_sequential: float | None
+    phase: str | None = None
+    phase_label: str | None = None
 
     @classmethod
     def from_record(cls, record: dict[str, Any], role: str) -> Point:
-        """Take what a point has from a record; what the record lacks is missing, not zero."""
-        values = {name: _frozen(record.get(name)) for name in cls.__dataclass_fields__}
-        return cls(**values | {"role": role})
+        return from_record(cls, record, role)
 
     @property
     def task(self) -> Task:
@@ -112,22 +122,29 @@ class Spread:
         return cls(tuple(present), missing)
 
 
+def seeds_words(spread: Spread) -> str:
+    """ "3 seeds", and how many of them gave no number."""
+    total = len(spread.values) + spread.num_missing
+    words = f"{total} seed{'' if total == 1 else 's'}"
+    return words + (f", {spread.num_missing} missing" if spread.num_missing else "")
+
+
 @dataclass(frozen=True)
-class Cell:
+class Cell(Generic[P]):
     """The points of one run, data set and mode: one a seed, at least one."""
 
-    points: tuple[Point, ...]
+    points: tuple[P, ...]
 
     @property
-    def first(self) -> Point:
+    def first(self) -> P:
         return self.points[0]
 
     @property
     def roles(self) -> tuple[str, ...]:
         return tuple(point.role for point in self.points)
 
-    def spread(self, value: Callable[[Point], float | None] | str) -> Spread:
-        """`value` is a field of Point or a function of one."""
+    def spread(self, value: Callable[[P], float | None] | str) -> Spread:
+        """`value` is a field of the points or a function of one."""
         read = value if callable(value) else lambda point: getattr(point, value)
         return Spread.of(read(point) for point in self.points)
 
@@ -140,7 +157,7 @@ class Results:
     headline_mode: str | None = None
 
     @cached_property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[Cell[Point], ...]:
         """One a (run, data set, mode): by task, implicit first, then by run, share of hard tokens, length and mode."""
         groups: dict[tuple, list[Point]] = {}
         for point in self.points:
@@ -159,15 +176,41 @@ class Results:
 
     def headline_of(self, run: str) -> str | None:
         """The mode that speaks for a run: the config's, else the first of HEADLINE_MODES it was evaluated in."""
-        modes = {point.mode for point in self.points if point.run == run}
-        for mode in (self.headline_mode, *HEADLINE_MODES, "parallel"):
-            if mode in modes:
-                return mode
-        return next(iter(sorted(modes)), None)
+        return headline_mode({point.mode for point in self.points if point.run == run}, self.headline_mode)
 
-    def headline_cells(self) -> Iterator[Cell]:
+    def headline_cells(self) -> Iterator[Cell[Point]]:
         """The cells in the mode that speaks for their run."""
         yield from (cell for cell in self.cells if cell.first.mode == self.headline_of(cell.first.run))
+
+
+def name_phases(points: Iterable[Point]) -> tuple[Point, ...]:
+    """The points with a run name of its own for each phase, where a run was evaluated after several of its phases."""
+    points = tuple(points)
+    labels: dict[str, dict[str | None, str | None]] = {}
+    for point in points:
+        labels.setdefault(point.run, {})[point.phase] = point.phase_label
+    return tuple(replace(point, run=_line_name(point, labels[point.run])) for point in points)
+
+
+def _line_name(point: Point, labels: dict[str | None, str | None]) -> str:
+    if len(labels) == 1:
+        return point.run
+    is_unique = point.phase_label is not None and list(labels.values()).count(point.phase_label) == 1
+    return f"{point.run} {point.phase_label if is_unique else point.phase}"
+
+
+def from_record(kind: Any, record: dict[str, Any], role: str) -> Any:
+    """A point of the dataclass `kind`: what the record lacks is missing (None), not zero."""
+    values = {name: _frozen(record.get(name)) for name in kind.__dataclass_fields__}
+    return kind(**values | {"role": role})
+
+
+def headline_mode(modes: set[str], wanted: str | None) -> str | None:
+    """The one of `modes` that speaks for a model: the wanted one if it is there, else the first of HEADLINE_MODES."""
+    for mode in (wanted, *HEADLINE_MODES, "parallel"):
+        if mode in modes:
+            return mode
+    return next(iter(sorted(modes)), None)
 
 
 def mode_rank(mode: str) -> tuple[int, str]:
@@ -175,7 +218,7 @@ def mode_rank(mode: str) -> tuple[int, str]:
     return (MODE_ORDER.index(mode) if mode in MODE_ORDER else len(MODE_ORDER), mode)
 
 
-def _cell_order(cell: Cell) -> tuple:
+def _cell_order(cell: Cell[Point]) -> tuple:
     point = cell.first
     return (point.task, not point.is_implicit, point.run, point.hard_fractions, point.length, mode_rank(point.mode))
 

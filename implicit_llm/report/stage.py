@@ -9,21 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm.report.accuracy_figures import accuracy_by_length, accuracy_by_mode, accuracy_by_position
+from implicit_llm.report.babi_figures import accuracy_by_babi_task
+from implicit_llm.report.babi_results import BabiResults
+from implicit_llm.report.babi_tables import babi_csv, babi_latex, babi_tables
 from implicit_llm.report.claims import Judgement, judge, load_claims
 from implicit_llm.report.config import ReportConfig, ReportError
 from implicit_llm.report.inputs import load_inputs
-from implicit_llm.report.page import PageContent, render
-from implicit_llm.report.published import load_published
+from implicit_llm.report.loss_figures import loss_by
+from implicit_llm.report.page import PageContent, Tables, render
+from implicit_llm.report.pair_claims import judge_pair
+from implicit_llm.report.perplexity_figures import perplexity_by_length
+from implicit_llm.report.perplexity_results import PerplexityResults
+from implicit_llm.report.perplexity_tables import perplexity_csv, perplexity_latex, perplexity_tables
+from implicit_llm.report.published import Published, load_published
 from implicit_llm.report.results import Results
 from implicit_llm.report.svg import Figure, file_svg
 from implicit_llm.report.tables import accuracy_tables, to_csv, to_latex
 from implicit_llm.report.training_figures import solver_health, training_curves
+from implicit_llm.report.training_runs import FLOPS, TOKENS
 from implicit_llm.runs.atomic import write_atomic
 from implicit_llm.runs.fill import fill
 from implicit_llm.runs.run_directory import DECLARED
 from implicit_llm.runs.stage import StageContext, StageResult
 
-DEFAULT_TITLE = "Implicit language models on word problems"
+DEFAULT_TITLE = "Implicit language models are RNNs"
 
 
 def run(context: StageContext) -> StageResult:
@@ -38,16 +47,26 @@ def run(context: StageContext) -> StageResult:
         )
     published = load_published(assets / "published.yaml")
     results = Results(inputs.points, config.headline_mode)
-    judgements = [judge(claim, results, config.experiment) for claim in load_claims(assets / "claims.yaml")]
+    perplexities = PerplexityResults(inputs.perplexities, inputs.training, config.headline_mode)
+    babi = BabiResults(inputs.babi, config.headline_mode)
+    judgements = [
+        judge(claim, results, config.experiment)
+        if claim.compare is None
+        else judge_pair(claim, perplexities, babi, config.experiment)
+        for claim in load_claims(assets / "claims.yaml")
+    ]
     drawn = [
         accuracy_by_length(results, published.numbers),
         accuracy_by_position(results),
         accuracy_by_mode(results),
-        training_curves(inputs.training, results),
+        perplexity_by_length(perplexities),
+        loss_by(TOKENS, inputs.training, perplexities.groups),
+        loss_by(FLOPS, inputs.training, perplexities.groups),
+        accuracy_by_babi_task(babi),
+        training_curves(inputs.training, results, perplexities.groups),
         solver_health(inputs.training),
     ]
     figures = [figure for figure in drawn if figure is not None]
-    tables = accuracy_tables(results, published)
     content = PageContent(
         title=config.title or DEFAULT_TITLE,
         experiment=config.experiment,
@@ -55,14 +74,27 @@ def run(context: StageContext) -> StageResult:
         inputs=inputs,
         judgements=judgements,
         figures=figures,
-        tables=tables,
+        tables=_tables(results, perplexities, babi, published),
         published=published,
-        csv=to_csv(results, published),
-        latex=to_latex(tables),
     )
     files = _write(context.work / DECLARED, content, assets)
     context.log.info("page: %s", context.run_dir / "index.html")
     return StageResult(files=files, summary=_summary(judgements, figures))
+
+
+def _tables(results: Results, perplexities: PerplexityResults, babi: BabiResults, published: Published) -> Tables:
+    """The tables of what was evaluated; a kind that was not has no file."""
+    of_accuracy = accuracy_tables(results, published)
+    of_perplexity = perplexity_tables(perplexities, perplexities.training, published)
+    of_babi = babi_tables(babi)
+    files = {}
+    if of_accuracy:
+        files["accuracy"] = {"csv": to_csv(results, published), "tex": to_latex(of_accuracy)}
+    if of_perplexity:
+        files["perplexity"] = {"csv": perplexity_csv(of_perplexity), "tex": perplexity_latex(of_perplexity)}
+    if of_babi:
+        files["babi"] = {"csv": babi_csv(of_babi, published), "tex": babi_latex(of_babi, published)}
+    return Tables(of_accuracy, of_perplexity, of_babi, files)
 
 
 def check_assets(assets: Path, digests: Mapping[str, str]) -> None:
@@ -80,9 +112,9 @@ def _write(folder: Path, content: PageContent, assets: Path) -> list[Path]:
     texts: dict[str, str | bytes] = {
         "index.html": render(content, assets),
         "claims.json": json.dumps(claims, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
-        "tables/accuracy.csv": content.csv,
-        "tables/accuracy.tex": content.latex,
     }
+    for table, forms in content.tables.files.items():
+        texts |= {f"tables/{table}.{suffix}": text for suffix, text in forms.items()}
     texts |= {f"figures/{figure.name}.svg": file_svg(figure) for figure in content.figures}
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -94,8 +94,21 @@ MODE_SERIES = {
     "parallel": Series("explicit", VERMILION, "s", (3, 1.6)),
 }
 
-_IMPLICIT = ((BLUE, "o", ()), (GREEN, "D", (4, 1.4)), (PURPLE, "^", (5, 1.4, 1, 1.4)), (INK, "v", (1.2, 1.2)))
-_EXPLICIT = ((VERMILION, "s", (3, 1.6)), (AMBER, "X", (1.2, 1.2)), (MUTED, "P", (5, 1.4, 1, 1.4)))
+_IMPLICIT = (
+    (BLUE, "o", ()),
+    (GREEN, "D", (4, 1.4)),
+    (PURPLE, "^", (5, 1.4, 1, 1.4)),
+    (INK, "v", (1.2, 1.2)),
+    (BLUE, "P", (1.2, 1.2)),
+    (GREEN, "<", ()),
+    (PURPLE, ">", (3, 1.6)),
+)
+_EXPLICIT = (
+    (VERMILION, "s", (3, 1.6)),
+    (AMBER, "X", (1.2, 1.2)),
+    (MUTED, "P", (5, 1.4, 1, 1.4)),
+    (VERMILION, "p", (1.2, 1.2)),
+)
 
 
 def mode_series(mode: str) -> Series:

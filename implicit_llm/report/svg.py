@@ -25,6 +25,7 @@ from implicit_llm.report import style
 from implicit_llm.report.style import Series
 
 PANEL_INCHES = (3.45, 2.5)
+WIDE_PANEL_INCHES = (7.4, 2.6)
 MAX_COLUMNS = 3
 _PAD_INCHES = 0.09
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -41,36 +42,40 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels with one legend; `roles` are the runs whose numbers it shows."""
+    """Panels with one legend; `roles` are the runs whose numbers it shows. The panels of a wide one fill the page."""
 
     name: str
     title: str
     panels: tuple[Panel, ...]
     legend: tuple[Series, ...]
     roles: tuple[str, ...]
+    is_wide: bool = False
+
+    @property
+    def panel_inches(self) -> tuple[float, float]:
+        return WIDE_PANEL_INCHES if self.is_wide else PANEL_INCHES
 
 
 def file_svg(figure: Figure) -> bytes:
     """The whole figure as a file."""
-    columns = min(len(figure.panels), 2 if len(figure.panels) in (2, 4) else MAX_COLUMNS)
+    columns = 1 if figure.is_wide else min(len(figure.panels), 2 if len(figure.panels) in (2, 4) else MAX_COLUMNS)
     rows = math.ceil(len(figure.panels) / columns)
-    width, height = PANEL_INCHES
-    legend_inches = 0.24 * math.ceil(len(figure.legend) / max(2, 2 * columns)) + 0.1
+    width, height = figure.panel_inches
+    per_row = 4 if figure.is_wide else max(2, 2 * columns)
+    legend_inches = 0.24 * math.ceil(len(figure.legend) / per_row) + 0.1
     with _style(figure.name, "path"):
         canvas = Canvas(
             figsize=(columns * width, rows * height + legend_inches),
             facecolor=style.PAPER,
             layout=ConstrainedLayoutEngine(w_pad=_PAD_INCHES, h_pad=_PAD_INCHES),
         )
-        axes = canvas.subplots(rows, columns, squeeze=False).flat
+        axes = list(canvas.subplots(rows, columns, squeeze=False).flat)
         for axis, panel in zip(axes, figure.panels, strict=False):
             _draw(axis, panel)
-        for axis in list(axes)[len(figure.panels) :]:
+        for axis in axes[len(figure.panels) :]:
             axis.set_visible(False)
         handles = [_handle(series) for series in figure.legend]
-        canvas.legend(
-            handles=handles, loc="outside lower center", ncols=max(2, 2 * columns), handlelength=2.6, fontsize=8
-        )
+        canvas.legend(handles=handles, loc="outside lower center", ncols=per_row, handlelength=2.6, fontsize=8)
         return _svg(canvas).encode()
 
 
@@ -78,7 +83,7 @@ def panel_svg(figure: Figure, index: int) -> str:
     """One panel as an element of the page."""
     panel = figure.panels[index]
     with _style(f"{figure.name}-{index}", "none"):
-        canvas = Canvas(figsize=PANEL_INCHES, layout="constrained")
+        canvas = Canvas(figsize=figure.panel_inches, layout="constrained")
         _draw(canvas.subplots(), panel)
         return _for_page(_svg(canvas), f"{figure.name}-{index}", panel.description or panel.title)
 

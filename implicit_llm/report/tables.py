@@ -1,15 +1,14 @@
-"""The numbers as tables: for the page, as CSV (everything) and as LaTeX with booktabs (what a paper prints)."""
+"""The accuracies as tables: for the page, as CSV (everything) and as LaTeX with booktabs (what a paper prints)."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from implicit_llm.report.accuracy_figures import Setting, settings_of
 from implicit_llm.report.published import Published, PublishedNumber
 from implicit_llm.report.results import COST, LAST_TEN, Cell, Results, Spread, mode_rank
+from implicit_llm.report.table_text import csv_text, escape, spread_values
 
 CSV_METRICS = (
     "accuracy_last10", "accuracy_sequence", "accuracy_token", "f_evaluations_per_token", "residual_max",
@@ -103,8 +102,6 @@ def _row(
 
 def to_csv(results: Results, published: Published) -> str:
     """Every number, one line a (run, data set, mode); empty where there is none."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     about = [
         "run",
         "model",
@@ -119,10 +116,8 @@ def to_csv(results: Results, published: Published) -> str:
     ]
     counts = ["num_seeds", "num_samples", "chance_last10"]
     spreads = [f"{metric}_{part}" for metric in CSV_METRICS for part in ("mean", "low", "high")]
-    writer.writerow([*about, *counts, *spreads, "published_accuracy_last10", "published_mark"])
-    for cell in results.cells:
-        writer.writerow(list(_csv_values(cell, published)))
-    return out.getvalue()
+    head = [*about, *counts, *spreads, "published_accuracy_last10", "published_mark"]
+    return csv_text(head, (_csv_values(cell, published) for cell in results.cells))
 
 
 def _csv_values(cell: Cell, published: Published) -> Iterator[object]:
@@ -138,14 +133,9 @@ def _csv_values(cell: Cell, published: Published) -> Iterator[object]:
     )
     yield from (len(cell.spread(LAST_TEN).values), point.num_samples, point.chance_last10)
     for metric in CSV_METRICS:
-        spread = cell.spread(metric)
-        yield from (_rounded(spread.mean), _rounded(spread.low), _rounded(spread.high))
+        yield from spread_values(cell.spread(metric))
     number = published.beside(point, LAST_TEN)
     yield from (number.value, number.mark) if number else (None, None)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
 
 
 def to_latex(tables: list[Table]) -> str:
@@ -165,7 +155,7 @@ def _latex_table(table: Table) -> str:
     ]
     for row in table.rows:
         cells = " & ".join(_latex_entry(entry) for entry in row.entries)
-        lines.append(rf"{_escape(row.run)} & {_escape(row.mode)} & {cells} \\")
+        lines.append(rf"{escape(row.run)} & {escape(row.mode)} & {cells} \\")
     chance = " & ".join("--" if value is None else f"{value:.3f}" for value in table.chance)
     lines += [
         r"\midrule",
@@ -185,7 +175,3 @@ def _latex_entry(entry: Entry | None) -> str:
         return "missing"
     spread = f" ({entry.accuracy.low:.3f}--{entry.accuracy.high:.3f})" if len(entry.accuracy.values) > 1 else ""
     return f"{mean:.3f}{spread}" + (f"; {cost:.3g}" if cost is not None else "")
-
-
-def _escape(text: str) -> str:
-    return "".join("\\" + letter if letter in "_%&#$" else letter for letter in text)

@@ -10,31 +10,38 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from implicit_llm.report.inputs import TrainingRun
+from implicit_llm.report.model_groups import ModelGroup
 from implicit_llm.report.results import Results
 from implicit_llm.report.style import BAND, MUTED, Series, run_series
 from implicit_llm.report.svg import Figure, Panel
+from implicit_llm.report.training_runs import LANGUAGE_MODEL, LOSS, TrainingRun
+
+WORD_PROBLEM, CATBABI = "word_problem", "catbabi"  # tasks of training runs
+KIND_WORDS = {WORD_PROBLEM: "word problems", CATBABI: "CatbAbI", LANGUAGE_MODEL: "text"}
+SHORT_BAND, HIDDEN_BAND = 0.25, 0.15  # shares of the axis: a phase's name is set at the right end, or left out
 
 # Journal keys, as the training stage names them.
-LOSS, ACCURACY = "loss", "accuracy_last10"
+ACCURACY = "accuracy_last10"
 NUM_ITER, RESIDUAL, UNCONVERGED = "num_iter", "residual", "unconverged_share"
 
 CURVES = ((LOSS, "loss"), (ACCURACY, "accuracy, last 10 tokens"))
 HEALTH = (
-    (NUM_ITER, "Solver iterations", "iterations"),
+    (NUM_ITER, "Iterations", "solver iterations"),
     (RESIDUAL, "Relative residual", "largest in the batch"),
-    (UNCONVERGED, "Unconverged tokens", "share of tokens"),
+    (UNCONVERGED, "Unconverged", "share of tokens"),
 )
 
+MIN_POINTS = 10  # of a short branch
 MAX_POINTS = 120  # more points than this are averaged in equal bins: beyond, a line of 500 pixels shows noise only
 
 
-def training_curves(runs: Sequence[TrainingRun], results: Results) -> Figure | None:
-    """Loss and training accuracy against the global step, phases shaded; one pair of panels a task."""
+def training_curves(runs: Sequence[TrainingRun], results: Results, groups: Sequence[ModelGroup] = ()) -> Figure | None:
+    """Loss against the global step, phases shaded, and training accuracy of word problems; a row of panels a task."""
     panels, legend, roles = [], [], []
-    for label, mine in _by_task(runs, results).items():
-        series = _series(mine)
-        panels += [_curve_panel(label, mine, series, key, name) for key, name in CURVES]
+    for label, mine in _by_task(runs, results, groups).items():
+        series = _series(mine, groups)
+        curves = CURVES if all(run.task in (WORD_PROBLEM, None) for run in mine) else CURVES[:1]
+        panels += [_curve_panel(label, mine, series, key, name) for key, name in curves]
         legend += [series[run.run] for run in mine]
         roles += [phase.role for run in mine for phase in run.phases]
     if not panels:
@@ -43,14 +50,21 @@ def training_curves(runs: Sequence[TrainingRun], results: Results) -> Figure | N
 
 
 def solver_health(runs: Sequence[TrainingRun]) -> Figure | None:
-    """Iterations, residual and share of unconverged tokens of the implicit runs along training."""
+    """Iterations, residual and share of unconverged tokens of implicit runs along training, a row a kind of task."""
     implicit = [run for run in runs if run.is_implicit]
     if not implicit:
         return None
     names = dict.fromkeys(run.run for run in implicit)
     series = {name: run_series(name, index, is_implicit=True) for index, name in enumerate(names)}
+    by_kind: dict[str, list[TrainingRun]] = {}
+    for run in implicit:
+        by_kind.setdefault(KIND_WORDS.get(run.task or WORD_PROBLEM, run.task or ""), []).append(run)
     panels = tuple(
-        Panel(title, partial(_draw_health, runs=implicit, series=series, key=key, label=label))
+        Panel(
+            title if len(by_kind) == 1 else f"{title}: {kind}",
+            partial(_draw_health, runs=mine, series=series, key=key, label=label),
+        )
+        for kind, mine in by_kind.items()
         for key, title, label in HEALTH
     )
     roles = tuple(phase.role for run in implicit for phase in run.phases)
@@ -67,33 +81,59 @@ def _curve_panel(label: str, runs: Sequence[TrainingRun], series: Mapping[str, S
 def _draw_curves(axis: Axes, runs: Sequence[TrainingRun], series: Mapping[str, Series], key: str, label: str) -> None:
     implicit = next((run for run in runs if run.is_implicit), None)
     if implicit is not None:
-        _shade_phases(axis, implicit)
+        _shade_phases(axis, implicit, max(run.end_step for run in runs))
     for run in reversed(runs):  # implicit runs come first and are drawn on top
-        steps, values = _binned(*_finite(*run.series(key)))
-        axis.plot(steps, values, **series[run.run].line(has_markers=False), linewidth=1.5)
+        _draw_chains(axis, run, key, series[run.run])
     last = max((phase.end_step for run in runs for phase in run.phases), default=1)
     axis.set(xlim=(0, last), xlabel="training step", ylabel=label)
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axis.grid(visible=False, axis="x")
     if key == LOSS:
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(bottom=None if any(run.task == LANGUAGE_MODEL for run in runs) else 0)
     else:
         axis.set_ylim(-0.03, 1.05)
         axis.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
 
 
-def _shade_phases(axis: Axes, run: TrainingRun) -> None:
-    """Bands behind the phases, the first one dark, with their short names at the top."""
-    for index, phase in enumerate(run.phases):
+def _draw_chains(axis: Axes, run: TrainingRun, key: str, series: Series) -> list[float]:
+    """The run's unbroken curve, and its branches, each from a dot at the step where it leaves; returns the values."""
+    style = series.line(has_markers=False) | {"linewidth": 1.5}
+    drawn: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    shown: list[float] = []
+    for chain in run.chains:
+        pairs = [pair for phase in chain for pair in phase.series(key)]
+        share = (chain[-1].end_step - chain[0].start_step) / run.end_step
+        steps, values = _binned(pairs, max(MIN_POINTS, round(share * MAX_POINTS)))
+        before = run.before(chain[0])
+        if key == LOSS and before is not None and len(steps) and len(drawn[before.name][0]):
+            start = chain[0].start_step
+            value = np.interp(start, *drawn[before.name])
+            steps, values = np.insert(steps, 0, start), np.insert(values, 0, value)
+            axis.plot(start, value, marker=".", color=series.color, markersize=6, zorder=5)
+        drawn |= {phase.name: (steps, values) for phase in chain}
+        axis.plot(steps, values, **style)
+        shown += values.tolist()
+    return shown
+
+
+def _shade_phases(axis: Axes, run: TrainingRun, last_step: int) -> None:
+    """Bands behind the phases up to the last one, the first band dark, with their names on top where there is room."""
+    path = run.path(run.chains[-1][-1])
+    ends = [phase.start_step for phase in path[1:]] + [path[-1].end_step]
+    for index, (phase, end) in enumerate(zip(path, ends, strict=True)):
         if index % 2 == 0:
-            axis.axvspan(phase.start_step, phase.end_step, color=BAND, linewidth=0, zorder=0)
+            axis.axvspan(phase.start_step, end, color=BAND, linewidth=0, zorder=0)
+        share = (end - phase.start_step) / last_step
+        if share < HIDDEN_BAND:
+            continue
+        is_short = share < SHORT_BAND
         axis.annotate(
             phase.label,
-            ((phase.start_step + phase.end_step) / 2, 1.0),
+            (end if is_short else (phase.start_step + end) / 2, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, 2),
             textcoords="offset points",
-            ha="center",
+            ha="right" if is_short else "center",
             va="bottom",
             fontsize=7.5,
             color=MUTED,
@@ -101,14 +141,12 @@ def _shade_phases(axis: Axes, run: TrainingRun) -> None:
 
 
 def _draw_health(axis: Axes, runs: Sequence[TrainingRun], series: Mapping[str, Series], key: str, label: str) -> None:
-    curves = [(run, *_binned(*_finite(*run.series(key)))) for run in runs]
-    for run, steps, values in curves:
-        axis.plot(steps, values, **series[run.run].line(has_markers=False), linewidth=1.5)
+    shown = [value for run in runs for value in _draw_chains(axis, run, key, series[run.run])]
     axis.set(xlabel="training step", ylabel=label)
-    axis.set_xlim(0, max(phase.end_step for run in runs for phase in run.phases))
+    axis.set_xlim(0, max(run.end_step for run in runs))
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axis.grid(visible=False, axis="x")
-    if not any(len(steps) for _, steps, _ in curves):
+    if not shown:
         axis.annotate("not measured", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=9, color=MUTED)
         return
     phases = [phase.solver for run in runs for phase in run.phases if phase.solver]
@@ -132,35 +170,37 @@ def _mark_limit(axis: Axes, key: str, solvers: Sequence[Mapping]) -> None:
     axis.annotate(f"{words} {value:g}", (0, value), **place, fontsize=7.5, color=MUTED)
 
 
-def _by_task(runs: Sequence[TrainingRun], results: Results) -> dict[str, list[TrainingRun]]:
-    """Runs under the label of their task, implicit first; the task of a run is known from its evaluation."""
-    task_of = {point.run: point.task for point in results.points}
+def _by_task(
+    runs: Sequence[TrainingRun], results: Results, groups: Sequence[ModelGroup]
+) -> dict[str, list[TrainingRun]]:
+    """Runs under the label of their task, implicit first; a word problem is known from its evaluation."""
+    labels = {point.run.partition(" ")[0]: point.task.label for point in results.points}
+    labels |= {run: group.title for group in groups for run in group.runs}
+    labels |= {run.run: "CatbAbI" for run in runs if run.task == CATBABI}
     grouped: dict[str, list[TrainingRun]] = {task.label: [] for task in results.tasks}
     for run in sorted(runs, key=lambda run: (not run.is_implicit, run.run, run.seed or 0)):
-        grouped.setdefault(task_of[run.run].label if run.run in task_of else "not evaluated", []).append(run)
+        grouped.setdefault(labels.get(run.run, "not evaluated"), []).append(run)
     return {label: mine for label, mine in grouped.items() if mine}
 
 
-def _series(runs: Sequence[TrainingRun]) -> dict[str, Series]:
+def _series(runs: Sequence[TrainingRun], groups: Sequence[ModelGroup]) -> dict[str, Series]:
     series: dict[str, Series] = {}
     for is_implicit in (True, False):
         names = list(dict.fromkeys(run.run for run in runs if run.is_implicit == is_implicit))
         for index, name in enumerate(names):
-            label = ("implicit" if is_implicit else "explicit") if len(names) == 1 else name
+            group = next((group for group in groups if name in group.runs), None)
+            if group is not None:
+                label = group.run_name(name, is_implicit=is_implicit)
+            else:
+                label = ("implicit" if is_implicit else "explicit") if len(names) == 1 else name
             series[name] = run_series(label, index, is_implicit=is_implicit)
     return series
 
 
-def _finite(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
-    pairs = [(step, value) for step, value in zip(steps, values, strict=True) if np.isfinite(value)]
-    return [step for step, _ in pairs], [value for _, value in pairs]
-
-
-def _binned(steps: Sequence[int], values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Means over equal bins, at most MAX_POINTS of them."""
-    bins = min(MAX_POINTS, len(steps))
+def _binned(pairs: Sequence[tuple[int, float]], most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means over equal bins, at most `most` of them: steps and values."""
+    bins = min(most, len(pairs))
     if bins == 0:
         return np.array([]), np.array([])
-    parts = np.array_split(np.column_stack([steps, values]), bins)
-    means = np.array([part.mean(axis=0) for part in parts])
+    means = np.array([part.mean(axis=0) for part in np.array_split(np.array(pairs, dtype=float), bins)])
     return means[:, 0], means[:, 1]

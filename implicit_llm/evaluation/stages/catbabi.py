@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial as bind
-from pathlib import Path
 from typing import Any
 
 from implicit_llm.data.shards import open_dataset
@@ -20,7 +19,7 @@ from implicit_llm.runs.stage import StageContext, StageResult
 
 BATCH_TOKENS = 16384
 TRACKED = ("accuracy", "lm_accuracy", "lm_perplexity", "f_evaluations_per_token", "unconverged_share")
-VOCABULARY_FILE = "vocabulary.json"
+VOCABULARY_FILE = "vocabulary.json"  # beside the rows
 
 
 def run(context: StageContext) -> StageResult:
@@ -48,22 +47,15 @@ def run(context: StageContext) -> StageResult:
 
 
 def question_id(dataset: Any) -> int:
-    """The token of "?" by the data set's vocabulary. Raises: EvaluateInputError when there is none."""
-    words = _vocabulary(dataset.source, dataset.directory)
+    """The token of "?" by the vocabulary beside the rows. Raises: EvaluateInputError when there is none."""
+    path = dataset.directory / VOCABULARY_FILE
+    words = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     if QUESTION_MARK not in words:
         raise EvaluateInputError(
-            f"{dataset.directory}: its vocabulary has no {QUESTION_MARK!r}, so it asks no questions; "
+            f"{path}: is missing or has no {QUESTION_MARK!r}, so there are no questions; "
             "give the run directory of a catbabi data set"
         )
     return words.index(QUESTION_MARK)
-
-
-def _vocabulary(source: Any, directory: Path) -> list[str]:
-    """The words of the data set, from its index or from the file beside it; empty when neither names them."""
-    if isinstance(source, dict) and isinstance(source.get("vocabulary"), list):
-        return source["vocabulary"]
-    path = directory / VOCABULARY_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
 def _label(record: Record) -> str:

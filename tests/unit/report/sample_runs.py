@@ -102,21 +102,21 @@ def _make_one(results: Path, run: SampleRun, seed: int, change: Change) -> dict[
         folder = results / "train" / name / phase
         upstream = {
             "data": "d" * 64,
-            "start": _finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points),
+            "start": finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points),
         }
         roles[f"train:{name}/{phase}"] = folder
     records = [change(record) for record in _records(run, seed)]
-    folder = results / "evaluate" / name / "word-problem"
+    folder = results / "evaluate" / name / phases[-1][0] / "word-problem"
     config = {"kind": "word_problem", "modes": [{"name": mode, "eval_mode": "simultaneous"} for mode in MODES]}
-    _finish(
+    finish(
         folder,
         "evaluate",
-        f"{name}/word-problem",
+        f"{name}/{phases[-1][0]}/word-problem",
         config,
         {"model": upstream["start"]},
         {"metrics.json": {"records": records}},
     )
-    return roles | {f"evaluate:{name}/word-problem": folder}
+    return roles | {f"evaluate:{name}/{phases[-1][0]}/word-problem": folder}
 
 
 def _records(run: SampleRun, seed: int) -> list[Record]:
@@ -175,7 +175,7 @@ def _training_values(run: SampleRun, step: int, solver: Mapping[str, Any] | None
     return values
 
 
-def _finish(
+def finish(
     run_dir: Path,
     stage: str,
     name: str,
@@ -183,6 +183,7 @@ def _finish(
     upstream: dict[str, str],
     files: Mapping[str, Any],
     points: Sequence[tuple[int, Mapping[str, float]]] = (),
+    summary: Mapping[str, Any] | None = None,
 ) -> str:
     """Write a finished run directory; returns its fingerprint."""
     fingerprint = compute_fingerprint(stage, config | {"name": name}, "c0de", upstream)
@@ -196,7 +197,7 @@ def _finish(
         (work / file).write_text(json.dumps(content))
     records = tuple(FileRecord.of(work / file, run_dir) for file in files)
     identity = {"config": config, "code": "c0de", "upstream": upstream}
-    Manifest(stage, name, fingerprint, identity, records, {}).write(run_dir / "manifest.json")
+    Manifest(stage, name, fingerprint, identity, records, dict(summary or {})).write(run_dir / "manifest.json")
     provenance = {
         "fingerprint": fingerprint,
         "attempts": [{"started": "2025-01-01T00:00:00+00:00", "host": "host", "busy_s": 61.2}],

@@ -113,8 +113,8 @@ def test_each_number_names_mode_seeds_and_spread(made: Path) -> None:
 
 def test_provenance_of_every_run_is_on_the_page(made: Path) -> None:
     text = (made / "index.html").read_text()
-    manifest = json.loads((made.parents[3] / "results/evaluate/a5-implicit-s0/word-problem/manifest.json").read_text())
-    name, fingerprint = "evaluate/a5-implicit-s0/word-problem", manifest["fingerprint"]
+    manifest = json.loads((made.parents[3] / "results/evaluate/a5-implicit-s0/free/word-problem/manifest.json").read_text())
+    name, fingerprint = "evaluate/a5-implicit-s0/free/word-problem", manifest["fingerprint"]
     command = f"implicit-llm evaluate --run-dir results/demo/{name} --identity @{fingerprint[:16]}"
     for value in (fingerprint, fingerprint[::2], manifest["files"][0]["sha256"], "5b0a7c1d" * 5, command):
         assert value in text
@@ -153,7 +153,7 @@ def test_claims_file_has_verdict_measured_and_published_value(made: Path) -> Non
     assert solved["verdict"] == "holds"
     assert solved["published"] == "solved"
     assert solved["num_seeds"] == 2
-    assert solved["sources"] == ["evaluate:a5-implicit-s0/word-problem", "evaluate:a5-implicit-s1/word-problem"]
+    assert solved["sources"] == [f"evaluate:a5-implicit-s{seed}/free/word-problem" for seed in (0, 1)]
     assert claims["deep-explicit-cannot"]["verdict"] == "not run at this scale"
 
 

@@ -1,0 +1,125 @@
+"""Answers to CatbAbI's questions as tables: tasks down, models across."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from implicit_llm.report.babi_results import BabiCell, BabiResults, task_spread, tasks_asked
+from implicit_llm.report.published import Published
+from implicit_llm.report.results import Spread
+from implicit_llm.report.table_text import csv_text, escape, latex_spread, rounded, spread_columns, spread_values
+
+# Weston et al. 2015, Table 1.
+TASK_NAMES = {
+    1: "single supporting fact", 2: "two supporting facts", 3: "three supporting facts", 4: "two argument relations",
+    5: "three argument relations", 6: "yes/no questions", 7: "counting", 8: "lists/sets", 9: "simple negation",
+    10: "indefinite knowledge", 11: "basic coreference", 12: "conjunction", 13: "compound coreference",
+    14: "time reasoning", 15: "basic deduction", 16: "basic induction", 17: "positional reasoning",
+    18: "size reasoning", 19: "path finding", 20: "agent's motivations",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BabiRow:
+    """One task, or all of them (None): a spread for each model of the table."""
+
+    task: int | None
+    spreads: tuple[Spread, ...]
+
+    @property
+    def name(self) -> str:
+        return "all questions" if self.task is None else f"{self.task}. {TASK_NAMES.get(self.task, 'task')}"
+
+
+@dataclass(frozen=True)
+class BabiTable:
+    """The models on one test set; each in every mode, the one that speaks for it marked."""
+
+    data: str
+    cells: tuple[BabiCell, ...]
+    names: tuple[str, ...]
+    headlines: tuple[bool, ...]
+    rows: tuple[BabiRow, ...]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(role for cell in self.cells for role in cell.roles))
+
+
+def babi_tables(results: BabiResults) -> list[BabiTable]:
+    """One table a test set."""
+    tables = []
+    for data in results.data_sets:
+        cells = results.of(data)
+        rows = [BabiRow(None, tuple(cell.spread("accuracy") for cell in cells))]
+        rows += [BabiRow(task, tuple(task_spread(cell, task) for cell in cells)) for task in tasks_asked(cells)]
+        names = tuple(results.name(cell) for cell in cells)
+        headlines = tuple(results.is_headline(cell) for cell in cells)
+        tables.append(BabiTable(data, tuple(cells), names, headlines, tuple(rows)))
+    return tables
+
+
+def babi_csv(tables: Sequence[BabiTable], published: Published) -> str:
+    """One line a (model, mode, task), task 0 for all questions; then the yardsticks of other papers."""
+    about = ["run", "model", "family", "num_layers", "num_parameters", "phase", "solver", "data", "protocol", "mode"]
+    counts = ["num_seeds", "task", "num_questions"]
+    whole = ["lm_accuracy_mean", "lm_perplexity_mean", "f_evaluations_per_token_mean"]
+    head = [*about, *counts, *spread_columns(["accuracy"]), *whole, "source", "mark"]
+    return csv_text(head, _csv_rows(tables, published))
+
+
+def _csv_rows(tables: Sequence[BabiTable], published: Published) -> Iterator[list[object]]:
+    for table in tables:
+        for index, cell in enumerate(table.cells):
+            for row in table.rows:
+                yield _csv_row(cell, row, row.spreads[index])
+    for number in published.babi:
+        about = [number.model, None, None, number.num_layers, None, None, None, "published", number.training, None]
+        accuracy = rounded(number.value / 100)
+        yield [*about, None, 0, None, accuracy, None, None, None, None, None, number.source, number.mark]
+
+
+def _csv_row(cell: BabiCell, row: BabiRow, spread: Spread) -> list[object]:
+    point = cell.first
+    kind = "implicit" if point.is_implicit else "explicit"
+    questions = point.num_questions if row.task is None else (point.num_questions_by_task or {}).get(str(row.task))
+    whole: list[object] = [None, None, None]
+    if row.task is None:
+        keys = ("lm_accuracy", "lm_perplexity", "f_evaluations_per_token")
+        whole = [rounded(cell.spread(key).mean) for key in keys]
+    return [
+        *(point.run, kind, point.family, point.num_layers, point.num_parameters, point.phase, point.phase_label),
+        *(point.data, point.protocol, point.mode, len(spread.values), row.task or 0, questions),
+        *(*spread_values(spread), *whole, None, None),
+    ]
+
+
+def babi_latex(tables: Sequence[BabiTable], published: Published) -> str:
+    """The tables for a paper, models in the mode that speaks for them; needs the package booktabs."""
+    return "\n".join(_latex_table(table, published) for table in tables)
+
+
+def _latex_table(table: BabiTable, published: Published) -> str:
+    shown = [index for index, is_headline in enumerate(table.headlines) if is_headline]
+    heads = " & ".join(escape(table.names[index]) for index in shown)
+    lines = [
+        f"% CatbAbI, {table.data}: accuracy at questions in percent, mean over seeds (range)",
+        rf"\begin{{tabular}}{{l{'r' * len(shown)}}}",
+        r"\toprule",
+        rf"Task & {heads} \\",
+        r"\midrule",
+    ]
+    for row in table.rows:
+        values = " & ".join(latex_spread(_percent(row.spreads[index]), ".1f") for index in shown)
+        lines.append(rf"{escape(row.name)} & {values} \\")
+    lines.append(r"\midrule")
+    for number in published.babi:
+        name = number.model if number.num_layers is None else f"{number.model}, {number.num_layers} layer(s)"
+        text = f"{escape(name)} ({number.training}): {number.value:.2f}"
+        lines.append(rf"\multicolumn{{{1 + len(shown)}}}{{l}}{{{text}}} \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _percent(spread: Spread) -> Spread:
+    return Spread(tuple(100 * value for value in spread.values), spread.num_missing)

@@ -1,0 +1,113 @@
+"""Training loss against tokens or FLOPs, smoothed, with each phase joined to the one it starts from.
+
+A curve is an array of shape (points, 3): step, tokens or FLOPs, loss, each the mean over a bin of steps. The bins are
+the same for all seeds of a run, so that seeds are averaged bin by bin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from implicit_llm.report.model_groups import ModelGroup, Variant
+from implicit_llm.report.training_runs import LOSS, Phase, TrainingRun, phase_label
+
+# Beyond so many points a line of 500 pixels shows noise only. A phase that starts at step 0 has bins of equal ratio,
+# since its axis is logarithmic; a later one covers a small part of that axis and has equal bins.
+TRUNK_BINS, BRANCH_BINS = 80, 30
+STEP, AMOUNT, VALUE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class PhaseCurve:
+    """The curves of one phase of a run: of each seed, and their mean; each begins where the phase before it ended."""
+
+    variant: Variant
+    seeds: tuple[np.ndarray, ...]
+    mean: np.ndarray
+    is_branch: bool
+    roles: tuple[str, ...]
+
+
+def phase_curves(runs: Sequence[TrainingRun], group: ModelGroup, amount: str) -> list[PhaseCurve]:
+    """All phases of the runs of a group, by run and start; `amount` is a journal key: tokens or flops."""
+    curves = []
+    for name in group.runs:
+        seeds = [run for run in runs if run.run == name]
+        phases = {phase.name: phase for run in reversed(seeds) for phase in run.phases}
+        for phase in sorted(phases.values(), key=lambda phase: (phase.start_step, phase.name)):
+            curves.append(_phase_curve(seeds, phase, amount))
+    return curves
+
+
+def path_curve(run: TrainingRun, phase: Phase, amount: str) -> np.ndarray:
+    """The smoothed curve of one seed from step 0 to the end of `phase`, through the phases before it."""
+    path = run.path(phase)
+    ends = [following.start_step for following in path[1:]] + [phase.end_step]
+    parts = []
+    for part, end in zip(path, ends, strict=True):
+        curve = present(smoothed(part, amount))
+        parts.append(curve[curve[:, STEP] <= end])
+    return np.concatenate(parts)
+
+
+def loss_at(curve: np.ndarray, amount: float) -> float | None:
+    """The loss at so many tokens or FLOPs, between points linear in the logarithm; None outside of the curve."""
+    if not len(curve) or not curve[0, AMOUNT] <= amount <= curve[-1, AMOUNT] * (1 + 1e-9):
+        return None
+    return float(np.interp(np.log(amount), np.log(curve[:, AMOUNT]), curve[:, VALUE]))
+
+
+def smoothed(phase: Phase, amount: str) -> np.ndarray:
+    """Means over bins of steps; a row of NaN for a bin without points, so that bins of seeds can be matched."""
+    amounts = dict(phase.series(amount))
+    rows = np.array([(step, amounts[step], loss) for step, loss in phase.series(LOSS) if amounts.get(step, 0) > 0])
+    first, end = phase.start_step, phase.end_step + 1
+    edges = np.geomspace(1, end, TRUNK_BINS + 1) if first == 0 else np.linspace(first, end, BRANCH_BINS + 1)
+    curve = np.full((len(edges) - 1, 3), np.nan)
+    if len(rows):
+        index = np.clip(np.searchsorted(edges, rows[:, STEP], side="right") - 1, 0, len(curve) - 1)
+        for bin_ in np.unique(index):
+            curve[bin_] = rows[index == bin_].mean(axis=0)
+    return curve
+
+
+def present(curve: np.ndarray) -> np.ndarray:
+    """The points of a curve without the empty bins."""
+    return curve[np.isfinite(curve[:, STEP])]
+
+
+def _phase_curve(runs: Sequence[TrainingRun], phase: Phase, amount: str) -> PhaseCurve:
+    own, before, roles = [], [], []
+    for run in runs:
+        mine = next((p for p in run.phases if p.name == phase.name), None)
+        if mine is not None:
+            previous = run.before(mine)
+            own.append(smoothed(mine, amount))
+            before.append(None if previous is None else smoothed(previous, amount))
+            roles.append(mine.role)
+    start = phase.start_step
+    seeds = tuple(_joined(first, curve, start) for first, curve in zip(before, own, strict=True))
+    trunks = [curve for curve in before if curve is not None]
+    mean = _joined(_mean(trunks) if trunks else None, _mean(own), start)
+    variant = Variant(runs[0].run, phase.name, phase_label(phase.solver), runs[0].is_implicit)
+    return PhaseCurve(variant, seeds, mean, is_branch=bool(trunks), roles=tuple(roles))
+
+
+def _joined(before: np.ndarray | None, own: np.ndarray, start_step: int) -> np.ndarray:
+    """`own` with the point of the curve before it at the step where the phase starts."""
+    own = present(own)
+    trunk = None if before is None else present(before)
+    if trunk is None or not len(trunk) or not len(own):
+        return own
+    joint = [start_step, *(np.interp(start_step, trunk[:, STEP], trunk[:, column]) for column in (AMOUNT, VALUE))]
+    return np.vstack([joint, own])
+
+
+def _mean(curves: Sequence[np.ndarray]) -> np.ndarray:
+    """Mean over the seeds that have a bin."""
+    stacked = np.stack(curves)
+    counts = np.isfinite(stacked).sum(axis=0)
+    return np.where(counts > 0, np.nansum(stacked, axis=0) / np.maximum(counts, 1), np.nan)

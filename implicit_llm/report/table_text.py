@@ -1,0 +1,47 @@
+"""Tables as text: CSV with everything, LaTeX for papers."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+
+from implicit_llm.report.results import Spread
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """CSV; None is an empty field."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    for row in rows:
+        writer.writerow(list(row))
+    return out.getvalue()
+
+
+def spread_columns(names: Iterable[str]) -> list[str]:
+    """Heads of the columns that `spread_values` fills."""
+    return [f"{name}_{part}" for name in names for part in ("mean", "low", "high")]
+
+
+def spread_values(spread: Spread) -> Iterator[float | None]:
+    """Mean, lowest and highest over seeds."""
+    yield from (rounded(value) for value in (spread.mean, spread.low, spread.high))
+
+
+def rounded(value: float | None) -> float | None:
+    """Six significant digits."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+def latex_spread(spread: Spread, form: str = ".3f") -> str:
+    """ "8.350 (8.300--8.400)"; a missing number says so."""
+    if spread.mean is None:
+        return "missing"
+    low_high = f" ({spread.low:{form}}--{spread.high:{form}})" if len(spread.values) > 1 else ""
+    return f"{spread.mean:{form}}{low_high}"
+
+
+def escape(text: str) -> str:
+    """Text for LaTeX."""
+    return "".join("\\" + letter if letter in "_%&#$" else letter for letter in text)

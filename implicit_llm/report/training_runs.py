@@ -1,0 +1,106 @@
+"""Training runs as the report sees them: phases that follow or branch from one another, with their journals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from implicit_llm.tracking import journal
+
+LOSS, TOKENS, FLOPS = "loss", "tokens", "flops"
+LANGUAGE_MODEL = "language_model"
+
+
+def phase_label(solver: Mapping[str, Any] | None) -> str | None:
+    """The paper's short form: "(24+4)"; "(unrolled 4)" for a phase that differentiates all; None without a solver."""
+    if solver is None:
+        return None
+    if solver.get("mode") == "unrolled":
+        return f"(unrolled {solver.get('num_unroll')})"
+    return f"({solver.get('max_iter')}+{solver.get('phantom_steps')})"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a training run: steps start_step + 1 .. end_step and the points of its journal.
+
+    `start` is the fingerprint of the phase it starts from, `step_tokens` the tokens of one step.
+    """
+
+    role: str
+    name: str
+    start_step: int
+    end_step: int
+    solver: Mapping[str, Any] | None
+    points: tuple[journal.Point, ...]
+    fingerprint: str = ""
+    start: str | None = None
+    step_tokens: int | None = None
+
+    @property
+    def label(self) -> str:
+        """In words: "unrolled 4", "free 16+4"; a model without solver is "explicit"."""
+        if self.solver is None:
+            return "explicit"
+        if self.solver.get("mode") == "unrolled":
+            return f"unrolled {self.solver.get('num_unroll')}"
+        return f"{self.name} {self.solver.get('max_iter')}+{self.solver.get('phantom_steps')}"
+
+    def series(self, key: str) -> list[tuple[int, float]]:
+        """Global steps and finite values of a journal key; tokens are counted from steps where the key is absent."""
+        if key == TOKENS and self.step_tokens is not None:
+            return [(p.step, p.values.get(TOKENS, float(p.step * self.step_tokens))) for p in self.points]
+        return [(p.step, p.values[key]) for p in self.points if math.isfinite(p.values.get(key, math.nan))]
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """The phases of one run and seed, by their start; `data` is the fingerprint of the training set."""
+
+    run: str
+    seed: int | None
+    phases: tuple[Phase, ...]
+    task: str | None = None
+    model_type: str | None = None
+    num_parameters: int | None = None
+    data: str | None = None
+
+    @property
+    def is_implicit(self) -> bool:
+        return any(phase.solver is not None for phase in self.phases)
+
+    @property
+    def end_step(self) -> int:
+        return max(phase.end_step for phase in self.phases)
+
+    def before(self, phase: Phase) -> Phase | None:
+        """The phase that `phase` starts from."""
+        return next((other for other in self.phases if other.fingerprint and other.fingerprint == phase.start), None)
+
+    def path(self, phase: Phase) -> tuple[Phase, ...]:
+        """The phases up to and with `phase`."""
+        before = self.before(phase)
+        return (*(self.path(before) if before is not None else ()), phase)
+
+    @cached_property
+    def chains(self) -> tuple[tuple[Phase, ...], ...]:
+        """The phases as unbroken curves: each goes on where the one before it ended; a branch begins a new one."""
+        chains: list[list[Phase]] = []
+        for phase in self.phases:
+            before = self.before(phase)
+            going_on = next(
+                (chain for chain in chains if chain[-1] is before and before.end_step == phase.start_step), None
+            )
+            if going_on is None:
+                chains.append([phase])
+            else:
+                going_on.append(phase)
+        return tuple(tuple(chain) for chain in chains)
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Steps and values of a journal key on the first of the chains, which is the whole run if none branches off."""
+        pairs = [pair for phase in self.chains[0] for pair in phase.series(key)]
+        return [step for step, _ in pairs], [value for _, value in pairs]

@@ -1,0 +1,182 @@
+"""Finished language-model and CatbAbI runs made up for tests of the report, with plausible numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.unit.report.sample_runs import FREE, UNROLLED, Change, Record, finish
+
+BOUNDED = {"mode": "fixed_point", "max_iter": 4, "tol": 0.05, "phantom_steps": 1, "tau": 0.8}
+FREE_24 = {"mode": "fixed_point", "max_iter": 24, "tol": 0.05, "phantom_steps": 4, "tau": 0.8}
+MODES = ("blockwise", "sequential", "published")
+BATCH_SIZE, LENGTH = 16, 128
+STEP_TOKENS = BATCH_SIZE * LENGTH
+# FLOPs a token of the explicit model and of each phase, as multiples; loss at the end is lower the lower `floor` is.
+COST = {"explicit": 1.0, "bounded": 2.4, "free": 5.2}
+
+
+@dataclass(frozen=True)
+class LanguageRun:
+    """A run of the sample; `gain` is what it has over the explicit model in nats at the end, `steps` its length."""
+
+    name: str
+    model_type: str
+    is_implicit: bool
+    steps: int = 500
+    gain: float = 0.0
+    num_parameters: int = 214_000
+    seeds: Sequence[int] = (0, 1, 2)
+    branches: Sequence[float] = (0.8,)
+    has_flops: bool = True
+    solver: Mapping[str, Any] | None = None
+
+
+def family(name: str, model_type: str, **changes: Any) -> tuple[LanguageRun, ...]:
+    """An implicit run, an explicit one of equal tokens and one of about equal FLOPs."""
+    return (
+        LanguageRun(f"text-{name}-implicit", model_type, True, gain=0.09, num_parameters=226_000, **changes),
+        LanguageRun(f"text-{name}-explicit", model_type, False, **changes),
+        LanguageRun(f"text-{name}-explicit-long", model_type, False, steps=1475, gain=0.05, **changes),
+    )
+
+
+LANGUAGE = (*family("mamba2", "implicit_mamba2"), *family("llama3", "implicit_llama3"))
+
+
+def make_language_runs(
+    results: Path, runs: Sequence[LanguageRun] = LANGUAGE, change: Change = lambda record: record
+) -> dict[str, Path]:
+    """Write training phases and perplexities of `runs`; returns run directories by role. `change` edits a record."""
+    roles: dict[str, Path] = {}
+    for run in runs:
+        for seed in run.seeds:
+            roles |= _make_language_run(results, run, seed, change)
+    return roles
+
+
+def _make_language_run(results: Path, run: LanguageRun, seed: int, change: Change) -> dict[str, Path]:
+    name, roles = f"{run.name}-s{seed}", {}
+    if run.is_implicit:
+        phases: list[tuple[str, int, Mapping[str, Any] | None]] = [("bounded", 0, BOUNDED)]
+        phases += [(f"free-{100 * share:g}", round(share * run.steps), FREE_24) for share in run.branches]
+    else:
+        phases = [("explicit", 0, None)]
+    trunk = ""
+    for index, (phase, start, solver) in enumerate(phases):
+        settings = {"name": phase, "index": min(index, 1), "start_step": start, "end_step": run.steps, "solver": solver}
+        config = {"task": "language_model", "model": {"model_type": run.model_type}, "phase": settings, "seed": seed}
+        config |= {"total_steps": run.steps, "batch_size": BATCH_SIZE, "run": run.name}
+        points = [(step, _training_values(run, phase, step, seed)) for step in range(start + 1, run.steps + 1)]
+        summary = {"num_parameters": run.num_parameters, "data": {"kind": "token_stream", "length": LENGTH}}
+        summary |= {"tokens": run.steps * STEP_TOKENS, "flops": _flops(run, phase, run.steps)}
+        folder = results / "train" / name / phase
+        upstream = {"data": "d" * 64} | ({"start": trunk} if index else {})
+        made = finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points, summary)
+        trunk = trunk or made
+        roles[f"train:{name}/{phase}"] = folder
+        records = [
+            change(_perplexity_record(run, phase, seed, length, mode))
+            for length in (128, 256, 512)
+            for mode in (MODES if run.is_implicit else ("parallel",))
+        ]
+        place = results / "evaluate" / name / phase / "perplexity"
+        files = {"metrics.json": {"records": records}}
+        finish(
+            place, "evaluate", f"{name}/{phase}/perplexity", {"kind": "perplexity"}, {"model": made}, files
+        )
+        roles[f"evaluate:{name}/{phase}/perplexity"] = place
+    return roles
+
+
+def _flops(run: LanguageRun, phase: str, step: int) -> float:
+    """Cumulative over the curriculum: the trunk up to the branch, then the branch."""
+    unit = 6.0 * run.num_parameters * STEP_TOKENS
+    if not phase.startswith("free"):
+        return unit * COST["bounded" if phase == "bounded" else "explicit"] * step
+    start = round(float(phase.removeprefix("free-")) / 100 * run.steps)
+    return unit * (COST["bounded"] * start + COST["free"] * max(0, step - start))
+
+
+def _loss(run: LanguageRun, phase: str, step: int) -> float:
+    decay = 0.1 * max(0.0, step / run.steps - 0.8) / 0.2
+    gain = run.gain + (0.05 if phase.startswith("free") else 0.0) * min(1.0, step / run.steps)
+    return 2.9 + 4.1 * (1 + step / 12) ** -0.55 - decay - gain * min(1.0, step / 100)
+
+
+def _training_values(run: LanguageRun, phase: str, step: int, seed: int) -> dict[str, float]:
+    noise = 0.06 * math.sin(step * 12.9898 + 78.233 * seed) * math.cos(step * 4.1)
+    values = {"loss": _loss(run, phase, step) + noise + 0.012 * seed, "accuracy_last10": 0.3, "learning_rate": 3e-3}
+    values |= {"tokens": step * STEP_TOKENS}
+    if run.has_flops:
+        values["flops"] = _flops(run, phase, step)
+    if run.is_implicit:
+        values |= {"num_iter": 4.0 if phase == "bounded" else 11 + noise, "residual": 0.07 + noise / 9}
+        values |= {"unconverged_share": 0.2, "f_evaluations": 5.0}
+    return values
+
+
+def _perplexity_record(run: LanguageRun, phase: str, seed: int, length: int, mode: str) -> Record:
+    worse = (0.05 if run.is_implicit else 0.45) * math.log2(length / LENGTH)
+    loss = _loss(run, phase, run.steps) + 0.05 + 0.012 * seed + worse + (0.01 if mode == "published" else 0.0)
+    return {
+        "kind": "perplexity", "run": run.name, "seed": seed, "phase": phase, "is_implicit": run.is_implicit,
+        "model_type": run.model_type, "num_layers": 2, "num_parameters": run.num_parameters, "data": "text-test",
+        "length": length, "mode": mode, "loss": loss, "perplexity": math.exp(loss), "num_tokens": 65_024,
+        "f_evaluations_per_token": 9.4 if run.is_implicit else 1.0, "residual": 0.049 if run.is_implicit else None,
+        "unconverged_share": 0.01 if run.is_implicit else None, "train_length": LENGTH,
+        "train_tokens": run.steps * STEP_TOKENS, "train_flops": _flops(run, phase, run.steps) if run.has_flops else None,
+    }  # fmt: skip
+
+
+def make_babi_runs(
+    results: Path, seeds: Sequence[int] = (0, 1), tasks: Sequence[int] = tuple(range(1, 21))
+) -> dict[str, Path]:
+    """An implicit and an explicit one-layer model on the tasks."""
+    roles: dict[str, Path] = {}
+    for name, is_implicit in (("babi-implicit", True), ("babi-explicit", False)):
+        for seed in seeds:
+            roles |= _make_babi_run(results, f"{name}-s{seed}", is_implicit, seed, tasks)
+    return roles
+
+
+def _make_babi_run(results: Path, name: str, is_implicit: bool, seed: int, tasks: Sequence[int]) -> dict[str, Path]:
+    phases: list[tuple[str, int, int, Any]] = [("explicit", 0, 900, None)]
+    if is_implicit:
+        phases = [("unrolled", 0, 300, UNROLLED), ("free", 300, 900, FREE)]
+    roles, made = {}, ""
+    for index, (phase, start, end, solver) in enumerate(phases):
+        settings = {"name": phase, "index": index, "start_step": start, "end_step": end, "solver": solver}
+        config = {"task": "catbabi", "model": {"model_type": "implicit_mamba2"}, "phase": settings, "seed": seed}
+        config |= {"total_steps": 900, "batch_size": 16}
+        points = [(step, {"loss": 3 / (1 + step / 60) + 0.3}) for step in range(start + 10, end + 1, 10)]
+        folder = results / "train" / name / phase
+        upstream = {"data": "b" * 64} | ({"start": made} if index else {})
+        summary = {"num_parameters": 61_000 + 3_000 * is_implicit, "data": {"kind": "catbabi", "length": 200}}
+        made = finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points, summary)
+        roles[f"train:{name}/{phase}"] = folder
+    place = results / "evaluate" / name / phases[-1][0] / "catbabi"
+    files = {"metrics.json": {"records": [_babi_record(name, is_implicit, seed, tasks)]}}
+    evaluation = f"{name}/{phases[-1][0]}/catbabi"
+    finish(place, "evaluate", evaluation, {"kind": "catbabi"}, {"model": made}, files)
+    return roles | {f"evaluate:{evaluation}": place}
+
+
+def _babi_record(name: str, is_implicit: bool, seed: int, tasks: Sequence[int]) -> Record:
+    by_task = {
+        str(task): min(1.0, 0.45 + 0.5 * abs(math.sin(task * 1.7)) + (0.08 if is_implicit else 0.0) - 0.02 * seed)
+        for task in tasks
+    }
+    return {
+        "kind": "catbabi", "protocol": "windowed", "run": name.rpartition("-s")[0], "seed": seed,
+        "phase": "free" if is_implicit else "explicit", "is_implicit": is_implicit, "model_type": "implicit_mamba2",
+        "num_layers": 1, "num_parameters": 61_000 + 3_000 * is_implicit, "data": "babi-test", "length": 200,
+        "mode": "blockwise" if is_implicit else "parallel", "accuracy": sum(by_task.values()) / len(by_task),
+        "accuracy_by_task": by_task, "num_questions": 50 * len(by_task),
+        "num_questions_by_task": dict.fromkeys(by_task, 50), "lm_accuracy": 0.61, "lm_perplexity": 3.2,
+        "f_evaluations_per_token": 8.1 if is_implicit else 1.0, "residual": None, "unconverged_share": None,
+        "train_tokens": 2_880_000, "train_flops": 1e12,
+    }  # fmt: skip
