@@ -16,7 +16,8 @@ from implicit_llm_workflow.stage_commands import OptionError, parse_inputs
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.test_plan import finish
 
-COMMANDS = ["data", "train", "evaluate", "report", "identity", "nodes", "headline", "mlflow", "mlflow init"]
+JOBS = ["data", "train", "evaluate", "report", "mlflow", "mlflow init"]
+COMMANDS = [*JOBS, "identity", "nodes", "headline", "estimate", "prefetch", "verify"]
 HEAVY = ("torch", "transformers", "mlflow", "snakemake", "numpy", "implicit_llm")
 
 

@@ -11,10 +11,11 @@ import pytest
 from implicit_llm_workflow.data_estimate import TokenisationRate, data_estimates, tokenisation_rate
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.estimate import Choice, TrainingEstimate, TrainingEstimator
-from implicit_llm_workflow.graph import Node
+from implicit_llm_workflow.evaluation_estimate import evaluation_estimates
 from implicit_llm_workflow.hardware import HARDWARE_FILE, PROJECT_DIR, Hardware, read_hardware
 from implicit_llm_workflow.library_configs import model_fields
 from implicit_llm_workflow.library_module import load_library_module
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import Plan
 from implicit_llm_workflow.throughput import Throughput, TrainingWork
 from implicit_llm_workflow.training_memory import TrainedModel, fitting_step, step_gib
@@ -54,9 +55,8 @@ def train_node(name: str, model: dict[str, Any], solver: dict[str, Any] | None, 
 def language_plan(tiny: ExperimentFile, *nodes: Node) -> Plan:
     """A plan of these training jobs on a corpus in two shards."""
     corpus = {"source": "hub", "dataset": "EleutherAI/the_pile_deduplicated"}
-    shards = [
-        Node("data", f"pile-shard-0000{k}", {"kind": "token_shard", "corpus": corpus, "num_shards": 2}) for k in (0, 1)
-    ]
+    shard = {"kind": "token_shard", "corpus": corpus, "num_shards": 2, "test_fraction": 0.001}
+    shards = [Node("data", f"pile-shard-0000{k}", shard) for k in (0, 1)]
     stream = Node("data", "pile-train", {"kind": "token_stream", "split": "train", "length": LENGTH})
     plan = tiny.plan()
     plan.nodes = {node.key: node for node in (*shards, stream, *nodes)}
@@ -155,15 +155,13 @@ def test_finished_phases_replace_the_upper_bound(tiny: ExperimentFile, hardware:
 
 def test_the_micro_batch_is_the_largest_divisor_that_fits() -> None:
     trained = TrainedModel(model_fields("llama3-1.3b-implicit", "test"), FREE, 2048, "bf16")
-    step = fitting_step(trained, 0.92 * 192, 16, recompute=False)
+    step = fitting_step(trained, 0.92 * 192, 16)
     assert step is not None
     assert 16 % step.micro_batch == 0
     assert step.gib <= 0.92 * 192
     assert step_gib(trained, 2 * step.micro_batch, accumulates=True, is_recomputed=False) > 0.92 * 192
-    with_recomputation = fitting_step(trained, 0.92 * 80, 16, recompute=True)
-    assert with_recomputation is not None
-    assert with_recomputation.is_recomputed
-    assert fitting_step(trained, 10, 16, recompute=False) is None
+    assert not step.is_recomputed
+    assert fitting_step(trained, 10, 16) is None
 
 
 def test_a_model_that_fits_only_with_checkpointing_is_told_so(tiny: ExperimentFile, hardware: Hardware) -> None:
@@ -198,6 +196,39 @@ def test_the_measured_rate_of_tokenisation_is_taken_if_there_is_one(tmp_path: Pa
     assert (rate.tokens_per_s, rate.source) == (4.5e5, "measured, results/benchmarks/tokenisation-cpu.json")
 
 
+def test_evaluations_take_a_pass_for_each_mode_and_test_set(tiny: ExperimentFile, hardware: Hardware) -> None:
+    model = model_fields("mamba2-130m-implicit", "test")
+    explicit = model_fields("mamba2-130m-explicit", "test")
+    modes = [{"name": name, "eval_mode": name} for name in ("simultaneous", "blockwise", "sequential")]
+    config = {"kind": "perplexity", "lengths": [2048, 4096], "max_tokens": 1000, "modes": modes, "precision": "bf16"}
+    trained = {"m": train_node("m-s0/free", model, FREE), "e": train_node("e-s0/explicit", explicit, None)}
+    evaluations = [
+        Node("evaluate", f"{node.name}/perplexity", config, {"model": node.key, "pile-test": "data/pile-test"})
+        for node in trained.values()
+    ]
+    plan = language_plan(tiny, *trained.values(), *evaluations)
+    plan.nodes["data/pile-test"] = Node(
+        "data", "pile-test", {"kind": "token_stream", "split": "test"}, {"shard-00000": "data/pile-shard-00000"}
+    )
+    of_implicit, of_explicit = evaluation_estimates(plan, hardware)
+    assert (of_implicit.tokens, of_explicit.tokens) == (2 * 2 * 1000, 2 * 1000)
+    assert (of_implicit.has_sequential, of_explicit.has_sequential) == (True, False)
+    passes = [flops.forward_flops(model, length) for length in (2048, 4096)]
+    assert of_implicit.flops == pytest.approx(2 * 1000 * sum(24 * one.stack + one.outside for one in passes))
+    assert of_implicit.prices["v100"] is None
+    assert of_implicit.prices["h200"] is not None
+
+
+def test_the_peaks_are_those_of_the_utilisation_that_training_reports(hardware: Hardware) -> None:
+    from implicit_llm.training.device_peak import peak_flops
+
+    for card in hardware.cards.values():
+        for precision in ("fp32", "fp16", "bf16"):
+            expected = card.peak_tflops.get(precision)
+            found = peak_flops(card.name, precision, tf32=False)
+            assert found == (None if expected is None else pytest.approx(expected * 1e12)), card.name
+
+
 def test_an_unreadable_benchmark_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"language-model-steps-h200\.json: is no table.*restore the file"):
         read_hardware(project=tmp_path)
@@ -222,6 +253,7 @@ def test_the_command_prints_a_table_and_the_same_as_json(
     values = json.loads(out)
     plan = tiny.plan()
     assert [job["key"] for job in values["training"]] == [k for k, node in plan.nodes.items() if node.stage == "train"]
+    assert len(values["evaluation"]) == len([node for node in plan.nodes.values() if node.stage == "evaluate"])
     assert {job["card"] for job in values["training"]} == {"h200"}
     assert values["totals"]["flops"] == pytest.approx(sum(job["flops"] for job in values["training"]))
 

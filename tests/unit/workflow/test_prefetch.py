@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from implicit_llm.data import babi_archive
-from implicit_llm_workflow.graph import Node
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.prefetch import BABI_NAME, downloads_folder, satisfy
 from implicit_llm_workflow.prefetch_needs import (
     BabiArchive,

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from implicit_llm_workflow.graph import Node
+from implicit_llm_workflow.canonical import canonical_json
 from implicit_llm_workflow.hardware import Hardware
 from implicit_llm_workflow.library_module import load_library_module
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import Plan
 from implicit_llm_workflow.recorded import Damaged, Recorded, read_recorded
 from implicit_llm_workflow.throughput import Price, Throughput, TrainingWork, executed_share, variant_of
@@ -90,7 +91,8 @@ class TrainingEstimator:
         flops = None if per_token is None else per_token * tokens
         card, gpus = self._place(config, parameters)
         trained = TrainedModel(config["model"], solver, length, config["precision"])
-        step = None if parameters is None else self._step(trained, config, card, gpus)
+        room = self._hardware.card(card).memory_gib * self._hardware.usable_memory
+        step = None if parameters is None else fitting_step(trained, room, config["batch_size"] // gpus)
         again = executed_share(solver, evaluations.value) if step is not None and step.is_recomputed else 1.0
         return TrainingEstimate(
             key=node.key,
@@ -125,11 +127,6 @@ class TrainingEstimator:
         self._hardware.card(card)
         return card, max(size for size in range(1, gpus + 1) if config["batch_size"] % size == 0)
 
-    def _step(self, trained: TrainedModel, config: Mapping[str, Any], card: str, gpus: int) -> StepMemory | None:
-        room = self._hardware.card(card).memory_gib * self._hardware.usable_memory
-        recompute = bool(config.get("gradient_checkpointing") or config["phase"].get("gradient_checkpointing"))
-        return fitting_step(trained, room, config["batch_size"] // gpus, recompute=recompute)
-
     def _prices(self, trained: TrainedModel, flops: tuple[float, float] | None, gpus: int) -> dict[str, Price | None]:
         """GPU-hours by card. flops: of the model, and with what is computed again."""
         if flops is None:
@@ -154,7 +151,7 @@ class TrainingEstimator:
         for key, source in (
             (node.key, "measured"),
             (re.sub(r"-s\d+/", "-s*/", node.key), "measured with another seed"),
-            (str(solver), "measured with the same solver"),
+            (canonical_json(solver), "measured with the same solver"),
         ):
             if key in self._measured:
                 return Evaluations(self._measured[key], source)
@@ -184,7 +181,7 @@ class TrainingEstimator:
             if solver is not None and value is not None and recorded.config.get("phase", {}).get("solver") == solver:
                 values[key] = value
                 values.setdefault(re.sub(r"-s\d+/", "-s*/", key), value)
-                values.setdefault(str(solver), value)
+                values.setdefault(canonical_json(solver), value)
         return values
 
 

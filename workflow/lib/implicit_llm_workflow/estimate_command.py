@@ -40,19 +40,24 @@ def estimate(
     from implicit_llm_workflow import estimate_table
     from implicit_llm_workflow.data_estimate import data_estimates, tokenisation_rate
     from implicit_llm_workflow.estimate import Choice, TrainingEstimator
+    from implicit_llm_workflow.evaluation_estimate import evaluation_estimates
     from implicit_llm_workflow.hardware import read_hardware
 
     plan = make_plan(config, results)
     facts = read_hardware()
     rate = tokenisation_rate(facts)
-    training = TrainingEstimator(plan, facts, Choice(hardware, gpus)).all()
-    data = data_estimates(plan, facts, rate)
+    found = estimate_table.Estimate(
+        training=TrainingEstimator(plan, facts, Choice(hardware, gpus)).all(),
+        evaluation=evaluation_estimates(plan, facts),
+        data=data_estimates(plan, facts, rate),
+    )
     if as_json:
-        values = {"experiment": plan.experiment.name, **estimate_table.as_json(training, data, facts, rate)}
+        values = {"experiment": plan.experiment.name, **estimate_table.as_json(found, facts, rate)}
         typer.echo(json.dumps(values, indent=1, ensure_ascii=False))
         return
     console = wide_console()
-    console.print(estimate_table.training_table(training, facts))
-    console.print(estimate_table.data_table(data))
-    for line in estimate_table.notes(training, facts, rate):
+    console.print(estimate_table.training_table(found.training, facts))
+    console.print(estimate_table.evaluation_table(found.evaluation, facts))
+    console.print(estimate_table.data_table(found.data))
+    for line in estimate_table.notes(found.training, facts, rate):
         console.print(line)

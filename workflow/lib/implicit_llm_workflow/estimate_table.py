@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 from rich.table import Table
 
 from implicit_llm_workflow.data_estimate import DataEstimate, TokenisationRate
 from implicit_llm_workflow.estimate import TrainingEstimate
+from implicit_llm_workflow.evaluation_estimate import EvaluationEstimate
 from implicit_llm_workflow.hardware import Hardware
 from implicit_llm_workflow.throughput import Price
 
+Job = TypeVar("Job")
 MISSING = "-"
 _MARKS = {"measured": "", "interpolated": "~", "assumed": "?"}
 _EVALUATION_MARKS = {"fixed": "", "upper bound": "≤"}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of a whole experiment; data by data set and kind of job."""
+
+    training: list[TrainingEstimate]
+    evaluation: list[EvaluationEstimate]
+    data: list[DataEstimate]
 
 
 def training_table(estimates: Iterable[TrainingEstimate], hardware: Hardware) -> Table:
@@ -31,8 +42,23 @@ def training_table(estimates: Iterable[TrainingEstimate], hardware: Hardware) ->
     for run, jobs in _grouped(estimates, lambda job: job.run).items():
         for index, same in enumerate(_grouped(jobs, lambda job: (job.phase, job.tokens, job.flops)).values()):
             table.add_row(run if index == 0 else "", *_job_cells(same, cards, hardware))
-        table.add_row("", "[bold]in all[/bold]", *_total_cells(jobs, cards), end_section=True)
+        if len({job.phase for job in jobs}) > 1:
+            table.add_row("", "[bold]in all[/bold]", *_total_cells(jobs, cards))
     table.add_row("[bold]all runs[/bold]", "", *_total_cells(estimates, cards))
+    return table
+
+
+def evaluation_table(estimates: Iterable[EvaluationEstimate], hardware: Hardware) -> Table:
+    """A row for each evaluation, over all models."""
+    table = Table(title="Evaluation", title_justify="left", box=None, pad_edge=False)
+    table.add_column("evaluation")
+    for heading in ("jobs", "tokens", "FLOPs", *(f"{card} h" for card in hardware.cards)):
+        table.add_column(heading, justify="right")
+    for name, jobs in _grouped(estimates, lambda job: job.evaluation).items():
+        hours = [_hours(_hours_on(jobs, card)) for card in hardware.cards]
+        cells = [str(len(jobs)), _si(_total(job.tokens for job in jobs)), _si(_total(job.flops for job in jobs))]
+        marks = ["" if value == MISSING else "?" for value in hours]
+        table.add_row(name, *cells, *[hour + mark for hour, mark in zip(hours, marks, strict=True)])
     return table
 
 
@@ -73,17 +99,19 @@ def notes(estimates: list[TrainingEstimate], hardware: Hardware, rate: Tokenisat
     yield f"memory: may fill {hardware.usable_memory:.0%} of a card. r: with gradient checkpointing."
     yield f"several GPUs: {hardware.scaling_efficiency:.0%} of the throughput each (assumed)."
     yield f"tokenisation: {rate.tokens_per_s:,.0f} tokens a second and core ({rate.source})."
-    yield "evaluations are not priced: generation and sequential solving wait for launches, not for FLOPs."
+    yield (
+        "evaluations: as many f-evaluations a token as the training solver may take (assumed); "
+        "without sequential modes, which wait for launches."
+    )
 
 
-def as_json(
-    training: Iterable[TrainingEstimate], data: Iterable[DataEstimate], hardware: Hardware, rate: TokenisationRate
-) -> dict[str, Any]:
+def as_json(estimate: Estimate, hardware: Hardware, rate: TokenisationRate) -> dict[str, Any]:
     """All jobs one by one, the totals, and what the numbers rest on."""
-    training = list(training)
+    training = estimate.training
     return {
         "training": [{**asdict(job), "gpu_hours": job.gpu_hours} for job in training],
-        "data": [asdict(item) for item in data],
+        "evaluation": [asdict(job) for job in estimate.evaluation],
+        "data": [asdict(item) for item in estimate.data],
         "totals": {
             "flops": _total(job.flops for job in training),
             "gpu_hours": _total(job.gpu_hours for job in training),
@@ -137,7 +165,7 @@ def _total_cells(jobs: list[TrainingEstimate], cards: list[str]) -> list[str]:
     return [f"[bold]{cell}[/bold]" if cell else "" for cell in cells]
 
 
-def _hours_on(jobs: Iterable[TrainingEstimate], card: str) -> float | None:
+def _hours_on(jobs: Iterable[TrainingEstimate | EvaluationEstimate], card: str) -> float | None:
     return _total(None if price is None else price.gpu_hours for job in jobs for price in [job.prices[card]])
 
 
@@ -151,8 +179,8 @@ def _total(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _grouped(jobs: Iterable[TrainingEstimate], key: Any) -> dict[Any, list[TrainingEstimate]]:
-    groups: dict[Any, list[TrainingEstimate]] = {}
+def _grouped(jobs: Iterable[Job], key: Callable[[Job], Any]) -> dict[Any, list[Job]]:
+    groups: dict[Any, list[Job]] = {}
     for job in jobs:
         groups.setdefault(key(job), []).append(job)
     return groups

@@ -69,12 +69,12 @@ def layer_activation_bytes(model: Mapping[str, Any], width: int) -> int:
     return 8 * hidden + width * (7 * hidden + 4 * mlp)
 
 
-def fitting_step(trained: TrainedModel, gib: float, sequences: int, *, recompute: bool) -> StepMemory | None:
+def fitting_step(trained: TrainedModel, gib: float, sequences: int) -> StepMemory | None:
     """The largest micro-batch that fits into `gib`, of the divisors of a GPU's `sequences` a step.
 
-    With gradient checkpointing if `recompute`, or else if not even one sequence fits without. None if none fits.
+    With gradient checkpointing if not even one sequence fits without. None if none fits.
     """
-    for is_recomputed in (True,) if recompute else (False, True):
+    for is_recomputed in (False, True):
         for micro_batch in (size for size in range(sequences, 0, -1) if sequences % size == 0):
             needed = step_gib(trained, micro_batch, accumulates=micro_batch < sequences, is_recomputed=is_recomputed)
             if needed <= gib:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from implicit_llm_workflow.canonical import digest
-from implicit_llm_workflow.graph import Node
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import FINGERPRINT_DIGITS, Plan
 from implicit_llm_workflow.recorded import MANIFEST
 
