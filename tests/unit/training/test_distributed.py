@@ -84,7 +84,8 @@ def test_another_number_of_processes_can_go_on(tmp_path: Path, data: Path) -> No
     assert train_together(parts, data, 2, "implicit", stop).returncode != 0
     stop = {"FAULT": "train.after_step:sigterm@2"}
     assert train_together(parts, data, 4, "implicit", stop, micro_batch_size=1).returncode != 0
-    assert [path.name for path in (work_of(parts) / "checkpoints").iterdir()] == ["step-00000002", "step-00000004"]
+    steps = sorted(path.name for path in (work_of(parts) / "checkpoints").iterdir())
+    assert steps == ["step-00000002", "step-00000004"]
     train(parts, CONFIGS["implicit"], data, micro_batch_size=4)
     train(alone, CONFIGS["implicit"], data)
     check_same_training(parts, alone)
