@@ -94,7 +94,8 @@ def rebuild_commands(plan: Plan, jobs: Iterable[str], results: Path) -> list[str
     """
     manifests = [Path(plan.manifest(plan.nodes[job])) for job in dict.fromkeys(jobs)]
     targets = [Path("results", *path.relative_to(results).parts) for path in manifests]
-    words = ["snakemake", "--profile", "profiles/local", "--configfile", plan.experiment.source]
+    # --configfile takes every word up to the next option, so it must not stand before the targets.
+    words = ["snakemake", "--configfile", plan.experiment.source, "--profile", "profiles/local"]
     if results.resolve() != Path("results").resolve():
         words += ["--directory", str(results.parent)]
     return [
