@@ -53,6 +53,18 @@ def test_a_change_of_the_free_phase_reruns_the_branch_alone(language: Project) -
     assert language.planned() == {*BRANCH, "report"}
 
 
+def test_gradient_checkpointing_is_the_machines_choice(language: Project) -> None:
+    option = ("--set-resources", "train_phase:gradient_checkpointing=on")
+    assert NOTHING in language.snakemake(*option)
+    language.edit(language.dir / "curricula" / "branches.yaml", "max_iter: 24", "max_iter: 25")
+    language.snakemake(*option)
+    logs = {
+        phase: (language.results / "train/trunk-s0" / phase / "job.log").read_text() for phase in ("bounded", "free-80")
+    }
+    assert "gradient checkpointing: True" not in logs["bounded"]
+    assert "gradient checkpointing: True" in logs["free-80"]
+
+
 def test_another_branch_is_trained_without_its_trunk(language: Project) -> None:
     path = language.dir / "curricula" / "branches.yaml"
     branch = path.read_text().splitlines()[-1]

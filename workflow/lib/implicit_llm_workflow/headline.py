@@ -113,7 +113,7 @@ def _catbabi_table(plan: Plan, data: Catbabi, rows: Sequence[Evaluated]) -> Tabl
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, min_width=len(title))
     for column in columns:
         table.add_column(column)
     return table

@@ -18,5 +18,5 @@ class Node:
 
     @property
     def key(self) -> str:
-        """Path of its run directory below results/<config>: "train/a5-implicit-s0/free"; the one report is "report"."""
+        """Path of its run directory below results/<config>: "train/a5-implicit-s1/free"; the one report is "report"."""
         return self.stage if self.stage == self.name else f"{self.stage}/{self.name}"

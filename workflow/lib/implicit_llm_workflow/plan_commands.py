@@ -26,7 +26,7 @@ def identity(
     target: Annotated[
         str,
         typer.Argument(
-            help="A job, such as train/a5-implicit-s0/free, or its run directory or manifest.", show_default=False
+            help="A job, such as train/a5-implicit-s1/free, or its run directory or manifest.", show_default=False
         ),
     ],
     config: Config = DEFAULT_CONFIG,

@@ -11,6 +11,7 @@ from implicit_llm.solver.fixed_point import solve
 
 def run(context: StageContext) -> StageResult:
     wait_while_held()
+    context.log.info("gradient checkpointing: %s", context.runtime.get("gradient_checkpointing", False))
     path = context.work / "model.json"
     before = context.inputs["start"].manifest.fingerprint if "start" in context.inputs else ""
     path.write_text(json.dumps({"config": context.config, "before": before, "solved": solve(0.5)}, sort_keys=True))
