@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-import implicit_llm
 from implicit_llm.data.stages import word_problem as data_stage
 from implicit_llm.evaluation.answers import EvaluationJob
 from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.stages import word_problem as stage
-from implicit_llm.runs.identity import compute_fingerprint
 from implicit_llm.runs.manifest import Manifest
-from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
+from implicit_llm.runs.stage import run_stage
+from tests.unit.evaluation.finished_runs import records, request, train_nothing
 
 LENGTHS = (12, 24)
 MODES: list[dict[str, Any]] = [
@@ -34,13 +30,6 @@ def _mlflow_is_not_installed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "mlflow", None)  # what makes `import mlflow` an ImportError
         yield
-
-
-def request(run_dir: Path, stage_name: str, name: str, config: dict[str, Any], inputs: dict[str, Path]) -> StageRequest:
-    upstream = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in inputs.items()}
-    parts: dict[str, Any] = {"stage": stage_name, "config": config, "code": "c0de", "upstream": upstream}
-    identity = json.dumps({**parts, "name": name, "fingerprint": compute_fingerprint(**parts)})
-    return StageRequest(run_dir, identity, inputs, {"device": "cpu"})
 
 
 def data_config(split: str, length: int) -> dict[str, Any]:
@@ -60,18 +49,7 @@ def tests_by_role(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def train(folder: Path, kind: str) -> Path:
-    """The run directory of a training phase that left an untrained model."""
-
-    def body(context: StageContext) -> StageResult:
-        torch.manual_seed(0)
-        sizes = {"vocab_size": 6, "hidden_size": 16, "expand": 2, "head_dim": 8, "state_size": 8}
-        config = implicit_llm.load_config(f"mamba2-state-tracking-{kind}", **sizes)
-        AutoModelForCausalLM.from_config(config).save_pretrained(context.work / "model")
-        return StageResult(["model"], {"data": data_config("train", 12)})
-
-    run_dir = folder / "train" / kind
-    run_stage(request(run_dir, "train", f"s3-{kind}-s7/free", {"seed": 7}, {}), body)
-    return run_dir
+    return train_nothing(folder, kind, "s3", 6, {"data": data_config("train", 12)})
 
 
 def evaluate(folder: Path, inputs: dict[str, Path], modes: list[dict[str, Any]] | None = None) -> Path:
@@ -79,11 +57,6 @@ def evaluate(folder: Path, inputs: dict[str, Path], modes: list[dict[str, Any]] 
     config = {"kind": "word_problem", "modes": MODES if modes is None else modes}
     run_stage(request(run_dir, "evaluate", "s3-s7/free/word-problem", config, inputs), stage.run)
     return run_dir
-
-
-def records(run_dir: Path) -> list[dict[str, Any]]:
-    manifest = Manifest.read(run_dir / "manifest.json")
-    return json.loads((run_dir / manifest.files[0].path).read_text())["records"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,166 @@
+"""The stage in its frame, on a small stream of tokens and untrained models."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from implicit_llm.data.shard_format import ShardFile
+from implicit_llm.data.token_stream import write_index
+from implicit_llm.evaluation.answers import EvaluationJob
+from implicit_llm.evaluation.stages import perplexity as stage
+from implicit_llm.runs.fill import ConfigError
+from implicit_llm.runs.manifest import Manifest, sha256_of
+from implicit_llm.runs.stage import StageContext, StageResult, run_stage
+from tests.unit.evaluation.finished_runs import records, request, train_nothing
+
+VOCAB, NUM_TOKENS, ROLE = 40, 200, "text-test"
+MODES: list[dict[str, Any]] = [
+    {"name": "simultaneous", "eval_mode": "simultaneous", "eval_max_iter": 3},
+    {"name": "sequential", "eval_mode": "sequential", "eval_max_iter": 3, "max_samples": 2},
+]
+
+
+def config_of(lengths: list[int], **changes: Any) -> dict[str, Any]:
+    return {"kind": "perplexity", "modes": MODES, "lengths": lengths, **changes}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a stream of 200 tokens."""
+
+    def body(context: StageContext) -> StageResult:
+        tokens = np.random.default_rng(0).integers(0, VOCAB, NUM_TOKENS).astype("<u2")
+        path = context.work / "tokens.bin"
+        path.write_bytes(tokens.tobytes())
+        part = ShardFile("tokens.bin", path.stat().st_size, sha256_of(path))
+        index = write_index(context.work, {"vocab_size": VOCAB, "length": 16, "source": {}}, [part])
+        return StageResult([path, index], {})
+
+    run_dir = tmp_path_factory.mktemp("data") / ROLE
+    run_stage(request(run_dir, "data", ROLE, {"kind": "token_stream"}, {}), body)
+    return run_dir
+
+
+def train(folder: Path, kind: str) -> Path:
+    summary = {"data": {"kind": "token_stream", "length": 16}, "tokens": 4096, "flops": 1.5e9}
+    return train_nothing(folder, kind, "text", VOCAB, summary)
+
+
+def evaluate(folder: Path, inputs: dict[str, Path], config: dict[str, Any]) -> Path:
+    run_dir = folder / "evaluate"
+    run_stage(request(run_dir, "evaluate", "text-s7/free/perplexity", config, inputs), stage.run)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def implicit_run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+    folder = tmp_path_factory.mktemp("implicit")
+    return evaluate(folder, {"model": train(folder, "implicit"), ROLE: text}, config_of([32, 16]))
+
+
+def test_every_length_is_evaluated_in_every_mode_shortest_first(implicit_run: Path) -> None:
+    found = [(record["length"], record["mode"], record["num_tokens"]) for record in records(implicit_run)]
+    # 200 tokens are 12 rows of 16 and 6 rows of 32; the first token of a row is not predicted.
+    assert found == [
+        (16, "simultaneous", 12 * 15),
+        (16, "sequential", 2 * 15),
+        (32, "simultaneous", 6 * 31),
+        (32, "sequential", 2 * 31),
+    ]
+
+
+def test_records_say_what_was_measured_on_what_and_how_it_was_trained(implicit_run: Path) -> None:
+    record = records(implicit_run)[0]
+    expected = {"kind": "perplexity", "data": ROLE, "run": "text-implicit", "phase": "free", "seed": 7}
+    expected |= {"is_implicit": True, "train_length": 16, "train_tokens": 4096, "train_flops": 1.5e9}
+    assert {key: record[key] for key in expected} == expected
+    assert record["perplexity"] == pytest.approx(np.exp(record["loss"]))
+    assert record["num_parameters"] > 1000
+    assert 1 < record["f_evaluations_per_token"] <= 4
+
+
+def test_manifest_has_the_headline_by_length(implicit_run: Path) -> None:
+    headline = Manifest.read(implicit_run / "manifest.json").summary["perplexity"]
+    assert sorted(headline) == [f"{ROLE}.L16", f"{ROLE}.L32"]
+    assert sorted(headline[f"{ROLE}.L16"]) == ["sequential", "simultaneous"]
+    assert not list(implicit_run.rglob("partial"))
+
+
+def test_explicit_perplexity_equals_a_loop_over_the_stream_with_hugging_faces_loss(tmp_path: Path, text: Path) -> None:
+    trained = train(tmp_path, "explicit")
+    (record,) = records(evaluate(tmp_path, {"model": trained, ROLE: text}, config_of([25])))
+    folder = next(trained.rglob("model"))
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    tokens = np.fromfile(next(text.rglob("tokens.bin")), dtype="<u2").astype(np.int64)
+    losses = []
+    for row in tokens.reshape(8, 25):
+        input_ids = torch.as_tensor(row)[None]
+        with torch.no_grad():
+            losses.append(float(model(input_ids=input_ids, labels=input_ids).loss))
+    assert record["mode"] == "parallel"
+    assert record["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert record["f_evaluations_per_token"] == 1.0
+
+
+def test_length_that_no_row_reaches_is_missing_with_a_warning(
+    tmp_path: Path, text: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        inputs = {"model": train(tmp_path, "explicit"), ROLE: text}
+        short, long = records(evaluate(tmp_path, inputs, config_of([16, 201])))
+    assert short["perplexity"] > 1
+    assert (long["length"], long["loss"], long["perplexity"], long["num_tokens"]) == (201, None, None, 0)
+    assert "no row of 201 tokens" in caplog.text
+
+
+def test_max_tokens_takes_the_first_rows_and_at_least_one(tmp_path: Path, text: Path) -> None:
+    inputs = {"model": train(tmp_path, "explicit"), ROLE: text}
+    found = records(evaluate(tmp_path, inputs, config_of([16, 128], max_tokens=70)))
+    assert [record["num_tokens"] for record in found] == [4 * 15, 127]
+
+
+def test_interrupted_evaluation_goes_on_after_what_it_finished_with_the_same_numbers(
+    tmp_path: Path, implicit_run: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = {"model": train(tmp_path, "implicit"), ROLE: text}
+    evaluated: list[str] = []
+    whole = stage.evaluate_perplexity
+
+    def killed_at_the_third(job: EvaluationJob) -> Any:
+        if len(evaluated) == 2:
+            raise KeyboardInterrupt
+        evaluated.append(job.where)
+        return whole(job)
+
+    monkeypatch.setattr(stage, "evaluate_perplexity", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(tmp_path, inputs, config_of([32, 16]))
+    first, evaluated = evaluated, []
+    assert records(evaluate(tmp_path, inputs, config_of([32, 16]))) == records(implicit_run)
+    assert len(evaluated) == 2
+    assert not set(first) & set(evaluated)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"lengths": []}, "at least one length"),
+        ({"lengths": [1]}, "2 tokens or more"),
+        ({"lengths": [16, 16]}, "twice"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"precision": "fp8"}, "fp8"),
+    ],
+)
+def test_impossible_settings_are_refused_by_key(
+    tmp_path: Path, text: Path, changes: dict[str, Any], named: str
+) -> None:
+    inputs = {"model": train(tmp_path, "explicit"), ROLE: text}
+    with pytest.raises(ConfigError, match=named):
+        evaluate(tmp_path, inputs, config_of([16]) | changes)
