@@ -24,8 +24,8 @@ from typing import Literal
 
 import numpy as np
 
-from implicit_llm.data import stage
 from implicit_llm.data.groups import load_group, load_monoid
+from implicit_llm.data.stages import word_problem as stage
 from implicit_llm.data.word_problem import WordProblemConfig, generate
 from implicit_llm.runs.stage import StageContext
 from implicit_llm.tracking.journal import Journal
