@@ -16,13 +16,15 @@ from transformers import PreTrainedModel
 
 from implicit_llm.training.batches import IGNORED_LABEL
 
-SEQUENCES = 8
-POINTS = 20  # over a curriculum
+# An evaluation takes up to four times max_iter iterations for every block of tokens, so it is kept small: in a phase
+# without fixed points yet, more would cost minutes. Models are causal: what follows a token does not change its loss.
+SEQUENCES, POSITIONS = 8, 512
+POINTS = 10  # over a curriculum
 _MIN_INTERVAL_STEPS = 5
 
 
 def is_due(step: int, total_steps: int) -> bool:
-    """Whether to measure in the step that will be number `step`: every 20th part of the curriculum."""
+    """Whether to measure in the step that will be number `step`: every tenth part of the curriculum."""
     return step % max(_MIN_INTERVAL_STEPS, total_steps // POINTS) == 0
 
 
@@ -30,11 +32,13 @@ def is_due(step: int, total_steps: int) -> bool:
 def mode_gap(
     model: PreTrainedModel, inputs: dict[str, Any], logits_BLV: Tensor, context: AbstractContextManager[Any]
 ) -> Tensor:
-    """Loss in evaluation mode minus that of `logits_BLV`, of training mode, on the first sequences; not yet read.
+    """Loss in evaluation mode minus that of `logits_BLV`, of training mode; not yet read.
 
+    Of the first POSITIONS of the first SEQUENCES of a micro-batch.
     Takes nothing from the random state, and leaves the model in training mode. NaN where the evaluation is not finite.
     """
-    input_ids, labels_BL = inputs["input_ids"][:SEQUENCES], inputs["labels"][:SEQUENCES]
+    part = (slice(SEQUENCES), slice(POSITIONS))
+    input_ids, labels_BL = inputs["input_ids"][part], inputs["labels"][part]
     model.eval()
     try:
         with context:
@@ -43,7 +47,7 @@ def mode_gap(
         return torch.full((), math.nan, device=labels_BL.device)
     finally:
         model.train()
-    return _loss(evaluated_BLV, labels_BL) - _loss(logits_BLV[:SEQUENCES], labels_BL)
+    return _loss(evaluated_BLV, labels_BL) - _loss(logits_BLV[part], labels_BL)
 
 
 def _loss(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:
