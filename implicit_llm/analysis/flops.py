@@ -22,6 +22,7 @@ from typing import Any
 MAMBA2, LLAMA3 = "implicit_mamba2", "implicit_llama3"
 # As in kernels.ssd. The kernels of mamba_ssm take longer chunks, which costs them more operations for the same result.
 SSD_CHUNK_LEN = 64
+ROUNDING = 1e-3  # of f-evaluations that are a mean in fp32
 BACKWARD_FORWARDS = 2  # of y = W x, the backward pass needs the gradients of W and of x, each as much work as y
 
 
@@ -72,9 +73,9 @@ def training_flops(
         raise ValueError("solver: an implicit model needs one; give the fields of its SolverConfig")
     differentiated = differentiated_evaluations(solver)
     total = max_evaluations(solver) if f_evaluations is None else f_evaluations
-    if total < differentiated:
+    if total < differentiated * (1 - ROUNDING):
         raise ValueError(f"f_evaluations: {total} is less than the {differentiated} that the solver differentiates")
-    of_stack = total + BACKWARD_FORWARDS * differentiated
+    of_stack = max(total, differentiated) + BACKWARD_FORWARDS * differentiated
     return of_stack * forward.stack + (1 + BACKWARD_FORWARDS) * forward.outside
 
 

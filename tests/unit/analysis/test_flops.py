@@ -146,6 +146,9 @@ def test_impossible_evaluations_are_refused() -> None:
     fields = mamba(SOLVERS["free"]).config.to_dict()
     with pytest.raises(ValueError, match="less than the 2"):
         flops.training_flops(fields, 64, SOLVERS["free"], 1.0)
+    unrolled = {"mode": "unrolled", "num_unroll": 3}
+    rounded = flops.training_flops(fields, 64, unrolled, 2.9999998)  # the mean of threes in fp32
+    assert rounded == flops.training_flops(fields, 64, unrolled, 3)
     with pytest.raises(ValueError, match="needs one"):
         flops.training_flops(fields, 64, None, None)
 

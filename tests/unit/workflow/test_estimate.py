@@ -258,6 +258,20 @@ def test_the_command_prints_a_table_and_the_same_as_json(
     assert values["totals"]["flops"] == pytest.approx(sum(job["flops"] for job in values["training"]))
 
 
+@pytest.mark.parametrize("config", ["paper", "pretrain-130m", "h200", "miniature", "demo"])
+def test_every_job_of_the_shipped_experiments_is_counted_and_fits_its_card(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str
+) -> None:
+    code, out, err = run(capsys, "estimate", "--config", config, "--results", str(tmp_path), "--json")
+    assert code == 0, err
+    values = json.loads(out)
+    assert values["training"]
+    for job in values["training"]:
+        assert job["flops"] > 0
+        assert job["step"] is not None
+        assert job["gpu_hours"] is not None or config != "paper"
+
+
 def test_an_unknown_card_is_an_error_with_the_nearest_name(
     capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
 ) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow.prefetch_http import FetchError
-from implicit_llm_workflow.prefetch_hub import RemoteFile, fetched_before, put_by_hand, wanted_files
-from implicit_llm_workflow.prefetch_needs import HubFiles
+from implicit_llm_workflow.prefetch_hub import RemoteFile, fetched_before, put_by_hand, require_space, wanted_files
+from implicit_llm_workflow.prefetch_needs import HubFiles, HubModel
 from tests.unit.workflow.file_server import FileServer, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -57,17 +57,18 @@ def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes]) ->
         state.files[url], state.headers[url] = json.dumps(value).encode(), as_json
 
 
-def satisfy(hub: FileServer, need: HubFiles, downloads: Path) -> tuple[str, str]:
+def satisfy(hub: FileServer, need: HubFiles | HubModel, downloads: Path) -> tuple[str, str]:
     """State and line, of a process of its own: the client reads the address of its hub once."""
     code = (
         "import json, pathlib, sys; from implicit_llm_workflow.prefetch import satisfy; "
-        "from implicit_llm_workflow.prefetch_needs import HubFiles; "
-        "outcome = satisfy(HubFiles(**json.loads(sys.argv[1])), pathlib.Path(sys.argv[2])); "
+        "from implicit_llm_workflow import prefetch_needs; "
+        "need = getattr(prefetch_needs, sys.argv[3])(**json.loads(sys.argv[1])); "
+        "outcome = satisfy(need, pathlib.Path(sys.argv[2])); "
         "print(json.dumps([outcome.state, outcome.what]))"
     )
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment = {**inherited, "HF_ENDPOINT": hub.url, "HF_HOME": str(downloads / "home")}
-    words = [sys.executable, "-c", code, json.dumps(need.__dict__), str(downloads)]
+    words = [sys.executable, "-c", code, json.dumps(need.__dict__), str(downloads), type(need).__name__]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=True)
     state, what = json.loads(done.stdout.splitlines()[-1])
     return state, what
@@ -116,6 +117,23 @@ def test_of_a_tokenizer_only_its_file_is_fetched(hub: FileServer, tmp_path: Path
     assert state == "fetched", what
     folder = tmp_path / "hub" / "owner" / "tokens"
     assert [path.name for path in folder.glob("*.*") if path.is_file()] == ["tokenizer.json"]
+
+
+def test_a_pretrained_model_goes_to_the_cache_of_the_hub_without_its_pickles(hub: FileServer, tmp_path: Path) -> None:
+    publish(hub, "models", "owner/model", {"config.json": b"{}", "model.safetensors": b"w", "pytorch_model.bin": b"p"})
+    state, what = satisfy(hub, HubModel("owner/model"), tmp_path)
+    assert state == "fetched", what
+    names = {path.name for path in (tmp_path / "home").rglob("snapshots/*/*")}
+    assert names == {"config.json", "model.safetensors"}
+    assert satisfy(hub, HubModel("owner/model"), tmp_path)[0] == "there"
+
+
+def test_more_than_fits_the_disk_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
+    (tmp_path / "here.txt").write_bytes(b"x" * 10)
+    there = RemoteFile("here.txt", 10, None, "")
+    require_space(tmp_path, [there])
+    with pytest.raises(FetchError, match=r"1,000,000\.0 GB are to be fetched and .* GB are free"):
+        require_space(tmp_path, [there, RemoteFile("huge.txt", 10**15, None, "")])
 
 
 def test_a_repository_that_is_not_there_is_one_line_with_advice(hub: FileServer, tmp_path: Path) -> None:

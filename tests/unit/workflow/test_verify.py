@@ -107,7 +107,8 @@ def test_doing_what_is_printed_rebuilds_the_broken_shard_and_keeps_the_others(
     remove, snakemake = (line.strip() for line in out.splitlines() if line.startswith("    "))
     assert remove == f"rm -f {made.root / JOB}/manifest.json"
     assert snakemake.endswith(
-        f"--configfile {made.experiment.source} --profile profiles/local --directory {made.root.parent.parent} results/tiny/{JOB}/manifest.json"
+        f"--configfile {made.experiment.source} --profile profiles/local --directory {made.root.parent.parent}"
+        f" results/tiny/{JOB}/manifest.json"
     )
     Path(remove.split()[-1]).unlink()
     make(made, JOB)

@@ -12,6 +12,7 @@ import glob
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -88,6 +89,7 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> str:
         commit = api.repo_info(need.name, repo_type=repo_type, revision=need.revision).sha
         tree = api.list_repo_tree(need.name, repo_type=repo_type, revision=commit, recursive=True)
         wanted = wanted_files(need, [_remote(entry) for entry in tree if hasattr(entry, "blob_id")])
+        require_space(folder, wanted)
         snapshot_download(
             need.name,
             repo_type=repo_type,
@@ -118,6 +120,18 @@ def wanted_files(need: HubFiles, files: Iterable[RemoteFile]) -> list[RemoteFile
         what = TOKENIZER_FILE if need.kind == "tokenizer" else f"file of text ({', '.join(TEXT_SUFFIXES)})"
         raise FetchError(f"{need.kind} {need.name}: has no {what} on the hub; name another in the config")
     return found
+
+
+def require_space(folder: Path, wanted: Iterable[RemoteFile]) -> None:
+    """Raises: FetchError, with both numbers, when the file system has less room than the files that are missing."""
+    needed = sum(file.size for file in wanted if _size(folder / file.path) != file.size)
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise FetchError(
+            f"{folder}: {needed / 1e9:,.1f} GB are to be fetched and {free / 1e9:,.1f} GB are free; "
+            "free some space or give another --downloads"
+        )
 
 
 def check_files(need: HubFiles, folder: Path, wanted: Iterable[RemoteFile]) -> list[FetchedFile]:
