@@ -92,7 +92,7 @@ def accuracy_by_mode(results: Results) -> Figure | None:
 
 def _draw_lengths(axis: Axes, cells: list[Cell], known: list[PublishedNumber], series: dict[str, Series]) -> None:
     lengths = sorted({cell.first.length for cell in cells} | {number.test.length for number in known})
-    mark_training(axis, (cell.first.train_length for cell in cells), is_log=True)
+    mark_training(axis, (cell.first.train_length for cell in cells), (lengths[0], lengths[-1]), is_log=True)
     chance = {cell.first.length: cell.first.chance_last10 for cell in cells if cell.first.chance_last10 is not None}
     axis.plot(list(chance), list(chance.values()), **CHANCE.line(has_markers=False), linewidth=1.2)
     for run in dict.fromkeys(cell.first.run for cell in cells):
@@ -121,7 +121,7 @@ def _draw_spread(axis: Axes, cells: list[Cell], series: Series) -> None:
 
 def _draw_positions(axis: Axes, cells: list[Cell]) -> None:
     length = cells[0].first.length
-    mark_training(axis, (cell.first.train_length for cell in cells), is_log=False)
+    mark_training(axis, (cell.first.train_length for cell in cells), (1, length), is_log=False)
     chance = next((cell.first.chance_per_position for cell in cells if cell.first.chance_per_position), None)
     if chance is not None:
         axis.plot(range(1, len(chance) + 1), chance, **CHANCE.line(has_markers=False), linewidth=1.2)

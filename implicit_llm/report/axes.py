@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,13 +14,14 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from implicit_llm.report.model_groups import short_count
 from implicit_llm.report.style import BAND, GRID, MUTED
 
+MISSING_CHARACTERS = 52  # as many as fit into a panel
 _NICE = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def mark_training(axis: Axes, lengths: Iterable[int | None], *, is_log: bool) -> None:
-    """Shade the lengths or positions seen in training."""
-    for length in sorted({length for length in lengths if length}):
+def mark_training(axis: Axes, lengths: Iterable[int | None], shown: tuple[int, int], *, is_log: bool) -> None:
+    """Shade the lengths or positions seen in training, as far as they lie in the range that is `shown`."""
+    for length in sorted({length for length in lengths if length and shown[0] <= length <= shown[1]}):
         axis.axvspan(1e-3 if is_log else 0, length, color=BAND, linewidth=0, zorder=0)
         axis.axvline(length, color=GRID, linewidth=1.2, zorder=0.5)
         place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (0, 2), "textcoords": "offset points"}
@@ -77,5 +79,5 @@ def tell_if_empty(axis: Axes, shown: Sequence[Any], words: str = "missing") -> N
 def tell_missing(axis: Axes, names: Sequence[str]) -> None:
     """Name in a corner what has no number."""
     if names:
-        text = "missing: " + ", ".join(names)
-        axis.annotate(text, (0.02, 0.02), xycoords="axes fraction", fontsize=7, color=MUTED)
+        text = textwrap.fill("missing: " + ", ".join(names), MISSING_CHARACTERS)
+        axis.annotate(text, (0.02, 0.02), xycoords="axes fraction", fontsize=7, color=MUTED).set_in_layout(False)

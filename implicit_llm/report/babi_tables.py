@@ -75,7 +75,7 @@ def _csv_rows(tables: Sequence[BabiTable], published: Published) -> Iterator[lis
             for row in table.rows:
                 yield _csv_row(cell, row, row.spreads[index])
     for number in published.babi:
-        about = [number.model, None, None, number.num_layers, None, None, None, "published", number.training, None]
+        about = [number.model, None, None, number.num_layers, None, None, None, None, None, number.training]
         accuracy = rounded(number.value / 100)
         yield [*about, None, 0, None, accuracy, None, None, None, None, None, number.source, number.mark]
 

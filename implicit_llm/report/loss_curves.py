@@ -14,9 +14,10 @@ import numpy as np
 from implicit_llm.report.model_groups import ModelGroup, Variant
 from implicit_llm.report.training_runs import LOSS, Phase, TrainingRun, phase_label
 
-# Beyond so many points a line of 500 pixels shows noise only. A phase that starts at step 0 has bins of equal ratio,
-# since its axis is logarithmic; a later one covers a small part of that axis and has equal bins.
-TRUNK_BINS, BRANCH_BINS = 80, 30
+# Beyond so many points a line of 500 pixels shows noise only. A phase that starts at step 0 has bins of equal ratio
+# first, since its axis is logarithmic, and then equal ones, which show the decay of the learning rate; a later phase
+# covers a small part of that axis and has equal bins.
+EARLY_SHARE, EARLY_BINS, LATE_BINS, BRANCH_BINS = 0.2, 40, 50, 30
 STEP, AMOUNT, VALUE = 0, 1, 2
 
 
@@ -65,13 +66,20 @@ def smoothed(phase: Phase, amount: str) -> np.ndarray:
     amounts = dict(phase.series(amount))
     rows = np.array([(step, amounts[step], loss) for step, loss in phase.series(LOSS) if amounts.get(step, 0) > 0])
     first, end = phase.start_step, phase.end_step + 1
-    edges = np.geomspace(1, end, TRUNK_BINS + 1) if first == 0 else np.linspace(first, end, BRANCH_BINS + 1)
+    edges = _edges_from_zero(end) if first == 0 else np.linspace(first, end, BRANCH_BINS + 1)
     curve = np.full((len(edges) - 1, 3), np.nan)
     if len(rows):
         index = np.clip(np.searchsorted(edges, rows[:, STEP], side="right") - 1, 0, len(curve) - 1)
         for bin_ in np.unique(index):
             curve[bin_] = rows[index == bin_].mean(axis=0)
     return curve
+
+
+def _edges_from_zero(end: int) -> np.ndarray:
+    middle = max(1.0, EARLY_SHARE * end)
+    return np.concatenate(
+        [np.geomspace(1, middle, EARLY_BINS, endpoint=False), np.linspace(middle, end, LATE_BINS + 1)]
+    )
 
 
 def present(curve: np.ndarray) -> np.ndarray:

@@ -48,7 +48,7 @@ def series_of_names(names: Iterable[tuple[str, bool]]) -> dict[str, Series]:
 
 
 def _draw(axis: Axes, comparison: Comparison, series: Mapping[str, Series]) -> None:
-    mark_training(axis, comparison.train_lengths, is_log=True)
+    mark_training(axis, comparison.train_lengths, (comparison.lengths[0], comparison.lengths[-1]), is_log=True)
     drawn: list[float] = []
     for line in reversed(comparison.headlines):  # implicit ones on top
         drawn += _draw_line(axis, line, series[comparison.name(line)])

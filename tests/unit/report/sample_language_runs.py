@@ -85,9 +85,7 @@ def _make_language_run(results: Path, run: LanguageRun, seed: int, change: Chang
         ]
         place = results / "evaluate" / name / phase / "perplexity"
         files = {"metrics.json": {"records": records}}
-        finish(
-            place, "evaluate", f"{name}/{phase}/perplexity", {"kind": "perplexity"}, {"model": made}, files
-        )
+        finish(place, "evaluate", f"{name}/{phase}/perplexity", {"kind": "perplexity"}, {"model": made}, files)
         roles[f"evaluate:{name}/{phase}/perplexity"] = place
     return roles
 
@@ -128,7 +126,8 @@ def _perplexity_record(run: LanguageRun, phase: str, seed: int, length: int, mod
         "length": length, "mode": mode, "loss": loss, "perplexity": math.exp(loss), "num_tokens": 65_024,
         "f_evaluations_per_token": 9.4 if run.is_implicit else 1.0, "residual": 0.049 if run.is_implicit else None,
         "unconverged_share": 0.01 if run.is_implicit else None, "train_length": LENGTH,
-        "train_tokens": run.steps * STEP_TOKENS, "train_flops": _flops(run, phase, run.steps) if run.has_flops else None,
+        "train_tokens": run.steps * STEP_TOKENS,
+        "train_flops": _flops(run, phase, run.steps) if run.has_flops else None,
     }  # fmt: skip
 
 

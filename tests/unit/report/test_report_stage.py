@@ -113,7 +113,9 @@ def test_each_number_names_mode_seeds_and_spread(made: Path) -> None:
 
 def test_provenance_of_every_run_is_on_the_page(made: Path) -> None:
     text = (made / "index.html").read_text()
-    manifest = json.loads((made.parents[3] / "results/evaluate/a5-implicit-s0/free/word-problem/manifest.json").read_text())
+    manifest = json.loads(
+        (made.parents[3] / "results/evaluate/a5-implicit-s0/free/word-problem/manifest.json").read_text()
+    )
     name, fingerprint = "evaluate/a5-implicit-s0/free/word-problem", manifest["fingerprint"]
     command = f"implicit-llm evaluate --run-dir results/demo/{name} --identity @{fingerprint[:16]}"
     for value in (fingerprint, fingerprint[::2], manifest["files"][0]["sha256"], "5b0a7c1d" * 5, command):
