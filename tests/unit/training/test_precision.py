@@ -15,7 +15,7 @@ from implicit_llm.runs.errors import Preempted
 from implicit_llm.tracking import journal
 from implicit_llm.training import precision
 from implicit_llm.training.metrics import StepMetrics
-from implicit_llm.training.non_finite import NonFiniteTraining, judge
+from implicit_llm.training.non_finite import NonFiniteTraining, UpdateGuard, judge
 from implicit_llm.training.trainer import PhaseTrainer
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, artifacts, logged, train, train_config, work_of
 
@@ -46,6 +46,17 @@ def overflow_at(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
         return original(self, model)
 
     monkeypatch.setattr(PhaseTrainer, "_clip_grad_norm", overflowing)
+
+
+def look_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an accelerator, where looking at a number in every step would mean to wait."""
+    make_guard = UpdateGuard.__init__
+
+    def make(self: UpdateGuard, *arguments: Any, **options: Any) -> None:
+        make_guard(self, *arguments, **options)
+        self.is_immediate = False
+
+    monkeypatch.setattr(UpdateGuard, "__init__", make)
 
 
 @pytest.mark.parametrize("model", [IMPLICIT, LLAMA])
@@ -145,6 +156,23 @@ def test_overflows_whatever_the_scale_stop_training(
         "step-00000002",
         "step-00000004",
     ]
+
+
+def test_on_an_accelerator_overflows_are_found_when_metrics_are_read_and_the_result_is_the_same(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overflow_at(monkeypatch, {2, 5})
+    at_once, later = tmp_path / "at once" / "only", tmp_path / "later" / "only"
+    train(at_once, train_config(precision="fp16"), data)
+    look_later(monkeypatch)
+    train(later, train_config(precision="fp16"), data, log_every_steps=4)
+    assert artifacts(later) == artifacts(at_once)
+    assert skipped_steps(later) == [2, 5]
+    assert [values["skipped_updates"] for _, values in logged(later)] == [0, 1, 2]
+    monkeypatch.setattr("implicit_llm.training.trainer.MAX_SKIPPED_IN_A_ROW", 3)
+    overflow_at(monkeypatch, {3, 4, 5, 6})
+    with pytest.raises(NonFiniteTraining, match="3 updates in a row were skipped at step 4 "):  # 2 is the first
+        train(tmp_path / "stopped" / "only", train_config(precision="fp16"), data, log_every_steps=7)
 
 
 def test_overflows_in_a_row_are_counted_over_a_stop(
