@@ -191,9 +191,12 @@ def test_the_measured_rate_of_tokenisation_is_taken_if_there_is_one(tmp_path: Pa
     assert tokenisation_rate(hardware, tmp_path).source == "assumed"
     file = tmp_path / "results" / "benchmarks" / "tokenisation-cpu.json"
     file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"cores": 2, "rows": [{"who": "ours", "tokens_per_s": 9e5}, {"tokens_per_s": 5e5}]}))
+    rows = [{"corpus": "books", "ours": 0.9, "peer": 0.5}, {"corpus": "library", "ours": 0.8, "peer": 0.6}]
+    file.write_text(json.dumps({"machine": {"cores": 2}, "rows": rows}))
     rate = tokenisation_rate(hardware, tmp_path)
-    assert (rate.tokens_per_s, rate.source) == (4.5e5, "measured, results/benchmarks/tokenisation-cpu.json")
+    assert (rate.tokens_per_s, rate.source) == (4e5, "measured, results/benchmarks/tokenisation-cpu.json")
+    file.write_text(json.dumps({"rows": []}))
+    assert tokenisation_rate(hardware, tmp_path).source.startswith("assumed: results/benchmarks/tokenisation-cpu.json")
 
 
 def test_evaluations_take_a_pass_for_each_mode_and_test_set(tiny: ExperimentFile, hardware: Hardware) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,27 +61,17 @@ def data_estimates(plan: Plan, hardware: Hardware, rate: TokenisationRate) -> li
 
 
 def tokenisation_rate(hardware: Hardware, project: Path = PROJECT_DIR) -> TokenisationRate:
-    """Tokens a second of one core: measured by the benchmark if it has been run, else the assumption of the facts."""
+    """Tokens a second of one core: the slowest text of the benchmark if it has been run, else what the facts assume."""
     try:
         values = json.loads((project / TOKENISATION_FILE).read_bytes())
-        rate = max(_rates(values))
-        cores = values.get("cores") or values.get("num_cores") or 1
-        return TokenisationRate(rate / cores, f"measured, {TOKENISATION_FILE.as_posix()}")
-    except (OSError, ValueError, TypeError, AttributeError):
+        slowest = min(float(row["ours"]) for row in values["rows"])  # million tokens a second of all cores
+        rate = slowest * 1e6 / int(values["machine"]["cores"])
+        return TokenisationRate(rate, f"measured, {TOKENISATION_FILE.as_posix()}")
+    except FileNotFoundError:
         return TokenisationRate(hardware.tokens_per_s_per_core, "assumed")
-
-
-def _rates(value: Any) -> Iterator[float]:
-    """Every number called tokens_per_s, at any depth."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if key == "tokens_per_s" and isinstance(item, (int, float)):
-                yield float(item)
-            else:
-                yield from _rates(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _rates(item)
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
+        why = f"assumed: {TOKENISATION_FILE.as_posix()} cannot be read, {type(error).__name__}"
+        return TokenisationRate(hardware.tokens_per_s_per_core, why)
 
 
 def _estimate(data: str, config: Mapping[str, Any], hardware: Hardware, rate: TokenisationRate) -> DataEstimate:
