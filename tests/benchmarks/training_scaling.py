@@ -118,24 +118,31 @@ def measure(options: argparse.Namespace) -> None:
         data = RandomTokens(model.config.vocab_size, options.length)
         points = train(model, args, config, runtime, data)
     if dist.get_rank() == 0:
-        counted = points[WARM_UP:]
-        tokens = config.batch_size * options.length
-        times_ms = [1e3 * tokens / point["tokens_per_s"] for point in counted]
-        device = torch.cuda.get_device_name() if has_cuda else "CPU"
-        found = {
-            "about": f"{options.config}, {options.precision}, L {options.length}, micro-batch {options.micro_batch} x "
-            f"{options.accumulate}, {device}, torch {torch.__version__}",
-            "processes": dist.get_world_size(),
-            "tokens_per_s": 1e3 * tokens / statistics.median(times_ms),
-            "ms": statistics.median(times_ms),
-            "min_ms": min(times_ms),
-            "max_ms": max(times_ms),
-            "memory_gib": counted[-1].get("memory_gib"),
-            "mfu": None if "mfu" not in counted[-1] else statistics.median(point["mfu"] for point in counted),
-        }
+        found = result(options, points[WARM_UP:])
         write_line(RESULT + json.dumps(found))
         write_line(f"{found['processes']} devices: {found['tokens_per_s']:,.0f} tokens/s, {found['ms']:.1f} ms a step")
     dist.destroy_process_group()
+
+
+def result(options: argparse.Namespace, points: list[dict[str, float]]) -> dict[str, Any]:
+    """Medians over the steps."""
+    import torch
+
+    processes = int(os.environ["WORLD_SIZE"])
+    tokens = options.micro_batch * options.accumulate * processes * options.length
+    times_ms = [1e3 * tokens / point["tokens_per_s"] for point in points]
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {
+        "about": f"{options.config}, {options.precision}, L {options.length}, micro-batch {options.micro_batch} x "
+        f"{options.accumulate}, {device}, torch {torch.__version__}",
+        "processes": processes,
+        "tokens_per_s": 1e3 * tokens / statistics.median(times_ms),
+        "ms": statistics.median(times_ms),
+        "min_ms": min(times_ms),
+        "max_ms": max(times_ms),
+        "memory_gib": points[-1].get("memory_gib"),
+        "mfu": statistics.median(point["mfu"] for point in points) if "mfu" in points[-1] else None,
+    }
 
 
 def train(model: Any, args: Any, config: Any, runtime: Any, data: RandomTokens) -> list[dict[str, float]]:

@@ -1,0 +1,117 @@
+"""What only an accelerator shows: updates left out on the device, memory, several devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from implicit_llm.runs.errors import Preempted
+from implicit_llm.tracking import journal
+from implicit_llm.training.non_finite import NonFiniteTraining
+from implicit_llm.training.trainer import PhaseTrainer
+from tests.unit.training.distributed_run import CONFIGS
+from tests.unit.training.small_runs import IMPLICIT, LLAMA, logged, train, train_config, work_of
+from tests.unit.training.test_distributed import train_together
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+Inject = Callable[[str | None], None]
+ON_GPU: dict[str, Any] = {"device": "cuda", "kernels": "torch"}
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [values["loss"] for _, values in logged(run_dir)]
+
+
+@pytest.mark.parametrize("model", [IMPLICIT, LLAMA])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_gpu_gives_about_the_losses_of_the_cpu(
+    tmp_path: Path, data: Path, model: dict[str, Any], precision: str
+) -> None:
+    still = {**model, "dropout": 0.0} if model is IMPLICIT else {**model, "attention_dropout": 0.0}
+    config = train_config(still, precision=precision)
+    train(tmp_path / "cpu" / "only", train_config(still), data)
+    train(tmp_path / "gpu" / "only", config, data, **ON_GPU)
+    assert losses(tmp_path / "gpu" / "only") == pytest.approx(losses(tmp_path / "cpu" / "only"), rel=0.03)
+    points = journal.read(work_of(tmp_path / "gpu" / "only") / "journal.jsonl")
+    assert all(point.values["memory_gib"] > 0 for point in points)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_stop_on_a_gpu_costs_no_more_than_rounding(
+    tmp_path: Path, data: Path, inject: Inject, precision: str
+) -> None:
+    config = train_config(precision=precision)
+    whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
+    train(whole, config, data, **ON_GPU)
+    inject("train.after_step:sigterm@4")
+    with pytest.raises(Preempted):
+        train(parts, config, data, **ON_GPU)
+    inject(None)
+    train(parts, config, data, **ON_GPU)
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_step_that_is_not_finite_never_reaches_the_weights(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    original, clip = PhaseTrainer.compute_loss, PhaseTrainer._clip_grad_norm
+    weights: dict[int, torch.Tensor] = {}
+
+    def spoiled(self: PhaseTrainer, *arguments: Any, **options: Any) -> Any:
+        return original(self, *arguments, **options) * (math.nan if self.state.global_step == 3 else 1.0)
+
+    def watched(self: PhaseTrainer, model: torch.nn.Module) -> torch.Tensor:
+        weights[self.state.global_step] = next(iter(model.parameters())).detach().clone()
+        return clip(self, model)
+
+    monkeypatch.setattr(PhaseTrainer, "compute_loss", spoiled)
+    monkeypatch.setattr(PhaseTrainer, "_clip_grad_norm", watched)
+    config = train_config(precision=precision)
+    if precision == "fp16":  # the gradient alone is not finite: one update is left out
+        train(tmp_path / "a" / "only", config, data, log_every_steps=6, **ON_GPU)
+    else:
+        with pytest.raises(NonFiniteTraining, match="at step 4 "):
+            train(tmp_path / "a" / "only", config, data, log_every_steps=6, **ON_GPU)
+    assert torch.equal(weights[3], weights[4])
+    assert torch.equal(weights[4], weights[5]) == (precision == "bf16")  # bf16 leaves out all later ones too
+    assert all(weight.isfinite().all() for weight in weights.values())
+
+
+def test_computing_activations_again_gives_the_same_losses_on_a_gpu(tmp_path: Path, data: Path) -> None:
+    for name, again in (("stored", False), ("again", True)):
+        train(tmp_path / name / "only", train_config(precision="bf16"), data, gradient_checkpointing=again, **ON_GPU)
+    assert losses(tmp_path / "again" / "only") == pytest.approx(losses(tmp_path / "stored" / "only"), rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("config", ["explicit", "implicit"])
+def test_two_gpus_give_the_loss_curve_of_one(tmp_path: Path, data: Path, config: str) -> None:
+    together, alone = tmp_path / "together" / "only", tmp_path / "alone" / "only"
+    done = train_together(together, data, 2, config, micro_batch_size=2, **ON_GPU)
+    assert done.returncode == 0, done.stderr[-2000:]
+    train(alone, CONFIGS[config], data, **ON_GPU)
+    assert losses(together) == pytest.approx(losses(alone), rel=1e-4)
+    found, expected = (load_file(work_of(run) / "checkpoint" / "model.safetensors") for run in (together, alone))
+    assert all(torch.allclose(found[name], expected[name], atol=1e-3) for name in expected)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_what_is_not_finite_on_one_gpu_stops_both(tmp_path: Path, data: Path) -> None:
+    poison = {"rank": 1, "step": 4, "what": "solver"}
+    done = train_together(tmp_path / "a" / "only", data, 2, "implicit", poison=poison, save_steps=3, **ON_GPU)
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if " stopped: " in line]
+    assert len(lines) == 2
+    assert all("rank 1: the fixed-point iteration became NaN at position 5 at step 4" in line for line in lines)
