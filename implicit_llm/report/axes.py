@@ -65,7 +65,7 @@ def amount_axis(axis: Axis, low: float, high: float, *, is_power: bool) -> None:
 def power_of_ten(value: float) -> str:
     """ "2·10¹⁵"."""
     exponent = math.floor(math.log10(value) + 1e-9)
-    factor = f"{value / 10.0**exponent:.2g}"
+    factor = f"{value / 10.0**exponent:.3g}"
     raised = "10" + str(exponent).translate(_RAISED)
     return raised if factor == "1" else f"{factor}·{raised}"
 

@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from implicit_llm.report.axes import power_of_ten
 from implicit_llm.report.babi_tables import BabiTable
 from implicit_llm.report.claims import FAILS, HOLDS, MISSING, NOT_RUN, Judgement
 from implicit_llm.report.config import ReportError
@@ -71,6 +72,7 @@ def render(content: PageContent, assets: Path) -> str:
         "commas": commas,
         "short": lambda value: "unknown" if value is None else short_count(value),
         "perplexity": perplexity,
+        "power": power_of_ten,
     }
     environment.globals |= {
         "sources_of": lambda roles: sources_of(content.inputs, roles),

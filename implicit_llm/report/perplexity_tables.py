@@ -36,7 +36,7 @@ class PerplexityEntry:
 class PerplexityRow:
     """One line of a comparison; `entries` in the order of the table's lengths, None where it was not evaluated.
 
-    `relative_flops`: training FLOPs over those of the explicit run with the nearest number of training tokens.
+    `relative_flops`: training FLOPs over those of the explicit run that took the fewest.
     """
 
     name: str
@@ -93,12 +93,10 @@ def _row(comparison: Comparison, line: Line, published: Published) -> Perplexity
 
 
 def _relative_flops(comparison: Comparison, line: Line) -> float | None:
-    tokens, flops = tokens_of(line), flops_of(line)
-    explicit = [other for other in comparison.headlines if not other.variant.is_implicit and flops_of(other)]
-    if not flops or not tokens or not explicit:
-        return None
-    reference = min(explicit, key=lambda other: abs((tokens_of(other) or 0.0) - tokens))
-    return flops / (flops_of(reference) or flops)
+    flops = flops_of(line)
+    explicit = [flops_of(other) for other in comparison.headlines if not other.variant.is_implicit]
+    least = min((other for other in explicit if other), default=None)
+    return flops / least if flops and least else None
 
 
 def perplexity_csv(tables: Sequence[PerplexityTable]) -> str:
