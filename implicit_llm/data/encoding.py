@@ -9,19 +9,18 @@ space after it. Every other tokenizer encodes whole documents, on all cores.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+import sys
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
 
-import numpy as np
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from implicit_llm.data.shard_format import TOKEN_TYPE
-
-# Remembered chunks with their ids: a few hundred MiB of Python objects at most, after which remembering starts anew.
-MAX_REMEMBERED = 1 << 20
-MAX_REMEMBERED_LENGTH = 64  # characters; longer chunks seldom come twice
+# What is remembered takes about this many bytes, a million chunks of English; then it is all forgotten. An entry costs
+# ENTRY_BYTES for Python's objects and, with the widest letters and their ids, so many bytes a character.
+REMEMBERED_BYTES = 1 << 28
+ENTRY_BYTES, CHARACTER_BYTES = 200, 6
 PIECE_CHARACTERS = 1 << 20  # of a long text cut at once: the list of its chunks takes ten times as much memory
 
 _WHITE = " \t\n\r"
@@ -32,6 +31,8 @@ _BORDER = re.compile(rf"(?<=[^{_WHITE}{_DOUBTFUL}])(?=[{_WHITE}])")
 # GPT-2's expression for ASCII without control characters, where all engines agree on letters, digits and spaces.
 _ASCII = re.compile(r"[ \t\n\r]*[!-~]*")
 _WORD = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[!-/:-@\[-`{-~]+|[ \t\n\r]+(?![^ \t\n\r])|[ \t\n\r]+")
+# How GPT-2's alphabet of bytes spells white space; visible ASCII is spelled as it is.
+_SPELLED = str.maketrans({" ": "\u0120", "\t": "\u0109", "\n": "\u010a", "\r": "\u010d"})
 
 
 class Encoder(Protocol):
@@ -44,8 +45,7 @@ class Encoder(Protocol):
 
 def encoder_for(tokenizer: Tokenizer) -> Encoder:
     """The fastest encoder that gives the tokenizer's own ids; these must be below 65,536."""
-    fields = json.loads(tokenizer.to_str())
-    return ChunkEncoder(tokenizer) if cuts_like_gpt2(fields) else DocumentEncoder(tokenizer)
+    return ChunkEncoder(tokenizer) if cuts_like_gpt2(tokenizer) else DocumentEncoder(tokenizer)
 
 
 class DocumentEncoder:
@@ -56,42 +56,63 @@ class DocumentEncoder:
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=TOKEN_TYPE).tobytes() for encoding in encodings]
+        return [_packed(encoding.ids) for encoding in encodings]
+
+
+class WordEncoder:
+    """Single words of ASCII by the model alone: nothing to normalise, nothing to cut, nothing to set up."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._model = tokenizer.model
+
+    def encode(self, texts: Sequence[str]) -> list[bytes]:
+        tokenize = self._model.tokenize
+        return [_packed([token.id for token in tokenize(text.translate(_SPELLED))]) for text in texts]
 
 
 class ChunkEncoder:
     """Looks chunks up and encodes those that are new; only for tokenizers that `cuts_like_gpt2` accepts."""
 
-    def __init__(self, tokenizer: Tokenizer, max_remembered: int = MAX_REMEMBERED) -> None:
-        fields = json.loads(tokenizer.to_str())
+    def __init__(self, tokenizer: Tokenizer, remembered_bytes: int = REMEMBERED_BYTES) -> None:
         self._whole = DocumentEncoder(tokenizer)
-        self._words = DocumentEncoder(_word_tokenizer(tokenizer))
-        added = sorted((token["content"] for token in fields["added_tokens"]), key=len, reverse=True)
-        self._added = re.compile("|".join(map(re.escape, added))) if added else None
-        self._max_remembered = max_remembered
+        self._words = WordEncoder(tokenizer)
+        added = [re.escape(token.content) for token in tokenizer.get_added_tokens_decoder().values()]
+        self._added = re.compile("|".join(added)) if added else None  # found before text is cut into words
+        self._max_bytes = remembered_bytes
         self._ids: dict[str, bytes] = {}
+        self._bytes = 0
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        encoded = []
+        encoded: list[bytes] = []
         for group in _groups(texts):
-            chunks_of = [[_CHUNK.findall(piece) for piece in _pieces(text)] for text in group]
-            self._learn(set().union(*(chunks for pieces in chunks_of for chunks in pieces)))
-            ids_of = self._ids.__getitem__
-            encoded += [b"".join(b"".join(map(ids_of, chunks)) for chunks in pieces) for pieces in chunks_of]
-            self._forget()
+            if len(group) > 1:
+                encoded += self._encode_together(group)
+            else:
+                encoded.append(b"".join(self._encode_together([piece])[0] for piece in _pieces(group[0])))
+        return encoded
+
+    def _encode_together(self, texts: Sequence[str]) -> list[bytes]:
+        chunks_of = [_CHUNK.findall(text) for text in texts]
+        self._learn(set().union(*chunks_of))
+        ids_of = self._ids.__getitem__
+        encoded = [b"".join(map(ids_of, chunks)) for chunks in chunks_of]
+        self._forget()
         return encoded
 
     def _learn(self, chunks: set[str]) -> None:
         ids = self._ids
         new = chunks.difference(ids)
+        self._count(new)
         plain = {chunk: _WORD.findall(chunk) for chunk in new if self._is_plain(chunk)}
         # A word alone is cut as within its chunk, so words and chunks can share the memory.
-        self._remember(set().union(*plain.values()).difference(ids), self._words)
+        new_words = set().union(*plain.values()).difference(ids)
+        self._count(new_words)
+        self._remember(new_words, self._words)
         for chunk, words in plain.items():
             ids[chunk] = b"".join(map(ids.__getitem__, words))
         self._remember(new.difference(plain), self._whole)
 
-    def _remember(self, texts: Iterable[str], encoder: DocumentEncoder) -> None:
+    def _remember(self, texts: Collection[str], encoder: Encoder) -> None:
         new = list(texts)
         self._ids.update(zip(new, encoder.encode(new), strict=True))
 
@@ -99,38 +120,42 @@ class ChunkEncoder:
         """Whether the words of a chunk are those of `_WORD`."""
         return _ASCII.fullmatch(chunk) is not None and (self._added is None or self._added.search(chunk) is None)
 
+    def _count(self, texts: Collection[str]) -> None:
+        self._bytes += ENTRY_BYTES * len(texts) + CHARACTER_BYTES * sum(map(len, texts))
+
     def _forget(self) -> None:
-        if len(self._ids) > self._max_remembered:
+        if self._bytes > self._max_bytes:
             self._ids.clear()
+            self._bytes = 0
 
 
-def cuts_like_gpt2(fields: dict[str, Any]) -> bool:
-    """Whether a tokenizer (the content of its tokenizer.json) encodes chunks as it encodes the text they make up."""
-    model, cutter = fields["model"], fields["pre_tokenizer"] or {}
-    is_byte_level = cutter.get("type") == "ByteLevel" and cutter.get("use_regex", True)
-    is_local = (fields["normalizer"] or {"type": "NFC"})["type"] == "NFC" and not cutter.get("add_prefix_space")
-    is_plain_bpe = model.get("type") == "BPE" and not any(
-        model.get(key) for key in ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-    )
-    is_whole = fields.get("truncation") is None and fields.get("padding") is None
-    return is_byte_level and is_local and is_plain_bpe and is_whole and all(map(_is_local, fields["added_tokens"]))
+def cuts_like_gpt2(tokenizer: Tokenizer) -> bool:
+    """Whether the ids of a text are those of its chunks, one after another."""
+    model, cutter = tokenizer.model, tokenizer.pre_tokenizer
+    if not (isinstance(cutter, pre_tokenizers.ByteLevel) and cutter.use_regex and not cutter.add_prefix_space):
+        return False
+    if not isinstance(tokenizer.normalizer, normalizers.NFC | None):
+        return False
+    if not isinstance(model, models.BPE) or any(
+        (model.dropout, model.unk_token, model.continuing_subword_prefix, model.end_of_word_suffix)
+    ):
+        return False
+    is_whole = tokenizer.truncation is None and tokenizer.padding is None
+    return is_whole and all(map(_is_local, tokenizer.get_added_tokens_decoder().values()))
 
 
-def _is_local(token: dict[str, Any]) -> bool:
+def _is_local(token: AddedToken) -> bool:
     """Whether an added token is never found across the border of two chunks, nor looks beyond one."""
-    is_strict = not (token.get("lstrip") or token.get("rstrip") or token.get("single_word"))
-    return (
-        is_strict
-        and _CHUNK.fullmatch(token["content"]) is not None
-        and not re.search(rf"[^{_WHITE}][{_WHITE}]", token["content"])
-    )
+    looks_beyond = token.lstrip or token.rstrip or token.single_word
+    return not looks_beyond and re.search(rf"[^{_WHITE}][{_WHITE}]", token.content) is None
 
 
-def _word_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """The same model for text that is one word of ASCII: nothing to normalise, nothing to cut."""
-    words = Tokenizer(tokenizer.model)
-    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return words
+def _packed(ids: Sequence[int]) -> bytes:
+    """Raises: OverflowError for an id above 65,535."""
+    packed = array("H", ids)  # many times faster than numpy for a few numbers
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import logging
 import multiprocessing
 import resource
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +272,17 @@ def test_some_books_get_the_ids_that_transformers_gives(tmp_path: Path, monkeypa
 @pytest.mark.slow
 def test_all_books_get_the_ids_that_transformers_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_ids_of_the_books(tmp_path, real_file(BOOKS), token_shard.BATCH_BYTES, monkeypatch) == 630
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_a_progress_bar_is_shown_only_on_a_terminal(
+    project: Project, stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream())
+    make(project)
+    assert ("x-shard-00000: 100%" in sys.stderr.getvalue()) is (stream is Terminal)
