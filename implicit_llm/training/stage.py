@@ -29,6 +29,7 @@ from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.model import apply_runtime, build_model
 from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm.training.preemption import StopRequest
+from implicit_llm.training.replicas import ReplicasDiffer
 from implicit_llm.training.save_schedule import SaveSchedule
 from implicit_llm.training.solver_alarm import SolverAlarm
 from implicit_llm.training.starting import DATA_ROLE, TrainInputError, find_start, given_input, rewind_journal
@@ -65,7 +66,7 @@ def run(context: StageContext) -> StageResult:
                 raise Preempted(f"train/{context.name}: {stop.received} before the first step; start it again")
             try:
                 _train(context, setup, stop)
-            except (Preempted, NonFiniteTraining):
+            except (Preempted, NonFiniteTraining, ReplicasDiffer):
                 if not context.is_main:
                     # All ranks end here. torchrun kills those that are left when the first of them goes: rank 0, which
                     # still has to write down why, must be that one.

@@ -25,6 +25,7 @@ from implicit_llm.training.mode_gap import is_due, mode_gap
 from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
 from implicit_llm.training.optimizer import build_optimizer
 from implicit_llm.training.precision import MAX_SKIPPED_IN_A_ROW, autocast, load_scaler, make_scaler, scaler_values
+from implicit_llm.training.replicas import require_equal_replicas
 from implicit_llm.training.sampler import StepSampler
 from implicit_llm.training.schedule import GlobalStepSchedule, learning_rate
 from implicit_llm.training.speed import SpeedMeter
@@ -104,8 +105,7 @@ class PhaseTrainer(Trainer):
         super().__init__(model=model, args=args, callbacks=callbacks)
         self.remove_callback(PrinterCallback)
         self.model_accepts_loss_kwargs = True  # the same, for versions without the attribute above
-        self.job = job
-        config = job.config
+        self.job, config = job, job.config
         self.accelerator.scaler = make_scaler(args.device.type, config.precision)  # it scales losses and wraps updates
         self.metrics = StepMetrics(config.task, StepCost(model, config.batch_size, job.dataset.length))
         self.speed = SpeedMeter(config.precision, job.runtime, args.device, world_size())
@@ -256,6 +256,7 @@ class PhaseTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         self._read_metrics(self.state.global_step)
+        require_equal_replicas(self.model, self.job.name, self.state.global_step)
         random = gather_objects(random_state())
         if not self.is_world_process_zero():
             return

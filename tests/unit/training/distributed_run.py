@@ -22,6 +22,7 @@ from implicit_llm.runs.stage import run_stage
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training import stage
 from implicit_llm.training.non_finite import NonFiniteTraining
+from implicit_llm.training.replicas import ReplicasDiffer
 from implicit_llm.training.trainer import PhaseTrainer
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, request, train_config
 
@@ -34,11 +35,11 @@ CONFIGS = {
         {**IMPLICIT, "dropout": 0.0}, phase={"end_step": STEPS, "solver": FREE}, total_steps=STEPS
     ),
 }
-NON_FINITE = 7
+STOPPED = 7
 
 
 def poison(rank: int, step: int, what: str) -> None:
-    """Let one rank's loss, or its solver, fail in one step."""
+    """Let one rank's loss, its solver or its memory fail in one step."""
     if int(os.environ["RANK"]) != rank:
         return
     if what == "loss":
@@ -49,6 +50,15 @@ def poison(rank: int, step: int, what: str) -> None:
             return loss * math.nan if self.state.global_step + 1 == step else loss
 
         PhaseTrainer.compute_loss = spoiled  # type: ignore[method-assign]
+    elif what == "memory":
+        clip = PhaseTrainer._clip_grad_norm
+
+        def flipped(self: PhaseTrainer, model: torch.nn.Module) -> torch.Tensor:
+            if self.state.global_step + 1 == step:
+                next(iter(self.model.parameters())).data.view(-1).view(torch.int32)[3] ^= 1 << 16
+            return clip(self, model)
+
+        PhaseTrainer._clip_grad_norm = flipped  # type: ignore[method-assign]
     else:
         forward, passes = ImplicitMamba2ForCausalLM.forward, []
 
@@ -71,9 +81,9 @@ def main() -> int:
         code = 0
     except Preempted as stop:
         code = stop.exit_code
-    except NonFiniteTraining as error:
+    except (NonFiniteTraining, ReplicasDiffer) as error:
         sys.stderr.write(f"rank {os.environ['RANK']} stopped: {error}\n")
-        code = NON_FINITE
+        code = STOPPED
     if dist.is_initialized():
         dist.destroy_process_group()
     return code

@@ -122,3 +122,14 @@ def test_what_is_not_finite_on_one_rank_stops_all_before_the_update_with_the_bat
     assert [path.name for path in (work_of(run_dir) / "checkpoints").iterdir()] == ["step-00000003"]
     report = json.loads((work_of(run_dir) / "non_finite.json").read_text())
     assert (report["step"], len(report["sample_indices"])) == (4, 8)
+
+
+@pytest.mark.slow
+def test_one_flipped_bit_in_the_weights_of_one_rank_is_found_at_the_next_save(tmp_path: Path, data: Path) -> None:
+    poison = {"rank": 1, "step": 4, "what": "memory"}
+    done = train_together(tmp_path / "a" / "only", data, 2, "implicit", poison=poison, save_steps=2)
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if " stopped: " in line]
+    assert len(lines) == 2
+    assert all("after step 4 the weights of rank 1 are not those of rank 0" in line for line in lines)
+    assert [path.name for path in (work_of(tmp_path / "a" / "only") / "checkpoints").iterdir()] == ["step-00000002"]

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from implicit_llm.training.config import OptimizerConfig
 from implicit_llm.training.optimizer import build_optimizer, is_matrix
+from implicit_llm.training.replicas import weights_checksum
 from implicit_llm.training.state import (
     StateMismatch,
     load_model,
@@ -110,3 +111,12 @@ def test_random_state_brings_back_all_generators() -> None:
     drawn = (random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3).tolist())
     set_random_state(values, tensors)
     assert drawn == (random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3).tolist())
+
+
+def test_a_checksum_tells_weights_apart_by_one_bit() -> None:
+    model = make(IMPLICIT)
+    before = weights_checksum(model)
+    assert weights_checksum(model) == before
+    weights = next(iter(model.parameters())).data.view(-1).view(torch.int32)
+    weights[5] ^= 1
+    assert weights_checksum(model) != before
