@@ -111,7 +111,7 @@ def main() -> None:
     memory = [memory_of(copies) for copies in COPIES]
     if arguments.save:
         what = " ".join(str(__doc__).split("\n\n")[0].split()) + " Medians; rates in million tokens/s."
-        machine = {"cpu": processor(), "cores": len(CORES), **about}
+        machine = {"cpu": processor(), "cores": len(CORES), "load_average": os.getloadavg()[1], **about}
         result = {"what": what, "machine": machine, "commit": commit(), "rows": rows, "memory": memory}
         arguments.save.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
