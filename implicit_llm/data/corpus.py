@@ -17,8 +17,8 @@ from implicit_llm.data.corpus_hub import open_hub
 from implicit_llm.data.corpus_library import library_files
 from implicit_llm.data.corpus_paths import find_files
 
-# With its copies, chunks and tokens a document takes about six times its size in memory (measured on 34 MiB of English),
-# so that this one, a hundred long novels, keeps a job below 1 GiB.
+# With its copies, chunks and tokens a document takes about six times its size in memory (measured on 34 MiB of prose),
+# so that this one, a hundred long novels, keeps a job below 2 GiB.
 MAX_DOCUMENT_BYTES = 1 << 27
 
 
