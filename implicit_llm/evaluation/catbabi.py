@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from implicit_llm.evaluation.answers import IGNORED_LABEL, Evaluation, EvaluationJob, answers, token_losses
-from implicit_llm.evaluation.perplexity import LossTally
+from implicit_llm.evaluation.loss_tally import LossTally
 from implicit_llm.evaluation.progress import Progress
 from implicit_llm.evaluation.solver_tally import SolverTally
 

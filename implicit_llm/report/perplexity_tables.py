@@ -18,10 +18,15 @@ CSV_METRICS = ("perplexity", "loss", "f_evaluations_per_token", "residual", "unc
 
 @dataclass(frozen=True)
 class PerplexityEntry:
-    """One measured perplexity and the published one of the same thing."""
+    """One measured perplexity and the published one of the same thing.
+
+    `first_tokens`: how many tokens it was measured on, where others at this length saw more; such a number is not to be
+    compared with theirs.
+    """
 
     cell: PerplexityCell
     published: PublishedPerplexity | None
+    first_tokens: int | None = None
 
     @property
     def perplexity(self) -> Spread:
@@ -85,11 +90,19 @@ def perplexity_tables(
 def _row(comparison: Comparison, line: Line, published: Published) -> PerplexityRow:
     cells = {cell.first.length: cell for cell in line.cells}
     entries = tuple(
-        PerplexityEntry(cells[length], published.perplexity_beside(cells[length].first)) if length in cells else None
-        for length in comparison.lengths
+        _entry(comparison, cells[length], published) if length in cells else None for length in comparison.lengths
     )
     name, is_headline = comparison.name(line), comparison.is_headline(line)
     return PerplexityRow(name, line, is_headline, _relative_flops(comparison, line), entries)
+
+
+def _entry(comparison: Comparison, cell: PerplexityCell, published: Published) -> PerplexityEntry:
+    point = cell.first
+    others = (other for line in comparison.lines for other in line.cells if other.first.length == point.length)
+    most = max(other.first.num_tokens or 0 for other in others)
+    num_tokens = point.num_tokens or None
+    first_tokens = num_tokens if num_tokens is not None and num_tokens < most else None
+    return PerplexityEntry(cell, published.perplexity_beside(point), first_tokens)
 
 
 def _relative_flops(comparison: Comparison, line: Line) -> float | None:
@@ -159,7 +172,7 @@ def perplexity_latex(tables: Sequence[PerplexityTable]) -> str:
 def _latex_table(table: PerplexityTable) -> str:
     heads = " & ".join(f"$L={length}$" for length in table.lengths)
     lines = [
-        f"% {table.comparison.title}: held-out perplexity, mean over seeds (range)",
+        f"% {table.comparison.title}: held-out perplexity, mean over seeds (range); * on the first rows only",
         rf"\begin{{tabular}}{{ll{'r' * (4 + len(table.lengths))}}}",
         r"\toprule",
         rf"Model & Mode & Seeds & Parameters & Tokens & FLOPs & {heads} \\",
@@ -182,8 +195,12 @@ def _latex_row(row: PerplexityRow) -> str:
         "--" if row.tokens is None else short_count(row.tokens),
         "--" if row.relative_flops is None else rf"{row.relative_flops:.3g}$\times$",
     ]
-    entries = ["" if entry is None else latex_spread(entry.perplexity, ".2f") for entry in row.entries]
+    entries = ["" if entry is None else _latex_entry(entry) for entry in row.entries]
     return " & ".join([escape(row.name), escape(row.line.mode), *numbers, *entries]) + r" \\"
+
+
+def _latex_entry(entry: PerplexityEntry) -> str:
+    return latex_spread(entry.perplexity, ".2f") + ("$^*$" if entry.first_tokens else "")
 
 
 def _latex_published(table: PerplexityTable) -> Iterator[str]:

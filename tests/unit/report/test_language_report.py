@@ -227,6 +227,16 @@ def test_word_problems_of_several_phases_are_told_apart(tmp_path: Path) -> None:
     assert names == {"a5-implicit (unrolled 4)", "a5-implicit (16+4)"}
 
 
+def test_number_from_fewer_rows_than_its_neighbours_says_so(tmp_path: Path) -> None:
+    def few_rows(record: Record) -> Record:
+        return record | ({"num_tokens": 254} if record["mode"] == "sequential" else {})
+
+    runs = [replace(run, seeds=(0,)) for run in MAMBA2[:2]]
+    made = make_report(tmp_path, make_language_runs(tmp_path / "results", runs, few_rows))
+    assert (made / "index.html").read_text().count("first 254 tokens only") == 2 * 3  # two phases, three lengths
+    assert (made / "tables" / "perplexity.tex").read_text().count("$^*$") == 2 * 3
+
+
 def test_sample_covers_both_kinds_of_models() -> None:
     assert {run.is_implicit for run in MAMBA2} == {True, False}
     assert all(isinstance(run, LanguageRun) for run in MAMBA2)
