@@ -32,6 +32,8 @@ from implicit_llm.runs.fill import fill
 from implicit_llm.runs.run_directory import DECLARED
 from implicit_llm.runs.stage import StageContext, StageResult
 
+# What it reads of its inputs beside their records. Their weights need not be there, nor be hashed again.
+INPUT_NAMES = frozenset({"metrics.json"})
 DEFAULT_TITLE = "Implicit language models are RNNs"
 
 

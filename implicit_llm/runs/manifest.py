@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -106,13 +106,15 @@ class Manifest:
         except ManifestError:
             return None
 
-    def verify(self, run_dir: Path, level: Level = "size") -> None:
-        """Check every file below `run_dir` against its record.
+    def verify(self, run_dir: Path, level: Level = "size", names: Collection[str] | None = None) -> None:
+        """Check every file below `run_dir` against its record; with `names`, only files that are called so.
 
         Raises: ManifestError for the first one that differs; its `path` is that file.
         """
         for record in self.files:
             path = run_dir / record.path
+            if names is not None and path.name not in names:
+                continue
             try:
                 size = path.stat().st_size
             except OSError as error:

@@ -31,6 +31,7 @@ class StageRequest:
     """What the command line hands to a stage; `identity` is JSON text or `@file`.
 
     `verify`: how inputs, and a result that is already there, are checked; sha256 reads every byte of them.
+    `input_names`: names of the files that the stage reads of its inputs, so that no others are checked; None for all.
     """
 
     run_dir: Path
@@ -39,6 +40,7 @@ class StageRequest:
     runtime: dict[str, Any] = field(default_factory=dict)
     log: Path | None = None
     verify: Level = "sha256"
+    input_names: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
     inputs = {role: Input(path.absolute(), Manifest.read(path / FILE_NAME)) for role, path in request.inputs.items()}
     for role, given in inputs.items():
         _check_input(role, given, identity.upstream[role])
-        given.manifest.verify(given.dir, request.verify)
+        given.manifest.verify(given.dir, request.verify, request.input_names)
     return inputs
 
 

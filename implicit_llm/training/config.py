@@ -116,7 +116,8 @@ class Runtime:
     """What may differ between two runs of the same result.
 
     micro_batch_size: sequences of one forward pass on one device; None takes the whole batch at once.
-    save_every_s, save_steps: a checkpoint is committed after so many seconds, and at multiples of so many steps.
+    save_every_s, save_steps: a checkpoint is committed after so many seconds (more where saving takes long, see
+        save_schedule.py), and at multiples of so many steps.
     grace_s: time between the stop signal and the kill; a save that takes longer is warned of.
     gradient_checkpointing: compute activations again in the backward pass, for less memory; the numbers are the same.
     alarm_*: the solver's health is warned of when, as a mean over the last alarm_window_steps, more than this share of

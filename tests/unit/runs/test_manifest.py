@@ -122,3 +122,10 @@ def test_one_changed_byte_is_found_by_digest_and_not_by_size(manifest: Manifest,
     manifest.verify(run_dir, "size")
     with pytest.raises(ManifestError, match=r"work/a: expected sha256 [0-9a-f]{16}, found [0-9a-f]{16}"):
         manifest.verify(run_dir, "sha256")
+
+
+def test_only_the_named_files_are_checked_when_names_are_given(manifest: Manifest, run_dir: Path) -> None:
+    (run_dir / "work" / "b").unlink()
+    manifest.verify(run_dir, "sha256", names={"a"})
+    with pytest.raises(ManifestError, match="found no file"):
+        manifest.verify(run_dir, "sha256", names={"a", "b"})

@@ -18,7 +18,16 @@ from implicit_llm_workflow.library_configs import package_dir
 from implicit_llm_workflow.project_sources import Imported, Project, Source, SourceError
 
 LIBRARY = "implicit_llm"
-PLUMBING = ("implicit_llm.runs", "implicit_llm.tracking", "implicit_llm.testing")
+PLUMBING = (
+    "implicit_llm.runs",
+    "implicit_llm.tracking",
+    "implicit_llm.testing",
+    "implicit_llm.evaluation.progress",
+    "implicit_llm.training.device_peak",
+    "implicit_llm.training.solver_alarm",
+    "implicit_llm.training.speed",
+    "implicit_llm.training.status",
+)
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".yaml"}
 
 

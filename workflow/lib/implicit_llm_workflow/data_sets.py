@@ -176,19 +176,20 @@ def _language_model(name: str, item: Mapping[str, Any], source: str) -> Language
 
 
 def _corpus(corpus: Mapping[str, Any]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
     match corpus["source"]:
         case "files":
-            return {"source": "files", "files": list(corpus["files"]), "field": corpus.get("field", "text")}
+            given = {"files": list(corpus["files"]), "field": corpus.get("field", "text")}
         case "hub":
-            return {
-                "source": "hub",
+            given = {
                 "dataset": corpus["dataset"],
                 "revision": corpus.get("revision"),
                 "split": corpus.get("split", "train"),
                 "field": corpus.get("field", "text"),
             }
-        case source:
-            return {"source": source}
+    if "max_document_bytes" in corpus:
+        given["max_document_bytes"] = int(corpus["max_document_bytes"])
+    return {"source": corpus["source"], **given}
 
 
 def _tokenizer(tokenizer: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:

@@ -87,7 +87,10 @@ def train(
     micro_batch_size: Annotated[
         int, typer.Option(min=0, help="Sequences of one forward pass; 0 takes the whole batch at once.")
     ] = 0,
-    save_every_s: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 60.0,
+    save_every_s: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds between checkpoints; more where saving takes over 2 % of the time."),
+    ] = 60.0,
     save_steps: Annotated[
         int, typer.Option(min=0, help="Steps between checkpoints as well; 0 saves by time alone.")
     ] = 0,
@@ -102,6 +105,12 @@ def train(
         float | None,
         typer.Option(min=0, help="Seconds from the stop signal to the kill; warns when a save takes longer."),
     ] = None,
+    alarm_unconverged_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Warn when more than this share of the tokens has no fixed point.")
+    ] = 0.5,
+    alarm_residual: Annotated[
+        float, typer.Option(min=0, help="Warn when the largest residual stays above this one.")
+    ] = 0.5,
     resume: Annotated[
         Path | None, typer.Option(help="Checkpoint, or run directory with one, of the same identity to go on from.")
     ] = None,
@@ -129,6 +138,8 @@ def train(
         "tf32": tf32,
         "progress": progress,
         "grace_s": grace_s,
+        "alarm_unconverged_share": alarm_unconverged_share,
+        "alarm_residual": alarm_residual,
         "resume": resume,
     }
     _run_stage("train", run_dir, identity, inputs, log, **runtime)
@@ -213,17 +224,18 @@ def _run_stage(
     from implicit_llm.runs.identity import Identity
     from implicit_llm.runs.stage import StageRequest, run_stage
 
-    module = stage_module(stage, Identity.parse(identity).config)
+    name = stage_module(stage, Identity.parse(identity).config)
     try:
-        body = importlib.import_module(module).run
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != module:
+        if error.name != name:
             raise
-        kind = module.rpartition(".")[2]
+        kind = name.rpartition(".")[2]
         raise OptionError(
             f"--identity: stage {stage} has no kind {kind!r}; let the workflow make the identity"
         ) from error
-    run_stage(StageRequest(run_dir, identity, directories, options, log), body)
+    input_names = getattr(module, "INPUT_NAMES", None)
+    run_stage(StageRequest(run_dir, identity, directories, options, log, input_names=input_names), module.run)
 
 
 def parse_inputs(options: list[str]) -> dict[str, Path]:

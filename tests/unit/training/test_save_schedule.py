@@ -1,0 +1,59 @@
+"""Saves by the clock, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from implicit_llm.training import save_schedule
+from implicit_llm.training.config import Runtime
+from implicit_llm.training.preemption import StopRequest
+from implicit_llm.training.save_schedule import SaveSchedule
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(save_schedule, "time", clock)
+    return clock
+
+
+def steps_saved(clock: Clock, *, save_s: float, num_steps: int, **runtime: Any) -> list[int]:
+    """Steps of one second each after which a state is saved, when a save takes `save_s`."""
+    args = TrainingArguments(output_dir="unused", use_cpu=True)
+    saved = []
+    with StopRequest() as stop:
+        schedule = SaveSchedule(Runtime(**runtime), stop)
+        state = TrainerState(max_steps=10**6)
+        schedule.on_train_begin(args, state, TrainerControl())
+        for step in range(1, num_steps + 1):
+            clock.now += 1.0
+            state.global_step = step
+            control = schedule.on_step_end(args, state, TrainerControl())
+            if control.should_save:
+                saved.append(step)
+                clock.now += save_s
+                schedule.on_save(args, state, control)
+    return saved
+
+
+def test_a_quick_save_is_made_at_every_interval(clock: Clock) -> None:
+    assert steps_saved(clock, save_s=0.0, num_steps=31, save_every_s=10.0) == [10, 20, 30]
+
+
+def test_slow_saves_by_the_clock_take_a_fiftieth_of_the_time(clock: Clock) -> None:
+    assert steps_saved(clock, save_s=2.0, num_steps=250, save_every_s=10.0) == [10, 110, 210]
+
+
+def test_saves_at_given_steps_are_made_however_long_they_take(clock: Clock) -> None:
+    assert steps_saved(clock, save_s=60.0, num_steps=30, save_every_s=1000.0, save_steps=10) == [10, 20, 30]
