@@ -77,6 +77,7 @@ def render(content: PageContent, assets: Path) -> str:
     environment.globals |= {
         "sources_of": lambda roles: sources_of(content.inputs, roles),
         "symbols": SYMBOLS,
+        "not_run": NOT_RUN,
         "mark_words": MARK_WORDS,
         "git": git_words,
         "command": command_words,
