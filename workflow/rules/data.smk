@@ -42,11 +42,11 @@ use rule word_problem_data as tokenizer with:
         runtime=120,
 
 
-# Tokenises on all cores; Snakemake lowers the number to those it has, so that shards then run one after another.
+# Remembered pieces of text leave little to encode: several shards at once use a machine better than one on all cores.
 use rule word_problem_data as token_shard with:
     wildcard_constraints:
         data=job.names("data", "token_shard"),
-    threads: 32
+    threads: 2
     resources:
         mem_mb=16000,
         runtime=720,

@@ -47,6 +47,12 @@ def test_planning_an_experiment_loads_no_heavy_package() -> None:
     assert loaded_after(plan, use) == []
 
 
+def test_making_data_loads_no_models() -> None:
+    start = "from implicit_llm_workflow.library_module import leave_out_models; leave_out_models()"
+    use = "from implicit_llm.runs import stage; from implicit_llm.data.stages import catbabi, token_shard, word_problem"
+    assert set(loaded_after(start, use)) == {"numpy", "implicit_llm"}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, _ = run(capsys, *command.split(), "--help")

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.library_configs import package_dir
+from implicit_llm_workflow.library_configs import LIBRARY, package_dir
 from implicit_llm_workflow.project_sources import Imported, Project, Source, SourceError
 
-LIBRARY = "implicit_llm"
 PLUMBING = (
     "implicit_llm.runs",
     "implicit_llm.tracking",

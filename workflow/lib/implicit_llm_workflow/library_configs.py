@@ -11,11 +11,12 @@ from typing import Any
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.validation import check_keys, nearest
 
+LIBRARY = "implicit_llm"
 # Written by save_pretrained beside the model's own fields; they say who wrote the file, not what the model is.
 _BOOKKEEPING = ("architectures", "transformers_version", "_name_or_path", "dtype")
 
 
-def package_dir(package: str = "implicit_llm") -> Path:
+def package_dir(package: str = LIBRARY) -> Path:
     """The folder of a top-level package, found without running it. Raises: ConfigError when it is not installed."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:

@@ -13,6 +13,7 @@ import typer
 
 from implicit_llm_workflow.code_digest import stage_module
 from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.library_module import leave_out_models
 
 # Beside the results, which are not part of a checkout either.
 DEFAULT_DOWNLOADS = Path("results/downloads")
@@ -182,6 +183,7 @@ def report(run_dir: RunDir, identity: IdentityText, inputs: Inputs = None, log: 
     _run_stage("report", run_dir, identity, inputs, log)
 
 
+STAGES_WITHOUT_MODELS = ("data", "report")
 COMMANDS = (data, train, evaluate, report)
 
 mlflow = typer.Typer(
@@ -221,6 +223,8 @@ def _run_stage(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     directories = parse_inputs(inputs or [])
     options = {key: value for key, value in runtime.items() if value is not None}
+    if stage in STAGES_WITHOUT_MODELS:
+        leave_out_models()
     from implicit_llm.runs.identity import Identity
     from implicit_llm.runs.stage import StageRequest, run_stage
 
