@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm.data.corpus_file import CorpusError, CorpusFile, Document, TextFormat, checked
-from implicit_llm.data.corpus_paths import find_hub_files
-
-FOLDER = "hub"  # below the folder of fetched files, with one folder for each data set in it
-FETCH = "type `snakemake prefetch --configfile FILE` with the experiment's FILE where there is a network"
+from implicit_llm.data.corpus_paths import hand_put_files, named_files
+from implicit_llm.data.fetched_files import FETCH, FOLDER, Wanted, fetched_files
 
 
 class StreamedFile:
@@ -41,13 +39,15 @@ class StreamedFile:
 def open_hub(name: tuple[str, str | None, str], downloads: Path, text_format: TextFormat) -> Sequence[CorpusFile]:
     """The files of a data set, `name` being its name, revision and split.
 
-    Raises: CorpusError when it is neither fetched nor to be had.
+    Raises: CorpusError when it is neither fetched nor to be had; FetchedFilesError when it is not what was fetched.
     """
     dataset, revision, split = name
     folder = downloads / FOLDER / dataset
-    files = find_hub_files(folder, split, text_format) if folder.is_dir() else []
-    if files:
-        return files
+    paths = fetched_files(folder, Wanted("dataset", revision, split))
+    if paths is None:
+        paths = hand_put_files(folder, split)
+    if paths:
+        return named_files(folder, paths, text_format)
     if is_offline():
         raise CorpusError(
             f"{dataset}: no files of it in {folder} and the hub is offline; {FETCH}, or set HF_HUB_OFFLINE=0"

@@ -22,11 +22,15 @@ def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat
     return list(found.values())
 
 
-def find_hub_files(folder: Path, split: str, text_format: TextFormat) -> list[TextFile]:
-    """Fetched files of a data set: those with `split` in their name, or all, if none of them says."""
+def hand_put_files(folder: Path, split: str) -> list[Path]:
+    """Files of a data set that somebody put there: those with `split` in their name, or all, if none of them says."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and _is_text(path)]
-    of_split = [path for path in paths if split in _words(path.relative_to(folder))]
-    return [TextFile(path.relative_to(folder).as_posix(), path, text_format) for path in of_split or paths]
+    return [path for path in paths if split in _words(path.relative_to(folder))] or paths
+
+
+def named_files(folder: Path, paths: Sequence[Path], text_format: TextFormat) -> list[TextFile]:
+    """With names relative to `folder`, so that they are the same on every machine."""
+    return [TextFile(path.relative_to(folder).as_posix(), path, text_format) for path in paths]
 
 
 def _matches(pattern: str, downloads: Path) -> list[tuple[str, Path]]:

@@ -11,8 +11,9 @@ from typing import Literal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from implicit_llm.data.corpus import CorpusConfig, open_share
-from implicit_llm.data.corpus_hub import FETCH, FOLDER, is_offline
+from implicit_llm.data.corpus_hub import is_offline
 from implicit_llm.data.document_split import DocumentSplit
+from implicit_llm.data.fetched_files import FETCH, FOLDER, Wanted, fetched_files
 from implicit_llm.data.shard_format import token_dtype
 from implicit_llm.runs.errors import UserError
 
@@ -63,7 +64,7 @@ class TokenizerConfig:
 def make_tokenizer(config: TokenizerConfig, downloads: Path) -> str:
     """The content of tokenizer.json, checked; `downloads` is the folder of fetched files.
 
-    Raises: TokenizerError, CorpusError.
+    Raises: TokenizerError, CorpusError, FetchedFilesError.
     """
     if config.source == "trained":
         text = _train(config, downloads)
@@ -124,10 +125,13 @@ def _from_file(config: TokenizerConfig, downloads: Path) -> str:
 
 
 def _from_hub(config: TokenizerConfig, downloads: Path) -> str:
-    """From the folder of fetched files, else from the hub's cache or the network."""
+    """From the folder of fetched files, else from the hub's cache or the network. Raises: FetchedFilesError."""
     assert config.name is not None
-    fetched = downloads / FOLDER / config.name / FILE_NAME
-    if not fetched.is_file():
+    folder = downloads / FOLDER / config.name
+    fetched = folder / FILE_NAME
+    if fetched.is_file():
+        fetched_files(folder, Wanted("tokenizer", config.revision))  # for its errors
+    else:
         fetched = _download(config.name, config.revision)
     return _decoded(fetched.read_bytes(), fetched)
 

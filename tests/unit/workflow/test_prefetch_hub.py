@@ -8,10 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from implicit_llm.data.corpus import CorpusConfig, open_share
+from implicit_llm.data.fetched_files import FetchedFilesError
 from implicit_llm_workflow.prefetch_http import FetchError
 from implicit_llm_workflow.prefetch_hub import RemoteFile, fetched_before, put_by_hand, require_space, wanted_files
 from implicit_llm_workflow.prefetch_needs import HubFiles, HubModel
@@ -37,9 +40,9 @@ def hub() -> Iterator[FileServer]:
         yield state
 
 
-def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes]) -> None:
+def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes], commit: str = COMMIT) -> None:
     """A repository as the hub's interface shows it."""
-    about = {"id": name, "sha": COMMIT, "siblings": [{"rfilename": path} for path in files]}
+    about = {"id": name, "sha": commit, "siblings": [{"rfilename": path} for path in files]}
     tree = []
     for path, content in files.items():
         blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
@@ -49,11 +52,11 @@ def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes]) ->
             entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 130}
         tree.append(entry)
         prefix = "" if kind == "models" else f"/{kind}"
-        url = f"{prefix}/{name}/resolve/{COMMIT}/{path}"
-        state.files[url], state.headers[url] = content, {"X-Repo-Commit": COMMIT}
+        url = f"{prefix}/{name}/resolve/{commit}/{path}"
+        state.files[url], state.headers[url] = content, {"X-Repo-Commit": commit}
     as_json = {"Content-Type": "application/json"}
-    urls = {f"/api/{kind}/{name}": about, f"/api/{kind}/{name}/revision/main": about}
-    for url, value in {**urls, f"/api/{kind}/{name}/tree/{COMMIT}": tree}.items():
+    urls = {f"/api/{kind}/{name}{end}": about for end in ("", "/revision/main", f"/revision/{commit}")}
+    for url, value in {**urls, f"/api/{kind}/{name}/tree/{commit}": tree}.items():
         state.files[url], state.headers[url] = json.dumps(value).encode(), as_json
 
 
@@ -81,8 +84,9 @@ def test_the_files_of_the_split_are_fetched_checked_and_recorded(hub: FileServer
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.jsonl")}
     assert found == {path for path in TEXTS if "train" in path}
     manifest = json.loads((tmp_path / "hub" / "owner" / "texts.fetched.json").read_text())
-    assert manifest["commit"] == COMMIT
-    assert {item["path"]: item["sha256"] for item in manifest["files"]} == {
+    (fetch,) = manifest["fetches"]
+    assert fetch["commit"] == COMMIT
+    assert {item["path"]: item["sha256"] for item in fetch["files"]} == {
         path: hashlib.sha256(TEXTS[path]).hexdigest() for path in found
     }
     assert "2 files" in str(fetched_before(DATASET, tmp_path))
@@ -110,6 +114,25 @@ def test_content_that_differs_from_the_digest_of_the_hub_is_removed(hub: FileSer
     assert f"{path}: did not have the digest that the hub gives; removed" in what
     assert not (tmp_path / "hub" / "owner" / "texts" / path).exists()
     assert fetched_before(DATASET, tmp_path) is None
+
+
+def test_the_jobs_read_what_was_fetched_split_by_split(hub: FileServer, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        assert satisfy(hub, replace(DATASET, split=split), tmp_path)[0] == "fetched"
+    for split, count in (("train", 2), ("test", 1)):
+        corpus = CorpusConfig("hub", dataset=DATASET.name, split=split, revision=COMMIT)
+        assert [file.name for file in open_share(corpus, tmp_path).files] == [name for name in TEXTS if split in name]
+        assert f"{count} files" in str(fetched_before(replace(DATASET, split=split), tmp_path))
+
+
+def test_while_another_commit_is_fetched_the_record_of_the_last_one_is_gone(hub: FileServer, tmp_path: Path) -> None:
+    satisfy(hub, DATASET, tmp_path)
+    newer = COMMIT[::-1]
+    publish(hub, "datasets", DATASET.name, {**TEXTS, "data/train-00002-of-00002.jsonl": b"x"}, newer)
+    hub.files.pop(f"/datasets/{DATASET.name}/resolve/{newer}/data/train-00002-of-00002.jsonl")
+    assert satisfy(hub, replace(DATASET, revision=newer), tmp_path)[0] == "failed"
+    with pytest.raises(FetchedFilesError, match=r"a fetch into it was not finished"):
+        open_share(CorpusConfig("hub", dataset=DATASET.name), tmp_path)
 
 
 def test_of_a_tokenizer_only_its_file_is_fetched(hub: FileServer, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Fetching files of the Hugging Face hub below the downloads folder: resumable, checked, with a manifest beside them.
 
     hub/<owner>/<name>/...              the files, where the jobs look for them
-    hub/<owner>/<name>.fetched.json     commit, and path, size and sha256 of each file
+    hub/<owner>/<name>.fetched.json     of each fetch the need, the commit, and path, size and sha256 of each file
 
-The manifest is written last; while it is there and the sizes agree, nothing is fetched and no network is needed.
+The manifest is written last; while it is there and the sizes agree, nothing is fetched and no network is needed. It
+has one fetch for each need, of a data set all of one commit: others are taken out before their files are replaced.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,20 @@ class FetchedFile:
     sha256: str
 
 
+@dataclass(frozen=True)
+class Fetch:
+    """A finished one."""
+
+    need: HubFiles
+    commit: str
+    files: list[FetchedFile]
+
+    @property
+    def in_words(self) -> str:
+        size = sum(file.size for file in self.files)
+        return f"{len(self.files)} files, {size / 1e9:,.2f} GB, commit {self.commit[:12]}"
+
+
 def hub_folder(need: HubFiles, downloads: Path) -> Path:
     return downloads / FOLDER / need.name
 
@@ -56,15 +71,10 @@ def manifest_path(need: HubFiles, downloads: Path) -> Path:
 def fetched_before(need: HubFiles, downloads: Path) -> str | None:
     """What is there, in words; None unless all files of the manifest are, at their sizes and of the wanted revision."""
     folder = hub_folder(need, downloads)
-    try:
-        values = json.loads(manifest_path(need, downloads).read_bytes())
-        files = [FetchedFile(**item) for item in values["files"]]
-        is_same = values["need"] == asdict(need)
-    except (OSError, ValueError, KeyError, TypeError):
+    fetch = next((fetch for fetch in _fetches(need, downloads) if fetch.need == need), None)
+    if fetch is None or not fetch.files or any(_size(folder / file.path) != file.size for file in fetch.files):
         return None
-    if not is_same or not files or any(_size(folder / file.path) != file.size for file in files):
-        return None
-    return f"{len(files)} files, {sum(file.size for file in files) / 1e9:,.2f} GB, commit {values['commit'][:12]}"
+    return fetch.in_words
 
 
 def put_by_hand(need: HubFiles, downloads: Path) -> int:
@@ -90,6 +100,8 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> str:
         tree = api.list_repo_tree(need.name, repo_type=repo_type, revision=commit, recursive=True)
         wanted = wanted_files(need, [_remote(entry) for entry in tree if hasattr(entry, "blob_id")])
         require_space(folder, wanted)
+        others = _others(need, downloads, str(commit))
+        _write_manifest(need, downloads, others)
         snapshot_download(
             need.name,
             repo_type=repo_type,
@@ -101,9 +113,9 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> str:
         raise
     except Exception as error:  # of the hub, its client and the network: many kinds, all the same to the user
         raise FetchError(f"{need.kind} {need.name}: {_first_line(error)}; {_advice(need, folder)}") from error
-    files = check_files(need, folder, wanted)
-    _write_manifest(need, downloads, str(commit), files)
-    return f"{len(files)} files, {sum(file.size for file in files) / 1e9:,.2f} GB, commit {str(commit)[:12]}"
+    fetch = Fetch(need, str(commit), check_files(need, folder, wanted))
+    _write_manifest(need, downloads, [*others, fetch])
+    return fetch.in_words
 
 
 def wanted_files(need: HubFiles, files: Iterable[RemoteFile]) -> list[RemoteFile]:
@@ -167,9 +179,31 @@ def _digests(path: Path, bar: Any) -> tuple[str, str, int]:
     return sha256.hexdigest(), blob.hexdigest(), size
 
 
-def _write_manifest(need: HubFiles, downloads: Path, commit: str, files: list[FetchedFile]) -> None:
+def _fetches(need: HubFiles, downloads: Path) -> list[Fetch]:
+    """Those of the manifest; none if there is none that can be read."""
+    try:
+        values = json.loads(manifest_path(need, downloads).read_bytes())
+        return [
+            Fetch(HubFiles(**item["need"]), item["commit"], [FetchedFile(**file) for file in item["files"]])
+            for item in values["fetches"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _others(need: HubFiles, downloads: Path, commit: str) -> list[Fetch]:
+    """The fetches that one of `need` at `commit` leaves valid."""
+    others = [fetch for fetch in _fetches(need, downloads) if fetch.need != need]
+    return [fetch for fetch in others if fetch.commit == commit or fetch.need.kind != need.kind]
+
+
+def _write_manifest(need: HubFiles, downloads: Path, fetches: list[Fetch]) -> None:
+    """Without fetches there is none."""
     path = manifest_path(need, downloads)
-    values: Mapping[str, Any] = {"need": asdict(need), "commit": commit, "files": [asdict(file) for file in files]}
+    if not fetches:
+        path.unlink(missing_ok=True)
+        return
+    values = {"fetches": [asdict(fetch) for fetch in fetches]}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)

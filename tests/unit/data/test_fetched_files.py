@@ -1,0 +1,117 @@
+"""Which files of the downloads a job takes for the corpus: those that prefetch recorded, or put there by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm.data.corpus import CorpusConfig, open_share
+from implicit_llm.data.fetched_files import Wanted, fetched_files
+from implicit_llm.data.tokenizer import TokenizerConfig, make_tokenizer
+from implicit_llm.runs.errors import UserError
+from tests.unit.data.text_samples import write_corpus, write_jsonl
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NEED = {"kind": "dataset", "name": "who/what", "revision": "v1", "split": "train"}
+AGAIN = "type `implicit-llm prefetch --config FILE` with the experiment's FILE where there is a network"
+
+
+@pytest.fixture
+def downloads(tmp_path: Path) -> Path:
+    """Two files of the split train, as prefetch leaves them, without a record."""
+    for number in (1, 0):
+        write_jsonl(folder_of(tmp_path) / "data" / f"train-{number}.jsonl", [f"text {number}"])
+    (folder_of(tmp_path) / ".cache" / "huggingface").mkdir(parents=True)
+    return tmp_path
+
+
+def folder_of(downloads: Path) -> Path:
+    return downloads / "hub" / "who" / "what"
+
+
+def record(downloads: Path, *names: str, **need: Any) -> Path:
+    """The record of a fetch of these files, beside those that are recorded already."""
+    folder = folder_of(downloads)
+    path = folder.with_name("what.fetched.json")
+    fetches = json.loads(path.read_text())["fetches"] if path.exists() else []
+    files = [{"path": name, "size": (folder / name).stat().st_size, "sha256": "0" * 64} for name in names]
+    path.write_text(json.dumps({"fetches": [*fetches, {"need": {**NEED, **need}, "commit": COMMIT, "files": files}]}))
+    return path
+
+
+def names(downloads: Path, **changes: Any) -> list[str]:
+    config = CorpusConfig("hub", dataset="who/what", **changes)
+    return [file.name for file in open_share(config, downloads).files]
+
+
+def refusal(downloads: Path, **changes: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        names(downloads, **changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_fetch_that_was_not_finished_is_not_taken_for_the_corpus(downloads: Path) -> None:
+    message = refusal(downloads)
+    assert message.startswith(f"{folder_of(downloads)}: a fetch into it was not finished; {AGAIN}")
+
+
+def test_files_put_there_by_hand_are_taken(downloads: Path) -> None:
+    (folder_of(downloads) / ".cache" / "huggingface").rmdir()
+    assert names(downloads) == ["data/train-0.jsonl", "data/train-1.jsonl"]
+    assert fetched_files(downloads / "hub" / "who" / "nobody", Wanted("dataset", None, "train")) is None
+
+
+@pytest.mark.parametrize("revision", [None, "v1", COMMIT, COMMIT[:8]])
+def test_only_the_recorded_files_are_read_in_the_order_of_their_names(downloads: Path, revision: str | None) -> None:
+    record(downloads, "data/train-1.jsonl", "data/train-0.jsonl")
+    write_jsonl(folder_of(downloads) / "data" / "train-2.jsonl", ["of another version"])
+    assert names(downloads, revision=revision) == ["data/train-0.jsonl", "data/train-1.jsonl"]
+
+
+def test_another_revision_than_the_fetched_one_is_refused(downloads: Path) -> None:
+    path = record(downloads, "data/train-0.jsonl", revision=None)
+    found = f"{path}: revision main (commit 0123456789ab) was fetched, the config names"
+    assert refusal(downloads, revision="v2") == f"{found} v2; {AGAIN}"
+    assert refusal(downloads, revision="0123") == f"{found} 0123; {AGAIN}"
+
+
+def test_each_split_has_its_own_files(downloads: Path) -> None:
+    record(downloads, "data/train-0.jsonl")
+    assert "the split 'test' of the dataset is not among what was fetched" in refusal(downloads, split="test")
+    write_jsonl(folder_of(downloads) / "data" / "test-0.jsonl", ["t"])
+    record(downloads, "data/test-0.jsonl", split="test")
+    assert names(downloads, split="test") == ["data/test-0.jsonl"]
+    assert names(downloads) == ["data/train-0.jsonl"]
+
+
+def test_a_file_that_is_gone_or_of_another_size_is_named(downloads: Path) -> None:
+    record(downloads, "data/train-0.jsonl", "data/train-1.jsonl")
+    path = folder_of(downloads) / "data" / "train-1.jsonl"
+    path.write_bytes(b"short")
+    assert refusal(downloads) == f"{path}: has 5 bytes instead of 19; {AGAIN}"
+    path.unlink()
+    assert refusal(downloads) == f"{path}: is missing; {AGAIN}"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"fetches": [1]}', '{"fetches": [{"need": {}}]}', '{"files": []}'])
+def test_a_damaged_record_is_named(downloads: Path, text: str) -> None:
+    path = record(downloads, "data/train-0.jsonl")
+    path.write_text(text)
+    assert refusal(downloads).startswith(f"{path}: no record of a fetch (")
+
+
+def test_a_fetched_tokenizer_is_of_the_revision_that_the_config_names(tmp_path: Path) -> None:
+    trained = TokenizerConfig("trained", 300, corpus=CorpusConfig(**write_corpus(tmp_path)))
+    text = make_tokenizer(trained, tmp_path)
+    folder_of(tmp_path).mkdir(parents=True)
+    (folder_of(tmp_path) / "tokenizer.json").write_text(text)
+    pinned = TokenizerConfig("hub", 300, name="who/what", revision="v2")
+    assert make_tokenizer(pinned, tmp_path) == text  # put there by hand
+    record(tmp_path, "tokenizer.json", kind="tokenizer", split=None)
+    with pytest.raises(UserError, match=r"revision v1 \(commit 0123456789ab\) was fetched, the config names v2"):
+        make_tokenizer(pinned, tmp_path)
+    assert make_tokenizer(TokenizerConfig("hub", 300, name="who/what"), tmp_path) == text
