@@ -84,7 +84,7 @@ def test_a_file_named_as_missing_is_left_out_whether_it_is_there_or_not(tmp_path
 @pytest.mark.usefixtures("official")
 def test_a_file_that_is_absent_is_named_with_both_ways_out(tmp_path: Path) -> None:
     message = refused(write_archive(tmp_path / "a.tar.gz", in_folder({ONE: CONTENTS[ONE]})))
-    assert f"a.tar.gz: {TWO} is not in the archive; type `snakemake prefetch" in message
+    assert f"a.tar.gz: {TWO} is not in the archive; type `implicit-llm prefetch" in message
     assert "text.missing_files" in message
 
 
@@ -94,7 +94,7 @@ def test_a_file_of_which_one_byte_differs_is_named(tmp_path: Path, name: str) ->
     archive = write_archive(tmp_path / "a.tar.gz", in_folder({**CONTENTS, name: CONTENTS[name].replace(b".", b"!")}))
     message = refused(archive)
     assert f"{name} is damaged" in message
-    assert "remove a.tar.gz and type `snakemake prefetch" in message
+    assert "remove a.tar.gz and type `implicit-llm prefetch" in message
 
 
 @pytest.mark.usefixtures("official")
@@ -136,7 +136,7 @@ def test_without_an_archive_both_names_and_the_command_are_said(tmp_path: Path) 
         find_archive(tmp_path)
     message = str(caught.value)
     assert str(tmp_path) in message
-    assert all(name in message for name in (*ARCHIVES, "`snakemake prefetch", "--downloads"))
+    assert all(name in message for name in (*ARCHIVES, "`implicit-llm prefetch", "--downloads"))
     assert "\n" not in message
 
 

@@ -216,7 +216,7 @@ def test_an_offline_hub_says_what_to_type(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     message = refusal(CorpusConfig("hub", dataset="who/what"), tmp_path)
     assert message.startswith(f"who/what: no files of it in {tmp_path / 'hub' / 'who' / 'what'} and the hub is offline")
-    assert "`snakemake prefetch --configfile FILE`" in message
+    assert "`implicit-llm prefetch --config FILE`" in message
     assert message.endswith("or set HF_HUB_OFFLINE=0")
 
 

@@ -113,7 +113,7 @@ def test_a_hub_tokenizer_is_taken_from_the_fetched_files(tmp_path: Path) -> None
         ({"source": "file", "file": "small.json", "vocab_size": 299}, "vocab_size: 299 is less than"),
         (
             {"source": "hub", "name": "who/nobody"},
-            "the hub is out of reach; type `snakemake prefetch",
+            "the hub is out of reach; type `implicit-llm prefetch",
         ),
     ],
 )

@@ -29,7 +29,7 @@ def prefetch(
     **Example**
 
         implicit-llm prefetch --config paper --downloads /scratch/downloads
-        snakemake prefetch --profile profiles/cluster --configfile workflow/config/paper.yaml
+        snakemake prefetch --profile profiles/local --configfile workflow/config/paper.yaml
     """
     from implicit_llm_workflow.plan import RESULTS
     from implicit_llm_workflow.prefetch import downloads_folder, satisfy
