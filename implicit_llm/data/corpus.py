@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,10 +55,27 @@ class CorpusConfig:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """All files of a corpus in brief: what shards that make up one data set must agree on.
+
+    sha256: of names and sizes in their order.
+    """
+
+    num_files: int
+    sha256: str
+
+    @classmethod
+    def of(cls, files: Sequence[CorpusFile]) -> Listing:
+        lines = json.dumps([[file.name, file.size] for file in files])
+        return cls(len(files), hashlib.sha256(lines.encode("ascii")).hexdigest())
+
+
+@dataclass(frozen=True)
 class Share:
-    """The files of one shard."""
+    """The files of one shard; listing: of those of all shards."""
 
     files: Sequence[CorpusFile]
+    listing: Listing
 
     @property
     def size(self) -> int | None:
@@ -93,4 +112,4 @@ def open_share(config: CorpusConfig, downloads: Path, shard: int = 0, num_shards
             f"num_shards: {num_shards} shards are more than the corpus has files, {len(files)}; "
             f"use at most {len(files)}, or cut the corpus into more files"
         )
-    return Share(files[shard::num_shards])
+    return Share(files[shard::num_shards], Listing.of(files))

@@ -18,18 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from implicit_llm.data.corpus import CorpusConfig
+from implicit_llm.data.corpus import CorpusConfig, Listing
 from implicit_llm.data.corpus_file import Document
 from implicit_llm.data.document_split import SPLITS, DocumentSplit, Split
 from implicit_llm.data.encoding import Encoder
 from implicit_llm.data.hashed_file import HashedFile
-from implicit_llm.data.shard_format import TOKEN_TYPE, ShardFile, token_dtype
+from implicit_llm.data.shard_format import TOKEN_TYPE, ShardFile, rebuild_hint, token_dtype
 from implicit_llm.runs.atomic import write_atomic
 from implicit_llm.runs.errors import UserError
 from implicit_llm.testing import faults
 
 RECORD_NAME = "shard.json"
-FORMAT = 1
+FORMAT = 2  # 1 had no listing of the corpus
 BATCH_BYTES = 1 << 22  # of text encoded at once: enough for all cores, and small beside the memory of one core
 
 
@@ -97,7 +97,7 @@ class TokenShardWriter:
     def write(self, documents: Iterable[Document], about: Mapping[str, Any]) -> Iterator[Progress]:
         """Write all documents, with a report after each batch; the files are there when the iterator ends.
 
-        about: further entries of the record, JSON.
+        about: further entries of the record, JSON: vocab_size, source, and listing of the corpus.
         """
         start_s = time.perf_counter()
         with ExitStack() as stack:
@@ -145,9 +145,10 @@ def read_record(directory: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["format"] != FORMAT:
             raise ValueError(f"format {record['format']} is unknown")
+        Listing(**record["listing"])  # for its errors
         return {**record, "files": {split: ShardFile(**record["files"][split]) for split in SPLITS}}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TokenShardError(f"{path}: no record of a shard ({error}); make the shard again") from error
+        raise TokenShardError(f"{path}: no record of a shard ({error}); {rebuild_hint(directory)}") from error
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -27,6 +27,8 @@ from implicit_llm.data.shard_format import (
     rebuild_hint,
 )
 from implicit_llm.runs.atomic import write_atomic
+from implicit_llm.runs.manifest import FILE_NAME as MANIFEST_NAME
+from implicit_llm.runs.manifest import Manifest
 
 LAYOUT = "stream"
 
@@ -96,7 +98,8 @@ class TokenStream:
     def _check(self, part: int, is_deep: bool) -> None:
         damage = damage_of(self.directory, self._parts[part], is_deep)
         if damage:
-            raise self._part_error(part, damage)
+            is_newer = _is_as_made(self._path(part), is_deep)
+            raise self._part_error(part, damage, self.directory if is_newer else None)
 
     def _rows(self, part: int) -> np.ndarray:
         """A view of one part, (rows, length)."""
@@ -112,9 +115,26 @@ class TokenStream:
     def _path(self, part: int) -> Path:
         return Path(os.path.normpath(self.directory / self._parts[part].path))
 
-    def _part_error(self, part: int, damage: str) -> DatasetError:
+    def _part_error(self, part: int, damage: str, to_rebuild: Path | None = None) -> DatasetError:
+        """to_rebuild: by default the run that the part is of."""
         path = self._path(part)
-        return DatasetError(f"shard {part} ({path}) {damage}; {rebuild_hint(path.parent)}")
+        return DatasetError(f"shard {part} ({path}) {damage}; {rebuild_hint(to_rebuild or path.parent)}")
+
+
+def _is_as_made(path: Path, is_deep: bool) -> bool:
+    """Whether a part, `<run>/work/<fingerprint>/<file>`, is what its own run's manifest says.
+
+    Then it was made anew after the index, with other content, and not it but the index is to be made again.
+    """
+    if path.parent.parent.name != "work":  # not below a run directory
+        return False
+    run_dir = path.parents[2]
+    manifest = Manifest.find(run_dir / MANIFEST_NAME)
+    name = path.relative_to(run_dir).as_posix()
+    found = [] if manifest is None else [record for record in manifest.files if record.path == name]
+    return any(
+        damage_of(run_dir, ShardFile(record.path, record.size, record.sha256), is_deep) is None for record in found
+    )
 
 
 def write_index(directory: Path, fields: Mapping[str, Any], parts: Sequence[ShardFile]) -> Path:

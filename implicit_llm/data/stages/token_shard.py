@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from tokenizers import Tokenizer
 from tqdm import tqdm
@@ -36,7 +37,8 @@ def run(context: StageContext) -> StageResult:
     require_ids_below(tokenizer, config.vocab_size)
     writer = TokenShardWriter(context.work, encoder_for(tokenizer), end_of_text, config.split)
     files = [{"name": file.name, "size": file.size} for file in share.files]
-    about = {"vocab_size": config.vocab_size, "source": {**fields, "files": files}}
+    listing = asdict(share.listing)
+    about = {"vocab_size": config.vocab_size, "source": {**fields, "files": files}, "listing": listing}
     _report(context, share, writer.write(share.documents(), about))
     record = read_record(context.work)
     summary = {

@@ -7,6 +7,7 @@ rows of every length can run over its shards' borders.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def run(context: StageContext) -> StageResult:
     config = fill(TokenStreamConfig, fields, where=context.name)
     records = {role: read_record(given.work) for role, given in sorted(context.inputs.items())}
     shared = _shared(context.name, records)
+    _check_listings(context, records)
     parts = [_part(context.work, context.inputs[role], record, config.split) for role, record in records.items()]
     if config.split == "test":
         parts = [_merge(context.work, parts)]
@@ -78,6 +80,25 @@ def _shared(name: str, records: dict[str, dict[str, Any]]) -> dict[str, Any]:
         if other != shared[0]:
             raise StreamError(f"{name}: {role} has {other}, the first shard {shared[0]}; make them with one tokenizer")
     return shared[0]
+
+
+def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -> None:
+    """All shards must have been cut from one list of files: else documents would be missing, or there twice.
+
+    Raises: StreamError.
+    """
+    first = next(iter(records))
+    expected = records[first]["listing"]
+    for role, record in records.items():
+        found = record["listing"]
+        if found == expected:
+            continue
+        pattern = re.sub("[0-9]+$", "*", os.path.relpath(context.inputs[role].dir))
+        raise StreamError(
+            f"{context.name}: {first} and {role} saw different files of the corpus ({expected['num_files']} with "
+            f"digest {expected['sha256'][:12]}, {found['num_files']} with {found['sha256'][:12]}); see that all are "
+            f"there, type `rm -f {pattern}/manifest.json` and run the workflow again: it makes all shards from one list"
+        )
 
 
 def _part(work: Path, given: Input, record: dict[str, Any], split: Split) -> ShardFile:

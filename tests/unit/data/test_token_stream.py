@@ -141,6 +141,43 @@ def test_a_missing_or_short_shard_is_named_on_opening(project: Project, damage: 
         stream_of(project, "train")
 
 
+CORPUS = {"source": "files", "files": ["part-*.jsonl.gz"]}
+
+
+def make_again(project: Project, shard: int) -> None:
+    project.run(f"x-shard-{shard:05d}", shard_config(CORPUS, shard, 3), {"tokenizer": "x-tokenizer"})
+
+
+def test_for_a_shard_made_anew_with_other_content_the_stream_is_to_be_made_again(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    before = len(stream_of(project, "train"))
+    write_jsonl(project.downloads / "part-1.jsonl.gz", ["another text than before " * 20] * 99)
+    for shard in range(3):
+        make_again(project, shard)
+    message = r"shard 1 \(.*\) has \d+ bytes instead of \d+; type `rm -f results/data/x-train/manifest.json` and run"
+    with pytest.raises(DatasetError, match=message):
+        stream_of(project, "train")
+    project.run("x-train", {"kind": "token_stream", "split": "train", "length": LENGTH}, ROLES)  # as it says
+    assert len(stream_of(project, "train")) > before
+
+
+def test_shards_that_saw_different_files_do_not_make_a_stream(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    write_jsonl(project.downloads / "part-3.jsonl.gz", ["came later"])
+    make_again(project, 2)  # whose own file is as before
+    message = refusal(project)
+    assert "y: shard-00000 and shard-00002 saw different files of the corpus (3 with digest " in message
+    assert ", 4 with " in message
+    assert "type `rm -f results/data/x-shard-*/manifest.json` and run the workflow again" in message
+    for shard in range(3):
+        make_again(project, shard)
+    stage.run(project.context("y", {"kind": "token_stream", "split": "train", "length": LENGTH}, ROLES))
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"layout": "stream"}', '{"layout": "stream", "format": 1, "parts": []}']
 )
@@ -204,11 +241,11 @@ def test_what_cannot_be_made_is_refused_in_one_line(project: Project) -> None:
     assert "no shards given" in refusal(project, roles={})
     (project.work("x-shard-00001") / "shard.json").write_text("{")
     assert "shard.json: no record of a shard" in refusal(project)
+    assert "x-shard-00001/manifest.json` and run the workflow again" in refusal(project)
 
 
 def test_shards_of_different_vocabularies_do_not_make_a_stream(project: Project) -> None:
-    corpus = {"source": "files", "files": ["part-*.jsonl.gz"]}
-    project.run("x-shard-00001", {**shard_config(corpus, 1, 3), "vocab_size": 400}, {"tokenizer": "x-tokenizer"})
+    project.run("x-shard-00001", {**shard_config(CORPUS, 1, 3), "vocab_size": 400}, {"tokenizer": "x-tokenizer"})
     assert "y: shard-00001 has {'vocab_size': 400" in refusal(project)
 
 
