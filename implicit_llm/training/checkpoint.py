@@ -27,7 +27,7 @@ from implicit_llm.runs.atomic import commit_directory, storage_errors
 from implicit_llm.runs.manifest import sha256_of
 from implicit_llm.testing import faults
 
-FORMAT = 1
+FORMAT = 2
 MODEL, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random.safetensors"
 STATE, TRAINER_STATE, DIGESTS = "state.json", "trainer_state.json", "checkpoint.json"
 _FILES = (MODEL, OPTIMIZER, RANDOM, STATE, TRAINER_STATE)

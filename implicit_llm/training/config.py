@@ -77,6 +77,11 @@ class PhaseConfig:
                 raise ValueError(f"keep: {step} is not above {self.start_step} and at most {self.end_step}")
         if list(self.keep) != sorted(set(self.keep)):
             raise ValueError(f"keep: {list(self.keep)} are not in order, each once")
+        if (self.solver or {}).get("stop") == "batch":
+            raise ValueError(
+                "solver.stop: batch couples the sequences of a micro-batch, whose size is the machine's choice; "
+                "use sequence or token"
+            )
 
 
 @dataclass(frozen=True)

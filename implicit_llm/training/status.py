@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -21,6 +21,15 @@ _SHOWN = (
     ("f_evaluations", "f-evaluations {:.1f}"),
     ("tokens_per_s", "{:,.0f} tokens/s"),
     ("mfu", "mfu {:.1%}"),
+)
+# Of a line in the log; a bar has no room for them.
+_SHOWN_IN_LINES = (
+    ("residual", "residual {:.2g}"),
+    ("unconverged_share", "unconverged {:.0%}"),
+    ("mode_gap", "mode gap {:+.3f}"),
+    ("grad_norm", "gradient {:.2g}"),
+    ("learning_rate", "rate {:.2g}"),
+    ("memory_gib", "{:.1f} GiB"),
 )
 
 
@@ -77,13 +86,13 @@ class StatusLine(TrainerCallback):
         rate = (step - first_step) / max(now - started, 1e-9)
         left_s = (end_step - step) / rate if rate else float("inf")
         speed = f"{rate:.1f} steps/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s/step"
-        parts = [*shown(self.values), speed, f"{duration(left_s)} left"]
+        parts = [*shown(self.values, _SHOWN + _SHOWN_IN_LINES), speed, f"{duration(left_s)} left"]
         return f"{self._name}: step {step}/{end_step}, {', '.join(parts)}"
 
 
-def shown(values: Mapping[str, float]) -> list[str]:
+def shown(values: Mapping[str, float], wanted: Sequence[tuple[str, str]] = _SHOWN) -> list[str]:
     """The metrics worth a place in one line."""
-    return [text.format(values[key]) for key, text in _SHOWN if key in values]
+    return [text.format(values[key]) for key, text in wanted if key in values]
 
 
 def duration(seconds: float) -> str:

@@ -166,9 +166,16 @@ class PhaseTrainer(Trainer):
         loss = loss * (world_size() / num_items_in_batch)
         is_first = self.metrics.is_between_steps  # of the step's micro-batches
         if self._is_implicit and is_first and is_due(self.state.global_step + 1, self.job.config.total_steps):
-            self.metrics.add_mode_gap(mode_gap(self.model, inputs, logits_BLV, self._autocast()))
+            self._look_at_mode_gap(inputs, logits_BLV)
         self.metrics.add(loss, logits_BLV, labels_BL, getattr(outputs, "solver_stats", None))
         return (loss, outputs) if return_outputs else loss
+
+    def _look_at_mode_gap(self, inputs: dict[str, Any], logits_BLV: Tensor) -> None:
+        failures = self._solver_failures
+        message = None if failures is None else failures.message
+        self.metrics.add_mode_gap(mode_gap(self.model, inputs, logits_BLV, self._autocast()))
+        if failures is not None:
+            failures.message = message  # a failure of the evaluation is no failure of the step
 
     def _autocast(self) -> Any:
         return autocast(self.args.device.type, self.job.config.precision)

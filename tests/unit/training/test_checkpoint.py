@@ -115,7 +115,7 @@ def test_a_checkpoint_without_whole_digests_is_reported_and_goes_after_the_next_
         "empty": "",
         "cut": text[: len(text) // 2],
         "not JSON": "checkpoint",
-        "other format": text.replace('"format": 1', '"format": 99'),
+        "other format": text.replace('"format": 2', '"format": 99'),
         "names too few": json.dumps(fewer),
     }
     if damage == "absent":

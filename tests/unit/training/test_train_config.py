@@ -24,6 +24,7 @@ def filled(config: dict[str, Any]) -> TrainConfig:
         ({"task": "catbab"}, "word_problem, catbabi, language_model"),
         ({"phase": {"keep": [0]}}, r"phase.*keep: 0 is not above 0 and at most 8"),
         ({"phase": {"keep": [9]}}, "keep: 9"),
+        ({"phase": {"solver": {"mode": "fixed_point", "stop": "batch"}}}, r"solver.stop: batch couples the sequences"),
         ({"phase": {"keep": [6, 3]}}, "not in order, each once"),
         ({"phase": {"keep": [3, 3]}}, "not in order, each once"),
         ({"seed": -1}, "seed: -1"),

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow import console
+from implicit_llm_workflow.config_files import experiment_path
+from implicit_llm_workflow.experiment import load_experiment
 from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.verify_command import with_shards
 from tests.unit.workflow.experiments import TINY, ExperimentFile
 from tests.unit.workflow.test_console import loaded_after, run
 
@@ -182,3 +185,9 @@ def test_verifying_loads_no_heavy_package(made: Plan) -> None:
     words = ["verify", "--config", str(made.experiment.source), "--results", str(made.root.parent)]
     call = f"try:\n    main({words!r})\nexcept SystemExit:\n    pass"
     assert loaded_after("from implicit_llm_workflow.console import main", f"exec({call!r})") == []
+
+
+def test_a_stream_of_tokens_is_verified_with_its_shards() -> None:
+    plan = Plan(load_experiment(experiment_path("miniature")))
+    keys = [node.key for node in with_shards(plan, ["data/text-train", "data/babi-train"])]
+    assert keys == ["data/text-shard-00000", "data/text-shard-00001", "data/text-train", "data/babi-train"]

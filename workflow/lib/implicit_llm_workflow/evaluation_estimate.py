@@ -18,6 +18,8 @@ from implicit_llm_workflow.throughput import Price, Throughput, TrainingWork, va
 
 SEQUENTIAL = "sequential"
 
+DEFAULT_MAX_ITER = 32  # of a solver that names no other
+
 
 @dataclass(frozen=True)
 class EvaluationEstimate:
@@ -69,7 +71,7 @@ def _estimate(plan: Plan, node: Node, hardware: Hardware, throughput: Throughput
 
 def _forward_flops(model: Mapping[str, Any], solver: Mapping[str, Any] | None, length: int) -> float:
     forward = load_library_module("analysis/flops.py").forward_flops(model, length)
-    evaluations = 1 if solver is None else solver.get("max_iter") or solver.get("num_unroll", 1)
+    evaluations = 1 if solver is None else solver.get("max_iter") or solver.get("num_unroll") or DEFAULT_MAX_ITER
     return evaluations * forward.stack + forward.outside
 
 

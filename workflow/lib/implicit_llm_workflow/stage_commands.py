@@ -42,7 +42,7 @@ Inputs = Annotated[
     ),
 ]
 Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves their number to torch.")]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves their number to the libraries.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
@@ -223,6 +223,8 @@ def _run_stage(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     directories = parse_inputs(inputs or [])
     options = {key: value for key, value in runtime.items() if value is not None}
+    if stage == "data" and options.get("threads"):
+        os.environ["RAYON_NUM_THREADS"] = str(options["threads"])  # of the tokenizers
     if stage in STAGES_WITHOUT_MODELS:
         leave_out_models()
     from implicit_llm.runs.identity import Identity

@@ -17,6 +17,9 @@ from implicit_llm_workflow.plan_commands import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from implicit_llm_workflow.node import Node
     from implicit_llm_workflow.plan import Plan
 
 EXIT_BROKEN = 1
@@ -26,7 +29,8 @@ def verify(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Jobs, such as data/a5-train, or their run directories or manifests; all jobs if none is given.",
+            help="Jobs, such as data/a5-train, or their run directories or manifests; shards come with their stream. "
+            "All jobs if none is given.",
             metavar="[TARGET]...",
             show_default=False,
         ),
@@ -49,7 +53,7 @@ def verify(
     from implicit_llm_workflow.verify import rebuild_commands, take_inventory, verify_files
 
     plan = make_plan(config, results)
-    nodes = [plan.find(target) for target in targets] if targets else list(plan.nodes.values())
+    nodes = list(with_shards(plan, targets)) if targets else list(plan.nodes.values())
     found = take_inventory(plan, nodes)
     size = sum(file.size for file in found.files)
     with tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc="verify", disable=None) as bar:
@@ -80,3 +84,12 @@ def _is_stale(plan: Plan, job: str) -> bool:
         return plan.statuses[job].state == "stale"
     except UserError:
         return False
+
+
+def with_shards(plan: Plan, targets: list[str]) -> Iterator[Node]:
+    """The targets' jobs; with a stream of tokens also those of its shards, to whose files it points."""
+    for node in dict.fromkeys(plan.find(target).key for target in targets):
+        for key in plan.nodes[node].upstream.values():
+            if plan.nodes[key].config.get("kind") == "token_shard":
+                yield plan.nodes[key]
+        yield plan.nodes[node]
