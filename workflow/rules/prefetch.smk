@@ -7,6 +7,6 @@ rule prefetch:
     log:
         f"results/{plan.experiment.name}/prefetch.log",
     params:
-        config=workflow.configfiles[-1],
+        config=lambda wildcards: the_config_file(config, workflow.configfiles),
     shell:
         "implicit-llm prefetch --config {params.config:q} --log {log:q}"

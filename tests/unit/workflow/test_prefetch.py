@@ -168,6 +168,28 @@ def test_the_command_reports_every_need_and_fails_for_one_that_cannot_be_had(
     assert log.read_text().splitlines() == out.splitlines()[:2]
 
 
+def test_absolute_names_and_patterns_are_looked_for_too(tmp_path: Path) -> None:
+    (tmp_path / "more" / "deep").mkdir(parents=True)
+    (tmp_path / "more" / "deep" / "a[1].txt").touch()
+    for name in ("more/*/*.txt", "**/*.txt", "more/deep/a[[]1].txt", "more/deep/a[1].txt"):
+        assert satisfy(LocalFile(f"{tmp_path}/{name}", "corpus.files"), Path("elsewhere")).state == "there"
+        assert satisfy(LocalFile(name, "corpus.files"), tmp_path).state == "there"
+    outcome = satisfy(LocalFile(f"{tmp_path}/*/*.txt", "corpus.files"), tmp_path)
+    assert (outcome.state, outcome.what.startswith(f"corpus.files: {tmp_path}/*/*.txt is not there;")) == (
+        "failed",
+        True,
+    )
+
+
+def test_checking_an_archive_loads_no_models(tiny: ExperimentFile, tmp_path: Path) -> None:
+    (tmp_path / BABI_NAME).write_bytes(b"damaged")
+    needs = "prefetch_needs.needs_of = lambda plan: [prefetch_needs.BabiArchive(())]"
+    words = ["prefetch", "--config", str(tiny.path), "--downloads", str(tmp_path)]
+    call = f"try:\n    main({words!r})\nexcept SystemExit as error:\n    assert error.code == 1"
+    start = "from implicit_llm_workflow import prefetch_needs; from implicit_llm_workflow.console import main"
+    assert loaded_after(start, needs, f"exec({call!r})") == ["implicit_llm"]
+
+
 def test_prefetching_nothing_loads_no_heavy_package(tiny: ExperimentFile) -> None:
     call = f"try:\n    main(['prefetch', '--config', {str(tiny.path)!r}])\nexcept SystemExit:\n    pass"
     assert loaded_after("from implicit_llm_workflow.console import main", f"exec({call!r})") == []

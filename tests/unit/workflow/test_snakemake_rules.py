@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.plan import UnknownTarget
-from implicit_llm_workflow.snakemake_rules import RuleInputs, plan_from_snakemake
+from implicit_llm_workflow.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
 from implicit_llm_workflow.stage_commands import parse_inputs
 from implicit_llm_workflow.yaml_files import read_yaml
 from tests.unit.workflow.experiments import ExperimentFile
@@ -47,6 +49,16 @@ def test_a_file_name_has_one_reading(tiny: ExperimentFile) -> None:
     assert re.fullmatch(constraints["config"], "tiny")
     assert not re.fullmatch(constraints["config"], "tiny2")
     assert not re.fullmatch(constraints["run"], "a/b")
+
+
+def test_a_rule_that_reads_the_configuration_again_needs_it_in_one_file(tiny: ExperimentFile, tmp_path: Path) -> None:
+    config, other = dict(read_yaml(tiny.path)), tmp_path / "other.yaml"
+    other.write_text("name: other\n")
+    assert the_config_file(config, [str(tiny.path)]) == str(tiny.path)
+    assert the_config_file(config, [str(other), str(tiny.path)]) == str(tiny.path)  # which says it all
+    for changed, paths in (({**config, "name": "other"}, [tiny.path, other]), ({**config, "name": "x"}, [tiny.path])):
+        with pytest.raises(ConfigError, match=r"not the whole configuration is in .*; put it into one file"):
+            the_config_file(changed, [str(path) for path in paths])
 
 
 MANY = 2000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ DEFAULT_DOWNLOADS = Path("results") / "downloads"
 BABI_URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
 BABI_NAME = "tasks_1-20_v1-2.tar.gz"
 BABI_MAX_BYTES = 1 << 27  # several times the archive
-_GLOB_CHARACTERS = "*?["
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,11 @@ def _evaluation_data(need: EvaluationData) -> Outcome:
 def _local_file(need: LocalFile, downloads: Path) -> Outcome:
     """Only looked for: nobody but the user knows where it comes from."""
     for folder in (downloads, Path()):
-        is_pattern = any(character in need.name for character in _GLOB_CHARACTERS)
-        if (folder / need.name).is_file() or (is_pattern and any(folder.glob(need.name))):
+        names = [need.name, *glob.iglob(need.name, root_dir=folder, recursive=True)]  # as the jobs look for it
+        if any((folder / name).is_file() for name in names):
             return Outcome("there", f"{folder / need.name}")
+    if Path(need.name).is_absolute():
+        return Outcome("failed", f"{need.key}: {need.name} is not there; put it there, or correct the name")
     return Outcome(
         "failed",
         f"{need.key}: {need.name} is neither below {downloads} nor below the working directory; put it there",

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.config_files import ConfigFiles, shown_path
+from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.experiment import build_experiment
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import Plan
-from implicit_llm_workflow.yaml_files import plain
+from implicit_llm_workflow.yaml_files import plain, read_yaml
 
 # The wildcards of a stage's rules, in the order in which they make up a node's name.
 _NAME_WILDCARDS = {
@@ -30,6 +31,18 @@ def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> P
     files = ConfigFiles(Path(config_paths[-1]))
     files.source = ", ".join(str(shown_path(Path(path))) for path in config_paths)
     return Plan(build_experiment(plain(config), files))
+
+
+def the_config_file(config: Mapping[str, Any], config_paths: list[str]) -> str:
+    """The file that alone gives this configuration, for a rule whose command reads it again.
+
+    Raises: ConfigError for what was put together from several files, or with `--config KEY=VALUE`.
+    """
+    path = Path(config_paths[-1])
+    if plain(read_yaml(path)) != plain(config):
+        files = ", ".join(str(shown_path(Path(item))) for item in config_paths)
+        raise ConfigError(f"{files}: not the whole configuration is in {shown_path(path)}; put it into one file")
+    return str(path)
 
 
 class RuleInputs:
