@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from implicit_llm.report.axes import tell_if_empty
+from implicit_llm.report.babi_choice import marked_name, speaking_cells
 from implicit_llm.report.babi_results import BabiCell, BabiResults, task_spread, tasks_asked
 from implicit_llm.report.perplexity_figures import series_of_names
 from implicit_llm.report.results import Spread
@@ -19,18 +20,21 @@ SLOT = 0.66  # share of a task's width over which the models are spread
 
 
 def accuracy_by_babi_task(results: BabiResults) -> Figure | None:
-    """Accuracy at the questions of each task and of all, every model in the mode that speaks for it."""
-    if not results.points:
+    """Accuracy on the test set at the questions of each task and of all, every model in the mode that speaks for it.
+
+    Of runs that compete only the one chosen on the validation set is drawn: a grid has more of them than fit.
+    """
+    if not results.test_sets:
         return None
     series = series_of_names(
-        (results.name(cell), cell.first.is_implicit)
-        for data in results.data_sets
-        for cell in results.of(data, headline_only=True)
+        (marked_name(results, cell), cell.first.is_implicit)
+        for data in results.test_sets
+        for cell in speaking_cells(results, data)
     )
     panels, roles = [], []
-    for data in results.data_sets:
-        cells = results.of(data, headline_only=True)
-        names = {id(cell): results.name(cell) for cell in cells}
+    for data in results.test_sets:
+        cells = speaking_cells(results, data)
+        names = {id(cell): marked_name(results, cell) for cell in cells}
         draw = partial(_draw, cells=cells, names=names, series=series)
         panels.append(Panel(f"CatbAbI, {data}", draw, f"CatbAbI, {data}: accuracy on each task"))
         roles += [role for cell in cells for role in cell.roles]

@@ -1,4 +1,7 @@
-"""Measured answers to CatbAbI's questions: per run, phase, test set and mode, over seeds."""
+"""Measured answers to CatbAbI's questions: per run, phase, test or validation set and mode, over seeds.
+
+The set is told by the end of its name: figures, tables and claims show `<data>-test`; `<data>-valid` only chooses runs.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from implicit_llm.report.model_groups import FAMILIES, Variant
 from implicit_llm.report.results import Cell, Spread, from_record, headline_mode, mode_rank
 
 NUM_TASKS = 20
+TEST, VALIDATION = "-test", "-valid"
 
 
 @dataclass(frozen=True)
@@ -77,16 +81,24 @@ class BabiResults:
         return tuple(sorted(cells, key=self._order))
 
     @property
-    def data_sets(self) -> tuple[str, ...]:
-        return tuple(sorted({point.data for point in self.points}))
+    def test_sets(self) -> tuple[str, ...]:
+        """What is shown and judged; validation sets are left out."""
+        return tuple(sorted({point.data for point in self.points if point.data.endswith(TEST)}))
 
     def of(self, data: str, *, headline_only: bool = False) -> list[BabiCell]:
         """The cells of a data set."""
         mine = [cell for cell in self.cells if cell.first.data == data]
         return [cell for cell in mine if self.is_headline(cell)] if headline_only else mine
 
+    def validation(self, cell: BabiCell) -> Spread:
+        """Accuracy at all questions of the validation set, of the runs and mode of a cell of the test set."""
+        data = cell.first.data.removesuffix(TEST) + VALIDATION
+        mine = (cell.first.variant, data, cell.first.mode)
+        return Spread.of(p.accuracy for p in self.points if (p.variant, p.data, p.mode) == mine)
+
     def is_headline(self, cell: BabiCell) -> bool:
-        modes = {point.mode for point in self.points if point.run == cell.first.run}
+        mine = (cell.first.run, cell.first.data)
+        modes = {point.mode for point in self.points if (point.run, point.data) == mine}
         return cell.first.mode == headline_mode(modes, self.headline_mode)
 
     def name(self, cell: BabiCell) -> str:

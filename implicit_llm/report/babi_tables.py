@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from implicit_llm.report.babi_results import BabiCell, BabiResults, task_spread, tasks_asked
+from implicit_llm.report.babi_choice import chosen_variants, marked_name
+from implicit_llm.report.babi_results import TEST, VALIDATION, BabiCell, BabiResults, task_spread, tasks_asked
 from implicit_llm.report.published import Published
 from implicit_llm.report.results import Spread
 from implicit_llm.report.table_text import csv_text, escape, latex_spread, rounded, spread_columns, spread_values
@@ -22,24 +23,31 @@ TASK_NAMES = {
 
 @dataclass(frozen=True)
 class BabiRow:
-    """One task, or all of them (None): a spread for each model of the table."""
+    """One task, or all of them (None): a spread for each model of the table; of the validation set only all of them."""
 
     task: int | None
     spreads: tuple[Spread, ...]
+    is_validation: bool = False
 
     @property
     def name(self) -> str:
+        if self.is_validation:
+            return "all questions of the validation set"
         return "all questions" if self.task is None else f"{self.task}. {TASK_NAMES.get(self.task, 'task')}"
 
 
 @dataclass(frozen=True)
 class BabiTable:
-    """The models on one test set; each in every mode, the one that speaks for it marked."""
+    """The models on one test set; each in every mode, the one that speaks for it marked.
+
+    `chosen` marks the runs that the validation set chose of several; its numbers are one row, the last.
+    """
 
     data: str
     cells: tuple[BabiCell, ...]
     names: tuple[str, ...]
     headlines: tuple[bool, ...]
+    chosen: tuple[bool, ...]
     rows: tuple[BabiRow, ...]
 
     @property
@@ -50,19 +58,28 @@ class BabiTable:
 def babi_tables(results: BabiResults) -> list[BabiTable]:
     """One table a test set."""
     tables = []
-    for data in results.data_sets:
+    for data in results.test_sets:
         cells = results.of(data)
         rows = [BabiRow(None, tuple(cell.spread("accuracy") for cell in cells))]
         rows += [BabiRow(task, tuple(task_spread(cell, task) for cell in cells)) for task in tasks_asked(cells)]
-        names = tuple(results.name(cell) for cell in cells)
+        validation = tuple(results.validation(cell) for cell in cells)
+        if any(spread.values for spread in validation):
+            rows.append(BabiRow(None, validation, is_validation=True))
+        variants = chosen_variants(results, data)
+        chosen = tuple(cell.first.variant in variants for cell in cells)
+        names = tuple(marked_name(results, cell) for cell in cells)
         headlines = tuple(results.is_headline(cell) for cell in cells)
-        tables.append(BabiTable(data, tuple(cells), names, headlines, tuple(rows)))
+        tables.append(BabiTable(data, tuple(cells), names, headlines, chosen, tuple(rows)))
     return tables
 
 
 def babi_csv(tables: Sequence[BabiTable], published: Published) -> str:
-    """One line a (model, mode, task), task 0 for all questions; then the yardsticks of other papers."""
-    about = ["run", "model", "family", "num_layers", "num_parameters", "phase", "solver", "data", "protocol", "mode"]
+    """One line a (model, mode, task), task 0 for all questions; then the yardsticks of other papers.
+
+    Column `split` tells the lines of the validation set from those of the test set.
+    """
+    about = ["run", "model", "family", "num_layers", "num_parameters", "phase", "solver", "data"]
+    about += ["protocol", "mode", "split", "is_chosen"]
     counts = ["num_seeds", "task", "num_questions"]
     whole = ["lm_accuracy_mean", "lm_perplexity_mean", "f_evaluations_per_token_mean"]
     head = [*about, *counts, *spread_columns(["accuracy"]), *whole, "source", "mark"]
@@ -73,24 +90,40 @@ def _csv_rows(tables: Sequence[BabiTable], published: Published) -> Iterator[lis
     for table in tables:
         for index, cell in enumerate(table.cells):
             for row in table.rows:
-                yield _csv_row(cell, row, row.spreads[index])
+                yield _csv_row(cell, row, row.spreads[index], is_chosen=table.chosen[index])
     for number in published.babi:
-        about = [number.model, None, None, number.num_layers, None, None, None, None, None, number.training]
+        about = [
+            number.model,
+            None,
+            None,
+            number.num_layers,
+            None,
+            None,
+            None,
+            None,
+            None,
+            number.training,
+            "test",
+            None,
+        ]
         accuracy = rounded(number.value / 100)
         yield [*about, None, 0, None, accuracy, None, None, None, None, None, number.source, number.mark]
 
 
-def _csv_row(cell: BabiCell, row: BabiRow, spread: Spread) -> list[object]:
+def _csv_row(cell: BabiCell, row: BabiRow, spread: Spread, *, is_chosen: bool) -> list[object]:
     point = cell.first
     kind = "implicit" if point.is_implicit else "explicit"
     questions = point.num_questions if row.task is None else (point.num_questions_by_task or {}).get(str(row.task))
     whole: list[object] = [None, None, None]
-    if row.task is None:
+    data, split = point.data, "test"
+    if row.is_validation:
+        data, split, questions = point.data.removesuffix(TEST) + VALIDATION, "validation", None
+    elif row.task is None:
         keys = ("lm_accuracy", "lm_perplexity", "f_evaluations_per_token")
         whole = [rounded(cell.spread(key).mean) for key in keys]
     return [
         *(point.run, kind, point.family, point.num_layers, point.num_parameters, point.phase, point.phase_label),
-        *(point.data, point.protocol, point.mode, len(spread.values), row.task or 0, questions),
+        *(data, point.protocol, point.mode, split, int(is_chosen), len(spread.values), row.task or 0, questions),
         *(*spread_values(spread), *whole, None, None),
     ]
 

@@ -19,6 +19,7 @@ from implicit_llm.report.training_runs import LOSS, Phase, TrainingRun, phase_la
 # covers a small part of that axis and has equal bins.
 EARLY_SHARE, EARLY_BINS, LATE_BINS, BRANCH_BINS = 0.2, 40, 50, 30
 STEP, AMOUNT, VALUE = 0, 1, 2
+END_SHARE = 0.02  # of all steps: so many last ones make the loss at the end
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,12 @@ def loss_at(curve: np.ndarray, amount: float) -> float | None:
     if not len(curve) or not curve[0, AMOUNT] <= amount <= curve[-1, AMOUNT] * (1 + 1e-9):
         return None
     return float(np.interp(np.log(amount), np.log(curve[:, AMOUNT]), curve[:, VALUE]))
+
+
+def end_loss(phase: Phase) -> float | None:
+    """Mean loss of the last steps up to the end of a phase; None when its journal has none of them."""
+    losses = [loss for step, loss in phase.series(LOSS) if step > (1 - END_SHARE) * phase.end_step]
+    return sum(losses) / len(losses) if losses else None
 
 
 def smoothed(phase: Phase, amount: str) -> np.ndarray:

@@ -4,11 +4,15 @@ Every model speaks in the mode that is its headline. Language models are equal i
 10 %, in tokens within 1 %, in FLOPs within 10 %. CatbAbI models are compared at equal layers and tokens: in one layer
 the input injection of an implicit model weighs too much for equal parameters.
 
+One run speaks for each side of a group (size, tokens and test set), and each is chosen by its own score, never by what
+comes out of the pair. CatbAbI runs that compete (babi_choice.py) are chosen on the validation set and judged on the
+test set; without validation numbers there is no verdict. Language models have no validation set: the lowest training
+loss at the end is chosen. Where that is not known nothing chooses fairly: the lowest held-out perplexity of each side
+is compared, and the evidence says so. The branches of a curriculum compete like runs.
+
 The number is formed for every pair of a seed of the first and a seed of the second (of the same seed, where both are
 phases of one run and so share its start), and the claim holds when every pair says so: with overlapping seeds it fails,
-and with one seed each there is no more than one pair to go by. Where several lines are `first` (branches of a
-curriculum) the best of them speaks, by its mean; where several sizes or test sets were measured the worst of them
-decides.
+and with one seed each there is no more than one pair to go by. Of several groups the worst decides.
 """
 
 from __future__ import annotations
@@ -16,21 +20,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from implicit_llm.report.babi_results import BabiCell, BabiPoint, BabiResults
+from implicit_llm.report.babi_choice import SAME_TOKENS, Choice, fields_of
+from implicit_llm.report.babi_results import BabiPoint, BabiResults
 from implicit_llm.report.claims import FAILS, HOLDS, MISSING, NOT_RUN, Claim, Evidence, Judgement, Verdict
 from implicit_llm.report.equal_flops import SAME_FLOPS, flops_of, is_close, tokens_of
+from implicit_llm.report.line_choice import LineChoice, choose_line, length_tested
 from implicit_llm.report.pair_measure import PairMeasure
 from implicit_llm.report.perplexity_results import Comparison, Line, PerplexityResults
 from implicit_llm.report.results import Spread
 
-SAME_PARAMETERS, SAME_TOKENS = 0.10, 0.01
+SAME_PARAMETERS = 0.10
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The number for every pair of seeds, and what it comes from; `group` tells sizes and test sets apart."""
+    """The number for every pair of seeds of the two runs that speak for a group, and what it comes from."""
 
-    group: object
     spread: Spread
     evidence: Evidence
 
@@ -41,17 +46,16 @@ def judge_pair(claim: Claim, perplexities: PerplexityResults, babi: BabiResults,
     if scale not in claim.scales or measure is None:
         return Judgement(claim, NOT_RUN, Spread(()))
     is_perplexity = measure.metric == "perplexity"
-    pairs = _perplexity_pairs(measure, perplexities) if is_perplexity else _babi_pairs(measure, babi)
-    best = _best_by_group(pairs, lower_is_better=is_perplexity)
-    if not best:
+    pairs = list(_perplexity_pairs(measure, perplexities) if is_perplexity else _babi_pairs(measure, babi))
+    if not pairs:
         return Judgement(claim, NOT_RUN, Spread(()))
     sign = 1 if is_perplexity else -1
-    worst = max(best, key=lambda pair: float("inf") if pair.spread.mean is None else sign * pair.spread.mean)
+    worst = max(pairs, key=lambda pair: float("inf") if pair.spread.mean is None else sign * pair.spread.mean)
     if worst.spread.mean is None or worst.spread.num_missing:
         return Judgement(claim, MISSING, worst.spread, worst.evidence)
-    verdict: Verdict = HOLDS if all(_says_so(measure, pair.spread) for pair in best) else FAILS
+    verdict: Verdict = HOLDS if all(_says_so(measure, pair.spread) for pair in pairs) else FAILS
     if verdict == FAILS and _says_so(measure, worst.spread):  # show the pair that fails by its seeds
-        worst = next(pair for pair in best if not _says_so(measure, pair.spread))
+        worst = next(pair for pair in pairs if not _says_so(measure, pair.spread))
     return Judgement(claim, verdict, worst.spread, worst.evidence)
 
 
@@ -61,17 +65,6 @@ def _says_so(measure: PairMeasure, spread: Spread) -> bool:
     return spread.low is not None and spread.low > 0.5
 
 
-def _best_by_group(pairs: Iterable[Pair], *, lower_is_better: bool) -> list[Pair]:
-    """The best pair of each group; pairs without a number count only where there is no other."""
-    best: dict[object, Pair] = {}
-    for pair in pairs:
-        other = best.get(pair.group)
-        mean, before = pair.spread.mean, other.spread.mean if other else None
-        if other is None or (mean is not None and (before is None or (mean < before) == lower_is_better)):
-            best[pair.group] = pair
-    return list(best.values())
-
-
 def _perplexity_pairs(measure: PairMeasure, results: PerplexityResults) -> Iterator[Pair]:
     for comparison in results.comparisons:
         if measure.family not in (None, comparison.group.family):
@@ -79,10 +72,26 @@ def _perplexity_pairs(measure: PairMeasure, results: PerplexityResults) -> Itera
         kinds = {id(line): kinds_of(line, comparison) for line in comparison.headlines}
         firsts = [line for line in comparison.headlines if measure.first in kinds[id(line)]]
         seconds = [line for line in comparison.headlines if measure.second in kinds[id(line)]]
-        for first in firsts:
-            for second in seconds:
-                if _is_equal(measure, first, second):
-                    yield from _perplexity_pair(measure, comparison, first, second)
+        partners = {id(line): [other for other in seconds if _is_equal(measure, line, other)] for line in firsts}
+        for rivals in _equal_lines([line for line in firsts if partners[id(line)]]):
+            length = length_tested(rivals[0], measure.length_factor)
+            first = choose_line(rivals, length, results.training)
+            second = choose_line(partners[id(first.line)], length, results.training)
+            yield from _perplexity_pair(measure, comparison, first, second)
+
+
+def _equal_lines(lines: Iterable[Line]) -> list[list[Line]]:
+    """The lines by size, tokens and training length."""
+    found: list[list[Line]] = []
+    for line in lines:
+        length = line.first.train_length
+        same = (group for group in found if group[0].first.train_length == length)
+        group = next((group for group in same if _is_equal_training(group[0], line)), None)
+        if group is None:
+            found.append([line])
+        else:
+            group.append(line)
+    return found
 
 
 def kinds_of(line: Line, comparison: Comparison) -> set[str]:
@@ -107,19 +116,31 @@ def _iterations(label: str | None) -> int:
 
 
 def _is_equal(measure: PairMeasure, first: Line, second: Line) -> bool:
-    parameters = (first.first.num_parameters, second.first.num_parameters)
-    if not is_close(*parameters, SAME_PARAMETERS):
+    """Whether a claim compares the two: evaluated at its length, of equal size and equal tokens or FLOPs."""
+    length = length_tested(first, measure.length_factor)
+    if first.at(length) is None or second.at(length) is None:
         return False
     if measure.second == "bounded" and first.variant.run != second.variant.run:
         return False
     if measure.equal == "flops":
-        return is_close(flops_of(first), flops_of(second), SAME_FLOPS)
-    return is_close(tokens_of(first), tokens_of(second), SAME_TOKENS)
+        return _is_equal_size(first, second) and is_close(flops_of(first), flops_of(second), SAME_FLOPS)
+    return _is_equal_training(first, second)
 
 
-def _perplexity_pair(measure: PairMeasure, comparison: Comparison, first: Line, second: Line) -> Iterator[Pair]:
-    length = (first.first.train_length or 0) * measure.length_factor
-    cells = [next((cell for cell in line.cells if cell.first.length == length), None) for line in (first, second)]
+def _is_equal_training(first: Line, second: Line) -> bool:
+    return _is_equal_size(first, second) and is_close(tokens_of(first), tokens_of(second), SAME_TOKENS)
+
+
+def _is_equal_size(first: Line, second: Line) -> bool:
+    return is_close(first.first.num_parameters, second.first.num_parameters, SAME_PARAMETERS)
+
+
+def _perplexity_pair(
+    measure: PairMeasure, comparison: Comparison, chosen: LineChoice, other: LineChoice
+) -> Iterator[Pair]:
+    first, second = chosen.line, other.line
+    length = length_tested(first, measure.length_factor)
+    cells = [first.at(length), second.at(length)]
     if cells[0] is None or cells[1] is None:
         return
     spreads = [cell.spread("perplexity") for cell in cells if cell is not None]
@@ -133,11 +154,10 @@ def _perplexity_pair(measure: PairMeasure, comparison: Comparison, first: Line, 
     spread = Spread(tuple(ratios), spreads[0].num_missing + spreads[1].num_missing)
     names = [f"{line.variant.run} {line.variant.phase_label or ''}".strip() for line in (first, second)]
     yield Pair(
-        (comparison.group.title, comparison.data),
         spread,
         Evidence(
-            text=f"{names[0]} ({first.mode}) over {names[1]} ({second.mode}), {comparison.data}, length {length:g}, "
-            + _seeds_text(spreads),
+            text=f"{names[0]} ({first.mode}){chosen.words} over {names[1]} ({second.mode}){other.words}, "
+            f"{comparison.data}, length {length:g}, " + _seeds_text(spreads),
             run=first.variant.run,
             data=comparison.data,
             modes=(first.mode, second.mode),
@@ -148,23 +168,22 @@ def _perplexity_pair(measure: PairMeasure, comparison: Comparison, first: Line, 
 
 
 def _babi_pairs(measure: PairMeasure, results: BabiResults) -> Iterator[Pair]:
-    for data in results.data_sets:
-        cells = [cell for cell in results.of(data, headline_only=True) if _is_meant(measure, cell)]
-        for first in (cell for cell in cells if cell.first.is_implicit):
-            for second in (cell for cell in cells if not cell.first.is_implicit):
-                trained = is_close(first.first.train_tokens, second.first.train_tokens, SAME_TOKENS)
-                if trained and first.first.num_layers == second.first.num_layers:
-                    yield _babi_pair(data, results, first, second)
+    for data in results.test_sets:
+        for field in fields_of(results, data):
+            is_meant = measure.num_layers in (None, field.num_layers) and measure.family in (None, field.family)
+            if is_meant and field.implicit is not None and field.explicit is not None:
+                yield _babi_pair(data, results, field.implicit, field.explicit)
 
 
-def _is_meant(measure: PairMeasure, cell: BabiCell) -> bool:
-    point = cell.first
-    return measure.num_layers in (None, point.num_layers) and measure.family in (None, point.family)
-
-
-def _babi_pair(data: str, results: BabiResults, first: BabiCell, second: BabiCell) -> Pair:
+def _babi_pair(data: str, results: BabiResults, implicit: Choice, explicit: Choice) -> Pair:
+    if implicit.chosen is None or explicit.chosen is None:
+        return _unchosen_pair(data, implicit, explicit)
+    first, second = implicit.chosen, explicit.chosen
     shares = [_share_better(mine, other) for mine in first.points for other in second.points]
-    text = f"{results.name(first)} ({first.first.mode}) against {results.name(second)} ({second.first.mode}), {data}, "
+    text = (
+        f"{results.name(first)} ({first.first.mode}){implicit.words} against "
+        f"{results.name(second)} ({second.first.mode}){explicit.words}, {data}, "
+    )
     evidence = Evidence(
         text=text + _seeds_text([first.spread("accuracy"), second.spread("accuracy")]),
         run=first.first.run,
@@ -173,7 +192,22 @@ def _babi_pair(data: str, results: BabiResults, first: BabiCell, second: BabiCel
         num_seeds=min(len(first.points), len(second.points)),
         roles=(*first.roles, *second.roles),
     )
-    return Pair((data, first.first.num_layers, first.first.family), Spread.of(shares), evidence)
+    return Pair(Spread.of(shares), evidence)
+
+
+def _unchosen_pair(data: str, *choices: Choice) -> Pair:
+    """Without a number: the test set must not choose."""
+    first, second = (choice.rivals[0].first for choice in choices)
+    counts = " and ".join(str(len(choice.rivals)) for choice in choices)
+    evidence = Evidence(
+        text=f"{counts} runs, {data}: no accuracy on the validation set chooses among them",
+        run=first.run,
+        data=data,
+        modes=(first.mode, second.mode),
+        num_seeds=0,
+        roles=tuple(role for choice in choices for cell in choice.rivals for role in cell.roles),
+    )
+    return Pair(Spread((), num_missing=1), evidence)
 
 
 def _share_better(first: BabiPoint, second: BabiPoint) -> float | None:

@@ -65,7 +65,7 @@ class Line:
     def roles(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(role for cell in self.cells for role in cell.roles))
 
-    def at(self, length: int | None) -> PerplexityCell | None:
+    def at(self, length: float | None) -> PerplexityCell | None:
         return next((cell for cell in self.cells if cell.first.length == length), None)
 
     def train_spread(self, field: str) -> Spread:

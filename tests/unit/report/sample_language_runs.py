@@ -158,7 +158,8 @@ def _make_babi_run(results: Path, name: str, is_implicit: bool, seed: int, tasks
         made = finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points, summary)
         roles[f"train:{name}/{phase}"] = folder
     place = results / "evaluate" / name / phases[-1][0] / "catbabi"
-    files = {"metrics.json": {"records": [_babi_record(name, is_implicit, seed, tasks)]}}
+    record = _babi_record(name, is_implicit, seed, tasks)
+    files = {"metrics.json": {"records": [record | {"data": "babi-valid", "accuracy": 0.125}, record]}}
     evaluation = f"{name}/{phases[-1][0]}/catbabi"
     finish(place, "evaluate", evaluation, {"kind": "catbabi"}, {"model": made}, files)
     return roles | {f"evaluate:{evaluation}": place}

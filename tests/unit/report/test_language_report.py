@@ -166,7 +166,7 @@ def test_long_journals_make_small_figures(tmp_path: Path) -> None:
 
 
 def test_accuracy_of_every_task_and_of_all_questions_is_in_figure_and_tables(made: Path) -> None:
-    rows = [row for row in rows_of(made, "babi") if row["run"] == "babi-implicit"]
+    rows = [row for row in rows_of(made, "babi") if (row["run"], row["split"]) == ("babi-implicit", "test")]
     assert [row["task"] for row in rows] == [str(task) for task in range(21)]
     assert {row["num_seeds"] for row in rows} == {"2"}
     assert rows[0]["protocol"] == "windowed"
@@ -174,6 +174,16 @@ def test_accuracy_of_every_task_and_of_all_questions_is_in_figure_and_tables(mad
     assert figure is not None
     assert [tick for tick in ("all", "1", "20") if f">{tick}</text>" not in figure[0]] == []
     assert "20. agent's motivations" in (made / "tables" / "babi.tex").read_text()
+
+
+def test_validation_set_of_catbabi_is_one_named_row_and_nothing_else(made: Path) -> None:
+    rows = [row for row in rows_of(made, "babi") if row["data"] == "babi-valid"]
+    assert [(row["split"], row["task"], row["accuracy_mean"]) for row in rows] == [("validation", "0", "0.125")] * 2
+    page = (made / "index.html").read_text()
+    assert re.findall(r"<h3>CatbAbI, ([\w-]+)", page) == ["babi-test", "babi-test"]  # at a glance, and all numbers
+    assert "all questions of the validation set" in page
+    assert "babi-valid" not in (made / "figures" / "accuracy-by-babi-task.svg").read_text()
+    assert "babi-valid" not in (made / "claims.json").read_text()
 
 
 def test_yardsticks_of_other_papers_stand_beside_catbabi(made: Path) -> None:

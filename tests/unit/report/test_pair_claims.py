@@ -10,6 +10,8 @@ from implicit_llm.report.claims import Claim, Judgement
 from implicit_llm.report.pair_claims import judge_pair
 from implicit_llm.report.pair_measure import PairMeasure
 from implicit_llm.report.perplexity_results import PerplexityPoint, PerplexityResults
+from implicit_llm.report.training_runs import Phase, TrainingRun
+from implicit_llm.tracking.journal import Point
 
 NOTHING = PerplexityResults(())
 EXPLICIT = PerplexityPoint.from_record(
@@ -139,6 +141,105 @@ def test_most_tasks_must_be_won_by_every_pair_of_seeds() -> None:
     judgement = judge_babi(babi(True, 0.6, 0.6, 0.6), *explicit)
     assert judgement.verdict == "fails"
     assert (judgement.spread.low, judgement.spread.high) == (pytest.approx(1 / 3), 1.0)
+
+
+def validated(run: str, *, is_implicit: bool, valid: float, test: float, **changes: Any) -> list[BabiPoint]:
+    """A run of a grid: its accuracy on the validation set, and on the only task of the test set."""
+    changes |= {"run": run}
+    return [
+        babi(is_implicit, valid, data="babi-valid", accuracy=valid, **changes),
+        babi(is_implicit, test, data="babi-test", accuracy=test, **changes),
+    ]
+
+
+def test_implicit_runs_are_not_judged_against_the_worst_explicit_run_of_a_grid() -> None:
+    grid = [
+        *validated("i-a", is_implicit=True, valid=0.5, test=0.5),
+        *validated("i-b", is_implicit=True, valid=0.4, test=0.4),
+        *validated("e-a", is_implicit=False, valid=0.9, test=0.9),
+        *validated("e-b", is_implicit=False, valid=0.1, test=0.1),
+    ]
+    judgement = judge_babi(*grid)
+    assert judgement.verdict == "fails"
+    assert judgement.evidence is not None
+    assert judgement.evidence.text.startswith(
+        "i-a (blockwise) [chosen of 2 by accuracy on the validation set] against e-a"
+    )
+
+
+def test_grid_is_judged_by_the_runs_that_validation_chose_and_not_by_the_best_on_the_test_set() -> None:
+    lucky = validated("i-lucky", is_implicit=True, valid=0.4, test=0.8)
+    chosen = validated("i-chosen", is_implicit=True, valid=0.6, test=0.3)
+    explicit = validated("e", is_implicit=False, valid=0.2, test=0.5)
+    assert judge_babi(*lucky, *chosen, *explicit).verdict == "fails"
+    assert judge_babi(*lucky, *explicit).verdict == "holds"  # with nothing to choose from
+
+
+def test_validation_set_is_no_test_set_of_its_own() -> None:
+    implicit = validated("i", is_implicit=True, valid=0.1, test=0.6)
+    judgement = judge_babi(*implicit, *validated("e", is_implicit=False, valid=0.9, test=0.5))
+    assert judgement.verdict == "holds"
+    assert judge_babi(implicit[0], babi(False, 0.0, data="babi-valid")).verdict == "not run at this scale"
+
+
+def test_grid_without_validation_numbers_gets_no_verdict() -> None:
+    runs = [babi(True, 0.6, run="i-a"), babi(True, 0.7, run="i-b"), babi(False, 0.5)]
+    judgement = judge_babi(*runs)
+    assert judgement.verdict == "missing"
+    assert judgement.evidence is not None
+    assert "no accuracy on the validation set chooses among them" in judgement.evidence.text
+
+
+def test_run_of_a_grid_without_a_validation_number_is_not_chosen_and_is_told() -> None:
+    grid = [babi(True, 0.9, run="i-b"), *validated("i-a", is_implicit=True, valid=0.6, test=0.6)]
+    judgement = judge_babi(*grid, babi(False, 0.5))
+    assert judgement.verdict == "holds"
+    assert judgement.evidence is not None
+    assert judgement.evidence.run == "i-a"
+    assert "1 of them without a number there" in judgement.evidence.text
+
+
+def test_runs_of_other_training_tokens_do_not_compete_and_the_worse_pair_decides() -> None:
+    small = [
+        *validated("i-128", is_implicit=True, valid=0.5, test=0.4),
+        *validated("e-128", is_implicit=False, valid=0.5, test=0.5),
+    ]
+    large = [
+        *validated("i-256", is_implicit=True, valid=0.9, test=0.9, train_tokens=10.0),
+        *validated("e-256", is_implicit=False, valid=0.5, test=0.5, train_tokens=10.0),
+    ]
+    assert judge_babi(*large).verdict == "holds"
+    assert judge_babi(*small, *large).verdict == "fails"
+
+
+def test_implicit_language_model_is_not_judged_against_the_worst_explicit_run() -> None:
+    bad = replace(EXPLICIT, run="m-explicit-bad", perplexity=40.0)
+    good = replace(EXPLICIT, perplexity=15.0)
+    judgement = judge([IMPLICIT, good, bad])
+    assert judgement.verdict == "fails"
+    assert judgement.spread.mean == pytest.approx(18 / 15)
+    assert judgement.evidence is not None
+    assert "[of 2 the one of lowest perplexity on this very text: no training losses choose among them]" in (
+        judgement.evidence.text
+    )
+
+
+def trained(point: PerplexityPoint, last_loss: float) -> TrainingRun:
+    points = tuple(Point(step=step, values={"loss": loss}, time="") for step, loss in ((50, 1.0), (100, last_loss)))
+    phase = Phase("train", point.phase or "", 0, 100, None, points)
+    return TrainingRun(point.run, point.seed, (phase,), "language_model", point.model_type, point.num_parameters)
+
+
+def test_language_models_that_compete_are_chosen_by_the_training_loss_at_the_end() -> None:
+    lucky = replace(EXPLICIT, run="m-explicit-lucky", perplexity=15.0)
+    training = (trained(EXPLICIT, 2.0), trained(lucky, 2.5), trained(IMPLICIT, 2.2))
+    results = PerplexityResults((IMPLICIT, EXPLICIT, lucky), training)
+    judgement = judge_pair(claim(), results, BabiResults(()), "demo")
+    assert judgement.spread.mean == pytest.approx(18 / 20)
+    assert judgement.evidence is not None
+    assert "m-explicit (parallel) [chosen of 2 by training loss at the end]" in judgement.evidence.text
+    unknown = PerplexityResults((IMPLICIT, EXPLICIT, lucky), training[:1])
+    assert judge_pair(claim(), unknown, BabiResults(()), "demo").spread.mean == pytest.approx(18 / 15)
 
 
 def test_claim_takes_either_a_measure_or_a_comparison() -> None:

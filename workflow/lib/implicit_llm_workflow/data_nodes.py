@@ -34,7 +34,7 @@ def train_data_node(data: DataSet) -> Node:
 def nodes_of_test_data(data: DataSet) -> Iterator[Node]:
     """The held-out sets of a data set: what its models are evaluated on.
 
-    Of CatbAbI also the validation set: a grid's best run is chosen on it, not on the test set.
+    Of CatbAbI also the validation set: on it the report chooses among runs of equal tokens; it judges on the test set.
     """
     if isinstance(data, Catbabi):
         yield _catbabi_node(data, "valid")
