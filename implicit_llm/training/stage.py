@@ -18,6 +18,7 @@ from implicit_llm.runs.atomic import commit_directory, temporary_name, write_ato
 from implicit_llm.runs.errors import Preempted
 from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
+from implicit_llm.runs.terminal import wants_bar
 from implicit_llm.testing import faults
 from implicit_llm.training.batches import BatchLayout, Dataset
 from implicit_llm.training.checkpoint import Checkpoint
@@ -34,7 +35,7 @@ from implicit_llm.training.save_schedule import SaveSchedule
 from implicit_llm.training.solver_alarm import SolverAlarm
 from implicit_llm.training.starting import DATA_ROLE, TrainInputError, find_start, given_input, rewind_journal
 from implicit_llm.training.state import load_model, model_tensors
-from implicit_llm.training.status import StatusLine, shown, wants_bar
+from implicit_llm.training.status import StatusLine, shown
 from implicit_llm.training.trainer import PhaseTrainer, TrainingJob, training_arguments
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +25,7 @@ _SHOWN_IN_LINES = (
     ("residual", "residual {:.2g}"),
     ("unconverged_share", "unconverged {:.0%}"),
     ("mode_gap", "mode gap {:+.3f}"),
+    ("spectral_radius", "spectral radius {:.3f}"),
     ("grad_norm", "gradient {:.2g}"),
     ("learning_rate", "rate {:.2g}"),
     ("memory_gib", "{:.1f} GiB"),
@@ -102,10 +101,3 @@ def duration(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
     return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min" if seconds < 1e7 else "a long time"
-
-
-def wants_bar(progress: str) -> bool:
-    """Whether the runtime's `progress` means a bar here: on a terminal, and not among Snakemake's own lines."""
-    if progress != "auto":
-        return progress == "bar"
-    return sys.stderr.isatty() and not any(key.startswith("SNAKEMAKE") for key in os.environ)

@@ -19,7 +19,7 @@ from implicit_llm.training import non_finite
 from implicit_llm.training.checkpoint_store import OutOfSpace
 from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm.training.stage import TrainInputError
-from implicit_llm.training.status import StatusLine, duration, wants_bar
+from implicit_llm.training.status import StatusLine, duration
 from implicit_llm.training.trainer import PhaseTrainer
 from tests.unit.training.small_runs import IMPLICIT, LLAMA, logged, train, train_config, work_of
 
@@ -96,7 +96,7 @@ def test_the_journal_has_loss_rate_speed_accuracy_and_solver_health(tmp_path: Pa
     health = {"num_iter", "f_evaluations", "residual", "unconverged_share"}
     common = {"loss", "learning_rate", "grad_norm", "accuracy_last10"}
     cost = {"tokens", "flops", "tokens_per_s", "flops_per_s"}
-    assert all(set(point.values) - {"mode_gap"} == common | health | cost for point in points)
+    assert all(set(point.values) - {"mode_gap", "spectral_radius"} == common | health | cost for point in points)
     assert ["mode_gap" in point.values for point in points] == [False, False, True, False]  # measured in step 5
     assert all(point.values["tokens_per_s"] > 0 for point in points)
     assert [point.values["tokens"] for point in points] == [step * 8 * 12 for step in (1, 3, 6, 8)]
@@ -234,15 +234,3 @@ def test_the_status_line_says_where_training_is_and_how_long_it_takes(
 
 def test_durations_read_well() -> None:
     assert [duration(s) for s in (0, 59.4, 65, 3600, 7860)] == ["0 s", "59 s", "1 min 05 s", "1 h 00 min", "2 h 11 min"]
-
-
-def test_a_bar_is_for_terminals_outside_of_snakemake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
-    monkeypatch.delenv("SNAKEMAKE_PROFILE", raising=False)
-    assert wants_bar("auto")
-    monkeypatch.setenv("SNAKEMAKE_PROFILE", "profiles/local")
-    assert not wants_bar("auto")
-    assert wants_bar("bar")
-    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: False))
-    monkeypatch.delenv("SNAKEMAKE_PROFILE")
-    assert not wants_bar("auto")
