@@ -4,6 +4,7 @@ Importing registers `implicit_mamba2` and `implicit_llama3` with Hugging Face's 
 """
 
 from implicit_llm.models.conversion import to_implicit
+from implicit_llm.models.original_mamba2 import load_original_mamba2
 from implicit_llm.models.presets import list_configs, load_config
 from implicit_llm.models.registration import register_implicit_causal_lm
 from implicit_llm.models.sequential import sequential_forward
@@ -18,6 +19,7 @@ __all__ = [
     "SolverStats",
     "list_configs",
     "load_config",
+    "load_original_mamba2",
     "register_implicit_causal_lm",
     "sequential_forward",
     "to_implicit",

@@ -1,0 +1,131 @@
+"""Reading checkpoints of the original Mamba2 release (state-spaces/mamba2-*) as explicit models of ours.
+
+Its config.json names no model_type, and its weights are a pickle, pytorch_model.bin, which is read only as tensors and
+only when the caller vouches for it by its sha256; a model.safetensors with the same names is read as it is.
+Source of the format: state-spaces/mamba: models/config_mamba.py, models/mixer_seq_simple.py, modules/mamba2.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from implicit_llm.models.causal_lm import ImplicitForCausalLM
+from implicit_llm.models.configuration import ImplicitMamba2Config
+from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.runs.manifest import sha256_of
+
+CONFIG_FILE, SAFE_FILE, PICKLE_FILE = "config.json", "model.safetensors", "pytorch_model.bin"
+DEFAULT_PAD_MULTIPLE = 8
+
+# Settings of the original block that ours does not have, with the one value that gives the same layer.
+FIXED_BLOCK = {
+    "ngroups": 1,
+    "d_ssm": None,
+    "D_has_hdim": False,
+    "rmsnorm": True,
+    "norm_before_gate": False,
+    "bias": False,
+    "conv_bias": True,
+}
+FIXED_MODEL = {"d_intermediate": 0, "attn_layer_idx": [], "rms_norm": True}
+# How the original was initialised, or how fast it runs.
+WITHOUT_EFFECT = frozenset(
+    {"layer", "A_init_range", "dt_min", "dt_max", "dt_init_floor", "conv_init", "chunk_size", "use_mem_eff_path"}
+)
+SIZES = frozenset({"d_state", "d_conv", "expand", "headdim", "dt_limit"})
+
+
+class UntrustedCheckpoint(ModelConfigError):
+    """A pickle that nobody has vouched for; `sha256` is what it has."""
+
+    def __init__(self, message: str, sha256: str) -> None:
+        super().__init__(message)
+        self.sha256 = sha256
+
+
+def is_original_mamba2(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is one of the original release, of Mamba or Mamba2."""
+    return "model_type" not in config and {"d_model", "n_layer", "ssm_cfg"} <= config.keys()
+
+
+def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
+    """Our configuration of an original one. Raises: ModelConfigError naming a setting that our block does not have."""
+    block = config["ssm_cfg"]
+    if block.get("layer") != "Mamba2":
+        raise ModelConfigError(
+            f"ssm_cfg.layer: {block.get('layer', 'Mamba1')!r} is not Mamba2; give a mamba2 checkpoint"
+        )
+    for where, values, fixed in (("", config, FIXED_MODEL), ("ssm_cfg.", block, FIXED_BLOCK)):
+        for key, wanted in fixed.items():
+            if values.get(key, wanted) != wanted:
+                raise ModelConfigError(f"{where}{key}: {values[key]!r} is not supported; only {wanted!r} is")
+    unknown = sorted(block.keys() - WITHOUT_EFFECT - SIZES - FIXED_BLOCK.keys())
+    if unknown:
+        raise ModelConfigError(f"ssm_cfg.{unknown[0]}: is not known here; the layer may compute something else")
+    if tuple(block.get("dt_limit", (0.0, float("inf")))) != (0.0, float("inf")):
+        raise ModelConfigError("ssm_cfg.dt_limit: a limited time step is not supported")
+    multiple = config.get("pad_vocab_size_multiple", DEFAULT_PAD_MULTIPLE)
+    return ImplicitMamba2Config(
+        is_implicit=False,
+        weight_norm=False,
+        vocab_size=-(-config["vocab_size"] // multiple) * multiple,
+        hidden_size=config["d_model"],
+        num_hidden_layers=config["n_layer"],
+        expand=block.get("expand", 2),
+        state_size=block.get("d_state", 128),
+        head_dim=block.get("headdim", 64),
+        conv_kernel=block.get("d_conv", 4),
+        tie_word_embeddings=config.get("tie_embeddings", True),
+    )
+
+
+def our_name(name: str) -> str:
+    """Our name of an original parameter; most are called the same, and in_proj has the same order (z, x, B, C, dt)."""
+    return re.sub(r"^backbone\.embedding\.", "backbone.embeddings.", name)
+
+
+def load_original_mamba2(directory: Path | str, sha256: str | None = None) -> ImplicitForCausalLM:
+    """The explicit model, in fp32, of a directory with config.json and weights.
+
+    Args: sha256 (hexadecimal) of pytorch_model.bin, for a caller who knows where that file comes from.
+    Raises: UntrustedCheckpoint without it; ModelConfigError for another digest, layer or set of weights.
+    """
+    directory = Path(directory)
+    config = original_config(json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8")))
+    weights = {our_name(name): value.float() for name, value in _read_weights(directory, sha256).items()}
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if config.tie_word_embeddings:
+        weights.setdefault("lm_head.weight", weights.get("backbone.embeddings.weight", torch.empty(0)))
+    wanted = model.state_dict()
+    for name in sorted(wanted.keys() | weights.keys()):
+        ours, theirs = (tuple(found[name].shape) if name in found else None for found in (wanted, weights))
+        if ours != theirs:
+            raise ModelConfigError(
+                f"{directory}: weight {name}: config.json wants shape {ours}, the weights have {theirs}; "
+                "the two do not belong together"
+            )
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def _read_weights(directory: Path, sha256: str | None) -> dict[str, Tensor]:
+    if (directory / SAFE_FILE).is_file():
+        return load_file(directory / SAFE_FILE)
+    path = directory / PICKLE_FILE
+    if not path.is_file():
+        raise ModelConfigError(f"{directory}: neither {SAFE_FILE} nor {PICKLE_FILE} is there")
+    found = sha256_of(path)
+    if sha256 is None:
+        raise UntrustedCheckpoint(f"{path}: is a pickle; vouch for it by its sha256, {found}", found)
+    if found != sha256:
+        raise ModelConfigError(f"{path}: expected sha256 {sha256}, found {found}; fetch the file again")
+    return torch.load(path, map_location="cpu", weights_only=True)
