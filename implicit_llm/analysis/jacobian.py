@@ -1,4 +1,4 @@
-"""The state-to-state Jacobian of one Mamba2 step, explicit and implicit (Theorem 1), and the spectral radius of df/dz.
+"""The state-to-state Jacobian of one Mamba2 step, explicit and implicit (Theorem 1).
 
 An explicit layer moves its state by a diagonal map, whatever the input. At the fixed point the transition depends on
 the state through z*, and its Jacobian gets off-diagonal entries: that is what makes an implicit model a non-linear RNN.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from implicit_llm.models.backbone import ImplicitMamba2Model
-from implicit_llm.models.stack import Prefix, StackInput
+from implicit_llm.models.stack import Prefix
 
 
 class NotConverged(ArithmeticError):
@@ -125,24 +125,3 @@ def off_diagonal_mass(jacobian_SS: Tensor) -> float:
     """Share of the Frobenius norm that lies off the diagonal: 0 for a diagonal transition, at most 1."""
     off = jacobian_SS - torch.diag(jacobian_SS.diagonal())
     return float(off.norm() / jacobian_SS.norm())
-
-
-def spectral_radius(model: ImplicitMamba2Model, x: StackInput, z_BLD: Tensor, *, num_iter: int = 60) -> Tensor:
-    """Largest |eigenvalue| of df/dz at z for every sequence (B), by power iteration on transposed Jacobian products.
-
-    Below 1 the plain iteration contracts near z. A complex leading pair makes single steps swing, so the estimate is
-    the geometric mean growth over the second half of the iterations.
-    """
-    z_BLD = z_BLD.detach().requires_grad_(True)
-    with torch.enable_grad():
-        fz_BLD = model.apply_stack(z_BLD, x)[0]
-    generator = torch.Generator(device="cpu").manual_seed(0)
-    v_BLD = torch.randn(z_BLD.shape, generator=generator, dtype=z_BLD.dtype).to(z_BLD.device)
-    v_BLD = v_BLD / v_BLD.flatten(1).norm(dim=1)[:, None, None]
-    growth = []
-    for _ in range(num_iter):
-        (v_BLD,) = torch.autograd.grad(fz_BLD, z_BLD, v_BLD, retain_graph=True)
-        norm_B = v_BLD.flatten(1).norm(dim=1)
-        v_BLD = v_BLD / norm_B.clamp_min(torch.finfo(norm_B.dtype).tiny)[:, None, None]
-        growth.append(norm_B)
-    return torch.stack(growth[num_iter // 2 :]).log().mean(0).exp()

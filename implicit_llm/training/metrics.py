@@ -27,11 +27,13 @@ ACCURACY: dict[str, tuple[str, int | None] | None] = {
     "language_model": None,
 }
 _SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
-_COLUMNS = ("loss", "grad_norm", "accuracy", *_SOLVER, "mode_gap")
+# Measured about ten times in a curriculum: mode_gap.py and spectral_radius.py.
+OCCASIONAL = ("mode_gap", "spectral_radius")
+_COLUMNS = ("loss", "grad_norm", "accuracy", *_SOLVER, *OCCASIONAL)
 LOSS, GRAD_NORM = _COLUMNS.index("loss"), _COLUMNS.index("grad_norm")
-_F_EVALUATIONS, _MODE_GAP = _COLUMNS.index("f_evaluations"), _COLUMNS.index("mode_gap")
+_F_EVALUATIONS = _COLUMNS.index("f_evaluations")
 _MEASURED_ONLY = ("num_iter", "residual", "unconverged_share")  # of no meaning where no residual is measured
-# Of a step on the device: loss, gradient norm, right and scored positions, then the solver's columns and the mode gap.
+# Of a step on the device: loss, gradient norm, right and scored positions, then the solver's and occasional columns.
 _RIGHT, _SCORED, _RESIDUAL = 2, 3, 4 + _SOLVER.index("residual")
 
 
@@ -40,7 +42,7 @@ class StepMetrics:
 
     loss: over the labels of the global batch. accuracy: see ACCURACY, on the training batch. num_iter: solver
     iterations a token, f_evaluations: with phantom and unrolled steps; both are means over sequences. residual: the
-    largest of the batch. unconverged_share: of the tokens. mode_gap: see mode_gap.py, only now and then.
+    largest of the batch. unconverged_share: of the tokens. mode_gap, spectral_radius: see OCCASIONAL.
     totals: up to the last row that was pulled.
     """
 
@@ -50,7 +52,7 @@ class StepMetrics:
         self.columns = tuple(name if column == "accuracy" else column for column in _COLUMNS)
         self._cost = cost
         self._micro: list[Tensor] = []
-        self._mode_gap: Tensor | None = None
+        self._occasional: dict[str, Tensor] = {}
         self._pending: list[Tensor] = []
         self._window: list[list[float]] = []
         self._recent: deque[list[float]] = deque(maxlen=RECENT_STEPS)
@@ -72,9 +74,9 @@ class StepMetrics:
             row += [num_iter, num_iter + stats.num_closing, stats.residual.float().amax(), unconverged]
         self._micro.append(torch.stack(row))
 
-    def add_mode_gap(self, gap: Tensor) -> None:
-        """Put a mode gap into the row of the open step."""
-        self._mode_gap = gap.detach().float()
+    def add_occasional(self, **values: Tensor) -> None:
+        """Put numbers of OCCASIONAL into the row of the open step."""
+        self._occasional |= {name: value.detach().float() for name, value in values.items()}
 
     def close_step(self, grad_norm: Tensor) -> Tensor:
         """End the step; return its loss and gradient norm, shape (2,)."""
@@ -85,9 +87,9 @@ class StepMetrics:
             row = torch.cat((rows[:, :_SCORED].sum(0), rows[:, _SCORED:].mean(0)))
             row[_RESIDUAL - 1] = rows[:, _RESIDUAL - 1].amax()
         head = torch.stack((row[0], grad_norm.detach().float()))
-        gap = _nan(row.device) if self._mode_gap is None else self._mode_gap
-        self._pending.append(torch.cat((head, row[1:], gap[None])))
-        self._micro, self._mode_gap = [], None
+        occasional = torch.stack([self._occasional.get(name, _nan(row.device)) for name in OCCASIONAL])
+        self._pending.append(torch.cat((head, row[1:], occasional)))
+        self._micro, self._occasional = [], {}
         return head
 
     def pull(self) -> list[list[float]]:
@@ -111,8 +113,8 @@ class StepMetrics:
         return self._means(rows)
 
     def recent(self) -> dict[str, float]:
-        """Means over the last RECENT_STEPS steps, however often they were logged; not of the mode gap."""
-        return {key: value for key, value in self._means(list(self._recent)).items() if key != "mode_gap"}
+        """Means over the last RECENT_STEPS steps, however often they were logged; not of the occasional numbers."""
+        return {key: value for key, value in self._means(list(self._recent)).items() if key not in OCCASIONAL}
 
     def named(self, row: Sequence[float]) -> dict[str, float]:
         """A row as pulled, by column."""
@@ -134,7 +136,7 @@ class StepMetrics:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Undo everything since `state`; rows with other columns are left out."""
         is_same = tuple(state["columns"]) == self.columns
-        self._micro, self._pending, self._mode_gap = [], [], None
+        self._micro, self._pending, self._occasional = [], [], {}
         self._window = [_numbers(row) for row in state["window"]] if is_same else []
         self._recent = deque((_numbers(row) for row in state["recent"]) if is_same else (), maxlen=RECENT_STEPS)
         self.totals = Totals.from_state(state["totals"])

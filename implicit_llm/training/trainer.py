@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.testing import faults
 from implicit_llm.training.batches import IGNORED_LABEL, BatchLayout, Dataset, MicroBatches
 from implicit_llm.training.checkpoint import Checkpoint, TrainingState
@@ -28,6 +29,7 @@ from implicit_llm.training.precision import MAX_SKIPPED_IN_A_ROW, autocast, load
 from implicit_llm.training.replicas import require_equal_replicas
 from implicit_llm.training.sampler import StepSampler
 from implicit_llm.training.schedule import GlobalStepSchedule, learning_rate
+from implicit_llm.training.spectral_radius import mean_spectral_radius
 from implicit_llm.training.speed import SpeedMeter
 from implicit_llm.training.state import (
     load_model,
@@ -166,14 +168,16 @@ class PhaseTrainer(Trainer):
         loss = loss * (world_size() / num_items_in_batch)
         is_first = self.metrics.is_between_steps  # of the step's micro-batches
         if self._is_implicit and is_first and is_due(self.state.global_step + 1, self.job.config.total_steps):
-            self._look_at_mode_gap(inputs, logits_BLV)
+            self._look_at_fixed_point(inputs, logits_BLV)
         self.metrics.add(loss, logits_BLV, labels_BL, getattr(outputs, "solver_stats", None))
         return (loss, outputs) if return_outputs else loss
 
-    def _look_at_mode_gap(self, inputs: dict[str, Any], logits_BLV: Tensor) -> None:
+    def _look_at_fixed_point(self, inputs: dict[str, Any], logits_BLV: Tensor) -> None:
         failures = self._solver_failures
         message = None if failures is None else failures.message
-        self.metrics.add_mode_gap(mode_gap(self.model, inputs, logits_BLV, self._autocast()))
+        gap = mode_gap(self.model, inputs, logits_BLV, self._autocast())
+        radius = mean_spectral_radius(cast("ImplicitForCausalLM", self.model), inputs, self._autocast())
+        self.metrics.add_occasional(mode_gap=gap, spectral_radius=radius)
         if failures is not None:
             failures.message = message  # a failure of the evaluation is no failure of the step
 

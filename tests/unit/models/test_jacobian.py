@@ -16,9 +16,9 @@ from implicit_llm.analysis.jacobian import (
     implicit_jacobian,
     implicit_jacobian_by_autograd,
     off_diagonal_mass,
-    spectral_radius,
     step_after,
 )
+from implicit_llm.analysis.spectral_radius import spectral_radius
 
 
 def one_layer(kind: str):
@@ -49,7 +49,7 @@ def test_spectral_radius_is_the_largest_eigenvalue_of_the_jacobian() -> None:
     input_ids = torch.randint(0, 11, (2, 3))
     z_BLD = model(input_ids).last_hidden_state
     x = model.stack_input(model.get_input_embeddings()(input_ids), None, None, None)
-    estimate = spectral_radius(model, x, z_BLD, num_iter=400)
+    estimate = spectral_radius(model, x, z_BLD, num_products=400)
     for row in range(2):
         narrowed = x.select(torch.tensor([row]))
 

@@ -167,7 +167,7 @@ def test_a_mode_gap_is_logged_with_the_steps_around_it_and_is_not_part_of_the_su
     metrics = StepMetrics("language_model")
     for gap in (None, 0.25, None):
         if gap is not None:
-            metrics.add_mode_gap(torch.tensor(gap))
+            metrics.add_occasional(mode_gap=torch.tensor(gap))
         one_step(metrics, 1.0, solver_stats())
     metrics.pull()
     assert metrics.drain()["mode_gap"] == 0.25

@@ -15,8 +15,10 @@ from implicit_llm.tracking.journal import Journal, read_events
 from implicit_llm.training import trainer
 from implicit_llm.training.batches import IGNORED_LABEL
 from implicit_llm.training.config import Runtime
+from implicit_llm.training.metrics import OCCASIONAL
 from implicit_llm.training.mode_gap import SEQUENCES, is_due, mode_gap
 from implicit_llm.training.solver_alarm import SolverAlarm
+from implicit_llm.training.spectral_radius import mean_spectral_radius
 from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,
@@ -97,7 +99,7 @@ def test_training_alarms_and_goes_on(tmp_path: Path, data: Path) -> None:
 
 
 @pytest.mark.parametrize("solver", [FREE, UNROLLED])
-def test_looking_at_the_mode_gap_changes_nothing(
+def test_looking_at_mode_gap_and_spectral_radius_changes_nothing(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, solver: dict[str, Any]
 ) -> None:
     found = {}
@@ -107,7 +109,8 @@ def test_looking_at_the_mode_gap_changes_nothing(
         train(run_dir, train_config(phase={"solver": solver}), data, micro_batch_size=4)
         digests = artifacts(run_dir)
         found[name] = {file: digests[file] for file in digests if file.endswith((".safetensors", "training.json"))}
-        assert all(("mode_gap" in values) == due for _, values in logged(run_dir))
+        for key in OCCASIONAL:
+            assert all((key in values) == due for _, values in logged(run_dir))
     assert len(found["never"]) == 5
     assert found["never"] == found["always"]
 
@@ -136,30 +139,59 @@ def test_the_gap_is_the_loss_in_evaluation_less_that_in_training_of_the_first_se
     assert abs(gap.item()) > 1e-5
 
 
-def test_an_evaluation_that_is_not_finite_leaves_the_gap_out(
+def test_a_fixed_point_that_is_not_finite_leaves_gap_and_radius_out(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
+    from implicit_llm.models.backbone import ImplicitMamba2Model
 
-    forward = ImplicitMamba2ForCausalLM.forward
+    forward = ImplicitMamba2Model.forward
 
     def diverging(self: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
         if not self.training:
             raise FloatingPointError("not finite")
         return forward(self, *arguments, **options)
 
-    monkeypatch.setattr(ImplicitMamba2ForCausalLM, "forward", diverging)
+    monkeypatch.setattr(ImplicitMamba2Model, "forward", diverging)
     monkeypatch.setattr(trainer, "is_due", lambda step, total_steps: True)
     train(tmp_path / "a" / "only", train_config(), data)
-    assert all("mode_gap" not in values for _, values in logged(tmp_path / "a" / "only"))
+    assert all(key not in values for key in OCCASIONAL for _, values in logged(tmp_path / "a" / "only"))
 
 
-def test_a_model_without_a_solver_has_no_gap(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_a_solver_has_neither_gap_nor_radius(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trainer, "is_due", lambda step, total_steps: True)
     train(tmp_path / "a" / "only", train_config(LLAMA), data)
-    assert all("mode_gap" not in values for _, values in logged(tmp_path / "a" / "only"))
+    assert all(key not in values for key in OCCASIONAL for _, values in logged(tmp_path / "a" / "only"))
 
 
 def test_the_gap_is_measured_about_ten_times_in_a_curriculum() -> None:
     for total in (8, 100, 2400, 197_411):
         assert sum(is_due(step, total) for step in range(1, total + 1)) in range(1, 12)
+
+
+def test_the_radius_is_the_mean_over_the_first_sequences_of_the_largest_over_the_tokens() -> None:
+    torch.manual_seed(0)
+    fields = {key: value for key, value in IMPLICIT.items() if key != "model_type"}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("implicit_mamba2", **fields, solver=FREE)).train()
+    ids_BL = torch.randint(6, (6, 10))
+    before = torch.get_rng_state()
+    found = mean_spectral_radius(model, {"input_ids": ids_BL}, nullcontext())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+    assert all(weight.grad is None for weight in model.parameters())
+    base = model.eval().base
+    with torch.no_grad():
+        z_BLD = base(ids_BL).last_hidden_state
+        x = base.stack_input(base.get_input_embeddings()(ids_BL), None, None, None)
+    exact = []
+    for row in range(4):
+        of_row = x.select(torch.tensor([row]))
+
+        def f(z_LD: torch.Tensor, of_row: Any = of_row) -> torch.Tensor:
+            return base.apply_stack(z_LD[None], of_row)[0][0]
+
+        jacobian_LDLD = torch.autograd.functional.jacobian(f, z_BLD[row])
+        blocks_LDD = torch.stack([jacobian_LDLD[token, :, token] for token in range(10)])
+        exact.append(torch.linalg.eigvals(blocks_LDD).abs().max())
+    assert found.item() == pytest.approx(torch.stack(exact).mean().item(), rel=0.05)
