@@ -25,6 +25,15 @@ class EvaluateConfigError(UserError):
 
 
 @dataclass(frozen=True)
+class SweptSetting:
+    """The mode `base` with its field `key` set to `value`."""
+
+    base: str
+    key: str
+    value: int | float
+
+
+@dataclass(frozen=True)
 class ModeConfig:
     """One way of solving an implicit model; None keeps what the model was saved with.
 
@@ -41,6 +50,7 @@ class ModeConfig:
     eval_block_len: int | None = None
     max_samples: int | None = None
     batch_size: int | None = None
+    sweep: SweptSetting | None = None  # set by `swept_modes`
 
     @property
     def coupled_batch_size(self) -> int | None:
@@ -63,6 +73,37 @@ class ModeConfig:
         }
         return dataclasses.replace(trained, **{key: value for key, value in changed.items() if value is not None})
 
+    def record(self, trained: SolverConfig | None) -> dict[str, Any]:
+        """What a record of metrics.json says of the mode: the settings that were used, None for an explicit model."""
+        keys = ("eval_mode", "eval_max_iter", "eval_stop", "eval_block_len")
+        if trained is None:
+            return dict.fromkeys((*keys, "eval_tol", "sweep"))
+        used = self.solver(trained)
+        sweep = None if self.sweep is None else dataclasses.asdict(self.sweep)
+        return {key: getattr(used, key) for key in keys} | {"eval_tol": used.tol, "sweep": sweep}
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """Values of a mode's fields, for test-time compute."""
+
+    eval_max_iter: tuple[int, ...] = ()
+    eval_tol: tuple[float, ...] = ()
+
+
+def swept_modes(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None) -> tuple[ModeConfig, ...]:
+    """Each mode once for each value of each field of the sweep, the other fields as they are; all modes without one."""
+    if sweep is None:
+        return modes
+    return tuple(
+        dataclasses.replace(
+            mode, name=f"{mode.name}@{key}={value:g}", sweep=SweptSetting(mode.name, key, value), **{key: value}
+        )
+        for mode in modes
+        for key, values in dataclasses.asdict(sweep).items()
+        for value in values
+    )
+
 
 @dataclass(frozen=True)
 class EvaluateConfig:
@@ -70,6 +111,7 @@ class EvaluateConfig:
 
     kind: Literal["word_problem"]
     modes: tuple[ModeConfig, ...]
+    sweep: SweepConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +120,7 @@ class CatbabiConfig:
 
     kind: Literal["catbabi"]
     modes: tuple[ModeConfig, ...]
+    sweep: SweepConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +136,7 @@ class PerplexityConfig:
     lengths: tuple[int, ...]
     max_tokens: int | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
+    sweep: SweepConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 2:

@@ -60,9 +60,8 @@ class ModeRunner:
             limits = [limit for limit in (max_samples, mode.max_samples) if limit is not None]
             num_samples = min([len(dataset), *limits])
             where, size = f"{data} {mode.name}", self._batch_size(mode, default_batch_size)
-            found[mode.name] = evaluate(
-                EvaluationJob(self.model, dataset, num_samples, size, where, **self.job_options)
-            )
+            result = evaluate(EvaluationJob(self.model, dataset, num_samples, size, where, **self.job_options))
+            found[mode.name] = Evaluation(mode.record(trained_solver) | result.values, result.predictions_NL)
             self.partial.keep(data, mode.name, found[mode.name])
         if trained_solver is not None:
             self.model.solver = trained_solver

@@ -6,7 +6,7 @@ Roles are "train:<run>-s<seed>/<phase>" and "evaluate:<run>-s<seed>/<phase>/<eva
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,18 @@ class Source:
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """Everything the report knows."""
+    """Everything the report knows.
+
+    `records`: every record of every evaluation by kind, with "role" and the run, phase and seed it belongs to; points
+    are made of those that belong to no sweep.
+    """
 
     points: tuple[Point, ...]
     perplexities: tuple[PerplexityPoint, ...]
     babi: tuple[BabiPoint, ...]
     training: tuple[TrainingRun, ...]
     sources: Mapping[str, Source]
+    records: Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def load_inputs(inputs: Mapping[str, Input]) -> ReportInputs:
@@ -61,21 +66,25 @@ def load_inputs(inputs: Mapping[str, Input]) -> ReportInputs:
         if source.stage not in (EVALUATE, TRAIN):
             raise ReportError(f"input {role}: a report is made of evaluate and train runs, not of a {source.stage} run")
     training = _training_runs(sources, inputs)
-    kinds: dict[str, type[Point | PerplexityPoint | BabiPoint]]
-    kinds = {"word_problem": Point, "perplexity": PerplexityPoint, "catbabi": BabiPoint}
-    found: dict[str, list[Any]] = {kind: [] for kind in kinds}
     solvers = {(run.run, run.seed, phase.name): phase.solver for run in training for phase in run.phases}
+    records: dict[str, list[dict[str, Any]]] = {}
     for role, source in sources.items():
         if source.stage == EVALUATE:
-            kind = source.config.get("kind", "word_problem")
-            if kind not in kinds:
-                raise ReportError(f"input {role}: the report knows no evaluation of kind {kind!r}")
-            found[kind] += [
-                kinds[kind].from_record(_placed(record, source, solvers), role) for record in _records(inputs[role])
-            ]
+            placed = [_placed(record, source, solvers) | {"role": role} for record in _records(inputs[role])]
+            records.setdefault(source.config.get("kind", "word_problem"), []).extend(placed)
     return ReportInputs(
-        name_phases(found["word_problem"]), tuple(found["perplexity"]), tuple(found["catbabi"]), training, sources
+        points=name_phases(_points(Point, records, "word_problem")),
+        perplexities=tuple(_points(PerplexityPoint, records, "perplexity")),
+        babi=tuple(_points(BabiPoint, records, "catbabi")),
+        training=training,
+        sources=sources,
+        records=records,
     )
+
+
+def _points(kind: Any, records: Mapping[str, list[dict[str, Any]]], name: str) -> list[Any]:
+    """The records of one kind of evaluation as points, without those of sweeps."""
+    return [kind.from_record(record, record["role"]) for record in records.get(name, ()) if not record.get("sweep")]
 
 
 def _placed(record: Mapping[str, Any], source: Source, solvers: Mapping[Any, Any]) -> dict[str, Any]:

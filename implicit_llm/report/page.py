@@ -14,31 +14,19 @@ import jinja2
 from markupsafe import Markup
 
 from implicit_llm.report.axes import power_of_ten
-from implicit_llm.report.babi_tables import BabiTable
 from implicit_llm.report.claims import FAILS, HOLDS, MISSING, NOT_RUN, Judgement
 from implicit_llm.report.config import ReportError
 from implicit_llm.report.inputs import ReportInputs, Source
 from implicit_llm.report.model_groups import short_count
-from implicit_llm.report.perplexity_tables import PerplexityTable
 from implicit_llm.report.published import MARK_WORDS, Published
 from implicit_llm.report.results import LAST_TEN, Cell, Results, Spread, seeds_words
+from implicit_llm.report.sections import Section
 from implicit_llm.report.svg import Figure, panel_svg, swatch_svg, theme_css
-from implicit_llm.report.tables import Table
 from implicit_llm.report.training_runs import LOSS, TrainingRun
 
 TEMPLATE = "index.html.j2"
 MISSING_WORD = Markup('<span class="missing">missing</span>')
 SYMBOLS = {HOLDS: "✓", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The tables of each kind of evaluation, and `files`: those written, by name, as "csv" and "tex"."""
-
-    accuracy: Sequence[Table]
-    perplexity: Sequence[PerplexityTable]
-    babi: Sequence[BabiTable]
-    files: Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -50,9 +38,17 @@ class PageContent:
     results: Results
     inputs: ReportInputs
     judgements: Sequence[Judgement]
-    figures: Sequence[Figure]
-    tables: Tables
+    sections: Mapping[str, Section]
     published: Published
+
+    @property
+    def figures(self) -> list[Figure]:
+        return [figure for section in self.sections.values() for figure in section.figures if figure is not None]
+
+    @property
+    def files(self) -> dict[str, Mapping[str, str]]:
+        """The written tables by name."""
+        return {name: forms for section in self.sections.values() for name, forms in section.files.items()}
 
 
 def render(content: PageContent, assets: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.catbabi import PROTOCOL, QUESTION_MARK, evaluate_catbabi
-from implicit_llm.evaluation.config import CatbabiConfig, check_modes
+from implicit_llm.evaluation.config import CatbabiConfig, check_modes, swept_modes
 from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input
 from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
 from implicit_llm.evaluation.modes import ModeRunner
@@ -31,7 +31,7 @@ def run(context: StageContext) -> StageResult:
     questions = {role: question_id(dataset) for role, dataset in datasets.items()}
     model = load_model(trained, context.runtime)
     partial = PartialResults(context.work / "partial")
-    runner = ModeRunner(model, config.modes, partial, context.runtime, {})
+    runner = ModeRunner(model, swept_modes(config.modes, config.sweep), partial, context.runtime, {})
     about = about_model(model, trained)
     records: list[Record] = []
     for role, dataset in datasets.items():

@@ -7,7 +7,9 @@ from implicit_llm.evaluation.config import (
     EvaluateConfig,
     EvaluateConfigError,
     ModeConfig,
+    SweepConfig,
     check_modes,
+    swept_modes,
 )
 from implicit_llm.runs.fill import ConfigError, fill
 from implicit_llm.solver.config import SolverConfig
@@ -27,6 +29,32 @@ def test_published_mode_stops_by_one_norm_over_a_batch_whose_size_is_part_of_the
     assert published.coupled_batch_size == COUPLED_BATCH_SIZE
     assert ModeConfig("published", "simultaneous", batch_size=512).coupled_batch_size == 512
     assert ModeConfig("simultaneous", "simultaneous").coupled_batch_size is None
+
+
+def test_a_sweep_changes_one_field_at_a_time_and_says_which() -> None:
+    modes = (ModeConfig("blockwise", "blockwise", eval_max_iter=64, eval_tol=0.05),)
+    swept = swept_modes(modes, SweepConfig(eval_max_iter=(1, 8), eval_tol=(0.2,)))
+    assert [(mode.name, mode.eval_max_iter, mode.eval_tol) for mode in swept] == [
+        ("blockwise@eval_max_iter=1", 1, 0.05),
+        ("blockwise@eval_max_iter=8", 8, 0.05),
+        ("blockwise@eval_tol=0.2", 64, 0.2),
+    ]
+    record = swept[1].record(SolverConfig())
+    assert record["sweep"] == {"base": "blockwise", "key": "eval_max_iter", "value": 8}
+    assert swept_modes(modes, None) == modes
+
+
+def test_the_record_of_a_mode_has_the_settings_that_were_used_and_none_for_an_explicit_model() -> None:
+    record = ModeConfig("blocks", "blockwise", eval_max_iter=64).record(SolverConfig(tol=0.03, eval_block_len=8))
+    assert record == {
+        "eval_mode": "blockwise",
+        "eval_max_iter": 64,
+        "eval_stop": SolverConfig().eval_stop,
+        "eval_block_len": 8,
+        "eval_tol": 0.03,
+        "sweep": None,
+    }
+    assert set(ModeConfig("parallel", "simultaneous").record(None).values()) == {None}
 
 
 @pytest.mark.parametrize(

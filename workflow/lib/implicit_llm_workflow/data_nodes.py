@@ -14,7 +14,7 @@ def data_nodes(data: DataSet) -> Iterator[Node]:
     if isinstance(data, Catbabi):
         yield _text_node(data)
     elif isinstance(data, LanguageModel):
-        yield _tokenizer_node(data)
+        yield tokenizer_node(data)
         yield from _shard_nodes(data)
     yield train_data_node(data)
     yield from nodes_of_test_data(data)
@@ -89,12 +89,13 @@ def _catbabi_node(data: Catbabi, split: str) -> Node:
     return Node("data", f"{data.name}-{split}", config, {"text": _text_node(data).key})
 
 
-def _tokenizer_node(data: LanguageModel) -> Node:
+def tokenizer_node(data: LanguageModel) -> Node:
+    """The tokenizer of a language-model data set."""
     return Node("data", f"{data.name}-tokenizer", {"kind": "tokenizer", **data.tokenizer})
 
 
 def _shard_nodes(data: LanguageModel) -> Iterator[Node]:
-    upstream = {"tokenizer": _tokenizer_node(data).key}
+    upstream = {"tokenizer": tokenizer_node(data).key}
     for shard in range(data.num_shards):
         config = {
             "kind": "token_shard",

@@ -45,8 +45,9 @@ def evaluation_estimates(plan: Plan, hardware: Hardware) -> list[EvaluationEstim
 def _estimate(plan: Plan, node: Node, hardware: Hardware, throughput: Throughput) -> EvaluationEstimate:
     trained = plan.nodes[node.upstream["model"]].config
     solver, precision = trained["phase"]["solver"], node.config.get("precision", trained["precision"])
-    has_sequential = solver is not None and any(mode["eval_mode"] == SEQUENTIAL for mode in node.config["modes"])
-    modes = [mode for mode in node.config["modes"] if mode["eval_mode"] != SEQUENTIAL]
+    configured = node.config.get("modes", ())
+    has_sequential = solver is not None and any(mode["eval_mode"] == SEQUENTIAL for mode in configured)
+    modes = [mode for mode in configured if mode["eval_mode"] != SEQUENTIAL]
     parts = [
         _tokens_by_length(plan, plan.nodes[key], node.config, hardware)
         for role, key in node.upstream.items()
@@ -54,10 +55,11 @@ def _estimate(plan: Plan, node: Node, hardware: Hardware, throughput: Throughput
     ]
     name = node.name.rpartition("/")[2]
     unknown = EvaluationEstimate(node.key, name, None, None, dict.fromkeys(hardware.cards), has_sequential)
-    if any(part is None for part in parts):
+    if not configured or any(part is None for part in parts):
         return unknown
     # An explicit model gives the same in every mode and is run once.
-    passes = len(modes) if solver is not None else 1
+    swept = sum(len(values) for values in node.config.get("sweep", {}).values()) or 1
+    passes = len(modes) * swept if solver is not None else 1
     lengths = [(length, tokens * passes) for part in parts if part is not None for length, tokens in part.items()]
     try:
         flops = sum(_forward_flops(trained["model"], solver, length) * tokens for length, tokens in lengths)

@@ -10,7 +10,7 @@ from typing import Any
 from implicit_llm_workflow.config_files import ConfigFiles
 from implicit_llm_workflow.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.errors import ConfigError
-from implicit_llm_workflow.evaluations import DATA_KINDS, Evaluation, build_evaluation
+from implicit_llm_workflow.evaluations import KINDS, Evaluation, build_evaluation
 from implicit_llm_workflow.grids import GridPoint, expand_grids
 from implicit_llm_workflow.runs import Run, RunBuilder
 from implicit_llm_workflow.validation import validate
@@ -26,8 +26,8 @@ class Experiment:
     report: Mapping[str, Any]
 
     def evaluations_of(self, run: Run) -> list[Evaluation]:
-        """Those that apply to the data the run is trained on."""
-        return [item for item in self.evaluations.values() if item.applies_to(self.data[run.data])]
+        """Those that are done for a run."""
+        return [item for item in self.evaluations.values() if item.applies_to(run.name, self.data[run.data])]
 
 
 def load_experiment(path: Path) -> Experiment:
@@ -61,8 +61,15 @@ def _run(point: GridPoint, builder: RunBuilder) -> Run:
 def _check_evaluations(experiment: Experiment) -> None:
     """An evaluation that meets no run is a mistake, not an empty table."""
     for name, item in experiment.evaluations.items():
-        if not any(item.applies_to(experiment.data[run.data]) for run in experiment.runs.values()):
+        if any(item.applies_to(run.name, experiment.data[run.data]) for run in experiment.runs.values()):
+            continue
+        kinds = KINDS[item.kind].data
+        if any(experiment.data[run.data].kind in kinds for run in experiment.runs.values()):
             raise ConfigError(
-                f"{experiment.source}: evaluations.{name}.kind: no run has {DATA_KINDS[item.kind]} data, which "
-                f"{item.kind} is for; add a run or remove the evaluation"
+                f"{experiment.source}: evaluations.{name}.runs: {', '.join(item.runs)} matches no run with "
+                f"{' or '.join(kinds)} data; runs are {', '.join(experiment.runs)}"
             )
+        raise ConfigError(
+            f"{experiment.source}: evaluations.{name}.kind: no run has {' or '.join(kinds)} data, which "
+            f"{item.kind} is for; add a run or remove the evaluation"
+        )

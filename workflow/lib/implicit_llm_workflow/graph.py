@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from implicit_llm_workflow.curricula import Phase
-from implicit_llm_workflow.data_nodes import data_nodes, nodes_of_test_data, train_data_node
+from implicit_llm_workflow.data_nodes import data_nodes, nodes_of_test_data, tokenizer_node, train_data_node
 from implicit_llm_workflow.data_sets import DataSet, LanguageModel
-from implicit_llm_workflow.evaluations import Evaluation
+from implicit_llm_workflow.evaluations import DUALITY, LM_EVAL, PERPLEXITY, Evaluation
 from implicit_llm_workflow.experiment import Experiment
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.report_outputs import report_assets
@@ -71,9 +71,16 @@ def _train_node(run: Run, seed: int, phase: Phase, previous: Node | None, data: 
 
 
 def _evaluate_node(trained: Node, evaluation: Evaluation, data: DataSet) -> Node:
-    modes = [dict(mode) for mode in evaluation.modes]
-    config: dict[str, Any] = {"kind": evaluation.kind, "modes": modes, **evaluation.settings}
-    if isinstance(data, LanguageModel):
-        config["lengths"] = list(data.test_lengths)
-    upstream = {"model": trained.key, **{node.name: node.key for node in nodes_of_test_data(data)}}
-    return Node("evaluate", f"{trained.name}/{evaluation.name}", config, upstream)
+    config: dict[str, Any] = {"kind": evaluation.kind}
+    if evaluation.modes:
+        config["modes"] = [dict(mode) for mode in evaluation.modes]
+    if evaluation.sweep:
+        config["sweep"] = {key: list(values) for key, values in evaluation.sweep.items()}
+    if isinstance(data, LanguageModel) and evaluation.kind in (PERPLEXITY, DUALITY):
+        config["lengths"] = list(data.test_lengths if evaluation.kind == PERPLEXITY else data.test_lengths[:1])
+    config |= evaluation.settings
+    if evaluation.kind == LM_EVAL and isinstance(data, LanguageModel):
+        read = {"tokenizer": tokenizer_node(data).key}
+    else:
+        read = {node.name: node.key for node in nodes_of_test_data(data)}
+    return Node("evaluate", f"{trained.name}/{evaluation.name}", config, {"model": trained.key, **read})

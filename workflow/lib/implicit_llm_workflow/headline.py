@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from implicit_llm_workflow.data_nodes import nodes_of_test_data
-from implicit_llm_workflow.data_sets import Catbabi, DataSet, LanguageModel, WordProblem
-from implicit_llm_workflow.evaluations import Evaluation
+from implicit_llm_workflow.data_sets import CATBABI, WORD_PROBLEM, Catbabi, DataSet, LanguageModel, WordProblem
+from implicit_llm_workflow.evaluations import PERPLEXITY, Evaluation
 from implicit_llm_workflow.plan import Plan
 from implicit_llm_workflow.recorded import read_metrics
 from implicit_llm_workflow.runs import Run
@@ -40,14 +40,14 @@ def headline_tables(plan: Plan) -> Iterator[Table]:
     """One table for each data set and evaluation; data sets that nothing is evaluated on have none."""
     for data in plan.experiment.data.values():
         for evaluation in plan.experiment.evaluations.values():
-            rows = list(_evaluated(plan, data, evaluation)) if evaluation.applies_to(data) else []
-            if not rows:
+            rows = list(_evaluated(plan, data, evaluation))
+            if not rows or evaluation.sweep:
                 continue
-            if isinstance(data, WordProblem):
+            if isinstance(data, WordProblem) and evaluation.kind == WORD_PROBLEM:
                 yield _word_problem_table(plan, data, rows)
-            elif isinstance(data, Catbabi):
+            elif isinstance(data, Catbabi) and evaluation.kind == CATBABI:
                 yield _catbabi_table(plan, data, rows)
-            else:
+            elif isinstance(data, LanguageModel) and evaluation.kind == PERPLEXITY:
                 yield _perplexity_table(plan, data, rows)
 
 
@@ -62,7 +62,7 @@ def where_to_look(plan: Plan) -> Iterator[str]:
 
 def _evaluated(plan: Plan, data: DataSet, evaluation: Evaluation) -> Iterator[Evaluated]:
     for run in plan.experiment.runs.values():
-        if run.data == data.name:
+        if run.data == data.name and evaluation.applies_to(run.name, data):
             for phase in run.final_phases:
                 keys = tuple(f"evaluate/{run.name}-s{seed}/{phase.name}/{evaluation.name}" for seed in run.seeds)
                 yield Evaluated(run, phase.name, run.seeds, keys)

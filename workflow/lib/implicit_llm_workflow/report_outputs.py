@@ -46,11 +46,12 @@ def report_tables(experiment: Experiment) -> list[str]:
     return [name for name, kind in kinds.items() if kind in evaluated]
 
 
-def _evaluated(experiment: Experiment, *, implicit_only: bool = False) -> set[str]:
-    """Kinds of the evaluations that are done."""
+def _evaluated(experiment: Experiment, *, implicit_only: bool = False, is_swept: bool = False) -> set[str]:
+    """Kinds of the evaluations that are done: those of the modes as they are, or those of a sweep."""
     return {
         evaluation.kind
         for run in experiment.runs.values()
         if run.is_implicit or not implicit_only
         for evaluation in experiment.evaluations_of(run)
+        if bool(evaluation.sweep) == is_swept
     }

@@ -1,0 +1,128 @@
+"""The sections of a report: each kind of result brings its figures, its tables and its part of the page.
+
+A new kind of result adds a module with its builder and a line in BUILDERS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from implicit_llm.report.accuracy_figures import accuracy_by_length, accuracy_by_mode, accuracy_by_position
+from implicit_llm.report.babi_figures import accuracy_by_babi_task
+from implicit_llm.report.babi_results import BabiResults
+from implicit_llm.report.babi_tables import babi_csv, babi_latex, babi_tables
+from implicit_llm.report.config import ReportConfig
+from implicit_llm.report.inputs import ReportInputs
+from implicit_llm.report.loss_figures import loss_by
+from implicit_llm.report.perplexity_figures import perplexity_by_length
+from implicit_llm.report.perplexity_results import PerplexityResults
+from implicit_llm.report.perplexity_tables import perplexity_csv, perplexity_latex, perplexity_tables
+from implicit_llm.report.published import Published
+from implicit_llm.report.results import Results
+from implicit_llm.report.svg import Figure
+from implicit_llm.report.tables import accuracy_tables, to_csv, to_latex
+from implicit_llm.report.training_figures import solver_health, training_curves
+from implicit_llm.report.training_runs import FLOPS, TOKENS
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report.
+
+    `template` below workflow/report shows `tables`, which it finds as `section.tables`; None for figures alone.
+    `files`: the written tables by name, each as "csv" and "tex". Figures without a number to draw are left out.
+    """
+
+    name: str
+    template: str | None = None
+    tables: Sequence[Any] = ()
+    figures: Sequence[Figure | None] = ()
+    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SectionInputs:
+    """What every section is built from."""
+
+    inputs: ReportInputs
+    config: ReportConfig
+    published: Published
+
+    @cached_property
+    def results(self) -> Results:
+        return Results(self.inputs.points, self.config.headline_mode)
+
+    @cached_property
+    def perplexities(self) -> PerplexityResults:
+        return PerplexityResults(self.inputs.perplexities, self.inputs.training, self.config.headline_mode)
+
+    @cached_property
+    def babi(self) -> BabiResults:
+        return BabiResults(self.inputs.babi, self.config.headline_mode)
+
+
+def accuracy_section(given: SectionInputs) -> Section | None:
+    """Word problems."""
+    tables = accuracy_tables(given.results, given.published)
+    if not tables:
+        return None
+    figures = (
+        accuracy_by_length(given.results, given.published.numbers),
+        accuracy_by_position(given.results),
+        accuracy_by_mode(given.results),
+    )
+    files = {"accuracy": {"csv": to_csv(given.results, given.published), "tex": to_latex(tables)}}
+    return Section("accuracy", "sections/accuracy.html.j2", tables, figures, files)
+
+
+def perplexity_section(given: SectionInputs) -> Section | None:
+    """Language models on held-out text."""
+    tables = perplexity_tables(given.perplexities, given.perplexities.training, given.published)
+    if not tables:
+        return None
+    files = {"perplexity": {"csv": perplexity_csv(tables), "tex": perplexity_latex(tables)}}
+    figures = (perplexity_by_length(given.perplexities),)
+    return Section("perplexity", "sections/perplexity.html.j2", tables, figures, files)
+
+
+def language_training_section(given: SectionInputs) -> Section | None:
+    """Losses of language models on the way, which need no evaluation."""
+    groups = given.perplexities.groups
+    return Section(
+        "language-training", figures=[loss_by(axis, given.inputs.training, groups) for axis in (TOKENS, FLOPS)]
+    )
+
+
+def babi_section(given: SectionInputs) -> Section | None:
+    """Questions of CatbAbI."""
+    tables = babi_tables(given.babi)
+    if not tables:
+        return None
+    files = {"babi": {"csv": babi_csv(tables, given.published), "tex": babi_latex(tables, given.published)}}
+    return Section("babi", "sections/babi.html.j2", tables, (accuracy_by_babi_task(given.babi),), files)
+
+
+def training_section(given: SectionInputs) -> Section | None:
+    """Training curves and the solver's health, of all runs."""
+    training = given.inputs.training
+    figures = (training_curves(training, given.results, given.perplexities.groups), solver_health(training))
+    return Section("training", figures=figures)
+
+
+# In the order of the page.
+BUILDERS: tuple[Callable[[SectionInputs], Section | None], ...] = (
+    accuracy_section,
+    perplexity_section,
+    language_training_section,
+    babi_section,
+    training_section,
+)
+
+
+def build_sections(given: SectionInputs) -> dict[str, Section]:
+    """By name, those that have something to show."""
+    sections = [section for build in BUILDERS if (section := build(given)) is not None]
+    return {section.name: section for section in sections}

@@ -1,0 +1,50 @@
+"""Which evaluations are done for which runs, and what their jobs are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.graph import build_graph
+from implicit_llm_workflow.report_outputs import report_figures, report_tables
+from tests.unit.workflow.experiments import ExperimentFile
+
+ITEM = "evaluations:\n  word-problem:\n    kind: word_problem\n"
+MODES = "    modes:\n      - {name: blockwise, eval_mode: blockwise, eval_block_len: 4}\n"
+
+
+def test_runs_are_chosen_by_name_or_pattern(tiny: ExperimentFile) -> None:
+    tiny.edit(ITEM, f"{ITEM}    runs: [impl*]\n")
+    evaluated = {node.name for node in build_graph(tiny.load()).values() if node.stage == "evaluate"}
+    assert evaluated == {"implicit-s0/free/word-problem", "implicit-s1/free/word-problem"}
+
+
+def test_a_pattern_without_a_run_names_the_runs(tiny: ExperimentFile) -> None:
+    tiny.edit(ITEM, f"{ITEM}    runs: [s5-*]\n")
+    with pytest.raises(
+        ConfigError, match=r"evaluations\.word-problem\.runs: s5-\* matches no run .*implicit, explicit"
+    ):
+        tiny.load()
+
+
+def test_a_sweep_is_told_to_the_job_and_makes_no_main_figure_or_table(tiny: ExperimentFile) -> None:
+    plain = build_graph(tiny.load())["evaluate/implicit-s0/free/word-problem"].config
+    assert "sweep" not in plain
+    tiny.edit(ITEM, f"{ITEM}    sweep: {{eval_max_iter: [1, 4], eval_tol: [0.2]}}\n")
+    experiment = tiny.load()
+    config = build_graph(experiment)["evaluate/implicit-s0/free/word-problem"].config
+    assert config["sweep"] == {"eval_max_iter": [1, 4], "eval_tol": [0.2]}
+    assert "accuracy-by-length" not in report_figures(experiment)
+    assert "accuracy" not in report_tables(experiment)
+
+
+def test_the_jacobian_has_no_modes_and_every_other_kind_needs_some(tiny: ExperimentFile) -> None:
+    tiny.edit(MODES, "")
+    with pytest.raises(ConfigError, match=r"evaluations\.word-problem\.modes: is missing"):
+        tiny.load()
+    tiny.edit(ITEM, ITEM.replace("kind: word_problem", "kind: jacobian"))
+    config = build_graph(tiny.load())["evaluate/implicit-s0/free/word-problem"].config
+    assert config == {"kind": "jacobian"}
+    tiny.path.write_text(f"{tiny.path.read_text().rstrip()}\n{MODES}")
+    with pytest.raises(ConfigError, match="kind jacobian has no modes; remove it"):
+        tiny.load()
