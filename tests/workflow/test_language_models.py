@@ -54,7 +54,7 @@ def test_a_change_of_the_free_phase_reruns_the_branch_alone(language: Project) -
 
 
 def test_gradient_checkpointing_is_the_machines_choice(language: Project) -> None:
-    option = ("--set-resources", "train_phase:gradient_checkpointing=on")
+    option = ("--set-resources", "train_language_model:gradient_checkpointing=on")
     assert NOTHING in language.snakemake(*option)
     language.edit(language.dir / "curricula" / "branches.yaml", "max_iter: 24", "max_iter: 25")
     language.snakemake(*option)

@@ -28,7 +28,9 @@ def test_comments_plumbing_and_machine_facts_rerun_nothing(project: Project) -> 
     with open(project.library / "tracking" / "journal.py", "a") as file:
         file.write("\nANOTHER = 1\n")
     project.edit(project.config, "name: tiny", "name: tiny\ndescription: another one")
-    assert NOTHING in project.snakemake("--set-threads", "train_phase=2", "--set-resources", "train_phase:device=cuda")
+    assert NOTHING in project.snakemake(
+        "--set-threads", "train_word_problem=2", "--set-resources", "train_word_problem:device=cuda"
+    )
 
 
 def test_touching_every_file_and_a_checkout_there_and_back_rerun_nothing(project: Project) -> None:

@@ -84,6 +84,10 @@ def test_every_path_belongs_to_the_rule_of_one_kind(language: ExperimentFile) ->
         if node.stage == "data":
             matching = [kind for kind in kinds if re.fullmatch(job.names("data", kind), node.name)]
             assert matching == [node.config["kind"]]
+        if node.stage == "train":
+            tasks = ("word_problem", "catbabi", "language_model")
+            run = node.name.split("/")[0]
+            assert [task for task in tasks if re.fullmatch(job.names("train", task), run)] == [node.config["task"]]
     assert re.fullmatch(job.names("evaluate", "perplexity"), "perplexity")
     assert not re.fullmatch(job.names("evaluate", "catbabi"), "perplexity")
 

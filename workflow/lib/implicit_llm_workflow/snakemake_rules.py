@@ -21,6 +21,8 @@ _NAME_WILDCARDS = {
     "evaluate": ("run", "phase", "evaluation"),
     "report": (),
 }
+# Which of them tells the kind of a job.
+_KIND_WILDCARD = {"data": -1, "train": 0, "evaluate": -1}
 
 _NUMBER = re.compile(r"(?<=-)[0-9]{5}$")
 _NOTHING = r"[^\s\S]"  # matches no character
@@ -69,15 +71,16 @@ class RuleInputs:
         }
 
     def names(self, stage: str, kind: str) -> str:
-        """A wildcard constraint: what the last wildcard of a stage's rule can be for jobs of one kind.
+        """A wildcard constraint for jobs of one kind: what data or evaluation is called, or a run of training jobs.
 
-        So each path has one rule, although the kinds of a stage share their folder. Numbered jobs are one pattern:
-        Snakemake searches the text of a constraint for every job, and with thousands of names in it takes seconds.
+        The kind of a training job is its task. So each path has one rule, although the kinds of a stage share their
+        folder. Numbered jobs are one pattern: Snakemake searches the text of a constraint for every job, and with
+        thousands of names in it takes seconds.
         """
         found = {
-            node.name.rpartition("/")[2]
+            node.name.split("/")[_KIND_WILDCARD[stage]]
             for node in self._plan.nodes.values()
-            if node.stage == stage and node.config.get("kind") == kind
+            if node.stage == stage and node.config.get("kind", node.config.get("task")) == kind
         }
         patterns = {_NUMBER.sub("[0-9]+", re.escape(name)) for name in found}
         return "|".join(sorted(patterns)) or _NOTHING
