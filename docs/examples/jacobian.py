@@ -3,7 +3,7 @@
     python docs/examples/jacobian.py [jacobian.svg]
 
 Left the explicit layer, whose transition is diagonal; right the implicit one, whose transition is not. One layer, fp64,
-d_model 64, one state entry per channel, as in the paper's own check. Takes about a minute on one CPU core.
+d_model 64, one state entry per channel, as in the paper's own check. Takes some seconds on one CPU core.
 """
 
 from __future__ import annotations
