@@ -15,9 +15,11 @@ from implicit_llm.evaluation.inputs import MODEL_ROLE, EvaluateInputError
 from implicit_llm.kernels.selection import select_kernels
 from implicit_llm.runs.stage import Input
 
+CHECKPOINT = "checkpoint"  # the stage that imports models
+
 
 def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
-    """The trained model on its device; safetensors only, nothing is downloaded or unpickled.
+    """The trained model on its device, in fp32 however it was saved; nothing is downloaded or unpickled.
 
     Runtime options: device (auto, cpu, cuda), threads, kernels (auto, torch, triton).
     Raises: EvaluateInputError, KernelsUnavailable.
@@ -30,29 +32,38 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     kernels: Any = runtime.get("kernels") or "auto"
     select_kernels("torch" if device == "cpu" and kernels == "auto" else kernels)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    how: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, **how)
     return model.to(device).eval()
 
 
 def model_directory(trained: Input) -> Path:
-    """The folder `model` of a training phase. Raises: EvaluateInputError when its manifest names none."""
+    """The folder `model` of a training phase or an imported checkpoint.
+
+    Raises: EvaluateInputError when its manifest names none.
+    """
     for record in trained.manifest.files:
         if re.search(r"(^|/)model/config\.json$", record.path):
             return (trained.dir / record.path).parent
     raise EvaluateInputError(
         f"{trained.dir}/manifest.json: names no model/config.json; "
-        f"give the run directory of a training phase as `{MODEL_ROLE}`"
+        f"give the run directory of a training phase or a checkpoint as `{MODEL_ROLE}`"
     )
 
 
 def about_model(model: Any, trained: Input) -> dict[str, Any]:
-    """What the report must know of the model to put a number in its place; None where it is not known."""
+    """What the report must know of the model to put a number in its place; None where it is not known.
+
+    A model that was trained elsewhere has no seed and the phase "checkpoint"; `source` says where it comes from.
+    """
     summary = trained.manifest.summary
     run_name, _, phase = trained.manifest.name.partition("/")
+    is_peer = trained.manifest.stage == CHECKPOINT
     learned_from = summary.get("data") or {}
     return {
-        "run": re.sub(r"-s\d+$", "", run_name),
-        "phase": phase or None,
+        "run": run_name if is_peer else re.sub(r"-s\d+$", "", run_name),
+        "phase": CHECKPOINT if is_peer else phase or None,
+        "source": summary.get("source") if is_peer else None,
         "seed": trained.manifest.identity["config"].get("seed"),
         "is_implicit": getattr(model, "solver", None) is not None,
         "model_type": getattr(model.config, "model_type", None),

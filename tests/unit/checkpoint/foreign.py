@@ -1,0 +1,45 @@
+"""Small checkpoints of other makers, for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, Mamba2Config
+
+VOCAB = 40
+SIZES: dict[str, int] = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2}
+ATTENTION: dict[str, int] = {"num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 256}
+CONFIGS: dict[str, Any] = {
+    "gpt_neox": lambda: GPTNeoXConfig(**SIZES, **ATTENTION),
+    "llama": lambda: LlamaConfig(**SIZES, **ATTENTION),
+    "mamba2": lambda: Mamba2Config(**SIZES, num_heads=4, head_dim=8, state_size=8, n_groups=1),
+}
+
+
+def save_foreign(kind: str, folder: Path, **how: Any) -> Any:
+    """An untrained model of transformers, saved there with sharpened outputs; returned in evaluation mode."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(30)
+    model.save_pretrained(folder, **how)
+    return model
+
+
+def save_original_mamba2(folder: Path, *, is_pickle: bool = False) -> Any:
+    """The same for the layout of the original Mamba2 release; returned is transformers' model with these weights."""
+    from safetensors.torch import save_file
+
+    model = save_foreign("mamba2", folder / "unused")
+    weights = {name.replace("embeddings.", "embedding."): value.clone() for name, value in model.state_dict().items()}
+    config = {"d_model": 16, "n_layer": 2, "vocab_size": VOCAB, "pad_vocab_size_multiple": 8, "tie_embeddings": False}
+    block = {"layer": "Mamba2", "d_state": 8, "headdim": 8}
+    (folder / "config.json").write_text(json.dumps(config | {"ssm_cfg": block}))
+    if is_pickle:
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        save_file(weights, folder / "model.safetensors")
+    return model
