@@ -26,7 +26,10 @@ T = TypeVar("T")
 
 
 class Sequences(Protocol):
-    """What is needed of a data set: rows of one length, as columns of integers (B, L)."""
+    """What is needed of a data set: rows of at most `length` tokens, as columns of integers (B, L).
+
+    `fetch` may give fewer rows than it was asked for, the first ones, where those after them have another length.
+    """
 
     vocab_size: int
     length: int
@@ -81,11 +84,9 @@ def answers(
         batch = job.dataset.fetch(np.arange(start, min(start + job.batch_size.size, job.num_samples)))
         answer: T | None
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), _autocast(job):
                 input_ids = torch.as_tensor(np.asarray(batch["input_ids"]), dtype=torch.long, device=job.device)
-                with _autocast(job):
-                    out = job.model(input_ids=input_ids)
-                answer = read(out, batch)
+                answer = read(job.model(input_ids=input_ids), batch)
         except FloatingPointError as error:
             log.warning("%s: %s", job.where, error)
             answer = None

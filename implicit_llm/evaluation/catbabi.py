@@ -94,4 +94,4 @@ def _read(out: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarra
 def _words(tally: AnswerTally, solver: SolverTally) -> str:
     accuracy = tally.accuracy
     shown = "no question yet" if accuracy is None else f"accuracy at questions {accuracy:.3f}"
-    return f"{shown}, {solver.iterations / max(1, solver.num_sequences):.1f} f-evaluations per token"
+    return f"{shown}, {solver.f_evaluations_per_token or 0:.1f} f-evaluations per token"

@@ -1,9 +1,14 @@
-"""Mean loss over tokens, gathered batch by batch."""
+"""Mean loss over tokens, gathered batch by batch: over all of them, and by the position in the row."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+BINS_PER_OCTAVE = 4  # of positions: 52 bins for rows of 16,384 tokens
 
 
 @dataclass
@@ -26,3 +31,35 @@ class LossTally:
     def perplexity(self) -> float | None:
         loss = self.loss
         return None if loss is None or loss > math.log(1e300) else math.exp(loss)
+
+
+class PositionTally:
+    """Sum of losses and number of tokens at each position of rows of `length` tokens."""
+
+    def __init__(self, length: int) -> None:
+        self.total_L = np.zeros(length)
+        self.num_tokens_L = np.zeros(length, dtype=np.int64)
+
+    def add(self, losses_BL: np.ndarray, counted_BL: np.ndarray) -> None:
+        """Count a batch of rows, which may be shorter than `length`; losses are 0 where not counted."""
+        length = losses_BL.shape[1]
+        self.total_L[:length] += losses_BL.sum(axis=0)
+        self.num_tokens_L[:length] += counted_BL.sum(axis=0)
+
+    def values(self) -> dict[str, list[Any]]:
+        """The curve: for each bin its first and last position, from 1, its mean loss and its number of tokens.
+
+        A token at position p has p tokens before it. The bins are the same for every length, but for where they end.
+        """
+        starts = position_bins(len(self.total_L))
+        totals, counts = (np.add.reduceat(values_L, starts - 1) for values_L in (self.total_L, self.num_tokens_L))
+        ends = [*(starts[1:] - 1).tolist(), len(self.total_L)]
+        means = [float(f"{total / count:.6g}") if count else None for total, count in zip(totals, counts, strict=True)]
+        return {"start": starts.tolist(), "end": ends, "loss": means, "num_tokens": counts.tolist()}
+
+
+def position_bins(length: int) -> np.ndarray:
+    """First positions of the bins: 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 13, 16, ..., so many to each doubling."""
+    octaves = math.log2(length)
+    powers = 2.0 ** (np.arange(math.floor(octaves * BINS_PER_OCTAVE) + 1) / BINS_PER_OCTAVE)
+    return np.unique(np.rint(powers).astype(np.int64))

@@ -9,22 +9,20 @@ from typing import Any
 
 @dataclass
 class SolverTally:
-    """An explicit model has no statistics and costs one evaluation a token."""
+    """A mean over tokens; an explicit model has no statistics and costs one evaluation a token."""
 
-    iterations: float = 0.0
-    num_sequences: int = 0
+    evaluations: float = 0.0  # of f, summed over the tokens
     residual_max: float | None = None
     unconverged_tokens: int = 0
     num_tokens: int = 0
 
     def add(self, stats: Any, shape: tuple[int, int]) -> None:
-        """Count a batch of `shape` (B, L); all batches have the same L."""
-        self.num_sequences += shape[0]
+        """Count a batch of `shape` (B, L)."""
         self.num_tokens += shape[0] * shape[1]
         if stats is None:
-            self.iterations += shape[0]
+            self.evaluations += shape[0] * shape[1]
             return
-        self.iterations += float(stats.f_evaluations.double().sum())
+        self.evaluations += float(stats.f_evaluations.double().sum()) * shape[1]
         self.unconverged_tokens += int(stats.unconverged_tokens.sum())
         residual = float(stats.residual.max())  # max() passes a NaN on
         self.residual_max = (
@@ -33,7 +31,7 @@ class SolverTally:
 
     @property
     def f_evaluations_per_token(self) -> float | None:
-        return finite(self.iterations / self.num_sequences) if self.num_sequences else None
+        return finite(self.evaluations / self.num_tokens) if self.num_tokens else None
 
     def values(self, is_implicit: bool, residual_key: str = "residual") -> dict[str, float | None]:
         """The solver's part of a record of metrics.json; None where there is no number."""

@@ -65,5 +65,5 @@ def _is_finite(result: Evaluation) -> bool:
 def _words(accuracy: AccuracyTally, solver: SolverTally) -> str:
     last = accuracy.last()
     shown = "not finite" if last is None else f"{last:.3f}"
-    cost = solver.iterations / max(1, solver.num_sequences)
+    cost = solver.f_evaluations_per_token or 0
     return f"accuracy on the last ten tokens {shown}, {cost:.1f} f-evaluations per token"

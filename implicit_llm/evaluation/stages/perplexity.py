@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
-from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.answers import Evaluation
-from implicit_llm.evaluation.config import PerplexityConfig, check_modes
+from implicit_llm.evaluation.config import PerplexityConfig, check_modes, swept_modes
 from implicit_llm.evaluation.inputs import data_inputs, model_input
 from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
 from implicit_llm.evaluation.modes import ModeRunner
 from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.perplexity import evaluate_perplexity, no_perplexity
+from implicit_llm.evaluation.perplexity_rows import TextRows
 from implicit_llm.evaluation.trained_model import about_model, load_model
 from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import Input, StageContext, StageResult
 
 log = logging.getLogger(__name__)
 
-BATCH_TOKENS = 8192  # the default batch: 1.6 GB of fp32 logits for 50,000 tokens of vocabulary
-TRACKED = ("loss", "perplexity", "f_evaluations_per_token", "unconverged_share")
+BATCH_TOKENS = (
+    8192  # the default batch; a model of another library makes 1.6 GB of logits of it at a vocabulary of 50,000
+)
+TRACKED = ("loss", "perplexity", "perplexity_within_documents", "f_evaluations_per_token", "unconverged_share")
 
 
 def run(context: StageContext) -> StageResult:
@@ -31,7 +32,7 @@ def run(context: StageContext) -> StageResult:
     trained, test_sets = model_input(context), data_inputs(context)
     model = load_model(trained, context.runtime)
     partial, options = PartialResults(context.work / "partial"), {"precision": config.precision}
-    runner = ModeRunner(model, config.modes, partial, context.runtime, options)
+    runner = ModeRunner(model, swept_modes(config.modes, config.sweep), partial, context.runtime, options)
     about = about_model(model, trained)
     records: list[Record] = []
     for role, source in test_sets.items():
@@ -50,22 +51,22 @@ def _results(
     runner: ModeRunner, role: str, source: Input, length: int, config: PerplexityConfig
 ) -> Mapping[str, Evaluation]:
     """The result at one length in each mode; without numbers when no row of the test set is so long."""
-    dataset: Any = open_dataset(source.work, length=length)
-    if len(dataset) == 0:
+    rows = TextRows(source.work, length)
+    if rows.num_full_rows == 0:
         log.warning(
-            "%s: has no row of %d tokens; perplexity at this length is missing: make the test split larger, or take "
-            "the length out of `lengths`",
+            "%s: has no row of %d tokens and a next one; perplexity at this length is missing: make the test split "
+            "larger, or take the length out of `lengths`",
             role,
             length,
         )
-        return {mode.name: no_perplexity() for mode in runner.modes}
+        solver = getattr(runner.model, "solver", None)
+        return {mode.name: Evaluation(mode.record(solver) | no_perplexity().values) for mode in runner.modes}
     max_rows = None if config.max_tokens is None else max(1, config.max_tokens // length)
-    default_batch_size = max(1, BATCH_TOKENS // length)
     return runner.results(
         f"{role}-L{length}",
-        dataset,
+        rows,
         evaluate_perplexity,
-        default_batch_size=default_batch_size,
+        default_batch_size=max(1, BATCH_TOKENS // length),
         max_samples=max_rows,
     )
 

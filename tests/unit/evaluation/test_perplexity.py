@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,51 +13,88 @@ import torch
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
 from implicit_llm.evaluation.batch_size import BatchSize
 from implicit_llm.evaluation.perplexity import evaluate_perplexity
-from tests.unit.evaluation.small_models import Rows, small_model
+from implicit_llm.evaluation.perplexity_rows import TextRows
+from tests.unit.evaluation.small_models import small_model
+from tests.unit.evaluation.small_streams import END_OF_TEXT, VOCAB, random_documents, write_stream
 from tests.unit.evaluation.stand_ins import Problems, stand_in
+
+
+class Targets(Problems):
+    """Rows none of whose targets starts a document."""
+
+    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        batch = super().fetch(indices)
+        return batch | {"is_document_start": np.zeros_like(batch["labels"], dtype=bool)}
 
 
 def evaluate(model: Any, rows: Any, batch_size: int = 3, **options: Any) -> Evaluation:
     return evaluate_perplexity(EvaluationJob(model, rows, len(rows), BatchSize(batch_size), "data mode", **options))
 
 
-@pytest.mark.parametrize("kind", ["implicit", "explicit", "gpt_neox"])
-def test_perplexity_equals_that_of_hugging_faces_loss_row_by_row(kind: str) -> None:
-    model, rows = small_model(kind), Rows()
-    total = num_tokens = 0.0
-    for row in rows.columns["input_ids"]:
-        input_ids = torch.as_tensor(row)[None]
+@pytest.fixture
+def rows(tmp_path: Path) -> TextRows:
+    """Rows of twelve tokens, the last one short, of documents shorter and longer than a row."""
+    write_stream(tmp_path, random_documents([3, 1, 20, 9, 30, 2, 7]))
+    return TextRows(tmp_path, 12)
+
+
+def losses_one_by_one(model: Any, tokens: list[int], length: int) -> list[float]:
+    """The loss of every token but the first, each from a pass of its own over what stands before it in its row."""
+    losses = []
+    for target in range(1, len(tokens)):
+        start = (target - 1) // length * length
         with torch.no_grad():
-            total += float(model(input_ids=input_ids, labels=input_ids).loss) * (len(row) - 1)
-        num_tokens += len(row) - 1
-    values = evaluate(model, rows).values
-    assert values["num_tokens"] == num_tokens == 7 * 11
-    assert values["loss"] == pytest.approx(total / num_tokens, rel=1e-5)
-    assert values["perplexity"] == pytest.approx(math.exp(total / num_tokens), rel=1e-5)
+            logits = model(input_ids=torch.tensor([tokens[start:target]])).logits[0, -1]
+        losses.append(-float(logits.double().log_softmax(-1)[tokens[target]]))
+    return losses
+
+
+@pytest.mark.parametrize(("kind", "length"), [("explicit", 12), ("gpt_neox", 5), ("gpt_neox", 12), ("gpt_neox", 64)])
+def test_perplexity_equals_an_independent_pass_for_every_token(tmp_path: Path, kind: str, length: int) -> None:
+    tokens = random_documents([3, 1, 20, 9, 30, 2, 7])
+    write_stream(tmp_path, tokens)
+    model = small_model(kind)
+    assert type(model).__module__.startswith("transformers") == (kind == "gpt_neox")
+    losses = losses_one_by_one(model, tokens, length)
+    inside = [loss for loss, before in zip(losses, tokens[:-1], strict=True) if before != END_OF_TEXT]
+    values = evaluate(model, TextRows(tmp_path, length)).values
+    assert values["num_tokens"] == len(losses) == 3 + 1 + 20 + 9 + 30 + 2 + 7 + 7 - 1
+    assert values["perplexity"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-5)
+    assert values["num_document_starts"] == 6
+    assert values["perplexity_within_documents"] == pytest.approx(math.exp(np.mean(inside)), rel=1e-5)
+    by_position = {p: losses[p - 1 :: length] for p in range(1, min(length, len(losses)) + 1)}
+    curve = values["loss_by_position"]
+    for start, end, loss, count in zip(*(curve[key] for key in ("start", "end", "loss", "num_tokens")), strict=True):
+        expected = [loss for position in range(start, end + 1) for loss in by_position.get(position, [])]
+        assert count == len(expected)
+        assert loss == (pytest.approx(np.mean(expected), rel=2e-5) if expected else None)
 
 
 @pytest.mark.parametrize("kind", ["implicit", "explicit"])
-def test_perplexity_and_cost_do_not_depend_on_the_batch_size(kind: str) -> None:
-    model, rows = small_model(kind), Rows()
+def test_perplexity_and_cost_do_not_depend_on_the_batch_size(rows: TextRows, kind: str) -> None:
+    model = small_model(kind)
     one, three, all_at_once = (evaluate(model, rows, size).values for size in (1, 3, 64))
     assert one["loss"] == pytest.approx(all_at_once["loss"], rel=1e-6)
     assert three["loss"] == pytest.approx(all_at_once["loss"], rel=1e-6)
     assert one["f_evaluations_per_token"] == all_at_once["f_evaluations_per_token"]
 
 
-def test_token_is_predicted_from_those_before_it_in_its_own_row() -> None:
-    model, rows = small_model("explicit"), Rows()
-    before = evaluate(model, rows).values["loss"]
-    changed = rows.columns["input_ids"].copy()
-    changed[:, 0] = (changed[:, 0] + 1) % Rows.vocab_size
-    first_token_differs = evaluate(model, Rows(input_ids=changed)).values["loss"]
-    shuffled = evaluate(model, Rows(input_ids=rows.columns["input_ids"][::-1])).values["loss"]
-    assert first_token_differs != before
-    assert shuffled == pytest.approx(before, rel=1e-6)
+def test_long_vocabularies_never_have_the_logits_of_a_batch_at_once(
+    rows: TextRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, shapes = small_model("implicit"), []
+    whole = evaluate(model, rows).values
+    monkeypatch.setattr("implicit_llm.evaluation.answers.LOSS_TOKENS", 15)
+    model.lm_head.register_forward_hook(lambda module, given, logits: shapes.append(logits.shape[:2]))
+    pieces = evaluate(model, rows).values
+    assert max(batch * length for batch, length in shapes) <= 15
+    assert pieces["loss"] == pytest.approx(whole["loss"], rel=1e-6)
+    assert pieces["loss_by_position"]["loss"] == pytest.approx(whole["loss_by_position"]["loss"], rel=1e-5)
 
 
-def test_modes_of_converged_models_agree_and_sequential_costs_are_counted() -> None:
-    model, rows = small_model("implicit"), Rows()
+def test_modes_of_converged_models_agree_and_sequential_costs_are_counted(tmp_path: Path) -> None:
+    write_stream(tmp_path, random_documents([3, 9, 2]))
+    model, rows = small_model("implicit"), TextRows(tmp_path, 8)
     with torch.no_grad():
         model.backbone.layers[0].mixer.in_proj.g.mul_(0.2)  # weaker feedback, so that the iteration contracts
     losses = {}
@@ -73,20 +111,20 @@ def test_modes_of_converged_models_agree_and_sequential_costs_are_counted() -> N
     assert losses["blockwise"] == pytest.approx(losses["simultaneous"], rel=1e-3)
 
 
-def test_explicit_model_has_no_residual_and_costs_one_evaluation_a_token() -> None:
-    values = evaluate(small_model("explicit"), Rows()).values
+def test_explicit_model_has_no_residual_and_costs_one_evaluation_a_token(rows: TextRows) -> None:
+    values = evaluate(small_model("explicit"), rows).values
     assert (values["f_evaluations_per_token"], values["residual"], values["unconverged_share"]) == (1.0, None, None)
 
 
-def test_long_rows_are_scored_in_pieces_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows = small_model("explicit"), Rows()
+def test_long_rows_are_scored_in_pieces_with_the_same_result(rows: TextRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model("gpt_neox")
     whole = evaluate(model, rows).values["loss"]
     monkeypatch.setattr("implicit_llm.evaluation.answers.LOSS_TOKENS", 15)
     assert evaluate(model, rows).values["loss"] == pytest.approx(whole, rel=1e-6)
 
 
-def test_bf16_is_close_to_fp32_and_is_really_used() -> None:
-    model, rows = small_model("explicit"), Rows()
+def test_bf16_is_close_to_fp32_and_is_really_used(rows: TextRows) -> None:
+    model = small_model("explicit")
     fp32, bf16 = (evaluate(model, rows, precision=precision).values["loss"] for precision in ("fp32", "bf16"))
     assert bf16 != fp32
     assert bf16 == pytest.approx(fp32, rel=0.05)
@@ -96,25 +134,25 @@ def test_bf16_is_close_to_fp32_and_is_really_used() -> None:
 def test_non_finite_answers_give_no_perplexity_and_never_zero(
     change: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    values = evaluate(stand_in(**change), Problems()).values
+    values = evaluate(stand_in(**change), Targets()).values
     assert values["loss"] is None
     assert values["perplexity"] is None
+    assert values["loss_by_position"] is None
     assert values["nonfinite_share"] > 0
     assert "no perplexity is reported" in caplog.text
 
 
 def test_batch_is_halved_until_it_fits_and_every_row_counts_once() -> None:
-    problems = Problems()
-    assert evaluate(stand_in(fits=3), problems, batch_size=8).values["num_tokens"] == 10 * 11
+    problems = Targets()
+    assert evaluate(stand_in(fits=3), problems, batch_size=8).values["num_tokens"] == 10 * 12
     assert problems.fetched == [8, 4, 2, 2, 2, 2, 2]
 
 
-def test_progress_ends_with_a_line_of_the_final_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    rows = Rows()
+def test_progress_ends_with_a_line_of_the_final_numbers(rows: TextRows, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         loss = evaluate(small_model("explicit"), rows).values["loss"]
     assert f"data mode: 7/7 samples, loss {loss:.4f}, 1.0 f-evaluations per token" in caplog.text
 
 
-def test_sharpened_models_are_no_uniform_guessers() -> None:
-    assert abs(evaluate(small_model("explicit"), Rows()).values["loss"] - np.log(Rows.vocab_size)) > 0.05
+def test_sharpened_models_are_no_uniform_guessers(rows: TextRows) -> None:
+    assert abs(evaluate(small_model("explicit"), rows).values["loss"] - np.log(VOCAB)) > 0.05

@@ -11,14 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from implicit_llm.data.shard_format import ShardFile
-from implicit_llm.data.token_stream import write_index
 from implicit_llm.evaluation.answers import EvaluationJob
 from implicit_llm.evaluation.stages import perplexity as stage
 from implicit_llm.runs.fill import ConfigError
-from implicit_llm.runs.manifest import Manifest, sha256_of
+from implicit_llm.runs.manifest import Manifest
 from implicit_llm.runs.stage import StageContext, StageResult, run_stage
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
+from tests.unit.evaluation.small_streams import END_OF_TEXT, write_stream
 
 VOCAB, NUM_TOKENS, ROLE = 40, 200, "text-test"
 MODES: list[dict[str, Any]] = [
@@ -36,12 +35,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of a stream of 200 tokens."""
 
     def body(context: StageContext) -> StageResult:
-        tokens = np.random.default_rng(0).integers(0, VOCAB, NUM_TOKENS).astype("<u2")
-        path = context.work / "tokens.bin"
-        path.write_bytes(tokens.tobytes())
-        part = ShardFile("tokens.bin", path.stat().st_size, sha256_of(path))
-        index = write_index(context.work, {"vocab_size": VOCAB, "length": 16, "source": {}}, [part])
-        return StageResult([path, index], {})
+        tokens = np.random.default_rng(0).integers(0, VOCAB, NUM_TOKENS)
+        return StageResult(write_stream(context.work, tokens, VOCAB), {})
 
     run_dir = tmp_path_factory.mktemp("data") / ROLE
     run_stage(request(run_dir, "data", ROLE, {"kind": "token_stream"}, {}), body)
@@ -67,12 +62,12 @@ def implicit_run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
 
 def test_every_length_is_evaluated_in_every_mode_shortest_first(implicit_run: Path) -> None:
     found = [(record["length"], record["mode"], record["num_tokens"]) for record in records(implicit_run)]
-    # 200 tokens are 12 rows of 16 and 6 rows of 32; the first token of a row is not predicted.
+    # Of 200 tokens all but the first are predicted; in sequential mode those of the first two rows.
     assert found == [
-        (16, "simultaneous", 12 * 15),
-        (16, "sequential", 2 * 15),
-        (32, "simultaneous", 6 * 31),
-        (32, "sequential", 2 * 31),
+        (16, "simultaneous", 199),
+        (16, "sequential", 2 * 16),
+        (32, "simultaneous", 199),
+        (32, "sequential", 2 * 32),
     ]
 
 
@@ -99,13 +94,17 @@ def test_explicit_perplexity_equals_a_loop_over_the_stream_with_hugging_faces_lo
     folder = next(trained.rglob("model"))
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
     tokens = np.fromfile(next(text.rglob("tokens.bin")), dtype="<u2").astype(np.int64)
-    losses = []
-    for row in tokens.reshape(8, 25):
-        input_ids = torch.as_tensor(row)[None]
+    total = 0.0
+    for start in range(0, NUM_TOKENS - 1, 25):
+        row = torch.as_tensor(tokens[start : start + 26])[None]  # 25 inputs and the target after the last of them
         with torch.no_grad():
-            losses.append(float(model(input_ids=input_ids, labels=input_ids).loss))
+            total += float(model(input_ids=row, labels=row).loss) * (row.shape[1] - 1)
     assert record["mode"] == "parallel"
-    assert record["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert record["loss"] == pytest.approx(total / (NUM_TOKENS - 1), rel=1e-5)
+    assert record["num_document_starts"] == np.count_nonzero(tokens[:-1] == END_OF_TEXT)
+    assert record["perplexity_within_documents"] > 1
+    assert record["loss_by_position"]["end"][-1] == 25
+    assert sum(record["loss_by_position"]["num_tokens"]) == NUM_TOKENS - 1
     assert record["f_evaluations_per_token"] == 1.0
 
 
@@ -114,16 +113,17 @@ def test_length_that_no_row_reaches_is_missing_with_a_warning(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         inputs = {"model": train(tmp_path, "explicit"), ROLE: text}
-        short, long = records(evaluate(tmp_path, inputs, config_of([16, 201])))
+        short, long = records(evaluate(tmp_path, inputs, config_of([16, 200])))
     assert short["perplexity"] > 1
-    assert (long["length"], long["loss"], long["perplexity"], long["num_tokens"]) == (201, None, None, 0)
-    assert "no row of 201 tokens" in caplog.text
+    assert (long["length"], long["loss"], long["perplexity"], long["num_tokens"]) == (200, None, None, 0)
+    assert long["loss_by_position"] is None
+    assert "no row of 200 tokens" in caplog.text
 
 
 def test_max_tokens_takes_the_first_rows_and_at_least_one(tmp_path: Path, text: Path) -> None:
     inputs = {"model": train(tmp_path, "explicit"), ROLE: text}
     found = records(evaluate(tmp_path, inputs, config_of([16, 128], max_tokens=70)))
-    assert [record["num_tokens"] for record in found] == [4 * 15, 127]
+    assert [record["num_tokens"] for record in found] == [4 * 16, 128]
 
 
 def test_interrupted_evaluation_goes_on_after_what_it_finished_with_the_same_numbers(
