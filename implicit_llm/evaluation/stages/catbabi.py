@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping
 from functools import partial as bind
 from typing import Any
 
 from implicit_llm.data.shards import open_dataset
-from implicit_llm.evaluation.catbabi import PROTOCOL, QUESTION_MARK, evaluate_catbabi
+from implicit_llm.evaluation.answers import Evaluation
+from implicit_llm.evaluation.catbabi import QUESTION_MARK, WINDOWED, evaluate_catbabi, no_answers
+from implicit_llm.evaluation.catbabi_carried import StoriesInOrder, carries_state, evaluate_carried
 from implicit_llm.evaluation.config import CatbabiConfig, check_modes, swept_modes
 from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input
 from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
@@ -16,6 +20,8 @@ from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.trained_model import about_model, load_model
 from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
+
+log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 16384
 TRACKED = ("accuracy", "lm_accuracy", "lm_perplexity", "f_evaluations_per_token", "unconverged_share")
@@ -35,15 +41,41 @@ def run(context: StageContext) -> StageResult:
     about = about_model(model, trained)
     records: list[Record] = []
     for role, dataset in datasets.items():
-        evaluate = bind(evaluate_catbabi, question_id=questions[role])
-        results = runner.results(role, dataset, evaluate, default_batch_size=max(1, BATCH_TOKENS // dataset.length))
-        described = {"kind": config.kind, "protocol": PROTOCOL, "data": role, "length": dataset.length, **about}
-        records += [described | {"mode": name} | result.values for name, result in results.items()]
-        context.journal.metrics(len(records), tracked(records, TRACKED, _label))
+        for protocol in config.protocols:
+            results = _results(runner, role, dataset, questions[role], (protocol, config.max_tokens))
+            described = {"kind": config.kind, "protocol": protocol, "data": role, "length": dataset.length, **about}
+            records += [described | {"mode": name} | result.values for name, result in results.items()]
+            context.journal.metrics(len(records), tracked(records, TRACKED, _label))
     metrics = write_metrics(context.work, records)
     partial.discard()
     accuracy = by_data_and_mode(records, "accuracy", _label)
     return StageResult([metrics], {"accuracy": accuracy, "best_accuracy": best_of(accuracy, max)})
+
+
+def _results(
+    runner: ModeRunner, role: str, dataset: Any, question: int, how: tuple[str, int | None]
+) -> Mapping[str, Evaluation]:
+    """The result of a protocol in each mode, `how` being its name and max_tokens; without numbers where it cannot be.
+
+    A model cannot follow the protocol "carried" when it has no state to carry.
+    """
+    protocol, max_tokens = how
+    max_windows = None if max_tokens is None else max(1, max_tokens // dataset.length)
+    if protocol == WINDOWED:
+        evaluate, size = bind(evaluate_catbabi, question_id=question), max(1, BATCH_TOKENS // dataset.length)
+        return runner.results(role, dataset, evaluate, default_batch_size=size, max_samples=max_windows)
+    if not carries_state(runner.model):
+        log.warning(
+            "%s: %s has no state of fixed size that could be carried from window to window; the protocol carried is "
+            "missing: use a Mamba2 model, or take carried out of `protocols`",
+            role,
+            getattr(runner.model.config, "model_type", "the model"),
+        )
+        solver = getattr(runner.model, "solver", None)
+        return {mode.name: Evaluation(mode.record(solver) | no_answers().values) for mode in runner.modes}
+    stories = StoriesInOrder(dataset.directory, dataset.length, dataset.vocab_size)
+    evaluate = bind(evaluate_carried, question_id=question)
+    return runner.results(f"{role}.{protocol}", stories, evaluate, default_batch_size=1, max_samples=max_windows)
 
 
 def question_id(dataset: Any) -> int:
@@ -59,4 +91,4 @@ def question_id(dataset: Any) -> int:
 
 
 def _label(record: Record) -> str:
-    return record["data"]
+    return record["data"] if record["protocol"] == WINDOWED else f"{record['data']}.{record['protocol']}"

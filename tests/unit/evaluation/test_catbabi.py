@@ -10,6 +10,7 @@ import torch
 from implicit_llm.evaluation.answers import IGNORED_LABEL, Evaluation, EvaluationJob
 from implicit_llm.evaluation.batch_size import BatchSize
 from implicit_llm.evaluation.catbabi import evaluate_catbabi
+from implicit_llm.evaluation.catbabi_tally import MEASURES
 from tests.unit.evaluation.small_models import Rows, small_model
 from tests.unit.evaluation.stand_ins import stand_in
 
@@ -34,6 +35,13 @@ def test_accuracy_at_questions_equals_the_count_by_hand() -> None:
     assert values["accuracy"] == 0.5
     # Next words: 0->1, 1->2, 2->3 right, 3->2 and 2->4 wrong, 4->5 right; 2->5, 5->2 wrong, 2->3 right, 3->2 wrong.
     assert values["lm_accuracy"] == 0.5
+    assert values["num_words_by_task"] == {"1": 3, "7": 7}
+    assert values["lm_accuracy_by_task"] == {"1": 1.0, "7": pytest.approx(2 / 7)}
+    # The stand-in has the logit 1 for its answer and 0 for the five others.
+    right, wrong = math.log(math.e + 5) - 1, math.log(math.e + 5)
+    expected = {"1": math.exp(right), "7": math.exp((2 * right + 5 * wrong) / 7)}
+    assert values["lm_perplexity_by_task"] == pytest.approx(expected, rel=1e-6)
+    assert values["lm_perplexity"] == pytest.approx(math.exp((right + wrong) / 2), rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["implicit", "explicit"])
@@ -74,5 +82,5 @@ def test_non_finite_answers_give_no_accuracy_and_never_zero(
     change: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     values = evaluate(stand_in(**change), Rows(input_ids=INPUTS, labels=LABELS, task=TASKS)).values
-    assert {values[key] for key in ("accuracy", "accuracy_by_task", "lm_accuracy", "lm_perplexity")} == {None}
+    assert {values[key] for key in MEASURES} == {None}
     assert "no accuracy is reported" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import implicit_llm
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.data.stages import babi_text
 from implicit_llm.data.stages import catbabi as data_stage
+from implicit_llm.evaluation.catbabi_carried import carries_state
 from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.stages import catbabi as stage
+from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.runs.fill import ConfigError
 from implicit_llm.runs.manifest import Manifest
 from implicit_llm.runs.run_directory import work_directory
 from implicit_llm.runs.stage import run_stage
@@ -48,10 +53,10 @@ def work_of(run_dir: Path) -> Path:
     return work_directory(run_dir, Manifest.read(run_dir / "manifest.json").fingerprint)
 
 
-def evaluate(folder: Path, kind: str, data: Path) -> Path:
+def evaluate(folder: Path, kind: str, data: Path, **settings: Any) -> Path:
     trained = train_nothing(folder, kind, "babi", VOCAB, {"data": {"kind": "catbabi", "length": LENGTH}})
     run_dir = folder / "evaluate"
-    config = {"kind": "catbabi", "modes": MODES}
+    config = {"kind": "catbabi", "modes": MODES, **settings}
     inputs = {"model": trained, ROLE: data}
     run_stage(request(run_dir, "evaluate", f"babi-{kind}-s7/free/catbabi", config, inputs), stage.run)
     return run_dir
@@ -92,3 +97,83 @@ def test_data_without_a_vocabulary_is_refused_by_the_file(tmp_path: Path, babi: 
     dataset.directory = tmp_path
     with pytest.raises(EvaluateInputError, match=r"vocabulary\.json: is missing"):
         stage.question_id(dataset)
+
+
+def read_word_by_word(folder: Path, data: Path, cache: Any) -> tuple[list[dict[str, Any]], float]:
+    """Every word of the test set in file order, after all those before it: is it a question, is the answer right."""
+    words = json.loads((work_of(data) / "vocabulary.json").read_text())
+    dataset = open_dataset(work_of(data))
+    rows = dataset.fetch(np.arange(len(dataset)))
+    model = AutoModelForCausalLM.from_pretrained(next((folder / "train").rglob("model")), local_files_only=True).eval()
+    if model.solver is not None:
+        model.solver = replace(model.solver, eval_mode="sequential", eval_max_iter=3)
+    found, total = [], 0.0
+    for token, label, task in zip(*(rows[name].ravel() for name in ("input_ids", "labels", "task")), strict=True):
+        if token == 0:  # <pad>: the end of the last row
+            break
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([[token]]), past_key_values=cache).logits[0, 0].double()
+        total -= float(logits.log_softmax(-1)[label])
+        found.append({"is_question": words[token] == "?", "task": task, "is_right": int(logits.argmax()) == label})
+    return found, total / len(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "modes"),
+    [
+        ("explicit", MODES),
+        ("implicit", [{"name": "sequential", "eval_mode": "sequential", "eval_max_iter": 3}]),
+    ],
+)
+def test_carried_accuracy_equals_a_count_over_one_pass_through_all_stories(
+    tmp_path: Path, babi: Path, kind: str, modes: list[dict[str, Any]]
+) -> None:
+    (record,) = records(evaluate(tmp_path, kind, babi, protocols=["carried"], modes=modes))
+    found, loss = read_word_by_word(tmp_path, babi, ConvergedStateCache())
+    questions = [word for word in found if word["is_question"]]
+    assert record["protocol"] == "carried"
+    assert record["num_words"] == len(found) > 3 * LENGTH
+    assert record["num_questions"] == len(questions)
+    assert record["accuracy"] == np.mean([word["is_right"] for word in questions])
+    assert record["lm_accuracy"] == np.mean([word["is_right"] for word in found])
+    assert record["lm_perplexity"] == pytest.approx(np.exp(loss), rel=1e-5)
+    for task in (1, 8):
+        right = [word["is_right"] for word in found if word["task"] == task]
+        assert record["lm_accuracy_by_task"][str(task)] == np.mean(right)
+
+
+def test_both_protocols_are_named_and_differ_only_by_the_state_before_a_window(tmp_path: Path, babi: Path) -> None:
+    run_dir = evaluate(tmp_path, "implicit", babi, protocols=["windowed", "carried"], max_tokens=2 * LENGTH + 5)
+    found = {(record["protocol"], record["mode"]): record for record in records(run_dir)}
+    assert sorted(found) == [(p, m) for p in ("carried", "windowed") for m in ("blockwise", "simultaneous")]
+    assert {record["num_words"] for record in found.values()} == {2 * LENGTH}
+    windowed, carried = found["windowed", "blockwise"], found["carried", "blockwise"]
+    assert carried["lm_perplexity"] != windowed["lm_perplexity"]
+    assert carried["lm_perplexity"] == pytest.approx(windowed["lm_perplexity"], rel=0.05)
+    summary = Manifest.read(run_dir / "manifest.json").summary["accuracy"]
+    assert sorted(summary) == [ROLE, f"{ROLE}.carried"]
+
+
+def test_model_without_a_state_to_carry_has_no_number_in_that_protocol(
+    tmp_path: Path, babi: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "carries_state", lambda model: False)
+    windowed, carried = records(evaluate(tmp_path, "explicit", babi, protocols=["windowed", "carried"]))
+    assert windowed["accuracy"] is not None
+    assert (carried["protocol"], carried["accuracy"], carried["lm_perplexity"]) == ("carried", None, None)
+    assert carried["num_questions"] is None
+    assert "no state of fixed size" in caplog.text
+
+
+def test_only_recurrent_models_have_a_state_to_carry() -> None:
+    sizes = {"vocab_size": 8, "hidden_size": 16, "num_hidden_layers": 1}
+    attention = implicit_llm.load_config("llama3-130m-implicit", **sizes, num_attention_heads=2, intermediate_size=32)
+    recurrent = implicit_llm.load_config("mamba2-state-tracking-implicit", **sizes, expand=2, head_dim=8, state_size=8)
+    found = [carries_state(AutoModelForCausalLM.from_config(config)) for config in (attention, recurrent)]
+    assert found == [False, True]
+
+
+@pytest.mark.parametrize("settings", [{"protocols": []}, {"protocols": ["carried", "carried"]}, {"max_tokens": 0}])
+def test_impossible_settings_are_refused_by_key(tmp_path: Path, babi: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        evaluate(tmp_path, "explicit", babi, **settings)
