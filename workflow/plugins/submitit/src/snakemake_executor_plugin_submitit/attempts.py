@@ -1,0 +1,72 @@
+"""What is known of a job's attempts, and whether another one is worth while."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from snakemake_executor_plugin_submitit.job_files import append_line, read_lines
+
+SIGNAL_EARLY_S = 60  # Slurm sends the signal of --signal up to a minute before the time that was asked for
+
+
+@dataclass(frozen=True)
+class Start:
+    """`pid`: the process that the job runs in; `progress`: as the job had stated it before."""
+
+    attempt: int
+    submission: int
+    job_id: str
+    host: str
+    nodes: str
+    pid: int
+    progress: Any = None
+    event: str = "start"
+
+
+@dataclass(frozen=True)
+class End:
+    """`exit_code`: of the job's command, None if it was killed; `asked`: the signal that asked it to stop, if any."""
+
+    attempt: int
+    exit_code: int | None
+    asked: str | None
+    seconds: float
+    is_time_limit: bool
+    progress: Any = None
+    event: str = "end"
+
+
+def add(path: Path, event: Start | End) -> None:
+    append_line(path, asdict(event))
+
+
+def starts(path: Path) -> list[dict[str, Any]]:
+    return [line for line in read_lines(path) if line.get("event") == "start"]
+
+
+def ends(path: Path) -> list[dict[str, Any]]:
+    return [line for line in read_lines(path) if line.get("event") == "end"]
+
+
+def unfruitful(path: Path, progress: Any) -> int:
+    """How many attempts in a row, up to the last, ran to their time limit without making progress.
+
+    An attempt without an end was killed; `progress` is what the job states now. A job that states none is not counted.
+    """
+    if progress is None:
+        return 0
+    begun, ended = starts(path), {line["attempt"]: line for line in ends(path)}
+    count, after = 0, progress
+    for start in reversed(begun):
+        end = ended.get(start["attempt"])
+        if after != start["progress"] or (end is not None and not end["is_time_limit"]):
+            break
+        count, after = count + 1, start["progress"]
+    return count
+
+
+def is_time_limit(seconds: float, limit_s: float, delay_s: float) -> bool:
+    """Whether a signal after `seconds` announces the time limit, not a preemption."""
+    return seconds >= limit_s - delay_s - SIGNAL_EARLY_S

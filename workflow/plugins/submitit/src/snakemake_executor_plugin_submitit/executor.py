@@ -1,0 +1,185 @@
+"""Snakemake's side: which jobs to run, how they are doing, when to give them up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.executors.real import RealExecutor
+from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_args
+
+from snakemake_executor_plugin_submitit import failure, record, report, slurm_queue
+from snakemake_executor_plugin_submitit.dispatch import Dispatcher
+from snakemake_executor_plugin_submitit.failure import Failure
+from snakemake_executor_plugin_submitit.job_files import private_folder
+from snakemake_executor_plugin_submitit.local_jobs import stop_all
+from snakemake_executor_plugin_submitit.monitor import Monitor, Tracked
+from snakemake_executor_plugin_submitit.prepared import Prepared, prepare
+from snakemake_executor_plugin_submitit.settings import ExecutorSettings
+from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue
+
+LARGEST_ARRAY = 500  # each of its jobs holds a lock, an open file, while it is submitted
+LOOKS_PER_S = 50  # at files, on a file system that others use too
+
+
+class Executor(RemoteExecutor):
+    def __post_init__(self) -> None:
+        self.settings: ExecutorSettings = self.workflow.executor_settings or ExecutorSettings()
+        try:
+            self.folder = private_folder(Path(self.settings.folder))
+        except OSError as error:
+            raise WorkflowError(f"--submitit-folder: {error}") from error
+        queue = SlurmQueue(self.settings.poll_interval_s)
+        self.dispatcher = Dispatcher(self.settings, self.folder, SlurmQueue(self.settings.poll_interval_s))
+        self.monitor = Monitor(queue, self.settings.lost_after_s)
+        self._registry_lock = threading.Lock()
+        self._tracked: dict[int, Tracked] = {}  # by the id of its job; `active_jobs` is empty while they are checked
+        self._reported: list[Tracked] = []
+        self.next_seconds_between_status_checks = 1.0
+
+    # Snakemake calls these from its scheduler.
+
+    def run_jobs(self, jobs: list[Any]) -> None:
+        prepared = []
+        for job in jobs:
+            self.run_job_pre(job)
+            command = self.format_job_exec(job)
+            if self.settings.cluster == "debug":
+                self._run_here(job, command)
+            else:
+                prepared.append(prepare(job, command, self.folder, self.settings))
+        known = self.dispatcher.known(prepared)
+        for batch in batches(prepared, self.settings.array_size):
+            tracked, failed = self.dispatcher.dispatch(batch, known)
+            for found in tracked:
+                self._track(found)
+                self.report_job_submission(found.info)
+                self.logger.info(f"Job {found.info.job.jobid} is {self._whereabouts(found)}.")
+            for given, why in failed:
+                self.report_job_error(SubmittedJobInfo(job=given.job), msg=f"not submitted: {why}. ")
+
+    def run_job(self, job: Any) -> None:
+        self.run_jobs([job])
+
+    def get_job_args(self, job: Any, **kwargs: Any) -> str:
+        # Not RemoteExecutor's: it has the job wait for a temporary folder that does not outlive this process.
+        wait_for = format_cli_arg("--wait-for-files", list(job.get_wait_for_files()))
+        return join_cli_args([RealExecutor.get_job_args(self, job, **kwargs), wait_for])
+
+    def additional_general_args(self) -> str:
+        return ""
+
+    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
+        with self._registry_lock:
+            jobs = list(self._tracked.values())
+        if not jobs:
+            return
+        if self.settings.on_interrupt == "detach":
+            self.logger.info(f"{len(jobs)} jobs go on without Snakemake; its next start takes them over.")
+            return
+        self._settle_reported()
+        for job in jobs:
+            record.save(job.files, job.record.changed(state=record.CANCELLED))
+        try:
+            slurm_queue.cancel(job.record.job_id for job in jobs if job.record.cluster == "slurm")
+        except NoAnswer as error:
+            self.logger.warning(f"Jobs may still run: {error}")
+        stop_all([job for job in jobs if job.record.cluster == "local"])
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._settle_reported()
+
+    # The thread that waits calls this.
+
+    async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
+        if not active_jobs:  # also while this object is still being made
+            return
+        self._settle_reported()
+        with self._registry_lock:
+            jobs = [self._tracked[id(info.job)] for info in active_jobs]
+        self.next_seconds_between_status_checks = max(1.0, len(jobs) / LOOKS_PER_S)
+        try:
+            verdicts = self.monitor.look(jobs)
+        except Exception as error:  # an exception here would leave Snakemake waiting for ever
+            self.logger.warning(f"The jobs could not be looked at and are again soon: {error!r}")
+            verdicts = {}
+        for index, job in enumerate(jobs):
+            verdict = verdicts.get(index)
+            if verdict is None or not verdict.is_over:
+                yield job.info
+            elif verdict.failure is None:
+                self._finish(job)
+                self.report_job_success(job.info)
+            else:
+                another = self._retry_or_report(job, verdict.failure)
+                if another is not None:
+                    yield another.info
+
+    def _retry_or_report(self, job: Tracked, why: Failure) -> Tracked | None:
+        """Submit the job once more if the rule for this class says so, else tell Snakemake. Returns: the new job."""
+        try:
+            if report.is_worth_another(job, why, self.settings.requeue_limit):
+                nodes = report.nodes_of(why.nodes) if why.kind in failure.ELSEWHERE else []
+                another = self.dispatcher.submit_again(job, why.kind, nodes)
+                another.info = job.info
+                another.info.external_jobid = another.record.job_id
+                self._track(another)
+                self.logger.warning(f"{report.message(job, why)}\nSubmitted again: {self._whereabouts(another)}.")
+                return another
+        except Exception as error:
+            self.logger.warning(f"Job {job.info.job.jobid} could not be submitted again: {error}")
+        self._finish(job)
+        self.report_job_error(job.info, msg=report.message(job, why) + "\n", aux_logs=[str(job.files.output_log)])
+        return None
+
+    def _run_here(self, job: Any, command: str) -> None:
+        info = SubmittedJobInfo(job=job)
+        self.report_job_submission(info)
+        with self.lock:
+            self.active_jobs.remove(info)
+        prepared = prepare(job, command, self.folder, self.settings)
+        code = report.run_here(prepared.step(0, self.settings))
+        if code == 0:
+            self.report_job_success(info)
+        else:
+            self.report_job_error(info, msg=f"exit code {code}. ")
+
+    def _track(self, job: Tracked) -> None:
+        with self._registry_lock:
+            self._tracked[id(job.info.job)] = job
+
+    def _finish(self, job: Tracked) -> None:
+        with self._registry_lock:
+            self._tracked.pop(id(job.info.job), None)
+        self.dispatcher.gpus_in_use.difference_update(job.record.gpus)
+        self._reported.append(job)
+
+    def _settle_reported(self) -> None:
+        """Close the records of jobs whose end Snakemake has been told, one round later: if it is killed before it has
+        written that down itself, the next driver must still find the finished job."""
+        reported, self._reported = self._reported, []
+        for job in reported:
+            record.save(job.files, job.record.changed(state=record.REPORTED))
+
+    def _whereabouts(self, job: Tracked) -> str:
+        where = "Slurm job" if job.record.cluster == "slurm" else "process"
+        return f"{where} {job.record.job_id} (log: {job.files.output_log})"
+
+
+def batches(jobs: Sequence[Prepared], array_size: int) -> Iterator[list[Prepared]]:
+    """The jobs to be submitted together: small ones of one rule that ask for the same, at most `array_size` of them."""
+    groups: dict[str, list[Prepared]] = {}
+    for index, job in enumerate(jobs):
+        wants = {name: value for name, value in job.parameters.items() if name != "comment"}
+        is_array = array_size > 1 and job.is_small
+        groups.setdefault(record.digest([job.rule, wants] if is_array else index), []).append(job)
+    size = max(1, min(array_size, LARGEST_ARRAY))
+    for group in groups.values():
+        for first in range(0, len(group), size):
+            yield group[first : first + size]

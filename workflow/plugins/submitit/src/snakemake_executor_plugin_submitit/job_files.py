@@ -1,0 +1,171 @@
+"""The folder of one job: what the driver (Snakemake) and the job itself know of each other is in its files.
+
+    <folder>/jobs/<rule>-<hash of the outputs>/
+        lock              held by a driver while it decides whether to submit, `running` by the job while it runs
+        record.json       the driver's: what was submitted last (record.py)
+        attempts.jsonl    the job's: start and end of every attempt
+        status.json       what the job says of itself: the path is in its environment as SUBMITIT_JOB_STATUS
+        outcome-N.json    how submission N ended, written once, by the job
+        output.log        what the job printed, of all attempts
+        N/                submitit's own folder of submission N
+
+All of it can be deleted when no job runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STATUS_VARIABLE = "SUBMITIT_JOB_STATUS"
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    path: Path
+
+    @property
+    def record(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts.jsonl"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def output_log(self) -> Path:
+        return self.path / "output.log"
+
+    @property
+    def running(self) -> Path:
+        return self.path / "running"
+
+    @property
+    def kept_logs(self) -> Path:
+        return self.path / "kept-logs"
+
+    def outcome(self, number: int) -> Path:
+        return self.path / f"outcome-{number}.json"
+
+    def submission(self, number: int) -> Path:
+        return self.path / str(number)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only driver that decides on this job."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / "lock", "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def hold_running(self) -> Iterator[None]:
+        """Show that the job runs; the kernel lets go of the lock however the process ends."""
+        with open(self.running, "a") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            yield
+
+    def is_running_here(self) -> bool:
+        """Whether a process of this machine runs the job."""
+        try:
+            with open(self.running) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def start_afresh(self) -> None:
+        """Forget earlier attempts: what follows is another job, not the continuation of one."""
+        for path in (self.attempts, self.status, self.output_log, *self.path.glob("outcome-*.json")):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.kept_logs, ignore_errors=True)
+
+
+def private_folder(path: Path) -> Path:
+    """Make `path` a folder that only its owner may enter: the pickles within are executed by the jobs.
+
+    Raises: PermissionError when it belongs to somebody else.
+    """
+    path = Path(path).expanduser().absolute()
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.stat().st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to another user; set --submitit-folder to a folder of your own")
+    path.chmod(0o700)
+    return path
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write atomically, and durably: a submission must be known after a crash of this machine."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(tmp, "x", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, sort_keys=True)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(tmp, path)
+    finally:
+        tmp.unlink(missing_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file, or {} if there is none or it cannot be read: a job may write anything there."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def append_line(path: Path, value: dict[str, Any]) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(value, sort_keys=True) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file of JSON lines; a line that was cut off by a crash is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    values = []
+    for line in lines:
+        try:
+            values.append(json.loads(line))
+        except ValueError:
+            continue
+    return values
+
+
+def last_lines(path: Path, number: int = 20, limit_bytes: int = 65536) -> str:
+    """The last lines of a text file, or "" if there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - limit_bytes))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-number:])

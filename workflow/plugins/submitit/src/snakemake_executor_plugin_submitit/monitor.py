@@ -1,0 +1,165 @@
+"""How the submitted jobs are doing: from the files that they write, and from Slurm or the processes of this machine."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+
+from snakemake_executor_plugin_submitit import attempts, failure, processes
+from snakemake_executor_plugin_submitit.failure import Failure
+from snakemake_executor_plugin_submitit.job_files import JobFiles, last_lines, read_json
+from snakemake_executor_plugin_submitit.prepared import Prepared
+from snakemake_executor_plugin_submitit.record import Record
+from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue, SlurmState
+from snakemake_executor_plugin_submitit.step import UNFRUITFUL_LIMIT
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 15  # for the job's last file to become visible here after Slurm has seen its end
+
+
+@dataclass(eq=False)
+class Tracked:
+    """A job that Snakemake waits for. `silent_since`: Slurm knows nothing of it; `ended_since`: it left no outcome."""
+
+    info: SubmittedJobInfo
+    prepared: Prepared
+    record: Record
+    process: subprocess.Popen[bytes] | None = None
+    silent_since: float | None = None
+    ended_since: float | None = None
+    slurm: SlurmState | None = None
+
+    @property
+    def files(self) -> JobFiles:
+        return self.prepared.files
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`is_over`: the submission has ended; `failure`: None when it ended well."""
+
+    is_over: bool
+    failure: Failure | None = None
+
+
+RUNNING = Verdict(False)
+SUCCEEDED = Verdict(True)
+
+
+class Monitor:
+    def __init__(self, queue: SlurmQueue, lost_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.queue = queue
+        self.lost_after_s = lost_after_s
+        self._clock = clock
+
+    def look(self, jobs: Sequence[Tracked]) -> dict[int, Verdict]:
+        """How each job is doing, by the position in `jobs`; Slurm is asked at most once, when it is time to."""
+        verdicts = {index: self._by_files(job) for index, job in enumerate(jobs)}
+        open_slurm = [
+            job for index, job in enumerate(jobs) if not verdicts[index].is_over and job.record.cluster == "slurm"
+        ]
+        if open_slurm and self.queue.is_due():
+            self._ask(open_slurm)
+        for index, job in enumerate(jobs):
+            if not verdicts[index].is_over:
+                verdicts[index] = self._by_slurm(job) if job.record.cluster == "slurm" else self._by_process(job)
+        return verdicts
+
+    def _by_files(self, job: Tracked) -> Verdict:
+        outcome = outcome_of(job)
+        if not outcome or (outcome.get("asked") == "SIGTERM" and outcome.get("failure_class") == "preempted"):
+            return RUNNING  # after SIGTERM Slurm may requeue the job by itself
+        return verdict_of(outcome)
+
+    def _ask(self, jobs: Sequence[Tracked]) -> None:
+        try:
+            states = self.queue.ask(job.record.job_id for job in jobs)
+        except NoAnswer:
+            return
+        for job in jobs:
+            job.slurm = states.get(job.record.job_id)
+            if job.slurm is not None:
+                job.silent_since = None
+            elif job.silent_since is None:
+                job.silent_since = self._clock()
+
+    def _by_slurm(self, job: Tracked) -> Verdict:
+        if job.silent_since is not None and self._clock() - job.silent_since >= self.lost_after_s:
+            message = f"Slurm knows nothing of job {job.record.job_id} since {self.lost_after_s:.0f} s"
+            return Verdict(True, Failure("lost", message))
+        if job.slurm is None or not job.slurm.is_ended:
+            job.ended_since = None
+            return RUNNING
+        return self._after_settling(job, job.slurm.state)
+
+    def _by_process(self, job: Tracked) -> Verdict:
+        if job.process is not None:
+            job.process.poll()  # else it stays in the process table
+        if processes.is_alive(int(job.record.job_id), job.record.started) or job.files.is_running_here():
+            return RUNNING
+        return self._after_settling(job, "", settle_s=1)
+
+    def _after_settling(self, job: Tracked, state: str, settle_s: float = SETTLE_S) -> Verdict:
+        if job.ended_since is None:
+            job.ended_since = self._clock()
+        if self._clock() - job.ended_since < settle_s:
+            return RUNNING
+        outcome = outcome_of(job)
+        if outcome:
+            if state == "CANCELLED":
+                return Verdict(True, Failure("user", "cancelled", state, outcome.get("exit_code")))
+            return verdict_of(outcome, state)
+        return Verdict(True, failure_of(job, state))
+
+
+def outcome_of(job: Tracked) -> dict[str, Any]:
+    return read_json(job.files.outcome(job.record.number))
+
+
+def verdict_of(outcome: dict[str, Any], state: str = "") -> Verdict:
+    kind, code = outcome.get("failure_class"), outcome.get("exit_code")
+    exit_code = code if isinstance(code, int) else None
+    if kind is None and exit_code == 0:
+        return SUCCEEDED
+    message = str(outcome.get("message") or "")
+    return Verdict(True, Failure(str(kind), message, state, exit_code, str(outcome.get("nodes") or "")))
+
+
+def failure_of(job: Tracked, state: str) -> Failure:
+    """Why a job ended that left no outcome: it was killed with the process that would have written it."""
+    begun = [line for line in attempts.starts(job.files.attempts) if line["submission"] == job.record.number]
+    nodes = (job.slurm.nodes if job.slurm else "") or (begun[-1]["nodes"] if begun else "")
+    ended = {line["attempt"]: line for line in attempts.ends(job.files.attempts)}
+    end = ended.get(begun[-1]["attempt"]) if begun else None
+    if not state and end is not None and end["asked"] == "SIGINT":
+        state = "TIMEOUT" if end["is_time_limit"] else "CANCELLED"
+    if not state and end is not None and end["exit_code"] == failure.PREEMPTED_EXIT:
+        state = "PREEMPTED"  # submitit's local controller starts a job six times at most
+    kind = failure.class_of_state(state, last_lines(stderr_path(job)))
+    progress = read_json(job.files.status).get("progress")
+    is_fruitful = progress is not None and attempts.unfruitful(job.files.attempts, progress) < UNFRUITFUL_LIMIT
+    if kind == "timeout" and is_fruitful:
+        kind = "preempted"  # killed before it could stop by itself, but it writes checkpoints
+    message = {
+        "lost": "it ended without a word",
+        "user": "cancelled",
+        "timeout": "killed at its time limit",
+        "oom": "killed for want of memory",
+    }.get(kind, "")
+    code = job.slurm.exit_code if job.slurm else ""
+    return Failure(kind, f"{message} (exit code {code})" if code else message, state, None, nodes)
+
+
+def stderr_path(job: Tracked) -> Path:
+    from snakemake_executor_plugin_submitit.submission import task_paths
+
+    folder, job_id = Path(job.record.folder), job.record.job_id
+    return task_paths(folder, job_id).stderr

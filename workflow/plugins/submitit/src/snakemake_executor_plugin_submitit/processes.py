@@ -1,0 +1,82 @@
+"""Processes of this machine, as /proc tells of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def all_pids() -> list[int]:
+    return [int(entry) for entry in os.listdir(PROC) if entry.isdigit()]
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot: with the pid this names one process for ever. None: gone."""
+    fields = _stat_fields(pid)
+    return None if fields is None or fields[0] == "Z" else int(fields[19])
+
+
+def is_alive(pid: int, started: int | None) -> bool:
+    """Whether this very process runs; another one with a reused pid is another one."""
+    ticks = start_ticks(pid)
+    return ticks is not None and (started is None or ticks == started)
+
+
+def descendants(root: int) -> list[int]:
+    """`root` and the processes below it, parents first."""
+    children: dict[int, list[int]] = {}
+    for pid in all_pids():
+        fields = _stat_fields(pid)
+        if fields is not None and fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(pid)
+    found = [root] if _stat_fields(root) else []
+    for pid in found:
+        found.extend(children.get(pid, []))
+    return found
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal."""
+    with suppress(OSError, ValueError):
+        for line in (PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def command_of(pid: int) -> list[str]:
+    """Its command line; [] if it is gone."""
+    with suppress(OSError):
+        raw = (PROC / str(pid) / "cmdline").read_bytes()
+        return [part.decode("utf-8", "replace") for part in raw.split(b"\0") if part]
+    return []
+
+
+def with_environment(variable: str, value: str) -> list[int]:
+    """The processes that were started with this variable set to this value."""
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for pid in all_pids():
+        with suppress(OSError):
+            if wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def kill(pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the state on; the command before it may contain anything."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    return text[text.rindex(")") + 2 :].split()

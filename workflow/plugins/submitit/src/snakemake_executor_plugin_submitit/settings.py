@@ -1,0 +1,81 @@
+"""What a user can set: `--submitit-NAME VALUE` on the command line, `submitit-NAME: VALUE` in a profile."""
+
+# No `from __future__ import annotations` here: Snakemake calls the annotations to parse the values.
+# ruff: noqa: UP045  (nor does it know `str | None`)
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional
+
+from snakemake_interface_executor_plugins.settings import ExecutorSettingsBase
+
+CLUSTERS = ("slurm", "local", "debug")
+ON_INTERRUPT = ("cancel", "detach")
+
+
+@dataclass
+class ExecutorSettings(ExecutorSettingsBase):
+    cluster: str = field(
+        default="slurm",
+        metadata={
+            "help": "Where jobs run: 'slurm'; 'local', as processes of this machine; 'debug', one after the other "
+            "within Snakemake's own process, with their output on the terminal",
+            "choices": CLUSTERS,
+        },
+    )
+    folder: Path = field(
+        default=Path(".snakemake/submitit"),
+        metadata={
+            "help": "Folder for the record of what was submitted and for the logs, on a file system that all nodes "
+            "share; only its owner may write there"
+        },
+    )
+    partition: Optional[str] = field(
+        default=None, metadata={"help": "Partition of jobs without the resource 'slurm_partition'"}
+    )
+    account: Optional[str] = field(
+        default=None, metadata={"help": "Account of jobs without the resource 'slurm_account'"}
+    )
+    qos: Optional[str] = field(default=None, metadata={"help": "Quality of service of jobs without the resource 'qos'"})
+    timeout_min: int = field(
+        default=60, metadata={"help": "Time limit in minutes of jobs without the resource 'runtime'"}
+    )
+    extra: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "Further options of sbatch for every job, such as '--exclusive --reservation=week1'; "
+            "the resource 'slurm_extra' adds more"
+        },
+    )
+    array_size: int = field(
+        default=0,
+        metadata={
+            "help": "Submit up to this many jobs of one rule, ready at the same time, as one job array; 0: no arrays"
+        },
+    )
+    requeue_limit: int = field(
+        default=50,
+        metadata={
+            "help": "How often a job that was preempted or met its time limit is started again; whatever this is, "
+            "a job that twice in a row made no progress up to its time limit is stopped"
+        },
+    )
+    signal_delay_s: int = field(
+        default=120,
+        metadata={"help": "How long before its time limit a job gets SIGUSR2, to write a checkpoint and stop; seconds"},
+    )
+    poll_interval_s: int = field(
+        default=10,
+        metadata={"help": "Seconds between two questions to Slurm; one question is about all jobs"},
+    )
+    lost_after_s: int = field(
+        default=600,
+        metadata={"help": "A job that Slurm answers nothing about for so many seconds counts as lost"},
+    )
+    on_interrupt: str = field(
+        default="cancel",
+        metadata={
+            "help": "What Ctrl-C does with submitted jobs: 'cancel' them, or 'detach', so that the next start of "
+            "Snakemake takes them over",
+            "choices": ON_INTERRUPT,
+        },
+    )

@@ -1,0 +1,200 @@
+"""What runs within a job: the Snakemake that carries out the rule, started again by submitit when it was stopped."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snakemake_executor_plugin_submitit import attempts, failure, kept_logs, memory, processes
+from snakemake_executor_plugin_submitit.job_files import STATUS_VARIABLE, JobFiles, read_json, write_json
+from snakemake_executor_plugin_submitit.stop_signals import Relay, StopSignals
+
+if TYPE_CHECKING:
+    from submitit.core.utils import DelayedSubmission
+
+LOOK_EVERY_S = 0.2
+UNFRUITFUL_LIMIT = 2
+
+
+@dataclass(frozen=True)
+class JobStep:
+    """One submission of a job; submitit pickles it and calls it on the node, again after a requeue.
+
+    `command` is a line of shell; `logs`: of the rule, relative to `workdir`; `setup`: lines of shell before it;
+    `venv`: a virtual environment, "" for none.
+    """
+
+    files: JobFiles
+    number: int
+    command: str
+    workdir: str
+    logs: tuple[str, ...]
+    limit_s: float
+    signal_delay_s: float
+    requeue_limit: int
+    setup: str = ""
+    venv: str = ""
+
+    def __call__(self) -> None:
+        """Run the job once. Does not return when it is to be started again (submitit ends the process)."""
+        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's: pickles this step again and requeues
+        with self.files.hold_running():
+            end = run_attempt(self)
+        if end is None:
+            return
+        outcome = decide(self, end)
+        if outcome is None and callable(requeue):
+            try:
+                requeue(signal.SIGUSR2, None)
+            except (OSError, subprocess.SubprocessError) as error:
+                outcome = _outcome(end, "preempted", f"could not be requeued: {error}")
+        write_json(self.files.outcome(self.number), outcome)
+
+    def checkpoint(self) -> DelayedSubmission:
+        """What submitit starts after a requeue: the same; what the job has done so far is in its own files."""
+        from submitit.core.utils import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def run_attempt(step: JobStep) -> attempts.End | None:
+    """Start the job, hand signals on, wait for its end.
+
+    Returns: None when this process is being killed too, so that nothing can be said or decided here.
+    """
+    files, attempt, before = step.files, len(attempts.starts(step.files.attempts)) + 1, _progress(step)
+    _clear_status(step, before)
+    files.outcome(step.number).unlink(missing_ok=True)  # of an attempt after which Slurm itself requeued the job
+    logs = [os.path.join(step.workdir, log) for log in step.logs]
+    if attempt > 1:
+        kept_logs.put_aside(logs, files.kept_logs)
+    begin, kills = time.monotonic(), memory.oom_kills()
+    with StopSignals() as signals, open(files.output_log, "ab") as output:
+        offset = output.tell()
+        process = subprocess.Popen(
+            ["bash", "-c", script(step)],
+            cwd=step.workdir,
+            env=environment(step),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        attempts.add(files.attempts, _start(step, attempt, process.pid, before))
+        code = wait(process, signals)
+        kept_logs.put_back(logs, files.kept_logs)
+        seconds = time.monotonic() - begin
+        if code != 0:
+            code = failure.exit_code_of_command(_output_since(step, offset)) or (code if code > 0 else 128 - code)
+        if memory.oom_kills() > kills and code == 137:
+            _say(step, "oom", "killed by the kernel for want of memory")
+        asked = signal.SIGINT if signals.is_ended else signals.asked
+        is_limit = asked is not None and attempts.is_time_limit(seconds, step.limit_s, step.signal_delay_s)
+        end = attempts.End(attempt, code, asked.name if asked else None, round(seconds, 1), is_limit, _progress(step))
+        attempts.add(files.attempts, end)
+    return None if signals.is_ended else end
+
+
+def wait(process: subprocess.Popen[bytes], signals: StopSignals) -> int:
+    """Wait for the end, telling the job's processes of a signal. Returns: as Popen does."""
+    relay = Relay(process.pid)
+    while True:
+        if signals.is_ended:
+            processes.kill(list(reversed(processes.descendants(process.pid))))
+            return process.wait()
+        if signals.asked is not None:
+            relay.tell(signals.asked)
+        try:
+            return process.wait(timeout=LOOK_EVERY_S)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def decide(step: JobStep, end: attempts.End) -> dict[str, Any] | None:
+    """The outcome of the submission, or None to be started again."""
+    status = read_json(step.files.status)
+    if end.exit_code == 0:
+        return _outcome(end, None, "")
+    stated, message = status.get("failure_class"), str(status.get("message") or "")
+    kind = failure.class_of_exit(end.exit_code, stated)
+    if kind == "bug" and stated is None and end.asked is not None:
+        kind = "preempted"  # it was asked to stop and did, in its own way
+    if kind != "preempted":
+        return _outcome(end, kind, message)
+    if attempts.unfruitful(step.files.attempts, end.progress) >= UNFRUITFUL_LIMIT:
+        return _outcome(end, "timeout", f"{UNFRUITFUL_LIMIT} attempts in a row without progress")
+    if end.asked == "SIGTERM":
+        # scancel, or a preemption after which Slurm itself may requeue: the driver waits to see which
+        return _outcome(end, "preempted", "stopped by SIGTERM")
+    done = end.attempt - 1
+    if done >= step.requeue_limit:
+        return _outcome(end, "timeout" if end.is_time_limit else "preempted", f"requeued {done} times, the limit")
+    return None
+
+
+def script(step: JobStep) -> str:
+    """The job's shell script: a set-up that fails is told from a job that fails by its exit code."""
+    lines = []
+    if step.setup or step.venv:
+        lines.append(f"trap 'exit {failure.ENV_EXIT}' ERR")
+        lines.extend(step.setup.splitlines())
+    if step.venv:
+        path = shlex.quote(os.path.join(step.workdir, os.path.expanduser(step.venv)))
+        lines.append(f"[ -x {path}/bin/python ] || {{ echo {path}: no virtual environment here >&2; false; }}")
+        lines.append(f'export VIRTUAL_ENV={path} PATH={path}/bin:"$PATH"')
+    if lines:
+        lines.append("trap - ERR")
+    return "\n".join([*lines, step.command])
+
+
+def environment(step: JobStep) -> dict[str, str]:
+    cpus = os.environ.get("SLURM_CPUS_PER_TASK")
+    further = {"SRUN_CPUS_PER_TASK": cpus} if cpus else {}  # else a step within the job gets one CPU, since Slurm 22.05
+    return {**os.environ, **further, STATUS_VARIABLE: str(step.files.status)}
+
+
+def job_id() -> str:
+    """Of the job that this process belongs to, as submitit writes it."""
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    if array:
+        return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID") or ""
+
+
+def _start(step: JobStep, attempt: int, pid: int, progress: Any) -> attempts.Start:
+    nodes = os.environ.get("SLURM_JOB_NODELIST", "")
+    return attempts.Start(attempt, step.number, job_id(), socket.gethostname(), nodes, pid, progress)
+
+
+def _outcome(end: attempts.End, kind: str | None, message: str) -> dict[str, Any]:
+    nodes = os.environ.get("SLURM_JOB_NODELIST", "")
+    return {"exit_code": end.exit_code, "failure_class": kind, "message": message, "asked": end.asked, "nodes": nodes}
+
+
+def _progress(step: JobStep) -> Any:
+    return read_json(step.files.status).get("progress")
+
+
+def _clear_status(step: JobStep, progress: Any) -> None:
+    """Forget why the last attempt failed, not how far it came."""
+    if step.files.status.exists():
+        write_json(step.files.status, {} if progress is None else {"progress": progress})
+
+
+def _say(step: JobStep, kind: str, message: str) -> None:
+    status = read_json(step.files.status)
+    write_json(step.files.status, {**status, "failure_class": kind, "message": message})
+
+
+def _output_since(step: JobStep, offset: int, limit_bytes: int = 1 << 20) -> str:
+    path = Path(step.files.output_log)
+    with open(path, "rb") as file:
+        file.seek(max(offset, path.stat().st_size - limit_bytes))
+        return file.read().decode("utf-8", "replace")

@@ -1,0 +1,157 @@
+"""Submitting through submitit, so that a job does not need its driver any more once sbatch has accepted it.
+
+The pickles are written and read by this plugin only, in a folder that nobody else may enter; it unpickles nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from submitit.core.core import Job
+from submitit.core.utils import DelayedSubmission, JobPaths
+from submitit.local.local import LocalExecutor
+from submitit.slurm.slurm import SlurmExecutor
+
+from snakemake_executor_plugin_submitit.processes import start_ticks
+from snakemake_executor_plugin_submitit.step import JobStep
+
+SBATCH_TIMEOUT_S = 120
+# Of sbatch: the controller was not reached or is busy. The job may have been accepted nevertheless.
+TRANSIENT = (
+    "timed out",
+    "unable to contact",
+    "temporarily",
+    "connection refused",
+    "try again",
+    "communication",
+    "resending",
+)
+ENTRY = "snakemake_executor_plugin_submitit.entry"
+UNLIMITED = 10**6  # submitit's own limit of time-outs: the step has a better rule
+
+
+class SubmissionError(Exception):
+    """sbatch has refused, or its answer is not known; `is_transient`: it may accept the next time."""
+
+    def __init__(self, message: str, is_transient: bool) -> None:
+        super().__init__(message)
+        self.is_transient = is_transient
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """`job_id`: of Slurm (of the array, for an array), or the pid of the local controller."""
+
+    job_id: str
+    started: int | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+
+def pickle_path(folder: Path, task: int) -> Path:
+    return folder / f"task_{task}.pkl"
+
+
+def write_steps(folder: Path, steps: Sequence[JobStep], limit_min: float) -> None:
+    """Pickle the steps where `entry` finds them: unlike submitit, before the job can start, and without its id."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for task, step in enumerate(steps):
+        delayed = DelayedSubmission(step)
+        delayed.set_timeout(limit_min, UNLIMITED)  # type: ignore[arg-type]
+        delayed.dump(pickle_path(folder, task))
+
+
+class _SlurmExecutor(SlurmExecutor):
+    @property
+    def _submitit_command_str(self) -> str:
+        return super()._submitit_command_str.replace("submitit.core._submit", ENTRY)
+
+    def script(self) -> str:
+        return self._make_submission_file_text(self._submitit_command_str, "")
+
+
+class _LocalExecutor(LocalExecutor):
+    @property
+    def _submitit_command_str(self) -> str:
+        return super()._submitit_command_str.replace("submitit.core._submit", ENTRY)
+
+    def start(self) -> Job[Any]:
+        return self._submit_command(self._submitit_command_str)
+
+
+def submit_to_slurm(
+    folder: Path, name: str, parameters: dict[str, Any], count: int, find: Callable[[str], str | None]
+) -> Submitted:
+    """Call sbatch once for `count` steps (an array if more than one), written to `folder` before.
+
+    `find` looks for a job by its name: sbatch may report an error although the job was accepted.
+    Raises: SubmissionError.
+    """
+    executor = _SlurmExecutor(folder, max_num_timeout=UNLIMITED)
+    executor.update_parameters(job_name=name, **parameters)
+    if count > 1:
+        executor.parameters["map_count"] = count
+    path = folder / "submission.sh"
+    path.write_text(executor.script(), encoding="utf-8")
+    try:
+        answer = _sbatch(path)
+    except SubmissionError as error:
+        found = find(name)
+        if found is None:
+            raise error
+        return Submitted(found)
+    return Submitted(answer)
+
+
+def _sbatch(path: Path) -> str:
+    # A driver that is itself a job must not hand its own allocation on; SLURM_CONF says which cluster.
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_") or k == "SLURM_CONF"}
+    command = ["sbatch", "--parsable", str(path)]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SBATCH_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise SubmissionError(f"sbatch gave no answer within {SBATCH_TIMEOUT_S} s", is_transient=True) from error
+    except OSError as error:
+        raise SubmissionError(f"sbatch cannot be started: {error}", is_transient=False) from error
+    lines = done.stdout.strip().splitlines()
+    job_id = lines[-1].partition(";")[0] if lines else ""
+    if done.returncode == 0 and job_id.isdigit():
+        return job_id
+    said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+    is_transient = any(text in said.lower() for text in TRANSIENT)
+    raise SubmissionError(f"sbatch failed with exit code {done.returncode}: {said}", is_transient)
+
+
+def submit_locally(folder: Path, parameters: dict[str, Any]) -> Submitted:
+    """Start submitit's controller of one step, written to `folder` before."""
+    executor = _LocalExecutor(folder, max_num_timeout=UNLIMITED)
+    executor.update_parameters(**parameters)
+    process: subprocess.Popen[bytes] = executor.start()._process  # type: ignore[attr-defined]
+    return Submitted(str(process.pid), start_ticks(process.pid), process)
+
+
+def submit_patiently(submit: Callable[[], Submitted], waits_s: Sequence[float] = (1, 4, 15, 60)) -> Submitted:
+    """Submit, again after each of the waits while the error is one that passes. Raises: SubmissionError."""
+    for wait_s in waits_s:
+        try:
+            return submit()
+        except SubmissionError as error:
+            if not error.is_transient:
+                raise
+            time.sleep(wait_s)
+    return submit()
+
+
+def task_paths(folder: Path, job_id: str) -> JobPaths:
+    """Submitit's files of a job; `job_id` as 12, or 12_3 for a task of an array."""
+    return JobPaths(folder, job_id=job_id, task_id=0)
+
+
+def unique_folder(parent: Path) -> Path:
+    return parent / uuid.uuid4().hex
