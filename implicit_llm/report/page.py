@@ -20,7 +20,7 @@ from implicit_llm.report.inputs import ReportInputs, Source
 from implicit_llm.report.model_groups import short_count
 from implicit_llm.report.published import MARK_WORDS, Published
 from implicit_llm.report.results import LAST_TEN, Cell, Results, Spread, seeds_words
-from implicit_llm.report.sections import Section
+from implicit_llm.report.section import Section
 from implicit_llm.report.svg import Figure, panel_svg, swatch_svg, theme_css
 from implicit_llm.report.training_runs import LOSS, TrainingRun
 

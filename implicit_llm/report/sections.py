@@ -1,67 +1,22 @@
 """The sections of a report: each kind of result brings its figures, its tables and its part of the page.
 
-A new kind of result adds a module with its builder and a line in BUILDERS.
+A new kind of result adds a module with its builder, which imports from section.py, and a line in BUILDERS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable
 
 from implicit_llm.report.accuracy_figures import accuracy_by_length, accuracy_by_mode, accuracy_by_position
 from implicit_llm.report.babi_figures import accuracy_by_babi_task
-from implicit_llm.report.babi_results import BabiResults
 from implicit_llm.report.babi_tables import babi_csv, babi_latex, babi_tables
-from implicit_llm.report.config import ReportConfig
-from implicit_llm.report.inputs import ReportInputs
 from implicit_llm.report.loss_figures import loss_by
 from implicit_llm.report.perplexity_figures import perplexity_by_length
-from implicit_llm.report.perplexity_results import PerplexityResults
 from implicit_llm.report.perplexity_tables import perplexity_csv, perplexity_latex, perplexity_tables
-from implicit_llm.report.published import Published
-from implicit_llm.report.results import Results
-from implicit_llm.report.svg import Figure
+from implicit_llm.report.section import Section, SectionInputs
 from implicit_llm.report.tables import accuracy_tables, to_csv, to_latex
 from implicit_llm.report.training_figures import solver_health, training_curves
 from implicit_llm.report.training_runs import FLOPS, TOKENS
-
-
-@dataclass(frozen=True)
-class Section:
-    """One part of the report.
-
-    `template` below workflow/report shows `tables`, which it finds as `section.tables`; None for figures alone.
-    `files`: the written tables by name, each as "csv" and "tex". Figures without a number to draw are left out.
-    """
-
-    name: str
-    template: str | None = None
-    tables: Sequence[Any] = ()
-    figures: Sequence[Figure | None] = ()
-    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class SectionInputs:
-    """What every section is built from."""
-
-    inputs: ReportInputs
-    config: ReportConfig
-    published: Published
-
-    @cached_property
-    def results(self) -> Results:
-        return Results(self.inputs.points, self.config.headline_mode)
-
-    @cached_property
-    def perplexities(self) -> PerplexityResults:
-        return PerplexityResults(self.inputs.perplexities, self.inputs.training, self.config.headline_mode)
-
-    @cached_property
-    def babi(self) -> BabiResults:
-        return BabiResults(self.inputs.babi, self.config.headline_mode)
 
 
 def accuracy_section(given: SectionInputs) -> Section | None:

@@ -14,7 +14,8 @@ from implicit_llm.report.inputs import load_inputs
 from implicit_llm.report.page import PageContent, render
 from implicit_llm.report.pair_claims import judge_pair
 from implicit_llm.report.published import load_published
-from implicit_llm.report.sections import SectionInputs, build_sections
+from implicit_llm.report.section import SectionInputs
+from implicit_llm.report.sections import build_sections
 from implicit_llm.report.svg import file_svg
 from implicit_llm.runs.atomic import write_atomic
 from implicit_llm.runs.fill import fill
