@@ -60,7 +60,8 @@ class ModeConfig:
     @property
     def stop(self) -> str | None:
         """The stopping rule; the mode named "published" stands for the rule of that name unless it says otherwise."""
-        return self.eval_stop or ("batch" if self.name == PUBLISHED else None)
+        name = self.name if self.sweep is None else self.sweep.base
+        return self.eval_stop or ("batch" if name == PUBLISHED else None)
 
     def solver(self, trained: SolverConfig) -> SolverConfig:
         """The solver the model was saved with, with this mode's evaluation fields."""

@@ -44,6 +44,12 @@ def test_a_sweep_changes_one_field_at_a_time_and_says_which() -> None:
     assert swept_modes(modes, None) == modes
 
 
+def test_a_sweep_of_the_published_mode_keeps_its_stopping_rule() -> None:
+    (swept,) = swept_modes((ModeConfig("published", "simultaneous"),), SweepConfig(eval_max_iter=(4,)))
+    assert swept.stop == "batch"
+    assert swept.coupled_batch_size == ModeConfig("published", "simultaneous").coupled_batch_size
+
+
 def test_the_record_of_a_mode_has_the_settings_that_were_used_and_none_for_an_explicit_model() -> None:
     record = ModeConfig("blocks", "blockwise", eval_max_iter=64).record(SolverConfig(tol=0.03, eval_block_len=8))
     assert record == {

@@ -1,0 +1,174 @@
+"""The stage `evaluate` of kind `duality`: whether the modes of one model agree, and how fast it converges."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from implicit_llm.data.shards import open_dataset
+from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, Sequences
+from implicit_llm.evaluation.batch_size import BatchSize
+from implicit_llm.evaluation.config import PARALLEL, SEQUENTIAL, ModeConfig, check_modes, swept_modes
+from implicit_llm.evaluation.duality import compare_modes, is_plain, trace_convergence
+from implicit_llm.evaluation.duality_config import DualityConfig
+from implicit_llm.evaluation.duality_modes import AllModes, goes_by_token, pairs_of
+from implicit_llm.evaluation.duality_tally import DualityTally, PairTally
+from implicit_llm.evaluation.duality_trace import TracedModel
+from implicit_llm.evaluation.inputs import data_inputs, model_input
+from implicit_llm.evaluation.metrics_file import Record, write_metrics
+from implicit_llm.evaluation.partial import PartialResults
+from implicit_llm.evaluation.solver_tally import SolverTally
+from implicit_llm.evaluation.trained_model import about_model, load_model
+from implicit_llm.runs.fill import fill
+from implicit_llm.runs.stage import StageContext, StageResult
+
+log = logging.getLogger(__name__)
+
+BATCH_TOKENS = 16384
+PAIR, CONVERGENCE = "pair", "convergence"  # the field `measure` of a record
+SO_FAR = "so-far"
+SIMULTANEOUS = "simultaneous"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One data set at one length; `label` names it in the log and among what is kept."""
+
+    label: str
+    rows: Sequences
+    num_rows: int
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model with its modes, and how it is run."""
+
+    model: Any
+    modes: tuple[ModeConfig, ...]
+    config: DualityConfig
+    partial: PartialResults
+    batch_size: int | None
+
+    def job(self, reading: Reading, model: Any, num_rows: int, *, is_coupled: bool) -> EvaluationJob:
+        """`model` stands for the model in another guise; a stopping rule that couples sequences fixes the batch."""
+        sizes = [mode.coupled_batch_size for mode in self.modes if mode.coupled_batch_size and is_coupled]
+        size = sizes[0] if sizes else self.batch_size or max(1, BATCH_TOKENS // reading.rows.length)
+        batch = BatchSize(size, is_fixed=bool(sizes))
+        return EvaluationJob(model, reading.rows, num_rows, batch, reading.label, self.config.precision)
+
+
+def run(context: StageContext) -> StageResult:
+    """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
+    config = fill(DualityConfig, context.config, f"evaluate/{context.name}")
+    check_modes(config.modes, f"evaluate/{context.name}.modes")
+    trained, test_sets = model_input(context), data_inputs(context)
+    model = load_model(trained, context.runtime)
+    partial = PartialResults(context.work / "partial")
+    modes = swept_modes(config.modes, config.sweep)
+    comparison = Comparison(model, modes, config, partial, int(context.runtime.get("batch_size") or 0) or None)
+    about = about_model(model, trained)
+    records: list[Record] = []
+    for role, source in test_sets.items():
+        for length in sorted(config.lengths) if config.lengths else (None,):
+            rows = open_dataset(source.work, length=length)
+            described = {"kind": config.kind, "data": role, "length": rows.length, **about}
+            reading = Reading(f"{role}-L{rows.length}", rows, _num_rows(rows, config), described)
+            records += [*_pair_records(comparison, reading), *_trace_records(comparison, reading)]
+            context.journal.metrics(len(records), _tracked(records))
+    metrics = write_metrics(context.work, records)
+    partial.discard()
+    return StageResult([metrics], {"token_agreement": _headline(records)})
+
+
+def _num_rows(rows: Sequences, config: DualityConfig) -> int:
+    limits = [mode.max_samples for mode in config.modes if mode.max_samples is not None]
+    if config.max_tokens is not None:
+        limits.append(max(1, config.max_tokens // rows.length))
+    return min([len(rows), *limits])
+
+
+def _pair_records(comparison: Comparison, reading: Reading) -> list[Record]:
+    """One a pair of modes; without numbers where the modes cannot be compared."""
+    solver = getattr(comparison.model, "solver", None)
+    pairs = pairs_of(comparison.modes, is_implicit=solver is not None)
+    tally = _tally(comparison, reading)
+    settings = {mode.name: mode.record(solver) for mode in comparison.modes}
+    if solver is None:
+        settings = {PARALLEL: comparison.modes[0].record(None)}
+    records = []
+    for mode, against in pairs:
+        measured = PairTally() if tally is None else tally.pair((mode, against))
+        solvers = {} if tally is None else tally.solvers
+        cost = solvers.get(mode, SolverTally()).values(solver is not None)
+        reference_cost = solvers.get(against, SolverTally()).f_evaluations_per_token
+        about_pair = {"measure": PAIR, "mode": mode, "against": against, **settings[mode]}
+        values = measured.values() | cost | {"against_f_evaluations_per_token": reference_cost}
+        values["nonfinite_share"] = tally.num_nonfinite_rows / tally.num_rows if tally and tally.num_rows else None
+        records.append({**reading.about, **about_pair, **values})
+    return records
+
+
+def _tally(comparison: Comparison, reading: Reading) -> DualityTally | None:
+    """From before a restart as far as it is there; None where there is nothing to compare."""
+    if reading.num_rows == 0:
+        log.warning("%s: has no row of %d tokens; its numbers are missing", reading.label, reading.rows.length)
+        return None
+    if getattr(comparison.model, "solver", None) is None and not goes_by_token(comparison.model):
+        kind = comparison.model.config.model_type
+        log.warning("%s: a %s cannot be read token by token here; its numbers are missing", reading.label, kind)
+        return None
+    partial = comparison.partial
+    kept = partial.find(reading.label, SO_FAR)
+    begun = None if kept is None else DualityTally.from_dict(kept.values)
+    if begun is not None:
+        log.info("%s: %d rows taken from before the restart", reading.label, begun.num_rows)
+
+    def keep(tally: DualityTally) -> None:
+        if is_plain(tally):
+            partial.keep(reading.label, SO_FAR, Evaluation(tally.to_dict()))
+
+    in_all_modes = AllModes(comparison.model, comparison.modes)
+    tally = compare_modes(comparison.job(reading, in_all_modes, reading.num_rows, is_coupled=True), begun, keep)
+    keep(tally)
+    return tally
+
+
+def _trace_records(comparison: Comparison, reading: Reading) -> list[Record]:
+    """The convergence of the simultaneous iteration in the settings of the first such mode; none if explicit."""
+    trained = getattr(comparison.model, "solver", None)
+    mode = next((mode for mode in comparison.modes if mode.eval_mode == SIMULTANEOUS and mode.sweep is None), None)
+    if trained is None or mode is None or reading.num_rows == 0:
+        return []
+    traced = TracedModel(comparison.model, mode.solver(trained))
+    num_rows = min(reading.num_rows, max(1, comparison.config.trace_tokens // reading.rows.length))
+    tally = trace_convergence(comparison.job(reading, traced, num_rows, is_coupled=False))
+    curve = None if tally is None else tally.values()
+    described = {"measure": CONVERGENCE, "mode": mode.name, "against": None, **mode.record(trained)}
+    cost = {"f_evaluations_per_token": float(traced.solver.eval_budget), "residual": None, "unconverged_share": None}
+    if curve is not None:
+        cost["unconverged_share"] = curve["unconverged_share"][-1]
+    num_tokens = 0 if tally is None else tally.num_tokens
+    return [{**reading.about, **described, **cost, "convergence": curve, "num_tokens": num_tokens}]
+
+
+def _pairs(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record["measure"] == PAIR]
+
+
+def _name(record: Record) -> str:
+    return f"{record['data']}.L{record['length']}.{record['mode']}-{record['against']}"
+
+
+def _tracked(records: Sequence[Record]) -> dict[str, float]:
+    keys = ("token_agreement", "logit_distance_mean", "kl")
+    return {
+        f"{key}.{_name(record)}": record[key] for record in _pairs(records) for key in keys if record[key] is not None
+    }
+
+
+def _headline(records: Sequence[Record]) -> dict[str, float | None]:
+    """Agreement with the sequential mode, which is that of generation."""
+    return {_name(record): record["token_agreement"] for record in _pairs(records) if record["against"] == SEQUENTIAL}
