@@ -1,0 +1,1 @@
+"""Downstream tasks through the Language Model Evaluation Harness (the package lm_eval)."""

@@ -1,0 +1,166 @@
+"""The language model that the harness asks: its HFLM, which never pads a batch, with a solver and its cost.
+
+HFLM pads the requests of a batch on the right and hides nothing from the model. Tokens that come later cannot move an
+exact fixed point, but they share the residual by which a sequence or block stops, so that the number of iterations, and
+with it every number within the tolerance, would depend on what else is in the batch. Here a batch holds requests of one
+task and one length only, and a request's answer depends on nothing but itself.
+
+Shapes: `B` batch, `L` length, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+from tqdm.auto import tqdm
+
+import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
+from implicit_llm.evaluation.batch_size import BatchSize, is_out_of_memory, release_memory
+from implicit_llm.evaluation.lm_eval_harness.cost import RequestCost
+from implicit_llm.evaluation.lm_eval_harness.tokenizer import load_tokenizer, model_folder
+from implicit_llm.kernels.selection import select_kernels
+from implicit_llm.runs.errors import UserError
+from implicit_llm.runs.terminal import wants_bar
+
+log = logging.getLogger(__name__)
+
+NAME = "implicit"
+DEFAULT_BATCH_SIZE = 32  # at 200 tokens and a vocabulary of 50,000: 1.3 GB of fp32 logits, twice
+Answer = tuple[float, bool]
+
+
+class SolverSettingError(UserError):
+    """A solver setting was given for a model that has no solver."""
+
+
+@register_model(NAME)
+class ImplicitLM(HFLM):
+    """Any causal model of Hugging Face, in the harness: `--model implicit`.
+
+    Args: `pretrained` a model, a folder or a name; a folder may be the run directory of a training phase.
+        `tokenizer` a tokenizer, its folder or file, or the run directory of a data set's tokenizer; None looks beside
+        the model. `eval_*` change the solver of an implicit model, as in an evaluation's `modes`. `batch_size` is
+        halved where memory runs out; "auto" begins with max_batch_size. `kernels`: auto, torch, triton. Other
+        options as of HFLM.
+    Raises: SolverSettingError, TokenizerMissing.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any,
+        tokenizer: Any = None,
+        *,
+        eval_mode: str | None = None,
+        eval_max_iter: int | None = None,
+        eval_tol: float | None = None,
+        eval_stop: str | None = None,
+        eval_block_len: int | None = None,
+        kernels: Any = "auto",
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        is_auto = batch_size is None or str(batch_size).startswith("auto")
+        size = (max_batch_size or DEFAULT_BATCH_SIZE) if is_auto else int(batch_size)  # type: ignore[arg-type]
+        self.batches = BatchSize(size)
+        if isinstance(pretrained, str):
+            pretrained = str(model_folder(Path(pretrained)))
+            device = options.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
+            select_kernels("torch" if device == "cpu" and kernels == "auto" else kernels)
+        if tokenizer is None or isinstance(tokenizer, str):
+            name = pretrained if isinstance(pretrained, str) else pretrained.name_or_path
+            tokenizer = load_tokenizer(tokenizer, name)
+        super().__init__(
+            pretrained, tokenizer=tokenizer, batch_size=size, **{"backend": "causal", "dtype": "float32"} | options
+        )
+        settings = {"eval_mode": eval_mode, "eval_max_iter": eval_max_iter, "eval_stop": eval_stop}
+        settings |= {"eval_block_len": eval_block_len, "tol": eval_tol}
+        self._set_solver({key: value for key, value in settings.items() if value is not None})
+        solver = getattr(self.model, "solver", None)
+        self.batches.is_fixed = solver is not None and solver.eval_stop == "batch"
+        self.where = NAME
+        self.cost = RequestCost()
+
+    def _set_solver(self, settings: dict[str, Any]) -> None:
+        if not settings:
+            return
+        solver = getattr(self.model, "solver", None)
+        if solver is None:
+            key = "eval_tol" if "tol" in settings else next(iter(settings))
+            raise SolverSettingError(f"{key}: the model is explicit and has no solver; leave the setting out")
+        self.model.solver = dataclasses.replace(solver, **settings)
+
+    @property
+    def batch_size(self) -> int:
+        """Requests of a forward pass, at most."""
+        return self.batches.size
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Answer]:
+        """As in HFLM, task by task, so that a task's answers do not depend on which others are asked."""
+        is_hidden = disable_tqdm or not wants_bar()
+        by_task: dict[str | None, list[int]] = {}
+        for index, request in enumerate(requests):
+            by_task.setdefault(request.task_name, []).append(index)
+        answers: dict[int, Answer] = {}
+        for indices in by_task.values():
+            mine = super().loglikelihood([requests[index] for index in indices], disable_tqdm=is_hidden)
+            answers |= dict(zip(indices, mine, strict=True))
+        return [answers[index] for index in range(len(requests))]
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[Any, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[Answer]:
+        """Answers to (key, context, continuation), asked in groups of equal length, the longest first."""
+        by_length: dict[int, list[int]] = {}
+        for index, (_, context, continuation) in enumerate(requests):
+            length = min(len(context) + len(continuation), self.max_length + 1)  # longer ones are cut on the left
+            by_length.setdefault(length, []).append(index)
+        answers: dict[int, Answer] = {}
+        with tqdm(total=len(requests), desc=self.where, unit="request", disable=disable_tqdm) as bar:
+            for length in sorted(by_length, reverse=True):
+                indices = by_length[length]
+                answers |= dict(zip(indices, self._answers([requests[index] for index in indices]), strict=True))
+                bar.update(len(indices))
+        return [answers[index] for index in range(len(requests))]
+
+    def _answers(self, requests: list[tuple[Any, list[int], list[int]]]) -> list[Answer]:
+        """Answers to requests of one length; NaN where the iteration diverged. Raises: EvaluationOutOfMemory."""
+        while True:
+            try:
+                answers = super()._loglikelihood_tokens(requests, disable_tqdm=True)
+                break
+            except FloatingPointError as error:
+                log.warning("%s: %s", self.where, error)
+                answers = [(math.nan, False)] * len(requests)
+                break
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                self.batches.halve(self.where, error)
+                release_memory(self.device)
+        self.cost.num_nonfinite += sum(not math.isfinite(logprob) for logprob, _ in answers)
+        self.cost.num_requests += len(answers)
+        return answers
+
+    def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        """Logits (B, L, V) of token ids (B, L), all of one length."""
+        precision = self.mixed_precision_dtype
+        with (
+            torch.inference_mode(),
+            torch.autocast(self.device.type, dtype=precision, enabled=precision is not None),
+        ):
+            out = self.model(inps)
+        self.cost.solver.add(getattr(out, "solver_stats", None), tuple(inps.shape))
+        return out.logits

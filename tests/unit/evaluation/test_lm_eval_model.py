@@ -1,0 +1,126 @@
+"""The harness's language model: a request's answer depends on nothing but itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lm_eval.models.huggingface import HFLM
+
+from implicit_llm.evaluation.batch_size import BatchSize, EvaluationOutOfMemory
+from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError
+from implicit_llm.solver.stats import NonFiniteState
+from tests.unit.evaluation.harness_models import harness_model, harness_tokenizer, requests
+
+FAMILIES, MODES = ("mamba2", "llama3"), ("simultaneous", "blockwise", "sequential")
+
+
+def logprobs(lm: HFLM, asked: list[Any] | None = None) -> np.ndarray:
+    answers = lm.loglikelihood(asked or requests(), disable_tqdm=True)
+    return np.array([logprob for logprob, _ in answers])
+
+
+def harness(model: Any, batch_size: int) -> HFLM:
+    """The harness's own class."""
+    return HFLM(model, tokenizer=harness_tokenizer(), backend="causal", batch_size=batch_size)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_in_a_batch_is_that_to_the_request_alone(family: str, mode: str) -> None:
+    model, asked = harness_model(family, eval_mode=mode), requests(8)
+    alone = logprobs(ImplicitLM(model, harness_tokenizer(), batch_size=1), asked)
+    together = logprobs(ImplicitLM(model, harness_tokenizer(), batch_size=8), asked)
+    np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(alone, logprobs(harness(model, 1), asked))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", ["simultaneous", "blockwise"])
+def test_the_padding_of_the_harness_moves_answers_of_an_implicit_model(family: str, mode: str) -> None:
+    """Why the class exists; when this fails, the harness has stopped padding, and the class can go."""
+    model = harness_model(family, eval_mode=mode)
+    assert np.abs(logprobs(harness(model, 8)) - logprobs(harness(model, 1))).max() > 1e-3
+
+
+def test_an_explicit_model_gives_the_same_with_and_without_padding() -> None:
+    model = harness_model("mamba2", "explicit")
+    ours = logprobs(ImplicitLM(model, harness_tokenizer(), batch_size=8))
+    np.testing.assert_allclose(ours, logprobs(harness(model, 8)), rtol=1e-5, atol=1e-4)
+
+
+def test_answers_to_one_task_do_not_depend_on_another_task_asked_with_it() -> None:
+    """Exactly: with the rule "batch" the sequences of a batch decide together when to stop."""
+    model = harness_model("mamba2", eval_mode="simultaneous", eval_stop="batch")
+    first, second = requests(task="first"), requests(9, task="second")
+    lm = ImplicitLM(model, harness_tokenizer(), batch_size=4)
+    mixed = [request for pair in zip(second, first, strict=False) for request in pair] + first[len(second) :]
+    of_first = [request.task_name == "first" for request in mixed]
+    np.testing.assert_array_equal(logprobs(lm, mixed)[of_first], logprobs(lm, first))
+
+
+def test_batches_hold_requests_of_one_length_and_equal_contexts_are_asked_once() -> None:
+    lm = ImplicitLM(harness_model("mamba2", "explicit"), harness_tokenizer(), batch_size=100)
+    shapes = []
+    call = lm._model_call
+    lm._model_call = lambda inps, **options: (shapes.append(tuple(inps.shape)), call(inps, **options))[1]
+    logprobs(lm)
+    lengths = [length for _, length in shapes]
+    assert lengths == sorted(set(lengths), reverse=True)
+    assert sum(rows for rows, _ in shapes) == len(requests()) - 1  # " A" and " B" after the same words
+
+
+def test_memory_that_runs_out_halves_the_batch_and_changes_no_answer() -> None:
+    model = harness_model("llama3", eval_mode="blockwise")
+    expected = logprobs(ImplicitLM(model, harness_tokenizer(), batch_size=1))
+    lm = ImplicitLM(model, harness_tokenizer(), batch_size=8)
+    call = lm._model_call
+
+    def small_memory(inps: torch.Tensor, **options: Any) -> torch.Tensor:
+        if len(inps) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return call(inps, **options)
+
+    lm._model_call = small_memory  # type: ignore[method-assign]
+    np.testing.assert_allclose(logprobs(lm), expected, rtol=1e-5, atol=1e-4)
+    assert lm.batches.size == 2
+    lm.batches = BatchSize(8, is_fixed=True)
+    with pytest.raises(EvaluationOutOfMemory, match="stopping rule"):
+        logprobs(lm)
+
+
+def test_an_iteration_that_diverges_gives_no_number_and_is_counted() -> None:
+    lm = ImplicitLM(harness_model("llama3"), harness_tokenizer(), batch_size=4)
+    call, asked = lm._model_call, requests()
+    longest = max(len("".join(request.args)) for request in asked) - 1
+
+    def diverging(inps: torch.Tensor, **options: Any) -> torch.Tensor:
+        if inps.shape[1] == longest:
+            raise NonFiniteState("the iteration became NaN")
+        return call(inps, **options)
+
+    lm._model_call = diverging  # type: ignore[method-assign]
+    is_lost = np.isnan(logprobs(lm, asked))
+    assert is_lost.tolist() == [len("".join(request.args)) == longest + 1 for request in asked]
+    assert (lm.cost.num_nonfinite, lm.cost.num_requests) == (is_lost.sum(), len(asked))
+
+
+def test_solver_settings_change_the_saved_ones_and_explicit_models_have_none() -> None:
+    model = harness_model("mamba2")
+    lm = ImplicitLM(model, harness_tokenizer(), eval_mode="sequential", eval_max_iter=5, eval_tol=0.2)
+    solver = lm.model.solver
+    assert (solver.eval_mode, solver.eval_max_iter, solver.tol, solver.eval_block_len) == ("sequential", 5, 0.2, 8)
+    with pytest.raises(SolverSettingError, match="eval_tol: the model is explicit"):
+        ImplicitLM(harness_model("mamba2", "explicit"), harness_tokenizer(), eval_tol=0.1)
+
+
+def test_the_cost_is_a_mean_over_the_tokens_of_all_requests() -> None:
+    lm = ImplicitLM(harness_model("mamba2", eval_mode="sequential"), harness_tokenizer(), batch_size=8)
+    logprobs(lm, requests(6))
+    found = lm.cost.solver.values(is_implicit=True)
+    assert 1 < found["f_evaluations_per_token"] <= 24  # type: ignore[operator]
+    assert lm.cost.solver.num_tokens == sum(
+        len("".join(request.args)) - 1 for request in requests(6) if request.args[1] != " B"
+    )
