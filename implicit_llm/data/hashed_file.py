@@ -7,6 +7,7 @@ from pathlib import Path
 
 from implicit_llm.data.shard_format import ShardFile
 from implicit_llm.runs.atomic import replace_file, storage_errors, temporary_name
+from implicit_llm.testing import faults
 
 
 class HashedFile:
@@ -22,6 +23,7 @@ class HashedFile:
         self._temporary = temporary_name(path)
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            faults.point("hashed_file.before_open")
             self._file = self._temporary.open("xb")
 
     def __enter__(self) -> HashedFile:
@@ -37,6 +39,7 @@ class HashedFile:
 
     def write(self, data: bytes) -> None:
         with storage_errors(self.path, len(data)):
+            faults.point("hashed_file.before_write")
             self._file.write(data)
         self._digest.update(data)
         self.size += len(data)

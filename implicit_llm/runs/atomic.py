@@ -7,16 +7,25 @@ names look like `.name.1a2b3c4d.tmp`; `remove_leftovers` clears what a killed pr
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from implicit_llm.runs.errors import UserError
 from implicit_llm.testing import faults
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_WAITS_S = (0.2, 1.0, 5.0)
+_PASSING = (errno.EACCES, errno.EIO, errno.ESTALE)  # what file servers answer for a while when they fail over
 _NEXT = {
     errno.ENOSPC: "the disk is full; free some space and start again",
     errno.EDQUOT: "the disk quota is used up; free some space and start again",
@@ -24,11 +33,15 @@ _NEXT = {
     errno.EROFS: "the file system is read-only; mount it writable and start again",
     errno.EACCES: "permission denied; make the directory writable and start again",
     errno.EPERM: "permission denied; make the directory writable and start again",
+    errno.EIO: "the disk or file server reports an error; see that it works, on this node too, and start again",
+    errno.ESTALE: "the file server does not know the file any more; see that it works and start again",
 }
 
 
 class StorageError(UserError, OSError):
-    """The disk is full, read-only or not writable; `errno` is that of the OSError behind it."""
+    """The disk is full, read-only, failing or not writable; `errno` is that of the OSError behind it."""
+
+    failure_class = "quota"
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(number, message)
@@ -55,12 +68,33 @@ def storage_errors(path: Path, needed_bytes: int | None = None) -> Iterator[None
         raise StorageError(error.errno, message) from error
 
 
+def retried(write: Callable[[], T], path: Path) -> T:
+    """The value of `write`, which is tried again a few times, after growing pauses, when an error may pass.
+
+    `write` must begin anew each time: after an error of fsync the system forgets what was not written, so that the next
+    fsync alone would succeed without it.
+    """
+    for wait_s in RETRY_WAITS_S:
+        try:
+            return write()
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            log.warning("%s: %s; trying again in %g s", path, os.strerror(error.errno), wait_s)
+            time.sleep(wait_s)
+    return write()
+
+
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write `data` to `path`, creating its directory.
+    """Write `data` to `path`, creating its directory; errors that may pass are given some seconds.
 
     Raises: StorageError, with `path` as it was before and no temporary file left.
     """
     raw = data.encode("utf-8") if isinstance(data, str) else data
+    retried(lambda: _write_once(path, raw), path)
+
+
+def _write_once(path: Path, raw: bytes) -> None:
     with storage_errors(path, len(raw)):
         path.parent.mkdir(parents=True, exist_ok=True)
         tmp = temporary_name(path)
@@ -79,18 +113,19 @@ def replace_file(source: Path, target: Path) -> None:
     """
     with storage_errors(target, source.stat().st_size):
         target.parent.mkdir(parents=True, exist_ok=True)
+        faults.point("atomic.before_move")
         fsync_file(source)
-        _rename(source, target)
+        retried(lambda: _rename(source, target), target)
         fsync_directory(target.parent)
 
 
-def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
+def commit_directory(tmp_dir: Path, final_dir: Path, needed_bytes: int | None = None) -> None:
     """Move the finished directory `tmp_dir` to `final_dir`, after fsync of all that it contains.
 
     An existing `final_dir` is moved aside and then deleted: between the two renames there is none, never half of one.
     Raises: StorageError, with `tmp_dir` still there.
     """
-    with storage_errors(final_dir):
+    with storage_errors(final_dir, needed_bytes):
         fsync_tree(tmp_dir)
         aside = temporary_name(final_dir)
         if final_dir.exists():
@@ -113,6 +148,7 @@ def is_temporary(path: Path) -> bool:
 
 def remove_temporary(path: Path) -> None:
     """Delete a file or directory that may be there."""
+    faults.point("atomic.before_removal")
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

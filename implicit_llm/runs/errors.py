@@ -1,4 +1,4 @@
-"""Errors that a stage reports in one line, with the exit code of the process."""
+"""Errors that a stage reports in one line, with the exit code of the process and the class of the failure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ class UserError(Exception):
     """Something the user can put right: what happened, where, and what to do next, in one line."""
 
     exit_code = 2
+    failure_class = "user"
 
 
 class Preempted(Exception):
     """The stage stopped on request after committing its state; started again it goes on from there."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: the executor starts the same job again
+    failure_class = "preempted"
+
+
+def failure_class_of(error: BaseException) -> str | None:
+    """The class of a failure, by which it is decided whether to start again; None when the process was told to end."""
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        return "preempted" if getattr(error, "code", None) == Preempted.exit_code else None
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported
+        return "oom"
+    return str(getattr(error, "failure_class", "bug"))

@@ -9,6 +9,7 @@ from typing import Any
 
 from implicit_llm.runs.canonical import digest
 from implicit_llm.runs.errors import UserError
+from implicit_llm.runs.visibility import wait_for_files
 
 
 class IdentityError(UserError):
@@ -33,11 +34,13 @@ class Identity:
         where = "--identity"
         if text.startswith("@"):
             where = text[1:]
+            wait_for_files([Path(where)])
             try:
                 text = Path(where).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise IdentityError(
-                    f"{where}: cannot read the identity ({error}); the workflow writes this file"
+                    f"{where}: cannot read the identity ({error}); the workflow writes this file: run it again, also "
+                    "when code or configuration were changed while this job waited"
                 ) from error
         try:
             values = json.loads(text)

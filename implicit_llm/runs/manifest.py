@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -111,10 +111,8 @@ class Manifest:
 
         Raises: ManifestError for the first one that differs; its `path` is that file.
         """
-        for record in self.files:
+        for record in self.records(names):
             path = run_dir / record.path
-            if names is not None and path.name not in names:
-                continue
             try:
                 size = path.stat().st_size
             except OSError as error:
@@ -128,6 +126,10 @@ class Manifest:
                 raise ManifestError(
                     f"{path}: expected sha256 {expected}, found {found[:16]}; {_rebuild(run_dir)}", path
                 )
+
+    def records(self, names: Collection[str] | None = None) -> Iterator[FileRecord]:
+        """The files; with `names`, only those that are called so."""
+        return (record for record in self.files if names is None or PurePosixPath(record.path).name in names)
 
     @classmethod
     def _from_content(cls, content: Any, path: Path) -> Manifest:

@@ -22,6 +22,7 @@ PACKAGES = (
     "implicit-llm", "torch", "transformers", "accelerate", "safetensors", "numpy", "datasets", "lm-eval", "mlflow",
     "snakemake", "submitit", "triton", "mamba-ssm", "causal-conv1d",
 )  # fmt: skip
+INCIDENTS = ("stage_failed", "checkpoint_torn", "checkpoint_corrupt", "checkpoint_failed", "kept_checkpoint_lost")
 SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "JOB_PARTITION", "JOB_NODELIST", "RESTART_COUNT")
 
 
@@ -30,6 +31,7 @@ def collect(fingerprint: str, journal: Path, mlflow_run_id: str | None) -> dict[
     return {
         "fingerprint": fingerprint,
         "attempts": attempts(journal),
+        "incidents": incidents(journal),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -60,6 +62,11 @@ def attempts(journal: Path) -> list[dict[str, Any]]:
             begin, end = datetime.fromisoformat(found[-1]["started"]), datetime.fromisoformat(record["time"])
             found[-1]["busy_s"] = round((end - begin).total_seconds(), 3)
     return found
+
+
+def incidents(journal: Path) -> list[dict[str, Any]]:
+    """What went wrong on the way and was made good, in the journal's own words."""
+    return [record for record in read_records(journal) if record.get("name") in INCIDENTS]
 
 
 def git_state() -> dict[str, Any] | None:

@@ -59,6 +59,7 @@ class RunDirectory:
         path = self.path / "work" / ".lock"
         with storage_errors(path):
             self.work.mkdir(parents=True, exist_ok=True)
+            faults.point("run.before_lock")
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,6 +153,7 @@ class RunDirectory:
 
     def _record(self, path: Path) -> FileRecord:
         with storage_errors(path):
+            faults.point("publish.before_fsync")
             fsync_file(path)
             for directory in path.parents:
                 fsync_file(directory)
@@ -167,6 +169,7 @@ def work_directory(run_dir: Path, fingerprint: str) -> Path:
 
 def _set_aside(path: Path) -> None:
     if path.exists() and not path.is_dir():
+        faults.point("run.before_set_aside")
         os.replace(path, path.with_name(path.name + ".bad"))
 
 

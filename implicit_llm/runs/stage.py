@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
-from implicit_llm.runs import logs, provenance
+from implicit_llm.runs import job_status, logs, provenance
 from implicit_llm.runs.errors import Preempted, UserError
 from implicit_llm.runs.identity import Identity, IdentityError, compute_fingerprint
 from implicit_llm.runs.manifest import FILE_NAME, Level, Manifest, ManifestError, finite
 from implicit_llm.runs.run_directory import PROVENANCE, RunDirectory, work_directory
+from implicit_llm.runs.visibility import wait_for_files
 from implicit_llm.testing import faults
 from implicit_llm.tracking import mlflow_writer
 from implicit_llm.tracking.journal import Journal
@@ -105,6 +107,7 @@ def run_stage(request: StageRequest, body: Body) -> Manifest | None:
             # The console shows the error; the log file needs it too, with the traceback of what is not the user's.
             is_bug = not isinstance(error, UserError | Preempted | SystemExit | KeyboardInterrupt)
             log.error("%s", error or type(error).__name__, exc_info=is_bug, extra=logs.FILE_ONLY)
+            job_status.report_failure(error)
             raise
 
 
@@ -114,6 +117,7 @@ def _run(request: StageRequest, identity: Identity, body: Body) -> Manifest | No
     with run.lock() if is_main else nullcontext():
         faults.point("stage.locked")
         if is_main:
+            job_status.start_attempt()
             run.prepare()
         done = run.find_done(request.verify) if is_main else Manifest.find(run.work / FILE_NAME)
         if done is not None:
@@ -200,9 +204,11 @@ def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
         raise IdentityError(
             f"{request.run_dir}: --input {role} is not in the identity (its inputs: {known}); remove it"
         )
+    wait_for_files(path / FILE_NAME for path in request.inputs.values())
     inputs = {role: Input(path.absolute(), Manifest.read(path / FILE_NAME)) for role, path in request.inputs.items()}
     for role, given in inputs.items():
         _check_input(role, given, identity.upstream[role])
+        wait_for_files(given.dir / record.path for record in given.manifest.records(request.input_names))
         given.manifest.verify(given.dir, request.verify, request.input_names)
     return inputs
 
@@ -235,8 +241,13 @@ def _sigterm_as_exit() -> Iterator[None]:
     if not is_ours:
         yield
         return
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _exit)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    faults.point("stage.sigterm")
+    sys.exit(128 + number)

@@ -1,8 +1,9 @@
 """Named points at which a test can kill a process, signal it, or make it fail.
 
-`FAULT=journal.mid_append:kill9@2` kills the process when it passes that point for the second time. Kinds: kill9,
-sigterm, raise, enospc. With `FAULT_TRACE=file` every point that is passed adds its name to that file. Without
-these variables a point does nothing.
+`FAULT=journal.mid_append:kill9@2` kills the process when it passes that point for the second time, `@2+` also each time
+after that; several faults are separated by commas. Kinds: kill9, sigterm, raise, and the errors of the system enospc,
+eacces, eio and estale. With `FAULT_TRACE=file` every point that is passed adds its name to that file. Without these
+variables a point does nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import errno
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-KINDS = ("kill9", "sigterm", "raise", "enospc")
+KINDS = ("kill9", "sigterm", "raise", "enospc")  # with which every point is tried
+ERRORS = {"enospc": errno.ENOSPC, "eacces": errno.EACCES, "eio": errno.EIO, "estale": errno.ESTALE}
 _hits: Counter[str] = Counter()
 
 
@@ -24,17 +27,18 @@ class FaultInjected(Exception):
 
 def point(name: str) -> None:
     """Mark a place where a fault can be injected; `name` must be a literal, so that `registered` finds it."""
-    fault, trace = os.environ.get("FAULT"), os.environ.get("FAULT_TRACE")
-    if fault is None and trace is None:
+    faults, trace = os.environ.get("FAULT"), os.environ.get("FAULT_TRACE")
+    if faults is None and trace is None:
         return
     _hits[name] += 1
     if trace:
         with open(trace, "a", encoding="utf-8") as file:
             file.write(f"{name}\n")
-    if fault:
-        wanted, kind, hit = _parse(fault)
-        if wanted == name and _hits[name] == hit:
-            _inject(name, kind)
+    for fault in (faults or "").split(","):
+        if fault:
+            wanted, kind, first, is_lasting = _parse(fault)
+            if wanted == name and (_hits[name] == first or (is_lasting and _hits[name] > first)):
+                _inject(name, kind)
 
 
 def reset() -> None:
@@ -49,22 +53,32 @@ def registered(root: Path | None = None) -> tuple[str, ...]:
     """
     names = set()
     for path in sorted((root or Path(__file__).parents[1]).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
-            if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "faults.point"):
-                continue
-            argument = node.args[0] if node.args else None
-            if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
-                raise ValueError(f"{path}:{node.lineno}: the name of a fault point must be a literal string")
-            names.add(argument.value)
+        names.update(points_in(ast.parse(path.read_text(encoding="utf-8"), str(path)), str(path)))
     return tuple(sorted(names))
 
 
-def _parse(fault: str) -> tuple[str, str, int]:
+def points_in(tree: ast.AST, where: str) -> Iterator[str]:
+    """Names of the fault points below a node of a syntax tree; `where` is its file.
+
+    Raises: ValueError for a point whose name is not a literal.
+    """
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "faults.point"):
+            continue
+        argument = node.args[0] if node.args else None
+        if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
+            raise ValueError(f"{where}:{node.lineno}: the name of a fault point must be a literal string")
+        yield argument.value
+
+
+def _parse(fault: str) -> tuple[str, str, int, bool]:
     name, _, rest = fault.partition(":")
     kind, _, hit = rest.partition("@")
-    if kind not in KINDS or not (hit or "1").isdecimal():
-        raise ValueError(f"FAULT={fault}: expected NAME:KIND or NAME:KIND@N with KIND one of {', '.join(KINDS)}")
-    return name, kind, int(hit or "1")
+    first = hit.removesuffix("+") or "1"
+    kinds = dict.fromkeys((*KINDS, *ERRORS))
+    if kind not in kinds or not first.isdecimal():
+        raise ValueError(f"FAULT={fault}: expected NAME:KIND, @N or @N+ after it, with KIND one of {', '.join(kinds)}")
+    return name, kind, int(first), hit.endswith("+")
 
 
 def _inject(name: str, kind: str) -> None:
@@ -72,7 +86,7 @@ def _inject(name: str, kind: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "sigterm":
         os.kill(os.getpid(), signal.SIGTERM)
-    elif kind == "enospc":
-        raise OSError(errno.ENOSPC, f"injected at {name}")
+    elif kind in ERRORS:
+        raise OSError(ERRORS[kind], f"injected at {name}")
     else:
         raise FaultInjected(name)

@@ -11,17 +11,21 @@ count of lines is a position for good.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.atomic import storage_errors
+from implicit_llm.runs.atomic import StorageError, retried, storage_errors
 from implicit_llm.runs.errors import UserError
 from implicit_llm.testing import faults
+
+log = logging.getLogger(__name__)
 
 
 class JournalError(UserError):
@@ -38,18 +42,23 @@ class Point:
 
 
 class Journal:
-    """Appends to a journal; each line reaches the operating system before the call returns.
+    """Appends to a journal; each line reaches the operating system before the call returns, unless the disk refuses.
 
+    Lines that it refuses wait for the next call: what is lost with the process is newer than the last `flush_to_disk`,
+    and so than the state from which a stage goes on.
     `path` None: nothing is written (ranks above 0 of a distributed job).
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._descriptor: int | None = None
+        self._waiting = b""
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            _cut_torn_line(self._descriptor)
+            with storage_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                faults.point("journal.before_open")
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+                _cut_torn_line(self._descriptor)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append the metrics after `step` steps; values may be numbers of numpy or torch."""
@@ -66,13 +75,23 @@ class Journal:
         self._append({"kind": "rewind", "step": int(step), "time": now()})
 
     def flush_to_disk(self) -> None:
-        """fsync; called with every committed checkpoint, so that a power loss takes no points before it."""
-        if self._descriptor is not None:
+        """Write what waits, and fsync; called before a checkpoint is committed, which is thus never ahead of its points.
+
+        Raises: StorageError.
+        """
+        if self._descriptor is None:
+            return
+        assert self.path is not None
+        self._write_waiting()
+        with storage_errors(self.path):
             faults.point("journal.before_fsync")
             os.fsync(self._descriptor)
 
     def close(self) -> None:
+        """Give up what still waits after one more try."""
         if self._descriptor is not None:
+            with suppress(StorageError):
+                self._write_waiting()
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -80,18 +99,27 @@ class Journal:
         if self._descriptor is None:
             return
         assert self.path is not None
-        raw = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
-        end = os.fstat(self._descriptor).st_size
+        is_first = not self._waiting
+        self._waiting += (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
         try:
-            with storage_errors(self.path, len(raw)):
-                faults.point("journal.before_append")
-                written = os.write(self._descriptor, raw)  # one call: a kill or another thread seldom comes between
-                while written < len(raw):
-                    written += os.write(self._descriptor, raw[written:])
-        except BaseException:
-            os.ftruncate(self._descriptor, end)  # half a line would swallow the next one
-            raise
+            if is_first:
+                retried(self._write_waiting, self.path)
+            else:
+                self._write_waiting()
+        except StorageError as error:
+            if is_first:
+                log.warning("%s; until then the journal waits in memory", error)
+            return
         faults.point("journal.after_append")
+
+    def _write_waiting(self) -> None:
+        """Append what waits; after an error the rest of it goes on waiting. Raises: StorageError."""
+        assert self._descriptor is not None
+        assert self.path is not None
+        with storage_errors(self.path, len(self._waiting)):
+            while self._waiting:  # once round: a kill or another thread seldom comes between
+                faults.point("journal.before_append")
+                self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
 
 
 def read(path: Path) -> list[Point]:

@@ -57,6 +57,7 @@ class Client:
 
         params = [Param(key, value) for key, value in flatten(config).items()]
         for start in range(0, len(params), PARAMS_PER_CALL):
+            faults.point("tracker.before_config")
             self._client.log_batch(run_id, params=params[start : start + PARAMS_PER_CALL])
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
@@ -86,6 +87,7 @@ class Client:
 
         found = self._client.get_experiment_by_name(name)
         if found is None:
+            faults.point("tracker.before_create_experiment")
             try:
                 return self._client.create_experiment(name, artifact_location=artifact_location(self._uri))
             except MlflowException as error:

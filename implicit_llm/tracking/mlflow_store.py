@@ -48,6 +48,7 @@ def initialise(uri: str) -> None:
         return
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        faults.point("mlflow_store.before_lock")
         # Processes that create the tables of one store at the same time crash each other: one does, the others wait.
         with open(path.with_name(f".{path.name}.lock"), "a", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -112,10 +112,11 @@ def write_checkpoint(state: TrainingState, final_dir: Path) -> Checkpoint:
     try:
         with storage_errors(final_dir, state.num_bytes), _safetensors_errors(final_dir):
             shutil.rmtree(tmp_dir, ignore_errors=True)
+            faults.point("checkpoint.before_data")
             tmp_dir.mkdir(parents=True)
             _write_files(state, tmp_dir)
         faults.point("checkpoint.before_commit")
-        commit_directory(tmp_dir, final_dir)
+        commit_directory(tmp_dir, final_dir, state.num_bytes)
     except BaseException:
         shutil.rmtree(tmp_dir, ignore_errors=True)
         raise
@@ -147,11 +148,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _write_files(state: TrainingState, directory: Path) -> None:
-    faults.point("checkpoint.before_data")
     _save(state.model, directory / MODEL)
     faults.point("checkpoint.after_model")
     _save(state.optimizer, directory / OPTIMIZER)
-    faults.point("checkpoint.after_optimizer")
     random = {f"{rank}.{name}": tensor for rank, (_, part) in enumerate(state.random) for name, tensor in part.items()}
     _save(random, directory / RANDOM)
     _write_json(_state_values(state), directory / STATE)
@@ -175,11 +174,13 @@ def _state_values(state: TrainingState) -> dict[str, Any]:
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    faults.point("checkpoint.before_file")
     # No metadata: with more than one key its order, and so the digest, would differ from run to run.
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
 def _write_json(values: Mapping[str, Any], path: Path) -> None:
+    faults.point("checkpoint.before_values")
     path.write_text(json.dumps(values, sort_keys=True, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

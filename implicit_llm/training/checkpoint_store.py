@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.atomic import commit_directory, storage_errors
+from implicit_llm.runs.atomic import commit_directory, retried, storage_errors
 from implicit_llm.runs.errors import UserError
 from implicit_llm.testing import faults
 from implicit_llm.tracking.journal import Journal
@@ -35,7 +35,8 @@ ROLLING = 2
 SPACE_FACTOR = 3.2  # two stay while a third is written, so that pruning never leaves less than one
 KEPT_DIR = "kept"
 _PRUNED = ".old.tmp"
-_STEP_NAME = re.compile(r"step-(\d{8})")
+_STEP_NAME = re.compile(r"step-\d{8}")
+_TORN_NAME = re.compile(r"step-\d{8}(\.old)?\.tmp(\.\d+)?")
 
 
 class ForeignCheckpoint(UserError):
@@ -76,9 +77,10 @@ class CheckpointStore:
         one was lost, those after it are given up: training goes back and makes it again.
         Raises: ForeignCheckpoint when one of another identity was put here.
         """
-        self._torn = sorted([*self.directory.glob("step-*.tmp"), *self.kept.glob("step-*.tmp")])
+        found_names = [*self.directory.glob("step-*.tmp*"), *self.kept.glob("step-*.tmp*")]
+        self._torn = sorted(path for path in found_names if _TORN_NAME.fullmatch(path.name))
         for path in self._torn:
-            if not path.name.endswith(_PRUNED):
+            if _PRUNED not in path.name:
                 self._report("checkpoint_torn", path, "the writer was stopped before the commit")
         read = {step: self._read(self.kept / step_name(step)) for step in self.keep}
         kept = {step: checkpoint for step, checkpoint in read.items() if checkpoint is not None}
@@ -97,16 +99,21 @@ class CheckpointStore:
         return max(found, key=lambda checkpoint: checkpoint.global_step, default=None)
 
     def commit(self, state: TrainingState) -> Checkpoint:
-        """Write, rename, then prune to the last two. Raises: StorageError, with all earlier checkpoints intact."""
+        """Write, rename, then prune to the last two; errors that may pass are given some seconds.
+
+        Raises: StorageError, with all earlier checkpoints intact.
+        """
         if state.global_step in self._whole_kept:  # only an earlier one was lost; who started from this one keeps it
             return read_checkpoint(self.kept / step_name(state.global_step))
         started = time.monotonic()
         directory = self.kept if state.global_step in self.keep else self.directory
-        checkpoint = write_checkpoint(state, directory / step_name(state.global_step))
+        path = directory / step_name(state.global_step)
+        checkpoint = retried(lambda: write_checkpoint(state, path), path)
         self.last_save_s = time.monotonic() - started
-        for path in self._torn:
-            if path != checkpoint.path:
-                shutil.rmtree(path, ignore_errors=True)
+        for torn in self._torn:
+            if torn != checkpoint.path:
+                faults.point("checkpoint.before_removal")
+                shutil.rmtree(torn, ignore_errors=True)
         self._torn = []
         self._prune()
         return checkpoint
@@ -168,6 +175,7 @@ class CheckpointStore:
             return None
         except CorruptCheckpoint as error:
             self._report("checkpoint_corrupt", path, str(error))
+            faults.point("checkpoint.before_quarantine")
             path.rename(_free_name(path.with_name(f"{path.name}.bad")))
             return None
         check_identity(checkpoint, self.identity, advice=f"move {path} away and start again")
@@ -196,6 +204,7 @@ class CheckpointStore:
             checkpoint.path,
             f"the kept checkpoint of step {lost_step}, before it, was lost and is made again",
         )
+        faults.point("checkpoint.before_give_up")
         self.directory.mkdir(parents=True, exist_ok=True)
         aside = self.directory / f"{step_name(checkpoint.global_step)}{_PRUNED}"
         self._torn.append(checkpoint.path.rename(_free_name(aside)))
@@ -248,7 +257,8 @@ def _copy(source: Path, target: Path) -> Checkpoint:
     """Copy a checkpoint to another place, where it appears whole."""
     tmp = target.with_name(f"{target.name}.tmp")
     shutil.rmtree(tmp, ignore_errors=True)
-    with storage_errors(target):
+    with storage_errors(target, sum(file.stat().st_size for file in source.iterdir())):
+        faults.point("checkpoint.before_copy")
         shutil.copytree(source, tmp)
     faults.point("checkpoint.after_copy")
     commit_directory(tmp, target)

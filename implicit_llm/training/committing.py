@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from implicit_llm.runs import job_status
 from implicit_llm.runs.atomic import StorageError
 from implicit_llm.tracking.journal import Journal
 from implicit_llm.training.checkpoint import TrainingState
@@ -14,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Committer:
-    """Commits a state; the journal goes to disk with it.
+    """Commits a state; the journal goes to disk before it, so that no point is older than the state and missing.
 
     A save that the disk refuses is left out once, as the next one is due soon; a second one in a row, or one that must
     not be lost, stops training.
@@ -30,6 +31,7 @@ class Committer:
     def __call__(self, state: TrainingState) -> None:
         """Raises: StorageError."""
         try:
+            self._journal.flush_to_disk()
             self._store.commit(state)
         except StorageError as error:
             if self._schedule.must_save or self._has_failed:
@@ -42,7 +44,7 @@ class Committer:
         self._schedule.committed_step = state.global_step
         seconds = self._store.last_save_s or 0.0
         self._journal.event("checkpoint_committed", step=state.global_step, seconds=round(seconds, 3))
-        self._journal.flush_to_disk()
+        job_status.report_progress(state.global_step)
         if self._grace_s is not None and seconds > self._grace_s:
             log.warning(
                 "a save takes %.1f s, longer than the grace of %.1f s after a stop signal: a stop loses steps",

@@ -1,13 +1,12 @@
-"""Runs a tiny stage in a forked process for every line on stdin, so that the imports are paid for once.
+"""Runs a tiny stage for test_fault_points.py.
 
-A line is JSON: {"run_dir": ..., "identity": ..., "env": {...}}; the answer is one line, the exit code or minus the
-signal that ended the process. The first line also has "store", an initialised MLflow store, and gets no answer.
+An order is {"run_dir": ..., "identity": ..., "env": {...}}. The argument is an order that is done in the server itself,
+with "store", a file in which it finds an initialised MLflow store.
 """
 
 from __future__ import annotations
 
 import errno
-import gc
 import json
 import os
 import shutil
@@ -28,6 +27,7 @@ from mlflow.store.tracking import sqlalchemy_store  # noqa: E402
 from implicit_llm.runs import provenance  # noqa: E402
 from implicit_llm.runs.atomic import commit_directory, replace_file, write_atomic  # noqa: E402
 from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage  # noqa: E402
+from tests.fault.forks import exit_code_of, serve  # noqa: E402
 
 STEPS = 4
 
@@ -74,39 +74,18 @@ def use_copies_of(store: Path) -> None:
     sqlalchemy_store.SqlAlchemyStore.__init__ = copy_and_open  # type: ignore[method-assign]
 
 
-def run(order: dict[str, Any]) -> int:
-    os.environ.update(order["env"])
-    try:
-        run_stage(StageRequest(Path(order["run_dir"]), order["identity"]), body)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    except BaseException:
-        return 1
-    return 0
-
-
-def answer(line: str) -> int:
-    """Exit code of the forked process that does what `line` orders."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            code = run(json.loads(line))
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def run(order: dict[str, Any]) -> None:
+    run_stage(StageRequest(Path(order["run_dir"]), order["identity"]), body)
 
 
 rename = os.rename
 os.rename = rename_within_one_file_system  # type: ignore[assignment]
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # its threads would not live on in the forks
-first, *_ = sys.stdin.readline().splitlines()
-use_copies_of(Path(json.loads(first)["store"]))
+first = json.loads(sys.argv[1])
+while not Path(first["store"]).exists():  # it is made while this process imports MLflow
+    time.sleep(0.01)
+use_copies_of(Path(first["store"]))
 provenance.PACKAGES = ("mlflow",)  # looking for all takes longer than the whole stage
-run(json.loads(first))  # in this process: what SQLAlchemy makes at its first use, the forks inherit
-gc.freeze()  # so that the forks do not copy every page at their first collection
-for line in sys.stdin:
-    sys.stdout.write(f"{answer(line)}\n")
-    sys.stdout.flush()
-os._exit(0)
+exit_code_of(run, first)  # in this process: what SQLAlchemy makes at its first use, the forks inherit
+serve(run)

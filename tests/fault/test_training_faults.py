@@ -2,114 +2,128 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from implicit_llm.runs.manifest import Manifest
 from implicit_llm.testing import faults
-from implicit_llm.training.checkpoint import read_checkpoint
-from tests.unit.training.small_runs import logged, make_data, work_of
+from implicit_llm.tracking import journal
+from implicit_llm.training.checkpoint import Checkpoint, CorruptCheckpoint, read_checkpoint
+from tests.fault.conftest import Trainer
+from tests.unit.training.small_runs import LLAMA, logged, train_config, work_of
 
-ROOT = Path(__file__).parents[2]
 POINTS = faults.registered(Path(faults.__file__).parents[1] / "training")
 # Every point with a kill and with one of the other kinds; all of them together are among the slow tests.
 SAMPLE = [(point, kind) for n, point in enumerate(POINTS) for kind in ("kill9", ("sigterm", "raise", "enospc")[n % 3])]
-EXIT_CODES = {"kill9": (-9,), "sigterm": (75, 0), "raise": (1,), "enospc": (0, 1, 2)}
+EXIT_CODES = {"kill9": (-9,), "sigterm": (75, 0), "raise": (1,), "enospc": (0, 1, 2, 75)}
+STEPS = 5
 
 
-class Server:
-    """Runs training phases of training_server.py."""
-
-    def __init__(self, data: Path) -> None:
-        self._data = data
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fault.training_server"],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def run(self, run_dir: Path, keep: Sequence[int], **env: str) -> int:
-        """Exit code of the phase, or minus the signal that ended it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        order = {"run_dir": str(run_dir), "data": str(self._data), "keep": keep, "env": env}
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+def damage(path: Path) -> None:
+    """Flip a byte of a checkpoint's weights."""
+    file = path / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "mlflow", None)
-        server = Server(make_data(tmp_path_factory.mktemp("data") / "demo"))
-    yield server
-    server.close()
+@dataclass(frozen=True)
+class Way:
+    """A way through a phase of five steps.
+
+    damaged: a checkpoint below work that is damaged after a first attempt, which a crash ended in the last step.
+    fault: comes on top of the fault that is tried.
+    """
+
+    keep: tuple[int, ...] = (2,)
+    damaged: str = ""
+    fault: str = ""
+
+    def run(self, trainer: Trainer, run_dir: Path, **env: str) -> int:
+        phase = {"end_step": STEPS, "keep": list(self.keep)}
+        return trainer.run(run_dir, train_config(LLAMA, phase=phase, total_steps=STEPS), **env)
+
+    def prepare(self, trainer: Trainer, run_dir: Path) -> None:
+        if self.damaged:
+            assert self.run(trainer, run_dir, FAULT=f"train.after_step:raise@{STEPS}") == 1
+            damage(work_of(run_dir) / self.damaged)
+
+
+WAYS = (
+    Way(),
+    Way(keep=(2, 5)),  # the last state is kept too, and so copied and not moved
+    Way(damaged="checkpoints/step-00000004"),
+    Way(damaged="kept/step-00000002"),
+    Way(fault="train.after_step:sigterm@3"),
+)
 
 
 class Undisturbed:
-    """What a phase without faults gives that keeps these steps."""
+    """What a way without further faults gives."""
 
-    def __init__(self, server: Server, tmp_path: Path, keep: Sequence[int]) -> None:
+    def __init__(self, trainer: Trainer, tmp_path: Path, way: Way) -> None:
         run_dir, trace = tmp_path / "a" / "only", tmp_path / "trace"
-        assert server.run(run_dir, keep, FAULT_TRACE=str(trace)) == 0
-        self.keep = keep
+        self.way = way
+        way.prepare(trainer, run_dir)
+        assert way.run(trainer, run_dir, FAULT=way.fault, FAULT_TRACE=str(trace)) == (75 if way.fault else 0)
+        self.hits = Counter(trace.read_text().split())
+        assert way.run(trainer, run_dir) == 0
         self.manifest = (run_dir / "manifest.json").read_bytes()
         self.points = logged(run_dir)
-        self.hits = Counter(trace.read_text().split())
 
 
 @pytest.fixture(scope="module")
-def all_undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[Undisturbed]:
-    """A phase that keeps its second step; one whose last step is kept too, which is then copied and not moved."""
-    return [Undisturbed(server, tmp_path_factory.mktemp("undisturbed"), keep) for keep in ([2], [2, 5])]
+def all_undisturbed(trainer: Trainer, tmp_path_factory: pytest.TempPathFactory) -> list[Undisturbed]:
+    return [Undisturbed(trainer, tmp_path_factory.mktemp("undisturbed"), way) for way in WAYS]
 
 
 @pytest.fixture
 def undisturbed(all_undisturbed: list[Undisturbed], point: str) -> Undisturbed:
-    """The first phase that passes the point."""
-    return next(phase for phase in all_undisturbed if phase.hits[point])
+    """The first way that passes the point."""
+    return next(undisturbed for undisturbed in all_undisturbed if undisturbed.hits[point])
 
 
-def check_what_is_there(run_dir: Path) -> None:
-    """A checkpoint with a final name is whole, also right after a fault; and so is a manifest."""
+def whole_checkpoints(run_dir: Path, *, has_damaged: bool) -> list[Checkpoint]:
+    """All checkpoints with a final name, each of which is whole, but for one that the test damaged."""
+    below = ("checkpoint", "checkpoints/step-????????", "kept/step-????????")
+    found = []
+    for path in [path for pattern in below for path in run_dir.glob(f"work/*/{pattern}")]:
+        try:
+            found.append(read_checkpoint(path))
+        except CorruptCheckpoint:
+            assert has_damaged, path
+    return found
+
+
+def check_what_is_there(run_dir: Path, *, has_damaged: bool) -> None:
+    """Right after a fault: what has a final name is whole, and from the first commit on there is a checkpoint."""
     for path in run_dir.glob("work/*/manifest.json"):
         Manifest.read(path).verify(run_dir, "sha256")
-    below = ("checkpoint", "checkpoints/step-????????", "kept/step-????????")
-    for path in [path for pattern in below for path in run_dir.glob(f"work/*/{pattern}")]:
-        read_checkpoint(path)
+    events = [event["name"] for path in run_dir.glob("work/*/journal.jsonl") for event in journal.read_events(path)]
+    checkpoints = whole_checkpoints(run_dir, has_damaged=has_damaged)
+    assert checkpoints or "checkpoint_committed" not in events
 
 
-def check_fault(server: Server, undisturbed: Undisturbed, run_dir: Path, fault: tuple[str, str, int]) -> None:
+def check_fault(trainer: Trainer, undisturbed: Undisturbed, run_dir: Path, fault: tuple[str, str, int]) -> None:
     point, kind, hit = fault
-    code = server.run(run_dir, undisturbed.keep, FAULT=f"{point}:{kind}@{hit}")
+    way = undisturbed.way
+    way.prepare(trainer, run_dir)
+    code = way.run(trainer, run_dir, FAULT=f"{way.fault},{point}:{kind}@{hit}")
     assert code in EXIT_CODES[kind]
-    check_what_is_there(run_dir)
+    check_what_is_there(run_dir, has_damaged=bool(way.damaged))
     before = kept_ones(run_dir)
 
-    assert server.run(run_dir, undisturbed.keep) == 0
+    assert way.run(trainer, run_dir) == 0
     assert (run_dir / "manifest.json").read_bytes() == undisturbed.manifest
     assert logged(run_dir) == undisturbed.points
-    assert list(run_dir.rglob("*.tmp")) == []
+    assert list(run_dir.rglob("*.tmp*")) == []
     assert not (work_of(run_dir) / "checkpoints").exists()
-    assert kept_ones(run_dir).items() >= before.items(), "a kept checkpoint was made again"
-    assert len(kept_ones(run_dir)) == len(undisturbed.keep)
+    if not way.damaged:
+        assert kept_ones(run_dir).items() >= before.items(), "a kept checkpoint was made again"
+    assert len(kept_ones(run_dir)) == len(way.keep)
 
 
 def kept_ones(run_dir: Path) -> dict[str, int]:
@@ -117,26 +131,33 @@ def kept_ones(run_dir: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in run_dir.glob("work/*/kept/step-????????")}
 
 
-def test_the_small_phases_pass_every_fault_point(all_undisturbed: list[Undisturbed]) -> None:
-    passed = {point for phase in all_undisturbed for point in phase.hits}
+def test_the_ways_pass_every_fault_point(all_undisturbed: list[Undisturbed]) -> None:
+    passed = {point for undisturbed in all_undisturbed for point in undisturbed.hits}
     assert sorted(passed & set(POINTS)) == list(POINTS)
+
+
+def test_damage_and_stops_change_nothing(all_undisturbed: list[Undisturbed]) -> None:
+    first, *others = (undisturbed for undisturbed in all_undisturbed if undisturbed.way.keep == (2,))
+    assert [other.manifest for other in others] == [first.manifest] * 3
+    assert [other.points for other in others] == [first.points] * 3
 
 
 @pytest.mark.parametrize(("point", "kind"), SAMPLE)
 def test_a_restart_after_a_fault_ends_as_if_nothing_had_happened(
-    server: Server, undisturbed: Undisturbed, tmp_path: Path, point: str, kind: str
+    trainer: Trainer, undisturbed: Undisturbed, tmp_path: Path, point: str, kind: str
 ) -> None:
     # Each kind strikes at another of the times that the phase passes the point, from the first to the last.
     position = faults.KINDS.index(kind) / (len(faults.KINDS) - 1)
     hit = 1 + round(position * (undisturbed.hits[point] - 1))
-    check_fault(server, undisturbed, tmp_path / "a" / "only", (point, kind, hit))
+    check_fault(trainer, undisturbed, tmp_path / "a" / "only", (point, kind, hit))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", faults.KINDS)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_restart_after_a_fault_at_any_passage_ends_as_if_nothing_had_happened(
-    server: Server, undisturbed: Undisturbed, tmp_path: Path, point: str, kind: str
+    trainer: Trainer, all_undisturbed: list[Undisturbed], tmp_path: Path, point: str, kind: str
 ) -> None:
-    for hit in range(1, undisturbed.hits[point] + 1):
-        check_fault(server, undisturbed, tmp_path / str(hit) / "a" / "only", (point, kind, hit))
+    for number, undisturbed in enumerate(all_undisturbed):
+        for hit in range(1, undisturbed.hits[point] + 1):
+            check_fault(trainer, undisturbed, tmp_path / f"{number}-{hit}" / "a" / "only", (point, kind, hit))

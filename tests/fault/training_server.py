@@ -1,14 +1,16 @@
-"""Runs a training phase in a forked process for every line on stdin, so that the imports are paid for once.
+"""Trains small phases for the tests beside it.
 
-A line is JSON: {"run_dir": ..., "data": run directory of the data, "keep": steps, "env": {...}}. The answer is one
-line: the exit code, or minus the signal that ended the process.
+An order is {"run_dir", "data", "start": run directories (start may be null), "config": {...}, "runtime": {...}, "env"},
+and for several processes "processes": N and "poison": {"rank", "step", "what"} or null. Several processes are treated
+as torchrun does: when one fails, the others are told to end; each says how it ended in <run directory>/rank-<N>.json.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
+import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,35 +21,62 @@ from transformers import Trainer  # noqa: E402, F401  (imported lazily otherwise
 
 from implicit_llm.runs.stage import run_stage  # noqa: E402
 from implicit_llm.training import stage  # noqa: E402
-from tests.unit.training.small_runs import LLAMA, request, train_config  # noqa: E402
+from tests.fault.forks import exit_code_of, serve  # noqa: E402
+from tests.unit.training.distributed_run import poison  # noqa: E402
+from tests.unit.training.small_runs import request  # noqa: E402
 
-STEPS = 5
+
+def run(order: dict[str, Any]) -> None:
+    if order.get("processes", 1) == 1:
+        train(order)
+    else:
+        sys.exit(train_together(order))
 
 
-def run(order: dict[str, Any]) -> int:
-    os.environ.update(order["env"])
-    config = train_config(LLAMA, phase={"end_step": STEPS, "keep": order["keep"]}, total_steps=STEPS)
+def train(order: dict[str, Any]) -> None:
+    start = order["start"] and Path(order["start"])
+    given = request(Path(order["run_dir"]), order["config"], Path(order["data"]), start, **order["runtime"])
+    run_stage(given, stage.run)
+
+
+def train_together(order: dict[str, Any]) -> int:
+    """Exit code of the first process that fails, else 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    world = {"WORLD_SIZE": order["processes"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = {_fork_rank(order, rank, world) for rank in range(order["processes"])}
+    first = 0
+    while ranks:
+        pid, status = os.wait()
+        ranks.remove(pid)
+        code = os.waitstatus_to_exitcode(status)
+        if code and not first:
+            first = code
+            for other in ranks:
+                os.kill(other, signal.SIGTERM)
+    return first
+
+
+def _fork_rank(order: dict[str, Any], rank: int, world: dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        environment = {key: str(value) for key, value in {"RANK": rank, "LOCAL_RANK": rank, **world}.items()}
+        os._exit(exit_code_of(_train_rank, {**order, "env": environment}))
+    return pid
+
+
+def _train_rank(order: dict[str, Any]) -> None:
+    rank = os.environ["RANK"]
+    if order.get("poison"):
+        poison(**order["poison"])
     try:
-        run_stage(request(Path(order["run_dir"]), config, Path(order["data"]), save_steps=1), stage.run)
+        train(order)
     except BaseException as error:
-        return int(getattr(error, "exit_code", None) or getattr(error, "code", None) or 1)
-    return 0
-
-
-def main() -> None:
-    gc.collect()
-    gc.freeze()
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                code = run(json.loads(line))
-            finally:
-                os._exit(code)
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
-        sys.stdout.flush()
+        end = {"class": getattr(error, "failure_class", "bug"), "message": str(error)}
+        Path(order["run_dir"], f"rank-{rank}.json").write_text(json.dumps(end))
+        raise
 
 
 if __name__ == "__main__":
-    main()
+    serve(run)

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,14 @@ def other_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(os, "rename", refuse)
     return source
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that would have been waited."""
+    waited: list[float] = []
+    monkeypatch.setattr(atomic, "time", SimpleNamespace(sleep=waited.append))
+    return waited
 
 
 def test_the_bytes_are_written_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -123,3 +132,58 @@ def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path: Pa
     atomic.remove_leftovers(tmp_path)
     assert names(tmp_path) == sorted([*(path.name for path in keep), "sub"])
     assert names(tmp_path / "sub") == []
+
+
+@pytest.mark.parametrize("kind", ["eacces", "eio", "estale"])
+def test_an_error_that_passes_is_waited_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], kind: str
+) -> None:
+    monkeypatch.setenv("FAULT", f"atomic.before_fsync:{kind}@1,atomic.before_rename:{kind}@1")
+    faults.reset()
+    write_atomic(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert names(tmp_path) == ["a"]
+    assert pauses == [0.2, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("eacces", "permission"), ("eio", "reports an error"), ("estale", "know")]
+)
+def test_an_error_that_stays_ends_after_growing_pauses_with_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], kind: str, message: str
+) -> None:
+    write_atomic(tmp_path / "a", b"old")
+    monkeypatch.setenv("FAULT", f"atomic.before_write:{kind}@1+")
+    faults.reset()
+    with pytest.raises(StorageError, match=message) as caught:
+        write_atomic(tmp_path / "a", b"new")
+    assert caught.value.failure_class == "quota"
+    assert pauses == [0.2, 1.0, 5.0]
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_full_disk_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> None:
+    monkeypatch.setenv("FAULT", "atomic.mid_write:enospc@1")
+    faults.reset()
+    with pytest.raises(StorageError):
+        write_atomic(tmp_path / "a", b"new")
+    assert pauses == []
+
+
+def test_after_an_error_of_fsync_the_bytes_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    synced = []
+    fsync = os.fsync
+
+    def fail_once(descriptor: int) -> None:
+        synced.append(os.stat(descriptor).st_ino)
+        if len(synced) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail_once)
+    write_atomic(tmp_path / "a", b"new")
+    assert synced[1] == (tmp_path / "a").stat().st_ino  # of another file than the first: that one is gone
+    assert len(pauses) == 1

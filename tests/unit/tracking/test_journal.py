@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from implicit_llm.runs.atomic import StorageError
 from implicit_llm.tracking import journal
 from implicit_llm.tracking.journal import Journal, JournalError
 
@@ -87,25 +88,48 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         journal.read(path)
 
 
-def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "journal.jsonl"
-    writer = Journal(path)
-    writer.metrics(1, {"loss": 1.0})
+def fill_up_after(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk take so many bytes of the next write, and then none."""
     write = os.write
 
     def fail(descriptor: int, raw: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def write_half_then_fail(descriptor: int, raw: bytes) -> int:
+    def write_part_then_fail(descriptor: int, raw: bytes) -> int:
         monkeypatch.setattr(os, "write", fail)
-        return write(descriptor, raw[:10])
+        return write(descriptor, raw[:num_bytes])
 
-    monkeypatch.setattr(os, "write", write_half_then_fail)
-    with pytest.raises(OSError, match="the disk is full"):
-        writer.metrics(2, {"loss": 1.0})
-    monkeypatch.undo()
+    monkeypatch.setattr(os, "write", write_part_then_fail if num_bytes else fail)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10])
+def test_lines_that_a_full_disk_does_not_take_wait_and_come_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    writer = Journal(path)
+    writer.metrics(1, {"loss": 1.0})
+    fill_up_after(num_bytes, monkeypatch)
+    writer.metrics(2, {"loss": 1.0})
     writer.metrics(3, {"loss": 1.0})
-    assert steps(path) == [1, 3]
+    assert steps(path) == [1]
+    monkeypatch.undo()
+    writer.metrics(4, {"loss": 1.0})
+    assert steps(path) == [1, 2, 3, 4]
+
+
+def test_what_waits_cannot_be_flushed_and_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal.jsonl"
+    writer = Journal(path)
+    writer.metrics(1, {"loss": 1.0})
+    fill_up_after(10, monkeypatch)
+    writer.metrics(2, {"loss": 1.0})
+    with pytest.raises(StorageError, match=r"bytes needed, \d+ bytes free\): the disk is full"):
+        writer.flush_to_disk()
+    writer.close()
+    monkeypatch.undo()
+    Journal(path).metrics(2, {"loss": 1.0})
+    assert steps(path) == [1, 2]
 
 
 def test_a_missing_journal_has_no_points(tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+"""The processes of one job that a launcher started, and the folder in which they and the launcher know of each other.
+
+    ready-<node>-<rank>     made by a process that can be told to stop; holds its process id
+    end-<rank>.json         how a process ended that failed or was stopped
+    deaths-<node>.json      processes that a node's torchrun saw end badly, in that order
+
+The folder is on a file system that all nodes share. Only the standard library is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from implicit_llm.runs.atomic import write_atomic
+from implicit_llm.runs.errors import Preempted, failure_class_of
+
+FOLDER_VARIABLE, NODE_VARIABLE = "IMPLICIT_LLM_LAUNCH_FOLDER", "IMPLICIT_LLM_LAUNCH_NODE"
+WORLD_VARIABLE = "IMPLICIT_LLM_LAUNCH_WORLD_SIZE"
+# What a process fails with when another one went away: never by itself the reason for the end of the job.
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+_UNSPECIFIC = (None, "bug", "preempted")
+
+
+@dataclass(frozen=True)
+class End:
+    """How a process, or the job, ended. `time_s`: of the clock of its node, to put ends in order.
+
+    failure_class: None where the exit code is all that is known.
+    """
+
+    rank: int
+    code: int
+    failure_class: str | None
+    message: str
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that ended with a code other than 0, minus the signal's number where a signal ended it."""
+
+    rank: int
+    code: int
+    host: str
+
+
+@dataclass(frozen=True)
+class LaunchFolder:
+    path: Path
+
+    @classmethod
+    def of_this_process(cls) -> LaunchFolder | None:
+        """The folder of the launcher that started this process; None if no launcher did."""
+        path = os.environ.get(FOLDER_VARIABLE)
+        return LaunchFolder(Path(path)) if path and "RANK" in os.environ else None
+
+    def announce(self) -> None:
+        """Say that this process can be told to stop from now on; and end with the torchrun that started it."""
+        die_with_parent()
+        name = f"ready-{os.environ.get(NODE_VARIABLE, '0')}-{os.environ['RANK']}"
+        write_atomic(self.path / name, str(os.getpid()))
+
+    def announced(self, node: int) -> set[int]:
+        """Process ids on a node that can be told to stop. To be read on that node."""
+        return {int(path.read_text()) for path in self.path.glob(f"ready-{node}-*")}
+
+    def record_end(self, error: BaseException, rank: int | None = None) -> None:
+        """Say why this process ends; `rank`: of another one, below 0 for what is none."""
+        code = getattr(error, "exit_code", None) or getattr(error, "code", None) or 1
+        rank = int(os.environ["RANK"]) if rank is None else rank
+        message = " ".join(str(error).split()) or type(error).__name__
+        with suppress(OSError):  # the job fails in any case
+            write_atomic(
+                self._end(rank), json.dumps(asdict(End(rank, code, failure_class_of(error), message, time.time())))
+            )
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether a process has said why it ends."""
+        return self._end(rank).exists()
+
+    def record_deaths(self, node: int, deaths: list[Death]) -> None:
+        write_atomic(self.path / f"deaths-{node}.json", json.dumps([asdict(death) for death in deaths]))
+
+    def verdict(self, code: int) -> End:
+        """Why the job ended whose launcher ended with `code`, of all that is known here; code 0 for what is done."""
+        ends = sorted(map(_read_end, self.path.glob("end-*.json")), key=lambda end: (end.time_s, end.rank))
+        deaths = [Death(**item) for path in sorted(self.path.glob("deaths-*.json")) for item in _read_json(path)]
+        return judge(code, ends, deaths)
+
+    def _end(self, rank: int) -> Path:
+        return self.path / f"end-{rank}.json"
+
+
+def die_with_parent() -> None:
+    """From now on this process is killed when the one that started it ends, however that ends. Linux only."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def judge(code: int, ends: list[End], deaths: list[Death]) -> End:
+    """The one reason for the end of a job, by which it is started again or not.
+
+    One process that ends takes the others with it, which then complain of lost connections. So first comes a commit of
+    rank 0, then what a process could say itself, then a process that was killed, and only then any other error.
+    ends: in the order of time.
+    """
+    if code == 0:
+        return End(0, 0, "", "", 0.0)
+    stopped = [end for end in ends if end.rank == 0 and end.code == Preempted.exit_code]
+    specific = [end for end in ends if end.failure_class not in _UNSPECIFIC]
+    told = {end.rank for end in ends}
+    killed = [_killed(death) for death in deaths if death.code < 0 and death.rank not in told]
+    silent = [_silent(death, code) for death in deaths if death.rank not in told]
+    for candidates in (stopped, specific, killed, ends, silent):
+        if candidates:
+            return candidates[0]
+    return End(-1, code if code > 0 else 128 - code, None, f"torchrun or srun ended with code {code}", 0.0)
+
+
+def _killed(death: Death) -> End:
+    number = -death.code
+    what = f"rank {death.rank} on {death.host} was ended by signal {number}"
+    return End(death.rank, 128 + number, "node_fail", f"{what}; if by want of memory, give the job more mem_mb", 0.0)
+
+
+def _silent(death: Death, code: int) -> End:
+    message = f"rank {death.rank} on {death.host} ended with code {death.code}; its output says why"
+    return End(death.rank, death.code if death.code > 0 else code, None, message, 0.0)
+
+
+def _read_end(path: Path) -> End:
+    return End(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,37 @@
+"""The server that trains, one for all tests of this folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fault.forks import Server
+from tests.unit.training.small_runs import make_data
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Trains phases of small models in processes of their own; a checkpoint is due after every step."""
+
+    data: Path
+    server: Server = field(default_factory=lambda: Server("training_server"))
+
+    def run(self, run_dir: Path, config: dict[str, Any], order: dict[str, Any] | None = None, **env: str) -> int:
+        """Exit code of the phase, or minus the signal that ended it; `order`: see training_server.py."""
+        given: dict[str, Any] = {"start": None, "runtime": {}, **(order or {})}
+        given["runtime"] = {"save_steps": 1, **given["runtime"]}
+        return self.server.run({**given, "run_dir": str(run_dir), "data": str(self.data), "config": config}, **env)
+
+
+@pytest.fixture(scope="session")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "mlflow", None)
+        trainer = Trainer(make_data(tmp_path_factory.mktemp("data") / "demo"))
+    yield trainer
+    trainer.server.close()

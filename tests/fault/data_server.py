@@ -1,0 +1,42 @@
+"""Makes data sets for test_data_faults.py.
+
+An order is {"run_dir": ..., "identity": ..., "inputs": {role: run directory}, "downloads": ..., "env": {...}}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.library_module import leave_out_models
+
+leave_out_models()
+sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has tests of its own
+
+from implicit_llm.data import token_shard as writer  # noqa: E402
+from implicit_llm.data.stages import token_shard, token_stream, tokenizer, word_problem  # noqa: E402
+from implicit_llm.runs import provenance  # noqa: E402
+from implicit_llm.runs.stage import StageRequest, run_stage  # noqa: E402
+from tests.fault.forks import serve  # noqa: E402
+
+STAGES = {
+    "word_problem": word_problem,
+    "tokenizer": tokenizer,
+    "token_shard": token_shard,
+    "token_stream": token_stream,
+}
+
+
+def run(order: dict[str, Any]) -> None:
+    kind = json.loads(order["identity"])["config"]["kind"]
+    inputs = {role: Path(path) for role, path in order["inputs"].items()}
+    runtime = {"downloads": order["downloads"]}
+    run_stage(StageRequest(Path(order["run_dir"]), order["identity"], inputs, runtime), STAGES[kind].run)
+
+
+if __name__ == "__main__":
+    writer.BATCH_BYTES = 500  # several batches in the small corpus
+    provenance.PACKAGES = ("numpy",)  # looking for all takes longer than the whole stage
+    serve(run)

@@ -1,0 +1,113 @@
+"""Whatever changes the disk, the tracker or the handling of a signal stands beside a fault point.
+
+So new code cannot escape: without a point it fails here, and with one it has to be in one of the matrices.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from implicit_llm.testing import faults
+from tests.fault import test_data_faults, test_fault_points, test_training_faults
+
+PACKAGE = Path(faults.__file__).parents[1]
+FOLDERS = ("data", "report", "runs", "tracking", "training")
+CALLS = {
+    *(f"os.{name}" for name in ("rename", "replace", "link", "symlink", "write", "truncate", "fsync", "kill")),
+    *(f"shutil.{name}" for name in ("copy", "copy2", "copyfile", "copyfileobj", "copytree", "move", "rmtree")),
+    *("np.save", "np.savez", "save_file", "torch.save", "signal.signal"),
+}
+METHODS = {"write_text", "write_bytes", "rename", "replace", "tofile", "save_pretrained", "symlink_to", "hardlink_to"}
+TRACKER = ("create_", "log_", "set_", "update_", "delete_")
+# Functions that need no point, and why.
+WITHOUT = {
+    "runs/atomic.py:fsync_file": "also for reading; those who commit by it pass a point right before",
+    "training/preemption.py:__enter__": "sets the handler, which has the point",
+    "training/preemption.py:__exit__": "takes the handler away again",
+    "training/watchdog.py:_stop": "what a person may read; the process ends either way",
+    "runs/stage.py:_sigterm_as_exit": "sets the handler, which has the point",
+}
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def own_calls(function: ast.FunctionDef) -> Iterator[ast.Call]:
+    """Calls of the function itself, those in lambdas included, without those of functions inside it."""
+    inner = {id(node) for other in functions(function) if other is not function for node in ast.walk(other)}
+    return (node for node in ast.walk(function) if isinstance(node, ast.Call) and id(node) not in inner)
+
+
+def is_change(call: ast.Call) -> bool:
+    """Whether the call changes something outside of the process, or how it takes a signal."""
+    name = ast.unparse(call.func)
+    method = name.rpartition(".")[2]
+    if name in CALLS:
+        return not (call.args and ast.unparse(call.args[0]) == "buffer")  # which is memory
+    if method == "open":
+        return _opens_for_writing(call, name)
+    if method in METHODS and isinstance(call.func, ast.Attribute):
+        return not (method == "replace" and (len(call.args) != 1 or name == "dataclasses.replace"))
+    return name.startswith("self._client.") and method.startswith(TRACKER)
+
+
+def _opens_for_writing(call: ast.Call, name: str) -> bool:
+    if name == "os.open":
+        return "O_CREAT" in ast.unparse(call)
+    mode = next((word.value for word in call.keywords if word.arg == "mode"), None)
+    position = 1 if name == "open" else 0
+    if mode is None and len(call.args) > position:
+        mode = call.args[position]
+    return isinstance(mode, ast.Constant) and isinstance(mode.value, str) and bool(set("wax+") & set(mode.value))
+
+
+def changes_without_a_point(root: Path) -> dict[str, str]:
+    """Functions that change something and pass no fault point themselves, with the call that does it."""
+    found = {}
+    for path in sorted(path for folder in FOLDERS for path in (root / folder).rglob("*.py")):
+        for function in functions(ast.parse(path.read_text(encoding="utf-8"))):
+            calls = list(own_calls(function))
+            changes = [ast.unparse(call) for call in calls if is_change(call)]
+            if changes and not any(True for call in calls for _ in faults.points_in(call, str(path))):
+                found[f"{path.relative_to(root).as_posix()}:{function.name}"] = changes[0]
+    return found
+
+
+def test_every_change_has_a_fault_point() -> None:
+    found = changes_without_a_point(PACKAGE)
+    assert {name: call for name, call in found.items() if name not in WITHOUT} == {}
+    needless = [name for name in WITHOUT if name not in found and (PACKAGE / name.partition(":")[0]).exists()]
+    assert needless == []
+
+
+@pytest.mark.parametrize(
+    ("body", "is_found"),
+    [
+        ("path.write_text('a')", True),
+        ("faults.point('x.y'); path.write_text('a')", False),
+        ("open(path, 'r+b')", True),
+        ("open(path)", False),
+        ("path.open('xb')", True),
+        ("os.open(path, os.O_RDWR | os.O_CREAT)", True),
+        ("path.replace(other)", True),
+        ("text.replace('a', 'b')", False),
+        ("retried(lambda: os.rename(a, b))", True),
+        ("self._client.log_batch(x)", True),
+        ("self._client.get_run(x)", False),
+        ("signal.signal(number, handler)", True),
+    ],
+)
+def test_the_search_finds_what_it_should(tmp_path: Path, body: str, is_found: bool) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "new.py").write_text(f"def work(path):\n    {body}\n")
+    assert bool(changes_without_a_point(tmp_path)) is is_found
+
+
+def test_every_fault_point_is_in_a_matrix() -> None:
+    covered = {*test_data_faults.POINTS, *test_fault_points.POINTS, *test_training_faults.POINTS}
+    assert sorted(covered) == list(faults.registered())

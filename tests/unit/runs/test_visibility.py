@@ -1,0 +1,102 @@
+"""A file system that shows new files late, as NFS does until a directory is listed anew."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from implicit_llm.runs import visibility
+from implicit_llm.runs.manifest import ManifestError
+from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
+from implicit_llm.runs.visibility import WAIT, default_wait_s, wait_for_files
+
+
+class LateFileSystem:
+    """Hides `names` until a directory has been listed `listings` times; a clock that only waiting moves."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.names: set[str] = set()
+        self.listings = 0
+        self.now = 0.0
+        exists, listdir = Path.exists, os.listdir
+
+        def late_exists(path: Path, **options: bool) -> bool:
+            return (path.name not in self.names or self.listings <= 0) and exists(path, **options)
+
+        def counted_listdir(path: Path) -> list[str]:
+            self.listings -= 1
+            return listdir(path)
+
+        patch.setattr(Path, "exists", late_exists)
+        patch.setattr(visibility, "os", SimpleNamespace(listdir=counted_listdir, environ=os.environ))
+        patch.setattr(visibility, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def late() -> Iterator[LateFileSystem]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield LateFileSystem(patch)
+
+
+def test_a_file_that_comes_into_sight_late_is_waited_for(late: LateFileSystem, tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    late.names, late.listings = {"a"}, 60
+    wait_for_files([tmp_path / "a"], wait_s=60)
+    assert late.now == pytest.approx(30)  # 60 listings, half a second apart
+
+
+def test_a_file_that_never_comes_is_waited_for_until_the_deadline(late: LateFileSystem, tmp_path: Path) -> None:
+    wait_for_files([tmp_path / "nowhere" / "a"], wait_s=60)
+    assert late.now == pytest.approx(60)
+
+
+def test_only_jobs_of_slurm_wait_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.delenv(WAIT, raising=False)
+    assert default_wait_s() == 0
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert default_wait_s() == 60
+    monkeypatch.setenv(WAIT, "5")
+    assert default_wait_s() == 5
+
+
+def write_one(context: StageContext) -> StageResult:
+    (context.work / "out.txt").write_text("out")
+    return StageResult(["out.txt"], {})
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "out.txt"])
+def test_a_stage_reads_an_input_that_comes_into_sight_late(
+    late: LateFileSystem,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    identity_text: Callable[..., str],
+    name: str,
+) -> None:
+    manifest = run_stage(StageRequest(tmp_path / "d", identity_text("data", "d")), write_one)
+    assert manifest is not None
+    hidden = next(path for path in (tmp_path / "d").rglob(name) if name == "out.txt" or path.parent == tmp_path / "d")
+    hidden.rename(tmp_path / "elsewhere")  # so that reading fails as it would
+    sleep = late.sleep
+
+    def show(seconds: float) -> None:
+        sleep(seconds)
+        if late.now >= 30 and not os.path.exists(hidden):
+            (tmp_path / "elsewhere").rename(hidden)
+
+    monkeypatch.setattr(visibility.time, "sleep", show)
+    request = StageRequest(
+        tmp_path / "x", identity_text("train", "x", {"data": manifest.fingerprint}), {"data": tmp_path / "d"}
+    )
+    with pytest.raises(ManifestError):
+        run_stage(request, write_one)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert run_stage(request, write_one) is not None
+    assert late.now == pytest.approx(30)
