@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from implicit_llm.runs.errors import UserError
 
 
 class ReportError(UserError):
     """The report cannot be made from what it was given."""
+
+
+@dataclass(frozen=True)
+class MinimumLayersConfig:
+    """Merrill's protocol: the fewest layers that solve a group at the length they were trained on.
+
+    A length is solved from the accuracy `threshold` on, in (0, 1], in the `measure` named.
+    """
+
+    group: str
+    monoid: str = "none"
+    threshold: float = 0.98
+    measure: Literal["accuracy_last10", "accuracy_token", "accuracy_sequence"] = "accuracy_last10"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise ValueError(f"threshold: {self.threshold} is outside (0, 1]; it is an accuracy such as 0.98")
 
 
 @dataclass(frozen=True)
@@ -24,3 +42,4 @@ class ReportConfig:
     title: str | None = None
     headline_mode: str | None = None
     assets: dict[str, str] | None = None
+    minimum_layers: MinimumLayersConfig | None = None

@@ -89,7 +89,7 @@ def render(content: PageContent, assets: Path) -> str:
         light_css=Markup(theme_css(1)),
         dark_css=Markup(theme_css(2)),
         counts={verdict: sum(judgement.verdict == verdict for judgement in content.judgements) for verdict in SYMBOLS},
-        glances=glances(content.results),
+        glances=glances(content.results.of_lengths),
         figures=[_figure(index, figure, assets) for index, figure in enumerate(content.figures, start=1)],
         training=[_training(run, content.inputs.sources) for run in content.inputs.training],
         all_sources=list(content.inputs.sources.values()),

@@ -15,10 +15,13 @@ LAST_TEN, COST = "accuracy_last10", "f_evaluations_per_token"
 
 
 class Measured(Protocol):
-    """What every measured point has: the run of the workflow it came from."""
+    """What every measured point has: the run of the workflow it came from, and its seed."""
 
     @property
     def role(self) -> str: ...
+
+    @property
+    def seed(self) -> int | None: ...
 
 
 P = TypeVar("P", bound=Measured)
@@ -130,6 +133,14 @@ def seeds_words(spread: Spread) -> str:
 
 
 @dataclass(frozen=True)
+class BestSeed:
+    """The best of several seeds."""
+
+    value: float
+    seed: int | None
+
+
+@dataclass(frozen=True)
 class Cell(Generic[P]):
     """The points of one run, data set and mode: one a seed, at least one."""
 
@@ -147,6 +158,13 @@ class Cell(Generic[P]):
         """`value` is a field of the points or a function of one."""
         read = value if callable(value) else lambda point: getattr(point, value)
         return Spread.of(read(point) for point in self.points)
+
+    def best(self, field: str, *, is_low_better: bool = False) -> BestSeed | None:
+        """The seed with the best number of `field`; None where there are not several to choose from."""
+        known = [BestSeed(getattr(p, field), p.seed) for p in self.points if getattr(p, field) is not None]
+        if len(known) < 2:
+            return None
+        return (min if is_low_better else max)(known, key=lambda best: best.value)
 
 
 @dataclass(frozen=True)
@@ -173,6 +191,22 @@ class Results:
             for point in self.points
         }
         return tuple(sorted(sizes, key=lambda task: (sizes[task], task)))
+
+    @cached_property
+    def of_lengths(self) -> Results:
+        """Without the runs that were tested at their training length only, where others of the task go beyond theirs.
+
+        Those tell how many layers a length takes, not how a model goes on.
+        """
+        beyond = {point.run for point in self.points if not point.is_trained_length}
+        tasks = {point.task for point in self.points if point.run in beyond}
+        kept = tuple(point for point in self.points if point.run in beyond or point.task not in tasks)
+        return Results(kept, self.headline_mode)
+
+    @property
+    def run_names(self) -> set[str]:
+        """The runs without what tells phases apart (`name_phases`)."""
+        return {point.run.partition(" ")[0] for point in self.points}
 
     def headline_of(self, run: str) -> str | None:
         """The mode that speaks for a run: the config's, else the first of HEADLINE_MODES it was evaluated in."""

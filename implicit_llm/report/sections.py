@@ -10,11 +10,15 @@ from collections.abc import Callable
 from implicit_llm.report.accuracy_figures import accuracy_by_length, accuracy_by_mode, accuracy_by_position
 from implicit_llm.report.babi_figures import accuracy_by_babi_task
 from implicit_llm.report.babi_tables import babi_csv, babi_latex, babi_tables
+from implicit_llm.report.jacobian_section import jacobian_section
 from implicit_llm.report.loss_figures import loss_by
+from implicit_llm.report.minimum_layers_section import minimum_layers_section
 from implicit_llm.report.perplexity_figures import perplexity_by_length
 from implicit_llm.report.perplexity_tables import perplexity_csv, perplexity_latex, perplexity_tables
 from implicit_llm.report.section import Section, SectionInputs
+from implicit_llm.report.spectral_radius_figure import spectral_radius_along_training
 from implicit_llm.report.tables import accuracy_tables, to_csv, to_latex
+from implicit_llm.report.test_time_section import test_time_section
 from implicit_llm.report.training_figures import solver_health, training_curves
 from implicit_llm.report.training_runs import FLOPS, TOKENS
 
@@ -24,10 +28,11 @@ def accuracy_section(given: SectionInputs) -> Section | None:
     tables = accuracy_tables(given.results, given.published)
     if not tables:
         return None
+    shown = given.results.of_lengths
     figures = (
-        accuracy_by_length(given.results, given.published.numbers),
-        accuracy_by_position(given.results),
-        accuracy_by_mode(given.results),
+        accuracy_by_length(shown, given.published.numbers),
+        accuracy_by_position(shown),
+        accuracy_by_mode(shown),
     )
     files = {"accuracy": {"csv": to_csv(given.results, given.published), "tex": to_latex(tables)}}
     return Section("accuracy", "sections/accuracy.html.j2", tables, figures, files)
@@ -61,18 +66,26 @@ def babi_section(given: SectionInputs) -> Section | None:
 
 
 def training_section(given: SectionInputs) -> Section | None:
-    """Training curves and the solver's health, of all runs."""
-    training = given.inputs.training
-    figures = (training_curves(training, given.results, given.perplexities.groups), solver_health(training))
+    """Training curves and the solver's health, of all runs but those that only tell how many layers a length takes."""
+    left_out = given.results.run_names - given.results.of_lengths.run_names
+    training = [run for run in given.inputs.training if run.run not in left_out] or given.inputs.training
+    figures = (
+        training_curves(training, given.results, given.perplexities.groups),
+        solver_health(training),
+        spectral_radius_along_training(training),
+    )
     return Section("training", figures=figures)
 
 
 # In the order of the page.
 BUILDERS: tuple[Callable[[SectionInputs], Section | None], ...] = (
     accuracy_section,
+    minimum_layers_section,
     perplexity_section,
     language_training_section,
     babi_section,
+    test_time_section,
+    jacobian_section,
     training_section,
 )
 

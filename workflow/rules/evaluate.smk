@@ -41,3 +41,9 @@ use rule evaluate_word_problem as evaluate_perplexity with:
         runtime=720,
         device="auto",
         batch_size=0,
+
+
+# Derivatives in fp64 at a few tokens: minutes on a CPU for a published word-problem model.
+use rule evaluate_word_problem as evaluate_jacobian with:
+    wildcard_constraints:
+        evaluation=job.names("evaluate", "jacobian"),

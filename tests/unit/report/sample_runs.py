@@ -172,6 +172,8 @@ def _training_values(run: SampleRun, step: int, solver: Mapping[str, Any] | None
         progress = step / run.steps
         values |= {"num_iter": 9 + 7 * (1 - progress) + wiggle * 10, "f_evaluations": 14.0}
         values |= {"residual": 0.05 + 0.2 * (1 - progress), "unconverged_share": 0.1 * (1 - progress)}
+        if step % 100 == 0:
+            values["spectral_radius"] = 0.95 - 0.2 * progress
     return values
 
 

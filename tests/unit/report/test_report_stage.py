@@ -15,7 +15,14 @@ from implicit_llm.report.config import ReportError
 from tests.unit.report.sample_runs import MODES, Record, SampleRun, make_context, make_runs
 
 ASSETS = Path(__file__).parents[3] / "workflow" / "report"
-FIGURES = ("accuracy-by-length", "accuracy-by-position", "accuracy-by-mode", "training-curves", "solver-health")
+FIGURES = (
+    "accuracy-by-length",
+    "accuracy-by-position",
+    "accuracy-by-mode",
+    "training-curves",
+    "solver-health",
+    "spectral-radius",
+)
 SMALL = (
     SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=200, seeds=(0, 1), lengths=(16, 64)),
     SampleRun("a5-explicit", "A5", False, 0.2, (0.2,), steps=200, lengths=(16, 64)),

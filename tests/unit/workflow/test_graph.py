@@ -122,8 +122,10 @@ def test_the_figures_and_tables_are_those_of_what_is_evaluated(tiny: ExperimentF
         "accuracy-by-babi-task",
         "training-curves",
         "solver-health",
+        "spectral-radius",
     ]
     text = language.path.read_text()
     language.path.write_text(text[: text.index("evaluations:")])
     assert report_tables(language.load()) == []
-    assert report_figures(language.load()) == ["loss-by-tokens", "loss-by-flops", "training-curves", "solver-health"]
+    training = ["training-curves", "solver-health", "spectral-radius"]
+    assert report_figures(language.load()) == ["loss-by-tokens", "loss-by-flops", *training]

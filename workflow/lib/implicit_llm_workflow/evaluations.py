@@ -28,7 +28,11 @@ KINDS = {
     PERPLEXITY: Kind((LANGUAGE_MODEL,), ("lengths", "max_tokens", "precision")),
     LM_EVAL: Kind((LANGUAGE_MODEL,), ("precision",)),
     DUALITY: Kind((LANGUAGE_MODEL,), ("lengths", "max_tokens", "precision")),
-    JACOBIAN: Kind((WORD_PROBLEM, CATBABI, LANGUAGE_MODEL), has_modes=False),
+    JACOBIAN: Kind(
+        (WORD_PROBLEM, CATBABI, LANGUAGE_MODEL),
+        ("positions", "num_sequences", "max_state", "layer", "checked_rows"),
+        has_modes=False,
+    ),
 }
 
 

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from implicit_llm_workflow.data_sets import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
-from implicit_llm_workflow.evaluations import PERPLEXITY
+from implicit_llm_workflow.evaluations import JACOBIAN, PERPLEXITY
 from implicit_llm_workflow.experiment import Experiment
 
 REPORT_DIR = Path(__file__).resolve().parents[2] / "report"
@@ -33,17 +33,29 @@ def report_figures(experiment: Experiment) -> list[str]:
         "loss-by-tokens": has_language,
         "loss-by-flops": has_language,
         "accuracy-by-babi-task": CATBABI in _evaluated(experiment),
+        "minimum-layers": "minimum_layers" in experiment.report,
+        "test-time-iterations": "eval_max_iter" in _swept(experiment),
+        "test-time-tolerance": "eval_tol" in _swept(experiment),
+        "jacobian": JACOBIAN in _evaluated(experiment),
         "training-curves": True,
         "solver-health": has_implicit,
+        "spectral-radius": has_implicit,
     }
     return [name for name, is_there in names.items() if is_there]
 
 
 def report_tables(experiment: Experiment) -> list[str]:
     """Names of the tables, each of which is written as .csv and .tex."""
-    kinds = {"accuracy": WORD_PROBLEM, "perplexity": PERPLEXITY, "babi": CATBABI}
     evaluated = _evaluated(experiment)
-    return [name for name, kind in kinds.items() if kind in evaluated]
+    names = {
+        "accuracy": WORD_PROBLEM in evaluated,
+        "perplexity": PERPLEXITY in evaluated,
+        "babi": CATBABI in evaluated,
+        "minimum-layers": "minimum_layers" in experiment.report,
+        "test-time": bool(_swept(experiment)),
+        "jacobian": JACOBIAN in evaluated,
+    }
+    return [name for name, is_there in names.items() if is_there]
 
 
 def _evaluated(experiment: Experiment, *, implicit_only: bool = False, is_swept: bool = False) -> set[str]:
@@ -54,4 +66,16 @@ def _evaluated(experiment: Experiment, *, implicit_only: bool = False, is_swept:
         if run.is_implicit or not implicit_only
         for evaluation in experiment.evaluations_of(run)
         if bool(evaluation.sweep) == is_swept
+    }
+
+
+def _swept(experiment: Experiment) -> set[str]:
+    """Settings that are swept for an implicit model in an evaluation whose sweep is drawn."""
+    return {
+        key
+        for run in experiment.runs.values()
+        if run.is_implicit
+        for evaluation in experiment.evaluations_of(run)
+        if evaluation.kind in (WORD_PROBLEM, PERPLEXITY)
+        for key in evaluation.sweep
     }

@@ -1,0 +1,196 @@
+"""Minimum layers, test-time compute and Jacobians in the report, from made-up runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm.report import stage
+from implicit_llm.report.config import MinimumLayersConfig
+from implicit_llm.report.heat_map import CLASSES, class_legend
+from implicit_llm.report.minimum_layers import layers_needed
+from implicit_llm.report.results import Point, Results
+from tests.unit.report.sample_runs import Record, SampleRun, finish, make_context, make_runs
+
+RUNS = (
+    SampleRun("s5-implicit", "S5", True, 0.5, (0.5,), steps=200, seeds=(0, 1), train_length=16, lengths=(16, 64)),
+    SampleRun("s5-explicit", "S5", False, 0.5, (0.5,), steps=200, train_length=16, lengths=(16, 64)),
+    *(
+        SampleRun(f"s5-{kind}-l{n}", "S5", kind == "implicit", 0.5, (0.5,), 200, train_length=n, lengths=(n,))
+        for n in (4, 8)
+        for kind in ("implicit", "explicit")
+    ),
+)
+SWEPT = "evaluate:s5-implicit-s{seed}/free/test-time"
+
+
+def swept_records(results: Path, seed: int) -> list[Record]:
+    """The blockwise records of a run once more for each value of two settings, the fewer iterations the worse."""
+    (path,) = (results / f"evaluate/s5-implicit-s{seed}/free/word-problem").rglob("metrics.json")
+    plain = [record for record in json.loads(path.read_text())["records"] if record["mode"] == "blockwise"]
+    sweep = [("eval_max_iter", value, value / 16) for value in (1, 4, 16)]
+    sweep += [("eval_tol", value, 1 - value) for value in (0.5, 0.05)]
+    return [
+        record
+        | {"mode": f"blockwise@{key}={value}", "sweep": {"base": "blockwise", "key": key, "value": value}, key: value}
+        | {"accuracy_last10": None if (key, value) == ("eval_max_iter", 4) else quality - 0.01 * seed}
+        for record in plain
+        for key, value, quality in sweep
+    ]
+
+
+def jacobian_records(is_implicit: bool) -> list[Record]:
+    about = {"is_implicit": is_implicit, "layer": 0, "state_size": 64, "num_coordinates": 2, "num_layers": 1}
+    share = 0.25 if is_implicit else 0.0
+    of_implicit = {"f_radius": 0.8, "relative_difference": 2e-13} if is_implicit else {}
+    entries = [[0.9, share], [share * 1e-3, 0.9]]
+    measured = {"off_diagonal_share": share, "transition_radius": 0.97, "entries": entries} | of_implicit
+    trained = about | {"setting": "trained", "data": "s5-test-L16-h0.5", "position": 8, "seed": 0}
+    random = about | {"setting": "random layer", "data": None, "position": 6}
+    unreached = dict.fromkeys(("off_diagonal_share", "transition_radius", "f_radius", "relative_difference", "entries"))
+    return [trained | measured, random | {"seed": 0} | measured, random | {"seed": 1} | unreached]
+
+
+def added_runs(results: Path) -> dict[str, Path]:
+    """Evaluations beside those of `make_runs`, by role."""
+    roles = {}
+    for seed in (0, 1):
+        folder = results / f"evaluate/s5-implicit-s{seed}/free/test-time"
+        name, files = f"s5-implicit-s{seed}/free/test-time", {"metrics.json": {"records": swept_records(results, seed)}}
+        finish(folder, "evaluate", name, {"kind": "word_problem"}, {}, files)
+        roles[SWEPT.format(seed=seed)] = folder
+    for kind in ("implicit", "explicit"):
+        phase = "free" if kind == "implicit" else "explicit"
+        folder, name = results / f"evaluate/s5-{kind}-s0/{phase}/jacobian", f"s5-{kind}-s0/{phase}/jacobian"
+        files = {"metrics.json": {"records": jacobian_records(kind == "implicit")}}
+        finish(folder, "evaluate", name, {"kind": "jacobian"}, {}, files)
+        roles[f"evaluate:{name}"] = folder
+    return roles
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("added")
+    roles = make_runs(folder / "results", RUNS) | added_runs(folder / "results")
+    config = {"experiment": "demo", "minimum_layers": {"group": "S5", "threshold": 0.9}}
+    context = make_context(folder / "report", roles, config)
+    stage.run(context)
+    return context.work / "declared"
+
+
+def table(made: Path, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader((made / "tables" / f"{name}.csv").open()))
+
+
+def test_the_page_shows_each_section_and_its_figures(made: Path) -> None:
+    figures = {"minimum-layers", "test-time-iterations", "test-time-tolerance", "jacobian", "spectral-radius"}
+    assert figures <= {path.stem for path in (made / "figures").iterdir()}
+    page = (made / "index.html").read_text()
+    assert all(f'id="figure-{name}"' in page for name in figures)
+    for words in ("S5: layers needed", "Test-time compute", "Jacobian of the state transition"):
+        assert f"<h3>{words}</h3>" in page
+
+
+def test_swept_results_stay_out_of_the_other_tables_and_figures(made: Path) -> None:
+    assert {row["mode"] for row in table(made, "accuracy")} == {
+        "blockwise", "sequential", "simultaneous", "published", "parallel",
+    }  # fmt: skip
+
+
+def test_runs_that_tell_of_depth_stay_out_of_the_figures_of_length(made: Path) -> None:
+    sources = re.search(r'id="figure-accuracy-by-length".*?</figure>', (made / "index.html").read_text(), re.DOTALL)
+    assert sources is not None
+    assert "s5-implicit-s0" in sources[0]
+    assert "s5-implicit-l4" not in sources[0]
+
+
+def test_the_table_of_test_time_compute_has_mean_spread_and_best_seed_and_leaves_the_missing_empty(made: Path) -> None:
+    rows = {(row["length"], row["swept"], row["value"]): row for row in table(made, "test-time")}
+    most = rows["64", "eval_max_iter", "16.0"]
+    assert (most["value_mean"], most["value_low"], most["value_high"]) == ("0.995", "0.99", "1.0")
+    assert (most["best_seed"], most["num_seeds"], most["mode"]) == ("0", "2", "blockwise@eval_max_iter=16")
+    assert rows["64", "eval_max_iter", "4.0"]["value_mean"] == ""
+    assert rows["64", "eval_max_iter", "4.0"]["num_missing"] == "2"
+    assert rows["64", "as trained", ""]["mode"] == "blockwise"
+    assert rows["64", "explicit", ""]["run"] == "s5-explicit"
+
+
+def test_the_table_of_jacobians_counts_the_tokens_without_a_fixed_point(made: Path) -> None:
+    rows = {row["model"]: row for row in table(made, "jacobian")}
+    assert list(rows) == ["random layer, explicit", "random layer, implicit", "s5-explicit", "s5-implicit"]
+    random = rows["random layer, implicit"]
+    assert (random["num_tokens"], random["num_reached"], random["off_diagonal_share_mean"]) == ("2", "1", "0.25")
+    assert rows["s5-explicit"]["off_diagonal_share_mean"] == "0.0"
+    assert "of 2: no fixed point at the others" in (made / "index.html").read_text()
+
+
+def test_heat_maps_are_drawn_in_the_colours_of_their_legend(made: Path) -> None:
+    svg = (made / "figures" / "jacobian.svg").read_text()
+    colors = [series.color for series in class_legend()]
+    assert len(set(colors)) == len(CLASSES)
+    for value_class in (0, 3, 6):  # 0, 2.5e-4, 0.9
+        assert colors[value_class] in svg
+    assert "<image" not in svg
+
+
+def point(record: dict[str, Any]) -> Point:
+    return Point.from_record(record, "evaluate:" + record["run"])
+
+
+def depth_points(accuracies: dict[tuple[str, int, int], list[float | None]]) -> Results:
+    """Points by (kind, length, layers), one a seed."""
+    points = []
+    for (kind, length, layers), values in accuracies.items():
+        for seed, value in enumerate(values):
+            record = {"run": f"{kind}-{length}-{layers}", "is_implicit": kind == "implicit", "num_layers": layers}
+            record |= {"group": "S5", "monoid": "none", "length": length, "train_length": length, "hard_fraction": 1.0}
+            record |= {"train_hard_fraction": 1.0, "mode": "parallel", "data": f"L{length}", "seed": seed}
+            points.append(point(record | {"accuracy_last10": value}))
+    return Results(tuple(points))
+
+
+def words(accuracies: dict[tuple[str, int, int], list[float | None]], length: int) -> tuple[str, str]:
+    """Layers that an explicit model needs, by the mean and by the best seed."""
+    (needed,) = layers_needed(depth_points(accuracies), MinimumLayersConfig("S5", threshold=0.9))
+    at = needed.at(length)
+    assert at is not None
+    return at.by_mean.words, at.by_best.words
+
+
+@pytest.mark.parametrize(
+    ("by_depth", "by_mean", "by_best"),
+    [
+        ({1: [0.2], 2: [0.95], 4: [1.0]}, "2", "2"),
+        ({1: [0.2, 0.3], 2: [0.95, 0.1], 4: [1.0, 0.9]}, "4", "2"),
+        ({1: [0.2], 2: [0.3], 16: [0.4]}, "> 16", "> 16"),
+        ({1: [None], 2: [0.95]}, "≤ 2", "≤ 2"),
+        ({1: [0.2], 2: [None]}, "missing", "missing"),
+        ({1: [None]}, "missing", "missing"),
+        ({1: [None, 0.95]}, "1", "1"),
+    ],
+)
+def test_the_fewest_layers_are_those_that_reach_the_threshold(
+    by_depth: dict[int, list[float | None]], by_mean: str, by_best: str
+) -> None:
+    assert words({("explicit", 8, layers): values for layers, values in by_depth.items()}, 8) == (by_mean, by_best)
+
+
+def test_only_tests_at_the_training_length_count() -> None:
+    results = depth_points({("explicit", 8, 1): [0.2], ("explicit", 8, 2): [0.95]})
+    beyond = tuple(replace(item, length=32) for item in results.points)
+    assert layers_needed(Results(beyond), MinimumLayersConfig("S5")) == ()
+
+
+def test_a_section_that_is_asked_for_and_has_no_runs_says_so(tmp_path: Path) -> None:
+    roles = make_runs(tmp_path / "results", RUNS[1:2])
+    context = make_context(tmp_path / "report", roles, {"experiment": "demo", "minimum_layers": {"group": "A5"}})
+    stage.run(context)
+    declared = context.work / "declared"
+    assert (declared / "figures/minimum-layers.svg").is_file()
+    assert len(table(declared, "minimum-layers")) == 0
