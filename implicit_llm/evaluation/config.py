@@ -117,18 +117,21 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class CatbabiConfig:
-    """Questions of CatbAbI, read by each of `protocols` (catbabi.py); `max_tokens` takes the first windows only."""
+    """Questions of CatbAbI, read by each of `protocols` (catbabi.py).
+
+    `carried_max_tokens` takes the first windows only in the protocol carried, which reads one window at a time.
+    """
 
     kind: Literal["catbabi"]
     modes: tuple[ModeConfig, ...]
     protocols: tuple[Literal["windowed", "carried"], ...] = ("windowed",)
-    max_tokens: int | None = None
+    carried_max_tokens: int | None = None
     sweep: SweepConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.protocols or len(set(self.protocols)) < len(self.protocols):
             raise ValueError(f"protocols: {list(self.protocols)} must name windowed, carried or both, each once")
-        _check_max_tokens(self.max_tokens)
+        _check_positive("carried_max_tokens", self.carried_max_tokens)
 
 
 @dataclass(frozen=True)
@@ -151,12 +154,12 @@ class PerplexityConfig:
             raise ValueError(f"lengths: {list(self.lengths)} must name at least one length, each of 2 tokens or more")
         if len(set(self.lengths)) < len(self.lengths):
             raise ValueError(f"lengths: {list(self.lengths)} names a length twice; remove one")
-        _check_max_tokens(self.max_tokens)
+        _check_positive("max_tokens", self.max_tokens)
 
 
-def _check_max_tokens(max_tokens: int | None) -> None:
-    if max_tokens is not None and max_tokens < 1:
-        raise ValueError(f"max_tokens: {max_tokens} is not a positive integer; use 1 or more, or leave it out")
+def _check_positive(key: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ValueError(f"{key}: {value} is not a positive integer; use 1 or more, or leave it out")
 
 
 def check_modes(modes: Iterable[ModeConfig], where: str) -> None:

@@ -42,7 +42,7 @@ def run(context: StageContext) -> StageResult:
     records: list[Record] = []
     for role, dataset in datasets.items():
         for protocol in config.protocols:
-            results = _results(runner, role, dataset, questions[role], (protocol, config.max_tokens))
+            results = _results(runner, role, dataset, questions[role], (protocol, config.carried_max_tokens))
             described = {"kind": config.kind, "protocol": protocol, "data": role, "length": dataset.length, **about}
             records += [described | {"mode": name} | result.values for name, result in results.items()]
             context.journal.metrics(len(records), tracked(records, TRACKED, _label))
@@ -55,15 +55,14 @@ def run(context: StageContext) -> StageResult:
 def _results(
     runner: ModeRunner, role: str, dataset: Any, question: int, how: tuple[str, int | None]
 ) -> Mapping[str, Evaluation]:
-    """The result of a protocol in each mode, `how` being its name and max_tokens; without numbers where it cannot be.
+    """The result of a protocol in each mode, `how` being its name and carried_max_tokens.
 
-    A model cannot follow the protocol "carried" when it has no state to carry.
+    Without numbers where the protocol is "carried" and the model has no state to carry.
     """
     protocol, max_tokens = how
-    max_windows = None if max_tokens is None else max(1, max_tokens // dataset.length)
     if protocol == WINDOWED:
         evaluate, size = bind(evaluate_catbabi, question_id=question), max(1, BATCH_TOKENS // dataset.length)
-        return runner.results(role, dataset, evaluate, default_batch_size=size, max_samples=max_windows)
+        return runner.results(role, dataset, evaluate, default_batch_size=size)
     if not carries_state(runner.model):
         log.warning(
             "%s: %s has no state of fixed size that could be carried from window to window; the protocol carried is "
@@ -74,6 +73,7 @@ def _results(
         solver = getattr(runner.model, "solver", None)
         return {mode.name: Evaluation(mode.record(solver) | no_answers().values) for mode in runner.modes}
     stories = StoriesInOrder(dataset.directory, dataset.length, dataset.vocab_size)
+    max_windows = None if max_tokens is None else max(1, max_tokens // dataset.length)
     evaluate = bind(evaluate_carried, question_id=question)
     return runner.results(f"{role}.{protocol}", stories, evaluate, default_batch_size=1, max_samples=max_windows)
 

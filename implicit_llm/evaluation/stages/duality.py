@@ -26,7 +26,7 @@ from implicit_llm.runs.stage import StageContext, StageResult
 
 log = logging.getLogger(__name__)
 
-BATCH_TOKENS = 16384
+BATCH_TOKENS = 65536  # token by token a small batch takes as long as a large one
 PAIR, CONVERGENCE = "pair", "convergence"  # the field `measure` of a record
 SO_FAR = "so-far"
 SIMULTANEOUS = "simultaneous"

@@ -143,9 +143,10 @@ def test_carried_accuracy_equals_a_count_over_one_pass_through_all_stories(
 
 
 def test_both_protocols_are_named_and_differ_only_by_the_state_before_a_window(tmp_path: Path, babi: Path) -> None:
-    run_dir = evaluate(tmp_path, "implicit", babi, protocols=["windowed", "carried"], max_tokens=2 * LENGTH + 5)
+    modes = [{**MODES[1], "max_samples": 2}]
+    run_dir = evaluate(tmp_path, "implicit", babi, protocols=["windowed", "carried"], modes=modes)
     found = {(record["protocol"], record["mode"]): record for record in records(run_dir)}
-    assert sorted(found) == [(p, m) for p in ("carried", "windowed") for m in ("blockwise", "simultaneous")]
+    assert sorted(found) == [("carried", "blockwise"), ("windowed", "blockwise")]
     assert {record["num_words"] for record in found.values()} == {2 * LENGTH}
     windowed, carried = found["windowed", "blockwise"], found["carried", "blockwise"]
     assert carried["lm_perplexity"] != windowed["lm_perplexity"]
@@ -173,7 +174,15 @@ def test_only_recurrent_models_have_a_state_to_carry() -> None:
     assert found == [False, True]
 
 
-@pytest.mark.parametrize("settings", [{"protocols": []}, {"protocols": ["carried", "carried"]}, {"max_tokens": 0}])
+def test_carried_max_tokens_takes_the_first_windows_in_that_protocol_only(tmp_path: Path, babi: Path) -> None:
+    settings = {"protocols": ["windowed", "carried"], "carried_max_tokens": 2 * LENGTH + 5}
+    windowed, carried = records(evaluate(tmp_path, "explicit", babi, **settings))
+    assert windowed["num_words"] > carried["num_words"] == 2 * LENGTH
+
+
+@pytest.mark.parametrize(
+    "settings", [{"protocols": []}, {"protocols": ["carried", "carried"]}, {"carried_max_tokens": 0}]
+)
 def test_impossible_settings_are_refused_by_key(tmp_path: Path, babi: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         evaluate(tmp_path, "explicit", babi, **settings)
