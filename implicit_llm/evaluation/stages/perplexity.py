@@ -20,8 +20,6 @@ from implicit_llm.runs.stage import Input, StageContext, StageResult
 log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 32768  # the default batch; another library's model makes 6.6 GB of fp32 logits of it for 50,000 words
-    8192  # the default batch; a model of another library makes 1.6 GB of logits of it at a vocabulary of 50,000
-)
 TRACKED = ("loss", "perplexity", "perplexity_within_documents", "f_evaluations_per_token", "unconverged_share")
 
 
