@@ -24,8 +24,8 @@ from implicit_llm.runs.errors import Preempted, failure_class_of
 
 FOLDER_VARIABLE, NODE_VARIABLE = "IMPLICIT_LLM_LAUNCH_FOLDER", "IMPLICIT_LLM_LAUNCH_NODE"
 WORLD_VARIABLE = "IMPLICIT_LLM_LAUNCH_WORLD_SIZE"
-# What a process fails with when another one went away: never by itself the reason for the end of the job.
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+# What a process fails with when another one went away, or when it was asked to.
 _UNSPECIFIC = (None, "bug", "preempted")
 
 

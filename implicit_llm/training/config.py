@@ -124,6 +124,7 @@ class Runtime:
     save_every_s, save_steps: a checkpoint is committed after so many seconds (more where saving takes long, see
         save_schedule.py), and at multiples of so many steps.
     grace_s: time between the stop signal and the kill; a save that takes longer is warned of.
+    hang_s: a process without progress for so long is ended, with its stacks; 0 waits for ever.
     gradient_checkpointing: compute activations again in the backward pass, for less memory; the numbers are the same.
     alarm_*: the solver's health is warned of when, as a mean over the last alarm_window_steps, more than this share of
         the tokens is not converged, or the largest residual is above this one; None for no such alarm.
@@ -145,6 +146,7 @@ class Runtime:
     alarm_window_steps: int = 200
     progress: Literal["auto", "bar", "log"] = "auto"
     grace_s: float | None = None
+    hang_s: float = 1800.0
     resume: Path | None = None
 
     def __post_init__(self) -> None:
@@ -152,7 +154,7 @@ class Runtime:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{key}: {value} is below 1")
-        for key in ("save_every_s", "grace_s", "alarm_unconverged_share", "alarm_residual"):
+        for key in ("save_every_s", "grace_s", "hang_s", "alarm_unconverged_share", "alarm_residual"):
             value = getattr(self, key)
             if value is not None and not value >= 0:
                 raise ValueError(f"{key}: {value} is below 0")

@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from implicit_llm.runs.errors import UserError
+from implicit_llm.runs.launched import WORLD_VARIABLE
+
+
+class WrongWorld(UserError):
+    """The processes, or their GPUs, are not those that the job asked for."""
+
+    failure_class = "env"
+
 
 def world_size() -> int:
     """Number of processes that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def require_world() -> None:
+    """Raises: WrongWorld when the launcher was asked for another number of processes than have come together."""
+    wanted = os.environ.get(WORLD_VARIABLE)
+    if wanted is not None and int(wanted) != world_size():
+        raise WrongWorld(f"{wanted} processes were asked for, {world_size()} train together: {_shown_variables()}")
+
+
+def require_own_gpu() -> None:
+    """Raises: WrongWorld when this node has more processes than GPUs that they can see."""
+    processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if processes > gpus:
+        raise WrongWorld(
+            f"{processes} processes on this node and {gpus} visible GPUs; ask Slurm for a GPU each (resource 'gpus' of "
+            f"the rule): {_shown_variables()}"
+        )
+
+
+def leave_world() -> None:
+    """Let go of the other processes at the end of a job; without it NCCL complains."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _shown_variables() -> str:
+    names = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    found = [name for name in sorted(os.environ) if name.startswith("SLURM_") or name in names]
+    return " ".join(f"{name}={os.environ[name]}" for name in found)
 
 
 def mean_over_ranks(tensor: Tensor) -> Tensor:

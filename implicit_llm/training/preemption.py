@@ -5,15 +5,24 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from types import FrameType
+
+from implicit_llm.runs.launched import LaunchFolder
+from implicit_llm.testing import faults
 
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+LEAVE_LAST_S = 10.0
+LEAVE_LAST_LAUNCHED_S = 60.0  # across nodes a new file is seen late
 
 
 class StopRequest:
-    """Context in which the stop signals only set a flag; afterwards they do what they did before."""
+    """Context in which the stop signals only set a flag; afterwards they do what they did before.
+
+    The launcher, if there is one, is told that this process can be signalled.
+    """
 
     def __init__(self) -> None:
         self.received: str | None = None
@@ -26,18 +35,32 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python has no signal handlers
             self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
+            folder = LaunchFolder.of_this_process()
+            if folder is not None:
+                folder.announce()
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def wait_for_another(self, seconds: float) -> None:
-        """Return when a signal arrives from now on, or after `seconds`."""
-        self._another.clear()
-        self._another.wait(seconds)
+    def let_main_end_first(self) -> None:
+        """On a rank above 0, when all ranks end early: wait until rank 0 has written down why.
+
+        torchrun kills those that are left when the first of them goes. Without a launcher nobody tells of rank 0, so
+        the wait ends with torchrun's signal.
+        """
+        folder = LaunchFolder.of_this_process()
+        if folder is None:
+            self._another.clear()
+            self._another.wait(LEAVE_LAST_S)
+            return
+        deadline = time.monotonic() + LEAVE_LAST_LAUNCHED_S
+        while not folder.has_ended(0) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        faults.point("stop.received")
         self._another.set()
         if self.received is None:
             self.received = signal.Signals(number).name

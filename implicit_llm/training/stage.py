@@ -25,7 +25,7 @@ from implicit_llm.training.checkpoint import Checkpoint
 from implicit_llm.training.checkpoint_store import KEPT_DIR, CheckpointStore, NoCheckpoint, step_name
 from implicit_llm.training.committing import Committer
 from implicit_llm.training.config import Runtime, TrainConfig
-from implicit_llm.training.distributed import from_main, wait_for_all, world_size
+from implicit_llm.training.distributed import from_main, require_own_gpu, require_world, wait_for_all, world_size
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.model import apply_runtime, build_model
 from implicit_llm.training.non_finite import NonFiniteTraining
@@ -37,9 +37,9 @@ from implicit_llm.training.starting import DATA_ROLE, TrainInputError, find_star
 from implicit_llm.training.state import load_model, model_tensors
 from implicit_llm.training.status import StatusLine, shown
 from implicit_llm.training.trainer import PhaseTrainer, TrainingJob, training_arguments
+from implicit_llm.training.watchdog import Watchdog
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"
-LEAVE_LAST_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -60,27 +60,27 @@ def run(context: StageContext) -> StageResult:
 
     Raises: UserError; Preempted once the state is committed after a stop request.
     """
-    with StopRequest() as stop:
-        setup = _prepare(context)
+    runtime = fill(Runtime, {key: value for key, value in context.runtime.items() if value is not None}, "runtime")
+    with StopRequest() as stop, Watchdog(runtime.hang_s or None, context.work) as watchdog:
+        setup = _prepare(context, runtime)
         if setup.start is None or setup.start.global_step < setup.config.phase.end_step:
             if stop:
                 raise Preempted(f"train/{context.name}: {stop.received} before the first step; start it again")
             try:
-                _train(context, setup, stop)
+                _train(context, setup, stop, watchdog)
             except (Preempted, NonFiniteTraining, ReplicasDiffer):
                 if not context.is_main:
-                    # All ranks end here. torchrun kills those that are left when the first of them goes: rank 0, which
-                    # still has to write down why, must be that one.
-                    stop.wait_for_another(LEAVE_LAST_S)
+                    stop.let_main_end_first()
                 raise
+        watchdog.beat()
         return _finish(context, setup)
 
 
-def _prepare(context: StageContext) -> Setup:
+def _prepare(context: StageContext, runtime: Runtime) -> Setup:
     where = f"train/{context.name}"
     config = fill(TrainConfig, context.config, where)
-    runtime = fill(Runtime, {key: value for key, value in context.runtime.items() if value is not None}, "runtime")
     args = training_arguments(config, runtime, _set_up_torch(runtime), context.work)
+    require_world()
     dataset = open_dataset(given_input(context, DATA_ROLE).work)
     model = build_model(config, dataset.vocab_size, where)
     apply_runtime(model, runtime, where)
@@ -97,7 +97,7 @@ def _prepare(context: StageContext) -> Setup:
     return Setup(config, runtime, args, dataset, model, store, start)
 
 
-def _train(context: StageContext, setup: Setup, stop: StopRequest) -> None:
+def _train(context: StageContext, setup: Setup, stop: StopRequest, watchdog: Watchdog) -> None:
     config, runtime = setup.config, setup.runtime
     layout = BatchLayout.choose(config.batch_size, world_size(), setup.args.process_index, runtime.micro_batch_size)
     schedule = SaveSchedule(runtime, stop, config.phase.keep)
@@ -128,7 +128,7 @@ def _train(context: StageContext, setup: Setup, stop: StopRequest) -> None:
     context.log.info("%s", _headline(context, setup, layout))
     context.journal.event("training_started", step=0 if setup.start is None else setup.start.global_step)
     use_cache = getattr(setup.model.config, "use_cache", None)
-    trainer = PhaseTrainer(setup.model, setup.args, job, [schedule, status])
+    trainer = PhaseTrainer(setup.model, setup.args, job, [watchdog, schedule, status])
     reached = trainer.fit(setup.start)
     if use_cache is not None:
         setup.model.config.use_cache = use_cache  # the Trainer switches it off, and it is saved with the model
@@ -210,5 +210,7 @@ def _set_up_torch(runtime: Runtime) -> str:
     if runtime.device == "cuda" and not has_cuda:
         raise TrainInputError("runtime.device: cuda was asked for and PyTorch finds none; use --device auto or cpu")
     device = "cuda" if has_cuda and runtime.device != "cpu" else "cpu"
+    if device == "cuda":
+        require_own_gpu()
     select_kernels("torch" if device == "cpu" and runtime.kernels == "auto" else runtime.kernels)
     return device

@@ -1,7 +1,7 @@
 """Trains a small phase in every process of torchrun.
 
 Arguments: run directory, data run directory, JSON of {"config": name in CONFIGS, "runtime": {...}, "poison": {"rank",
-"step", "what"} or nothing}.
+"step", "what"} or nothing}. what: "loss", "solver", "memory", "kill" or "hang".
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,20 @@ STOPPED = 7
 
 
 def poison(rank: int, step: int, what: str) -> None:
-    """Let one rank's loss, its solver or its memory fail in one step."""
+    """Let one rank's loss, its solver or its memory fail in one step, or the whole rank: killed, hanging."""
     if int(os.environ["RANK"]) != rank:
+        return
+    if what in ("kill", "hang"):
+        step_of = PhaseTrainer.training_step
+
+        def gone(self: PhaseTrainer, *arguments: Any, **options: Any) -> Any:
+            if self.state.global_step + 1 == step:
+                if what == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                threading.Event().wait()
+            return step_of(self, *arguments, **options)
+
+        PhaseTrainer.training_step = gone  # type: ignore[method-assign]
         return
     if what == "loss":
         compute_loss = PhaseTrainer.compute_loss

@@ -29,6 +29,7 @@ PLUMBING = (
     "implicit_llm.training.solver_alarm",
     "implicit_llm.training.speed",
     "implicit_llm.training.status",
+    "implicit_llm.training.watchdog",
 )
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".yaml"}
 

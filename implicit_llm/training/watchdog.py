@@ -1,0 +1,96 @@
+"""The end of a process that hangs: in a collective whose other side is gone, in a read that never returns."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transformers import TrainerCallback
+
+from implicit_llm.runs import job_status
+from implicit_llm.runs.errors import UserError
+
+log = logging.getLogger(__name__)
+
+EXIT_CODE = 1
+# The thread below needs the interpreter; a call that never gives it back is ended from outside of it, without a word.
+_LAST_RESORT = 1.5
+
+
+class Hang(UserError):
+    """The process made no progress for too long."""
+
+    exit_code = EXIT_CODE
+    failure_class = "hang"
+
+
+class Watchdog(TrainerCallback):
+    """Context that ends the process when there is no `beat` for `limit_s`: it leaves the stacks of all threads.
+
+    A beat is every micro-batch, step, save and report of the Trainer. None switches it off.
+    """
+
+    def __init__(self, limit_s: float | None, directory: Path) -> None:
+        self._limit_s = limit_s
+        self._stacks = directory / f"stacks-rank{os.environ.get('RANK', '0')}.txt"
+        self._beat_s = 0.0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self.beat()
+        if self._limit_s is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        if self._limit_s is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._thread.join()
+
+    def beat(self) -> None:
+        """Progress was made."""
+        self._beat_s = time.monotonic()
+        if self._limit_s is not None and hasattr(sys.__stderr__, "fileno"):
+            faulthandler.dump_traceback_later(self._limit_s * _LAST_RESORT, exit=True, file=sys.__stderr__)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.beat()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.beat()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.beat()
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.beat()
+
+    def _watch(self) -> None:
+        assert self._limit_s is not None
+        while True:
+            left_s = self._beat_s + self._limit_s - time.monotonic()
+            if left_s <= 0:
+                self._stop(self._limit_s)
+            if self._end.wait(left_s):
+                return
+
+    def _stop(self, limit_s: float) -> NoReturn:
+        error = Hang(
+            f"no progress for {limit_s:g} s; the stacks of all threads are in {self._stacks}, and --hang-s gives more "
+            "time where steps or saves take that long"
+        )
+        try:
+            log.error("%s", error)
+            with open(self._stacks, "w", encoding="utf-8") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+            job_status.report_failure(error)
+        finally:
+            os._exit(EXIT_CODE)  # the main thread hangs: nothing else ends it

@@ -1,0 +1,25 @@
+"""Starts distributed_run.py through the launcher, and ends as the command line does.
+
+Arguments: number of processes, then those of distributed_run.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from implicit_llm_workflow.launch import Ended, LaunchRequest, launch
+
+
+def main(processes: str, *arguments: str) -> int:
+    worker = ("-m", "tests.unit.training.distributed_run", *arguments)
+    try:
+        launch(LaunchRequest(1, int(processes), Path(arguments[0]), worker, threads=1))
+    except Ended as end:
+        sys.stderr.write(f"error: {end}\n")
+        return end.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

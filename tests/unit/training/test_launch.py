@@ -1,0 +1,150 @@
+"""The launcher and its processes: one signal for all, one reason for the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.training.distributed_run import STEPS
+from tests.unit.training.small_runs import artifacts, logged, work_of
+
+ROOT = Path(__file__).parents[3]
+DEADLINE_S = 400
+pytestmark = pytest.mark.slow
+
+
+class Launched:
+    """Two processes behind a launcher, with a status file as the executor gives it."""
+
+    def __init__(self, run_dir: Path, data: Path, poison: dict[str, Any] | None = None, **runtime: Any) -> None:
+        self.run_dir, self.status_file = run_dir, run_dir.with_name(f"{run_dir.name}-status.json")
+        order = json.dumps({"config": "explicit", "runtime": runtime, "poison": poison})
+        command = [sys.executable, "-m", "tests.unit.training.launched_run", "2", str(run_dir), str(data), order]
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "SUBMITIT_JOB_STATUS": str(self.status_file)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and stderr."""
+        _, errors = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, errors
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.status_file.read_text())
+
+    def steps_reported(self) -> int:
+        """The committed step that the executor knows of."""
+        try:
+            return int(self.status["progress"])
+        except (FileNotFoundError, KeyError):
+            return 0
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def descendants(pid: int) -> list[int]:
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
+    pairs = list(zip(map(int, listed[::2]), map(int, listed[1::2]), strict=True))
+    found, waiting = [], [pid]
+    while waiting:
+        parent = waiting.pop()
+        children = [child for child, its_parent in pairs if its_parent == parent]
+        found += children
+        waiting += children
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_a_stop_signal_to_the_launcher_reaches_all_once_and_what_was_committed_goes_on_bit_for_bit(
+    tmp_path: Path, data: Path, number: signal.Signals
+) -> None:
+    stopped, undisturbed = tmp_path / "stopped" / "only", tmp_path / "undisturbed" / "only"
+    first = Launched(stopped, data, save_steps=1)
+    wait_until(lambda: first.steps_reported() >= 1)
+    first.process.send_signal(number)
+    first.process.send_signal(signal.SIGTERM)  # as Slurm does after the preemption notice
+    code, errors = first.end()
+    assert code == 75, errors
+    assert errors.count("SIGUSR2 received") == 2
+    assert first.status["failure_class"] == "preempted"
+    assert 1 <= first.steps_reported() < STEPS
+    (kept,) = [path.name for path in (work_of(stopped) / "checkpoints").iterdir()][-1:]
+    assert kept.startswith("step-")
+
+    assert Launched(stopped, data).end()[0] == 0
+    assert Launched(undisturbed, data).end()[0] == 0
+    assert artifacts(stopped) == artifacts(undisturbed)
+    assert logged(stopped) == logged(undisturbed)
+
+
+def test_a_signal_before_the_processes_are_ready_waits_for_them(tmp_path: Path, data: Path) -> None:
+    job = Launched(tmp_path / "a" / "only", data)
+    wait_until(lambda: len(descendants(job.process.pid)) == 3)  # torchrun and its processes, which import torch now
+    job.process.send_signal(signal.SIGUSR2)
+    code, errors = job.end()
+    assert code == 75, errors
+    assert "SIGUSR2 before the first step" in errors
+
+
+def test_one_killed_process_ends_all_and_the_executor_is_told_which(tmp_path: Path, data: Path) -> None:
+    job = Launched(tmp_path / "a" / "only", data, {"rank": 1, "step": 4, "what": "kill"}, save_steps=2)
+    code, errors = job.end()
+    assert code == 128 + signal.SIGKILL, errors
+    assert job.status["failure_class"] == "node_fail"
+    assert job.status["progress"] == 2
+    assert "rank 1 on " in job.status["message"]
+
+
+def test_a_hanging_process_is_ended_with_its_stacks(tmp_path: Path, data: Path) -> None:
+    poison = {"rank": 1, "step": 4, "what": "hang"}
+    job = Launched(tmp_path / "a" / "only", data, poison, save_steps=2, hang_s=8)
+    code, errors = job.end()
+    assert code == 1, errors
+    assert job.status["failure_class"] == "hang"
+    stacks = (work_of(tmp_path / "a" / "only") / "stacks-rank1.txt").read_text()
+    assert "in gone" in stacks
+    assert "in training_step" not in stacks
+
+
+def test_what_one_process_says_is_the_reason_and_not_what_the_others_lose(tmp_path: Path, data: Path) -> None:
+    poison = {"rank": 1, "step": 4, "what": "loss"}
+    job = Launched(tmp_path / "a" / "only", data, poison, save_steps=3)
+    code, errors = job.end()
+    assert code != 0, errors
+    assert job.status["failure_class"] == "non_finite"
+    assert job.status["progress"] == 3
+
+
+def test_no_process_outlives_a_killed_launcher(tmp_path: Path, data: Path) -> None:
+    job = Launched(tmp_path / "a" / "only", data, {"rank": 1, "step": 4, "what": "hang"}, save_steps=2)
+    wait_until(lambda: job.steps_reported() >= 2)
+    processes = descendants(job.process.pid)
+    assert len(processes) == 3
+    job.process.kill()
+    wait_until(lambda: not any(is_alive(pid) for pid in processes))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
