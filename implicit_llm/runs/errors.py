@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
+
 
 class UserError(Exception):
     """Something the user can put right: what happened, where, and what to do next, in one line."""
@@ -23,4 +27,6 @@ def failure_class_of(error: BaseException) -> str | None:
         return "preempted" if getattr(error, "code", None) == Preempted.exit_code else None
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported
         return "oom"
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        return "quota"
     return str(getattr(error, "failure_class", "bug"))

@@ -115,8 +115,8 @@ def write_checkpoint(state: TrainingState, final_dir: Path) -> Checkpoint:
             faults.point("checkpoint.before_data")
             tmp_dir.mkdir(parents=True)
             _write_files(state, tmp_dir)
-        faults.point("checkpoint.before_commit")
-        commit_directory(tmp_dir, final_dir, state.num_bytes)
+            faults.point("checkpoint.before_commit")
+            commit_directory(tmp_dir, final_dir, state.num_bytes)
     except BaseException:
         shutil.rmtree(tmp_dir, ignore_errors=True)
         raise

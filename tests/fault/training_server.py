@@ -19,6 +19,7 @@ sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has test
 
 from transformers import Trainer  # noqa: E402, F401  (imported lazily otherwise, in every process)
 
+from implicit_llm.runs import atomic  # noqa: E402
 from implicit_llm.runs.stage import run_stage  # noqa: E402
 from implicit_llm.training import stage  # noqa: E402
 from tests.fault.forks import exit_code_of, serve  # noqa: E402
@@ -79,4 +80,5 @@ def _train_rank(order: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    atomic.RETRY_WAITS_S = (0.01, 0.02, 0.03)
     serve(run)

@@ -35,6 +35,7 @@ def read(path: Path) -> Any:
         (StorageError(28, "the disk is full"), {"failure_class": "quota", "message": "the disk is full"}),
         (Preempted("stopped after step 3"), {"failure_class": "preempted", "message": "stopped after step 3"}),
         (OutOfMemoryError("tried to allocate"), {"failure_class": "oom", "message": "tried to allocate"}),
+        (OSError(116, "Stale file handle"), {"failure_class": "quota", "message": "[Errno 116] Stale file handle"}),
         (ZeroDivisionError("by zero"), {"failure_class": "bug", "message": "by zero"}),
         (SystemExit(143), None),
         (KeyboardInterrupt(), None),
