@@ -107,6 +107,7 @@ class SlurmCluster:
     def states(self) -> dict[str, str]:
         """State by id of every job so far, also those that were requeued and are pending again."""
         rows = self.run("sacct", "-X", "-n", "-P", "-S", "now-2days", "-o", "JobID,State").splitlines()
+        rows += self.run("squeue", "-h", "-r", "-t", "all", "-o", "%i|%T").splitlines()  # the accounting lags behind
         return {job_id: state.split()[0] for job_id, _, state in (row.partition("|") for row in rows)}
 
     def job_count(self) -> int:

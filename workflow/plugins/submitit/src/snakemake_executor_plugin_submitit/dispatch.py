@@ -24,8 +24,6 @@ from snakemake_executor_plugin_submitit.record import Record
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue, SlurmState, find_by_name
 
-log = logging.getLogger(__name__)
-
 
 class Busy(Exception):
     """Another job is still making the same outputs, with other parameters or where it cannot be seen."""
@@ -40,7 +38,10 @@ class Known:
 
 
 class Dispatcher:
-    def __init__(self, settings: ExecutorSettings, folder: Path, queue: SlurmQueue) -> None:
+    """`log`: of Snakemake, so that its user sees what was taken over."""
+
+    def __init__(self, settings: ExecutorSettings, folder: Path, queue: SlurmQueue, log: logging.Logger) -> None:
+        self.log = log
         self.settings = settings
         self.folder = folder
         self.queue = queue
@@ -108,12 +109,14 @@ class Dispatcher:
                 return None
         outcome = read_json(job.files.outcome(found.number))
         if outcome.get("failure_class", "") is None:
-            if found.key == job.key and has_all_outputs(job.job):
-                log.info("%s: job %s has finished meanwhile; its outputs are taken over", job.rule, found.job_id)
+            if found.key == job.key and not job.is_forced and has_all_outputs(job.job):
+                self.log.info("%s: job %s has finished meanwhile; its outputs are taken over", job.rule, found.job_id)
                 return self._tracked(job, found)
             return None
         if outcome and outcome.get("asked") != "SIGTERM":
-            log.info("%s: job %s has failed (%s); submitted anew", job.rule, found.job_id, outcome["failure_class"])
+            self.log.info(
+                "%s: job %s has failed (%s); submitted anew", job.rule, found.job_id, outcome["failure_class"]
+            )
             return None
         if not self._is_alive(job.files, found, known):
             return None
@@ -122,7 +125,7 @@ class Dispatcher:
                 f"job {found.job_id} still makes these outputs with other parameters; "
                 f"wait for it or type `{_cancel_command(found)}`, then start again"
             )
-        log.info("%s: job %s is still there; taken over", job.rule, found.job_id)
+        self.log.info("%s: job %s is still there; taken over", job.rule, found.job_id)
         return self._tracked(job, found)
 
     def _find(self, files: JobFiles, found: Record) -> Record | None:
@@ -217,7 +220,7 @@ class Dispatcher:
         every = visible_gpus() or list(range(count))
         free = [gpu for gpu in every if gpu not in self.gpus_in_use]
         if len(free) < count:
-            log.warning("%d GPUs wanted, %d of this machine are free; they are shared", count, len(free))
+            self.log.warning("%d GPUs wanted, %d of this machine are free; they are shared", count, len(free))
             free = every
         taken = tuple(free[:count])
         self.gpus_in_use.update(taken)

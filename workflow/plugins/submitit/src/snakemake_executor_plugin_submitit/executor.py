@@ -19,7 +19,7 @@ from snakemake_executor_plugin_submitit.failure import Failure
 from snakemake_executor_plugin_submitit.job_files import private_folder
 from snakemake_executor_plugin_submitit.local_jobs import stop_all
 from snakemake_executor_plugin_submitit.monitor import Monitor, Tracked
-from snakemake_executor_plugin_submitit.prepared import Prepared, prepare
+from snakemake_executor_plugin_submitit.prepared import Prepared, members, prepare
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue
 
@@ -34,9 +34,9 @@ class Executor(RemoteExecutor):
             self.folder = private_folder(Path(self.settings.folder))
         except OSError as error:
             raise WorkflowError(f"--submitit-folder: {error}") from error
-        queue = SlurmQueue(self.settings.poll_interval_s)
-        self.dispatcher = Dispatcher(self.settings, self.folder, SlurmQueue(self.settings.poll_interval_s))
-        self.monitor = Monitor(queue, self.settings.lost_after_s)
+        interval = self.settings.poll_interval_s
+        self.dispatcher = Dispatcher(self.settings, self.folder, SlurmQueue(interval, self.logger), self.logger)
+        self.monitor = Monitor(SlurmQueue(interval, self.logger), self.settings.lost_after_s)
         self._registry_lock = threading.Lock()
         self._tracked: dict[int, Tracked] = {}  # by the id of its job; `active_jobs` is empty while they are checked
         self._reported: list[Tracked] = []
@@ -52,7 +52,7 @@ class Executor(RemoteExecutor):
             if self.settings.cluster == "debug":
                 self._run_here(job, command)
             else:
-                prepared.append(prepare(job, command, self.folder, self.settings))
+                prepared.append(prepare(job, command, self.folder, self.settings, self._is_forced(job)))
         known = self.dispatcher.known(prepared)
         for batch in batches(prepared, self.settings.array_size):
             tracked, failed = self.dispatcher.dispatch(batch, known)
@@ -137,6 +137,9 @@ class Executor(RemoteExecutor):
         self._finish(job)
         self.report_job_error(job.info, msg=report.message(job, why) + "\n", aux_logs=[str(job.files.output_log)])
         return None
+
+    def _is_forced(self, job: Any) -> bool:
+        return any(bool(self.dag.reason(member).forced) for member in members(job))
 
     def _run_here(self, job: Any, command: str) -> None:
         info = SubmittedJobInfo(job=job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +18,6 @@ from snakemake_executor_plugin_submitit.prepared import Prepared
 from snakemake_executor_plugin_submitit.record import Record
 from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue, SlurmState
 from snakemake_executor_plugin_submitit.step import UNFRUITFUL_LIMIT
-
-log = logging.getLogger(__name__)
 
 SETTLE_S = 15  # for the job's last file to become visible here after Slurm has seen its end
 

@@ -72,7 +72,7 @@ def slurm_parameters(resources: Mapping[str, Any], threads: int, settings: Execu
     if resources.get("mem_mb_per_cpu"):
         parameters["mem_per_cpu"] = f"{int(resources['mem_mb_per_cpu'])}M"
     elif resources.get("mem_mb"):
-        parameters["mem"] = f"{int(resources['mem_mb'])}M"
+        parameters["mem"] = f"{int(resources['mem_mb']) + settings.extra_mem_mb}M"
     if gpu_count(resources) and not resources.get("gres"):
         model = resources.get("gpu_model")
         parameters["gpus_per_node"] = f"{model}:{gpu_count(resources)}" if model else gpu_count(resources)

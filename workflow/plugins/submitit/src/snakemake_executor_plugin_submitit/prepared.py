@@ -23,7 +23,8 @@ from snakemake_executor_plugin_submitit.step import JobStep
 
 @dataclass(frozen=True)
 class Prepared:
-    """`parameters`: of submitit's executor; `is_small`: may be a task of a job array."""
+    """`parameters`: of submitit's executor; `is_small`: may be a task of a job array; `is_forced`: what has
+    finished before does not count."""
 
     job: Any
     rule: str
@@ -34,6 +35,7 @@ class Prepared:
     parameters: dict[str, Any]
     gpus: int
     is_small: bool
+    is_forced: bool
 
     def step(self, number: int, settings: ExecutorSettings) -> JobStep:
         resources = self.job.resources
@@ -51,7 +53,7 @@ class Prepared:
         )
 
 
-def prepare(job: Any, command: str, folder: Path, settings: ExecutorSettings) -> Prepared:
+def prepare(job: Any, command: str, folder: Path, settings: ExecutorSettings, is_forced: bool = False) -> Prepared:
     """Raises: WorkflowError for a resource that cannot be."""
     resources: Mapping[str, Any] = job.resources
     outputs = sorted(os.path.abspath(output) for output in job.output) or [str(job.get_target_spec())]
@@ -70,14 +72,19 @@ def prepare(job: Any, command: str, folder: Path, settings: ExecutorSettings) ->
         limit_min=limit,
         parameters=parameters,
         gpus=gpu_count(resources),
+        is_forced=is_forced,
         is_small=settings.cluster == "slurm" and tasks(resources) == 1,
     )
 
 
 def _params(job: Any) -> list[Any]:
-    members = job.jobs if job.is_group() else [job]
-    members = sorted(members, key=lambda member: (member.rule.name, sorted(member.output)))
-    return [[member.rule.name, list(member.params)] for member in members]
+    ordered = sorted(members(job), key=lambda member: (member.rule.name, sorted(member.output)))
+    return [[member.rule.name, list(member.params), member.shellcmd] for member in ordered]
+
+
+def members(job: Any) -> list[Any]:
+    """The jobs of a group, or the job itself."""
+    return list(job.jobs) if job.is_group() else [job]
 
 
 def _comment(job: Any) -> str:

@@ -52,6 +52,13 @@ class ExecutorSettings(ExecutorSettingsBase):
             "help": "Submit up to this many jobs of one rule, ready at the same time, as one job array; 0: no arrays"
         },
     )
+    extra_mem_mb: int = field(
+        default=0,
+        metadata={
+            "help": "Memory asked for besides the resource 'mem_mb', for the Snakemake that runs within each job; "
+            "it takes about 200 MB"
+        },
+    )
     requeue_limit: int = field(
         default=50,
         metadata={

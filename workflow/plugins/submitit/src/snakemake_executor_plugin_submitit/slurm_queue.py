@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-log = logging.getLogger(__name__)
-
 QUESTION_TIMEOUT_S = 60
 LONGEST_PAUSE_S = 600
 ACTIVE = {
@@ -64,7 +62,8 @@ class SlurmState:
 class SlurmQueue:
     """`clock` in seconds, for tests; a failed question is not repeated for a while, twice as long each time."""
 
-    def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, interval_s: float, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self.log = log
         self.interval_s = interval_s
         self._clock = clock
         self._has_accounting = True
@@ -85,7 +84,7 @@ class SlurmQueue:
         except NoAnswer as error:
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
             self._next = self._clock() + self._pause_s
-            log.warning("%s; asked again in %.0f s", error, self._pause_s)
+            self.log.warning("%s; asked again in %.0f s", error, self._pause_s)
             raise
         self._pause_s = self.interval_s
         self._next = self._clock() + self._pause_s
@@ -117,9 +116,11 @@ class SlurmQueue:
         except NoAnswer as error:
             if "disabled" in str(error):
                 self._has_accounting = False
-                log.info("this cluster has no accounting; squeue is asked instead, which forgets jobs after minutes")
+                self.log.info(
+                    "this cluster has no accounting; squeue is asked instead, which forgets jobs after minutes"
+                )
             else:
-                log.warning("%s; squeue is asked instead", error)
+                self.log.warning("%s; squeue is asked instead", error)
             return {}
         return _select(ids, (line.split("|") for line in answer.splitlines()))
 

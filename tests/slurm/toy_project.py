@@ -1,0 +1,187 @@
+"""A project that is not this one: a training that writes checkpoints when it is asked to stop, and its Snakemake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.slurm.cluster import SlurmCluster
+
+TRAIN = '''\
+"""Counts to --steps, one step each --pause; asked to stop it writes how far it came and exits with 75."""
+import argparse, json, os, signal, sys, time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+parser.add_argument("--pause", type=float, default=0.5)
+parser.add_argument("--log")
+parser.add_argument("--is-stuck", action="store_true")
+options = parser.parse_args()
+asked = []
+for number in (signal.SIGUSR2, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: asked.append(signal.Signals(number).name))
+checkpoint, journal = Path("checkpoint"), open("journal", "a")
+
+
+def say(**event):
+    journal.write(json.dumps(event) + "\\n")
+    journal.flush()
+
+
+def say_progress(step):
+    path = Path(os.environ["SUBMITIT_JOB_STATUS"])
+    tmp = path.with_name("status.tmp")
+    tmp.write_text(json.dumps({"progress": step}))
+    tmp.replace(path)
+
+
+step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+with open(options.log, "a") as log:
+    print(f"starting at step {step}", file=log, flush=True)
+say(start=step, pid=os.getpid(), job=os.environ.get("SLURM_JOB_ID"), node=os.environ.get("SLURMD_NODENAME"))
+while step < options.steps:
+    time.sleep(options.pause)
+    if not options.is_stuck:
+        step += 1
+    say(step=step)
+    if asked:
+        checkpoint.write_text(str(step))
+        say_progress(step)
+        say(stop=step, asked=asked)
+        sys.exit(75)
+'''
+
+SNAKEFILE = """\
+rule all:
+    default_target: True
+    input: "result.txt"
+
+rule train:
+    output: "trained.txt"
+    log: "train.log"
+    params: steps=config.get("steps", 4), pause=config.get("pause", 0.5), more=config.get("more", "")
+    resources: **config.get("resources", {})
+    shell: "python train.py --steps {params.steps} --pause {params.pause} {params.more} --log {log} && date > {output}"
+
+rule small:
+    output: "small/{i}.txt"
+    shell: "echo {wildcards.i} > {output}"
+
+rule result:
+    input: "trained.txt", expand("small/{i}.txt", i=range(config.get("small", 0)))
+    output: "result.txt"
+    shell: "cat {input} > {output}"
+"""
+
+
+@dataclass
+class ToyProject:
+    """`cluster`: None for processes of this machine; `shims`: a folder to be first on PATH."""
+
+    path: Path
+    cluster: SlurmCluster | None = None
+    shims: Path | None = None
+    drivers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "train.py").write_text(TRAIN)
+        (self.path / "Snakefile").write_text(SNAKEFILE)
+
+    def start(self, *options: str, **config: Any) -> subprocess.Popen[str]:
+        """Start a driver; its output goes to driver-N.log."""
+        given = {"resources": {"mem_mb": 500, "runtime": 5}, **config}
+        kind = "slurm" if self.cluster else "local"
+        command = [sys.executable, "-m", "snakemake", "--executor", "submitit", "--submitit-cluster", kind]
+        command += ["--jobs", "6", "--nolock", "--rerun-incomplete", "--latency-wait", "2", "--show-failed-logs"]
+        command += ["--submitit-poll-interval-s", "1", "--submitit-extra-mem-mb", "500"]
+        (self.path / "config.json").write_text(json.dumps(given))
+        command += [*options, "--configfile", "config.json"]
+        log = open(self.path / f"driver-{len(self.drivers)}.log", "w")  # noqa: SIM115
+        driver = subprocess.Popen(
+            command, cwd=self.path, env=self.env, stdout=log, stderr=log, text=True, start_new_session=True
+        )
+        self.drivers.append(driver)
+        return driver
+
+    def run(self, *options: str, **config: Any) -> str:
+        """Run a driver to its end; what it printed, with its exit code as the last line."""
+        self.start(*options, **config)
+        return self.finish()
+
+    def finish(self, seconds: float = 300) -> str:
+        code = self.drivers[-1].wait(timeout=seconds)
+        return f"{self.said()}\nexit code {code}"
+
+    def said(self) -> str:
+        return (self.path / f"driver-{len(self.drivers) - 1}.log").read_text()
+
+    def kill_driver(self) -> None:
+        """As a crash of the login node would: nothing of it is left, the jobs are untouched."""
+        os.kill(self.drivers[-1].pid, signal.SIGKILL)
+        self.drivers[-1].wait()
+
+    def stop(self) -> None:
+        for driver in self.drivers:
+            if driver.poll() is None:
+                driver.kill()
+                driver.wait()
+        if self.cluster:
+            self.cluster.run("scancel", "--user", "root")
+
+    def wait_until(self, is_so: Callable[[], Any], seconds: float = 60) -> Any:
+        """Wait until `is_so` returns something true, and return that."""
+        deadline = time.monotonic() + seconds
+        while not (value := is_so()):
+            if time.monotonic() > deadline or (self.drivers and self.drivers[-1].poll() == 1):
+                raise TimeoutError(f"not so within {seconds} s\n{self.said()}")
+            time.sleep(0.1)
+        return value
+
+    @property
+    def env(self) -> dict[str, str]:
+        env = dict(self.cluster.env if self.cluster else os.environ)
+        first = [str(self.shims)] if self.shims else []
+        env["PATH"] = os.pathsep.join([*first, str(Path(sys.executable).parent), env["PATH"]])
+        return env
+
+    def journal(self) -> list[dict[str, Any]]:
+        path = self.path / "journal"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def steps(self) -> list[int]:
+        return [event["step"] for event in self.journal() if "step" in event]
+
+    def starts(self) -> list[dict[str, Any]]:
+        return [event for event in self.journal() if "start" in event]
+
+    def job(self, rule: str) -> Path:
+        """The executor's folder of the job of a rule."""
+        (found,) = (self.path / ".snakemake" / "submitit" / "jobs").glob(f"{rule}-*")
+        return found
+
+    def record(self, rule: str) -> dict[str, Any]:
+        return json.loads((self.job(rule) / "record.json").read_text())
+
+    def has_record(self, rule: str) -> bool:
+        return bool(list((self.path / ".snakemake" / "submitit" / "jobs").glob(f"{rule}-*/record.json")))
+
+
+def write_shim(folder: Path, program: str, lines: Sequence[str]) -> None:
+    """A program of the same name, first on PATH, in which $REAL is the real one."""
+    import shutil
+
+    folder.mkdir(exist_ok=True)
+    path = folder / program
+    path.write_text("\n".join(["#!/bin/bash", f"REAL={shutil.which(program)}", *lines, ""]))
+    path.chmod(0o755)
