@@ -40,6 +40,11 @@ def module_digest(module: str) -> str:
     return code_digest(module, _library())
 
 
+def stage_sources(module: str) -> list[str]:
+    """Names of the modules behind `module_digest`. Raises: SourceError."""
+    return sorted(reached_sources(module, _library()))
+
+
 @functools.cache
 def _library() -> Project:
     """One for all stages, which share most of what they import."""
