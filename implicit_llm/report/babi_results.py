@@ -15,6 +15,9 @@ from implicit_llm.report.results import Cell, Spread, from_record, headline_mode
 
 NUM_TASKS = 20
 TEST, VALIDATION = "-test", "-valid"
+WINDOWED = "windowed"
+# How a protocol is named on the page.
+PROTOCOL_WORDS = {WINDOWED: "every row from an empty state", "carried": "state carried over all stories"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,9 @@ class BabiPoint:
     num_questions_by_task: Mapping[str, int] | None
     lm_accuracy: float | None
     lm_perplexity: float | None
+    lm_accuracy_by_task: Mapping[str, float] | None
+    lm_perplexity_by_task: Mapping[str, float | None] | None
+    num_words: int | None
     f_evaluations_per_token: float | None
     residual: float | None
     unconverged_share: float | None
@@ -73,10 +79,10 @@ class BabiResults:
 
     @cached_property
     def cells(self) -> tuple[BabiCell, ...]:
-        """One a (run, phase, data set, mode): by data set, implicit runs first, a run's headline mode first."""
+        """One a (run, phase, data set, protocol, mode): by data set, implicit runs first, a run's headline first."""
         groups: dict[tuple, list[BabiPoint]] = {}
         for point in self.points:
-            groups.setdefault((point.variant, point.data, point.mode), []).append(point)
+            groups.setdefault((point.variant, point.data, point.protocol, point.mode), []).append(point)
         cells = [Cell(tuple(sorted(points, key=lambda point: point.seed or 0))) for points in groups.values()]
         return tuple(sorted(cells, key=self._order))
 
@@ -85,20 +91,31 @@ class BabiResults:
         """What is shown and judged; validation sets are left out."""
         return tuple(sorted({point.data for point in self.points if point.data.endswith(TEST)}))
 
-    def of(self, data: str, *, headline_only: bool = False) -> list[BabiCell]:
-        """The cells of a data set."""
-        mine = [cell for cell in self.cells if cell.first.data == data]
+    def protocols(self, data: str) -> tuple[str | None, ...]:
+        """In which the models were evaluated on a data set, the one that speaks first."""
+        found = {point.protocol for point in self.points if point.data == data}
+        return tuple(sorted(found, key=lambda protocol: (protocol != self.headline_protocol(data), protocol or "")))
+
+    def headline_protocol(self, data: str) -> str | None:
+        """The protocol of figures, choices and claims: windowed where it was run, as every model can follow it."""
+        found = {point.protocol for point in self.points if point.data == data}
+        return WINDOWED if WINDOWED in found else min(found, key=str, default=None)
+
+    def of(self, data: str, protocol: str | None = None, *, headline_only: bool = False) -> list[BabiCell]:
+        """The cells of a data set, in the protocol that speaks for it unless another is named."""
+        wanted = protocol or self.headline_protocol(data)
+        mine = [cell for cell in self.cells if (cell.first.data, cell.first.protocol) == (data, wanted)]
         return [cell for cell in mine if self.is_headline(cell)] if headline_only else mine
 
     def validation(self, cell: BabiCell) -> Spread:
-        """Accuracy at all questions of the validation set, of the runs and mode of a cell of the test set."""
+        """Accuracy at all questions of the validation set, of the runs, protocol and mode of a cell of the test set."""
         data = cell.first.data.removesuffix(TEST) + VALIDATION
-        mine = (cell.first.variant, data, cell.first.mode)
-        return Spread.of(p.accuracy for p in self.points if (p.variant, p.data, p.mode) == mine)
+        mine = (cell.first.variant, data, cell.first.protocol, cell.first.mode)
+        return Spread.of(p.accuracy for p in self.points if (p.variant, p.data, p.protocol, p.mode) == mine)
 
     def is_headline(self, cell: BabiCell) -> bool:
-        mine = (cell.first.run, cell.first.data)
-        modes = {point.mode for point in self.points if (point.run, point.data) == mine}
+        mine = (cell.first.run, cell.first.data, cell.first.protocol)
+        modes = {point.mode for point in self.points if (point.run, point.data, point.protocol) == mine}
         return cell.first.mode == headline_mode(modes, self.headline_mode)
 
     def name(self, cell: BabiCell) -> str:
@@ -119,6 +136,14 @@ class BabiResults:
 def task_spread(cell: BabiCell, task: int) -> Spread:
     """Accuracy on one task over seeds; without values for a task that was not asked."""
     return cell.spread(lambda point: point.of_task(task))
+
+
+def word_spread(cell: BabiCell, task: int | None, *, is_perplexity: bool) -> Spread:
+    """Accuracy or perplexity over all words of a task, None for all of them, over seeds."""
+    if task is None:
+        return cell.spread("lm_perplexity" if is_perplexity else "lm_accuracy")
+    key = "lm_perplexity_by_task" if is_perplexity else "lm_accuracy_by_task"
+    return cell.spread(lambda point: (getattr(point, key) or {}).get(str(task)))
 
 
 def tasks_asked(cells: list[BabiCell]) -> list[int]:

@@ -6,7 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from implicit_llm.report.babi_choice import chosen_variants, marked_name
-from implicit_llm.report.babi_results import TEST, VALIDATION, BabiCell, BabiResults, task_spread, tasks_asked
+from implicit_llm.report.babi_results import (
+    PROTOCOL_WORDS,
+    TEST,
+    VALIDATION,
+    BabiCell,
+    BabiResults,
+    task_spread,
+    tasks_asked,
+    word_spread,
+)
 from implicit_llm.report.published import Published
 from implicit_llm.report.results import Spread
 from implicit_llm.report.table_text import csv_text, escape, latex_spread, rounded, spread_columns, spread_values
@@ -38,12 +47,15 @@ class BabiRow:
 
 @dataclass(frozen=True)
 class BabiTable:
-    """The models on one test set; each in every mode, the one that speaks for it marked.
+    """The models on one test set in one protocol; each in every mode, the one that speaks for it marked.
 
-    `chosen` marks the runs that the validation set chose of several; its numbers are one row, the last.
+    is_headline: this protocol speaks for the models in the figure and the claims. chosen: the runs that the validation
+    set chose of several; its numbers are one row, the last.
     """
 
     data: str
+    protocol: str | None
+    is_headline: bool
     cells: tuple[BabiCell, ...]
     names: tuple[str, ...]
     headlines: tuple[bool, ...]
@@ -51,26 +63,32 @@ class BabiTable:
     rows: tuple[BabiRow, ...]
 
     @property
+    def protocol_words(self) -> str:
+        return PROTOCOL_WORDS.get(self.protocol or "", self.protocol or "protocol not recorded")
+
+    @property
     def roles(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(role for cell in self.cells for role in cell.roles))
 
 
 def babi_tables(results: BabiResults) -> list[BabiTable]:
-    """One table a test set."""
-    tables = []
-    for data in results.test_sets:
-        cells = results.of(data)
-        rows = [BabiRow(None, tuple(cell.spread("accuracy") for cell in cells))]
-        rows += [BabiRow(task, tuple(task_spread(cell, task) for cell in cells)) for task in tasks_asked(cells)]
-        validation = tuple(results.validation(cell) for cell in cells)
-        if any(spread.values for spread in validation):
-            rows.append(BabiRow(None, validation, is_validation=True))
-        variants = chosen_variants(results, data)
-        chosen = tuple(cell.first.variant in variants for cell in cells)
-        names = tuple(marked_name(results, cell) for cell in cells)
-        headlines = tuple(results.is_headline(cell) for cell in cells)
-        tables.append(BabiTable(data, tuple(cells), names, headlines, chosen, tuple(rows)))
-    return tables
+    """One table a test set and protocol."""
+    return [_table(results, data, protocol) for data in results.test_sets for protocol in results.protocols(data)]
+
+
+def _table(results: BabiResults, data: str, protocol: str | None) -> BabiTable:
+    cells = results.of(data, protocol)
+    rows = [BabiRow(None, tuple(cell.spread("accuracy") for cell in cells))]
+    rows += [BabiRow(task, tuple(task_spread(cell, task) for cell in cells)) for task in tasks_asked(cells)]
+    validation = tuple(results.validation(cell) for cell in cells)
+    if any(spread.values for spread in validation):
+        rows.append(BabiRow(None, validation, is_validation=True))
+    variants = chosen_variants(results, data)
+    chosen = tuple(cell.first.variant in variants for cell in cells)
+    names = tuple(marked_name(results, cell) for cell in cells)
+    headlines = tuple(results.is_headline(cell) for cell in cells)
+    speaks = protocol == results.headline_protocol(data)
+    return BabiTable(data, protocol, speaks, tuple(cells), names, headlines, chosen, tuple(rows))
 
 
 def babi_csv(tables: Sequence[BabiTable], published: Published) -> str:
@@ -81,8 +99,8 @@ def babi_csv(tables: Sequence[BabiTable], published: Published) -> str:
     about = ["run", "model", "family", "num_layers", "num_parameters", "phase", "solver", "data"]
     about += ["protocol", "mode", "split", "is_chosen"]
     counts = ["num_seeds", "task", "num_questions"]
-    whole = ["lm_accuracy_mean", "lm_perplexity_mean", "f_evaluations_per_token_mean"]
-    head = [*about, *counts, *spread_columns(["accuracy"]), *whole, "source", "mark"]
+    words = spread_columns(["lm_accuracy", "lm_perplexity"])
+    head = [*about, *counts, *spread_columns(["accuracy"]), *words, "f_evaluations_per_token_mean", "source", "mark"]
     return csv_text(head, _csv_rows(tables, published))
 
 
@@ -107,24 +125,25 @@ def _csv_rows(tables: Sequence[BabiTable], published: Published) -> Iterator[lis
             None,
         ]
         accuracy = rounded(number.value / 100)
-        yield [*about, None, 0, None, accuracy, None, None, None, None, None, number.source, number.mark]
+        yield [*about, None, 0, None, accuracy, *[None] * 9, number.source, number.mark]
 
 
 def _csv_row(cell: BabiCell, row: BabiRow, spread: Spread, *, is_chosen: bool) -> list[object]:
     point = cell.first
     kind = "implicit" if point.is_implicit else "explicit"
     questions = point.num_questions if row.task is None else (point.num_questions_by_task or {}).get(str(row.task))
-    whole: list[object] = [None, None, None]
+    words: list[object] = [None] * 6
+    cost = rounded(cell.spread("f_evaluations_per_token").mean)
     data, split = point.data, "test"
     if row.is_validation:
-        data, split, questions = point.data.removesuffix(TEST) + VALIDATION, "validation", None
-    elif row.task is None:
-        keys = ("lm_accuracy", "lm_perplexity", "f_evaluations_per_token")
-        whole = [rounded(cell.spread(key).mean) for key in keys]
+        data, split, questions, cost = point.data.removesuffix(TEST) + VALIDATION, "validation", None, None
+    else:
+        spreads = [word_spread(cell, row.task, is_perplexity=is_perplexity) for is_perplexity in (False, True)]
+        words = [value for spread in spreads for value in spread_values(spread)]
     return [
         *(point.run, kind, point.family, point.num_layers, point.num_parameters, point.phase, point.phase_label),
         *(data, point.protocol, point.mode, split, int(is_chosen), len(spread.values), row.task or 0, questions),
-        *(*spread_values(spread), *whole, None, None),
+        *(*spread_values(spread), *words, cost, None, None),
     ]
 
 
@@ -137,7 +156,7 @@ def _latex_table(table: BabiTable, published: Published) -> str:
     shown = [index for index, is_headline in enumerate(table.headlines) if is_headline]
     heads = " & ".join(escape(table.names[index]) for index in shown)
     lines = [
-        f"% CatbAbI, {table.data}: accuracy at questions in percent, mean over seeds (range)",
+        f"% CatbAbI, {table.data}, {table.protocol_words}: accuracy at questions in percent, mean over seeds (range)",
         rf"\begin{{tabular}}{{l{'r' * len(shown)}}}",
         r"\toprule",
         rf"Task & {heads} \\",

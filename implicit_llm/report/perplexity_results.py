@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -36,6 +36,8 @@ class PerplexityPoint:
     train_length: int | None
     train_tokens: float | None
     train_flops: float | None
+    perplexity_within_documents: float | None = None
+    loss_by_position: Mapping[str, Any] | None = None
 
     @classmethod
     def from_record(cls, record: dict[str, Any], role: str) -> PerplexityPoint:

@@ -13,7 +13,9 @@ from implicit_llm.report.results import Spread
 from implicit_llm.report.table_text import csv_text, escape, latex_spread, rounded, spread_columns, spread_values
 from implicit_llm.report.training_runs import TrainingRun
 
-CSV_METRICS = ("perplexity", "loss", "f_evaluations_per_token", "residual", "unconverged_share")
+CSV_METRICS = (
+    "perplexity", "loss", "perplexity_within_documents", "f_evaluations_per_token", "residual", "unconverged_share",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class PerplexityEntry:
     @property
     def perplexity(self) -> Spread:
         return self.cell.spread("perplexity")
+
+    @property
+    def within_documents(self) -> Spread:
+        """Without the tokens that start a document."""
+        return self.cell.spread("perplexity_within_documents")
 
     @property
     def cost(self) -> Spread:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from implicit_llm.report.config import ReportError
 from implicit_llm.report.model_groups import FAMILIES
@@ -13,6 +13,23 @@ from implicit_llm.report.perplexity_results import PerplexityPoint
 from implicit_llm.report.results import Point
 from implicit_llm.report.yaml_file import read_yaml
 from implicit_llm.runs.fill import fill
+
+
+class DualityMeasured(Protocol):
+    """What is asked of a measured pair of modes to place a published number beside it."""
+
+    @property
+    def eval_mode(self) -> str | None: ...
+
+    @property
+    def against(self) -> str | None: ...
+
+    @property
+    def model_type(self) -> str | None: ...
+
+    @property
+    def num_parameters(self) -> int | None: ...
+
 
 Mark = Literal["paper", "other_paper", "secondary", "reference_run"]
 MARK_WORDS = {
@@ -103,6 +120,27 @@ class PublishedPerplexity:
 
 
 @dataclass(frozen=True)
+class PublishedDuality:
+    """Share of tokens on which simultaneous and sequential mode of an implicit language model agree."""
+
+    id: str
+    family: str
+    num_parameters: float
+    num_tokens: float
+    value: float
+    source: str
+    mark: Mark
+
+    def is_beside(self, point: DualityMeasured) -> bool:
+        """Whether a measured point has the same family, modes, and size within 10 %."""
+        return (
+            (point.eval_mode, point.against) == ("simultaneous", "sequential")
+            and self.family == FAMILIES.get(point.model_type or "")
+            and _is_near(self.num_parameters, point.num_parameters)
+        )
+
+
+@dataclass(frozen=True)
 class BabiYardstick:
     """Accuracy of another model at all questions of CatbAbI (test), in percent: to see where ours stand.
 
@@ -126,6 +164,7 @@ class Published:
     numbers: tuple[PublishedNumber, ...]
     perplexities: tuple[PublishedPerplexity, ...] = ()
     babi: tuple[BabiYardstick, ...] = ()
+    duality: tuple[PublishedDuality, ...] = ()
 
     def beside(self, point: Point, metric: str) -> PublishedNumber | None:
         """The published number of the same thing, None where there is none."""
@@ -135,13 +174,17 @@ class Published:
         """The published perplexity of the same thing, None where there is none."""
         return next((number for number in self.perplexities if number.is_beside(point)), None)
 
+    def duality_beside(self, point: DualityMeasured) -> PublishedDuality | None:
+        """The published agreement of the same thing, None where there is none."""
+        return next((number for number in self.duality if number.is_beside(point)), None)
+
     @property
     def all_marks(self) -> set[str]:
         return {entry.mark for entry in self.entries}
 
     @property
-    def entries(self) -> tuple[PublishedNumber | PublishedPerplexity | BabiYardstick, ...]:
-        return (*self.numbers, *self.perplexities, *self.babi)
+    def entries(self) -> tuple[PublishedNumber | PublishedPerplexity | BabiYardstick | PublishedDuality, ...]:
+        return (*self.numbers, *self.perplexities, *self.babi, *self.duality)
 
 
 def load_published(path: Path) -> Published:

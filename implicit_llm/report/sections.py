@@ -10,10 +10,12 @@ from collections.abc import Callable
 from implicit_llm.report.accuracy_figures import accuracy_by_length, accuracy_by_mode, accuracy_by_position
 from implicit_llm.report.babi_figures import accuracy_by_babi_task
 from implicit_llm.report.babi_tables import babi_csv, babi_latex, babi_tables
+from implicit_llm.report.duality_section import duality_section
 from implicit_llm.report.jacobian_section import jacobian_section
 from implicit_llm.report.loss_figures import loss_by
 from implicit_llm.report.minimum_layers_section import minimum_layers_section
 from implicit_llm.report.perplexity_figures import perplexity_by_length
+from implicit_llm.report.perplexity_position_figure import perplexity_by_position
 from implicit_llm.report.perplexity_tables import perplexity_csv, perplexity_latex, perplexity_tables
 from implicit_llm.report.section import Section, SectionInputs
 from implicit_llm.report.spectral_radius_figure import spectral_radius_along_training
@@ -44,7 +46,7 @@ def perplexity_section(given: SectionInputs) -> Section | None:
     if not tables:
         return None
     files = {"perplexity": {"csv": perplexity_csv(tables), "tex": perplexity_latex(tables)}}
-    figures = (perplexity_by_length(given.perplexities),)
+    figures = (perplexity_by_length(given.perplexities), perplexity_by_position(given.perplexities))
     return Section("perplexity", "sections/perplexity.html.j2", tables, figures, files)
 
 
@@ -85,6 +87,7 @@ BUILDERS: tuple[Callable[[SectionInputs], Section | None], ...] = (
     language_training_section,
     babi_section,
     test_time_section,
+    duality_section,
     jacobian_section,
     training_section,
 )

@@ -43,6 +43,12 @@ use rule evaluate_word_problem as evaluate_perplexity with:
         batch_size=0,
 
 
+# Every token in every mode, one of which goes token by token; the logits of two modes lie side by side.
+use rule evaluate_perplexity as evaluate_duality with:
+    wildcard_constraints:
+        evaluation=job.names("evaluate", "duality"),
+
+
 # Derivatives in fp64 at a few tokens: minutes on a CPU for a published word-problem model.
 use rule evaluate_word_problem as evaluate_jacobian with:
     wildcard_constraints:

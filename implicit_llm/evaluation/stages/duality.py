@@ -140,11 +140,12 @@ def _trace_records(comparison: Comparison, reading: Reading) -> list[Record]:
     """The convergence of the simultaneous iteration in the settings of the first such mode; none if explicit."""
     trained = getattr(comparison.model, "solver", None)
     mode = next((mode for mode in comparison.modes if mode.eval_mode == SIMULTANEOUS and mode.sweep is None), None)
-    if trained is None or mode is None or reading.num_rows == 0:
+    if trained is None or mode is None:
         return []
     traced = TracedModel(comparison.model, mode.solver(trained))
     num_rows = min(reading.num_rows, max(1, comparison.config.trace_tokens // reading.rows.length))
-    tally = trace_convergence(comparison.job(reading, traced, num_rows, is_coupled=False))
+    job = comparison.job(reading, traced, num_rows, is_coupled=False)
+    tally = trace_convergence(job) if num_rows else None
     curve = None if tally is None else tally.values()
     described = {"measure": CONVERGENCE, "mode": mode.name, "against": None, **mode.record(trained)}
     cost = {"f_evaluations_per_token": float(traced.solver.eval_budget), "residual": None, "unconverged_share": None}

@@ -120,10 +120,14 @@ def _training_values(run: LanguageRun, phase: str, step: int, seed: int) -> dict
 def _perplexity_record(run: LanguageRun, phase: str, seed: int, length: int, mode: str) -> Record:
     worse = (0.05 if run.is_implicit else 0.45) * math.log2(length / LENGTH)
     loss = _loss(run, phase, run.steps) + 0.05 + 0.012 * seed + worse + (0.01 if mode == "published" else 0.0)
+    starts = [1, 2, 4, 8, 16, 32, 64, 128]
+    by_position = {"start": starts, "end": [*(start - 1 for start in starts[1:]), length]}
+    by_position |= {"loss": [loss + 1 / start for start in starts], "num_tokens": [512] * len(starts)}
     return {
         "kind": "perplexity", "run": run.name, "seed": seed, "phase": phase, "is_implicit": run.is_implicit,
         "model_type": run.model_type, "num_layers": 2, "num_parameters": run.num_parameters, "data": "text-test",
         "length": length, "mode": mode, "loss": loss, "perplexity": math.exp(loss), "num_tokens": 65_024,
+        "perplexity_within_documents": math.exp(loss - 0.02), "loss_by_position": by_position,
         "f_evaluations_per_token": 9.4 if run.is_implicit else 1.0, "residual": 0.049 if run.is_implicit else None,
         "unconverged_share": 0.01 if run.is_implicit else None, "train_length": LENGTH,
         "train_tokens": run.steps * STEP_TOKENS,
@@ -132,25 +136,29 @@ def _perplexity_record(run: LanguageRun, phase: str, seed: int, length: int, mod
 
 
 def make_babi_runs(
-    results: Path, seeds: Sequence[int] = (0, 1), tasks: Sequence[int] = tuple(range(1, 21))
+    results: Path,
+    seeds: Sequence[int] = (0, 1),
+    tasks: Sequence[int] = tuple(range(1, 21)),
+    changes: Sequence[Record] = ({},),
 ) -> dict[str, Path]:
-    """An implicit and an explicit one-layer model on the tasks."""
+    """An implicit and an explicit one-layer model on the tasks; `changes` makes each record once for each of them."""
     roles: dict[str, Path] = {}
     for name, is_implicit in (("babi-implicit", True), ("babi-explicit", False)):
         for seed in seeds:
-            roles |= _make_babi_run(results, f"{name}-s{seed}", is_implicit, seed, tasks)
+            record = _babi_record(f"{name}-s{seed}", is_implicit, seed, tasks)
+            roles |= _make_babi_run(results, f"{name}-s{seed}", is_implicit, [record | change for change in changes])
     return roles
 
 
-def _make_babi_run(results: Path, name: str, is_implicit: bool, seed: int, tasks: Sequence[int]) -> dict[str, Path]:
+def _make_babi_run(results: Path, name: str, is_implicit: bool, tested: Sequence[Record]) -> dict[str, Path]:
     phases: list[tuple[str, int, int, Any]] = [("explicit", 0, 900, None)]
     if is_implicit:
         phases = [("unrolled", 0, 300, UNROLLED), ("free", 300, 900, FREE)]
     roles, made = {}, ""
     for index, (phase, start, end, solver) in enumerate(phases):
         settings = {"name": phase, "index": index, "start_step": start, "end_step": end, "solver": solver}
-        config = {"task": "catbabi", "model": {"model_type": "implicit_mamba2"}, "phase": settings, "seed": seed}
-        config |= {"total_steps": 900, "batch_size": 16}
+        config = {"task": "catbabi", "model": {"model_type": "implicit_mamba2"}, "phase": settings}
+        config |= {"total_steps": 900, "batch_size": 16, "seed": tested[0]["seed"]}
         points = [(step, {"loss": 3 / (1 + step / 60) + 0.3}) for step in range(start + 10, end + 1, 10)]
         folder = results / "train" / name / phase
         upstream = {"data": "b" * 64} | ({"start": made} if index else {})
@@ -158,8 +166,8 @@ def _make_babi_run(results: Path, name: str, is_implicit: bool, seed: int, tasks
         made = finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points, summary)
         roles[f"train:{name}/{phase}"] = folder
     place = results / "evaluate" / name / phases[-1][0] / "catbabi"
-    record = _babi_record(name, is_implicit, seed, tasks)
-    files = {"metrics.json": {"records": [record | {"data": "babi-valid", "accuracy": 0.125}, record]}}
+    valid = [record | {"data": "babi-valid", "accuracy": 0.125} for record in tested]
+    files = {"metrics.json": {"records": [*valid, *tested]}}
     evaluation = f"{name}/{phases[-1][0]}/catbabi"
     finish(place, "evaluate", evaluation, {"kind": "catbabi"}, {"model": made}, files)
     return roles | {f"evaluate:{evaluation}": place}
@@ -177,6 +185,7 @@ def _babi_record(name: str, is_implicit: bool, seed: int, tasks: Sequence[int]) 
         "mode": "blockwise" if is_implicit else "parallel", "accuracy": sum(by_task.values()) / len(by_task),
         "accuracy_by_task": by_task, "num_questions": 50 * len(by_task),
         "num_questions_by_task": dict.fromkeys(by_task, 50), "lm_accuracy": 0.61, "lm_perplexity": 3.2,
+        "lm_accuracy_by_task": dict.fromkeys(by_task, 0.6), "lm_perplexity_by_task": dict.fromkeys(by_task, 3.5),
         "f_evaluations_per_token": 8.1 if is_implicit else 1.0, "residual": None, "unconverged_share": None,
         "train_tokens": 2_880_000, "train_flops": 1e12,
     }  # fmt: skip

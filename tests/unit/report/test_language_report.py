@@ -21,7 +21,8 @@ from tests.unit.report.test_report_stage import ASSETS, Page
 
 MAMBA2 = family("mamba2", "implicit_mamba2", seeds=(0, 1, 2))
 TRAINING_FIGURES = {"training-curves", "solver-health", "spectral-radius"}
-LANGUAGE_FIGURES = {"perplexity-by-length", "loss-by-tokens", "loss-by-flops"} | TRAINING_FIGURES
+PERPLEXITY_FIGURES = {"perplexity-by-length", "perplexity-by-position"}
+LANGUAGE_FIGURES = PERPLEXITY_FIGURES | {"loss-by-tokens", "loss-by-flops"} | TRAINING_FIGURES
 
 
 def make_report(folder: Path, roles: dict[str, Path]) -> Path:

@@ -24,10 +24,10 @@ class Kind:
 
 KINDS = {
     WORD_PROBLEM: Kind((WORD_PROBLEM,)),
-    CATBABI: Kind((CATBABI,)),
+    CATBABI: Kind((CATBABI,), ("protocols", "carried_max_tokens")),
     PERPLEXITY: Kind((LANGUAGE_MODEL,), ("lengths", "max_tokens", "precision")),
     LM_EVAL: Kind((LANGUAGE_MODEL,), ("precision",)),
-    DUALITY: Kind((LANGUAGE_MODEL,), ("lengths", "max_tokens", "precision")),
+    DUALITY: Kind((LANGUAGE_MODEL,), ("lengths", "max_tokens", "trace_tokens", "precision")),
     JACOBIAN: Kind(
         (WORD_PROBLEM, CATBABI, LANGUAGE_MODEL),
         ("positions", "num_sequences", "max_state", "layer", "checked_rows"),

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from implicit_llm_workflow.data_sets import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
-from implicit_llm_workflow.evaluations import JACOBIAN, PERPLEXITY
+from implicit_llm_workflow.evaluations import DUALITY, JACOBIAN, PERPLEXITY
 from implicit_llm_workflow.experiment import Experiment
 
 REPORT_DIR = Path(__file__).resolve().parents[2] / "report"
@@ -30,12 +30,14 @@ def report_figures(experiment: Experiment) -> list[str]:
         "accuracy-by-position": has_words,
         "accuracy-by-mode": has_words and WORD_PROBLEM in _evaluated(experiment, implicit_only=True),
         "perplexity-by-length": PERPLEXITY in _evaluated(experiment),
+        "perplexity-by-position": PERPLEXITY in _evaluated(experiment),
         "loss-by-tokens": has_language,
         "loss-by-flops": has_language,
         "accuracy-by-babi-task": CATBABI in _evaluated(experiment),
         "minimum-layers": "minimum_layers" in experiment.report,
         "test-time-iterations": "eval_max_iter" in _swept(experiment),
         "test-time-tolerance": "eval_tol" in _swept(experiment),
+        "convergence-by-iteration": _has_convergence(experiment),
         "jacobian": JACOBIAN in _evaluated(experiment),
         "training-curves": True,
         "solver-health": has_implicit,
@@ -53,6 +55,7 @@ def report_tables(experiment: Experiment) -> list[str]:
         "babi": CATBABI in evaluated,
         "minimum-layers": "minimum_layers" in experiment.report,
         "test-time": bool(_swept(experiment)),
+        "duality": DUALITY in evaluated,
         "jacobian": JACOBIAN in evaluated,
     }
     return [name for name, is_there in names.items() if is_there]
@@ -67,6 +70,18 @@ def _evaluated(experiment: Experiment, *, implicit_only: bool = False, is_swept:
         for evaluation in experiment.evaluations_of(run)
         if bool(evaluation.sweep) == is_swept
     }
+
+
+def _has_convergence(experiment: Experiment) -> bool:
+    """Whether the simultaneous iteration of an implicit model is followed."""
+    return any(
+        evaluation.kind == DUALITY
+        and not evaluation.sweep
+        and any(mode["eval_mode"] == "simultaneous" for mode in evaluation.modes)
+        for run in experiment.runs.values()
+        if run.is_implicit
+        for evaluation in experiment.evaluations_of(run)
+    )
 
 
 def _swept(experiment: Experiment) -> set[str]:
