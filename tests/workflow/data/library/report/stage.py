@@ -7,13 +7,20 @@ FIGURES = (
     "accuracy-by-position",
     "accuracy-by-mode",
     "perplexity-by-length",
+    "perplexity-by-position",
     "loss-by-tokens",
     "loss-by-flops",
     "accuracy-by-babi-task",
+    "minimum-layers",
+    "test-time-iterations",
+    "test-time-tolerance",
+    "convergence-by-iteration",
+    "jacobian",
     "training-curves",
     "solver-health",
+    "spectral-radius",
 )
-TABLES = ("accuracy", "perplexity", "babi")
+TABLES = ("accuracy", "perplexity", "babi", "minimum-layers", "test-time", "duality", "jacobian")
 
 
 def run(context: StageContext) -> StageResult:
