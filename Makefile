@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS := constraints/cpu.txt
 PROFILE ?= profiles/local
+# Where Snakemake looks for a profile that is given by its name.
+SNAKEMAKE_PROFILES := $(or $(XDG_CONFIG_HOME),$(HOME)/.config)/snakemake
 
 # The name of the stamp says what was installed and where: a changed requirement or a moved folder sets up again.
 STAMP_KEY := $(shell (cat pyproject.toml $(CONSTRAINTS); echo "$(CURDIR)") | sha256sum | cut -c1-16)
@@ -15,7 +17,7 @@ READY := $(VENV)/.ready-$(STAMP_KEY)
 ACTIVATE := export PATH="$(abspath $(VENV))/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo test test-all check format bench
+.PHONY: help setup demo test test-all check format bench profiles
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -39,6 +41,14 @@ check: $(READY)  ## Check style, types and rules
 	@$(ACTIVATE); mypy
 	@$(ACTIVATE); snakefmt --check Snakefile workflow/rules
 	@$(ACTIVATE); ! snakemake --lint 2>&1 | grep '^    \* ' | grep -v 'Specify a conda environment'
+
+profiles:  ## Link the profiles where Snakemake finds them by name: snakemake --profile cluster
+	@mkdir -p "$(SNAKEMAKE_PROFILES)"
+	@for profile in profiles/*/; do \
+	    name=$$(basename "$$profile"); link="$(SNAKEMAKE_PROFILES)/$$name"; \
+	    if [ -e "$$link" ] && [ ! -L "$$link" ]; then echo "error: $$link is there and no link; move it away" >&2; exit 2; fi; \
+	    ln -sfn "$(CURDIR)/profiles/$$name" "$$link"; echo "$$link -> $(CURDIR)/profiles/$$name"; \
+	done
 
 format: $(READY)  ## Rewrite the sources in the project's style
 	@$(ACTIVATE); ruff check --fix .; ruff format .; snakefmt Snakefile workflow/rules
