@@ -17,12 +17,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from implicit_llm.evaluation.batch_size import BatchSize, is_out_of_memory, release_memory
+from implicit_llm.runs.errors import UserError
 
 log = logging.getLogger(__name__)
 
 IGNORED_LABEL = -100
 LOSS_TOKENS = 4096  # logits of so many tokens at a time are widened to fp32: 0.8 GB for 50,000 tokens of vocabulary
 T = TypeVar("T")
+
+
+class UnknownToken(UserError):
+    """The data has a token that the model does not know."""
 
 
 class Sequences(Protocol):
@@ -76,12 +81,13 @@ def answers(
     """Yield (index of the first sequence, batch, what `read` made of the model's output).
 
     None stands for a batch on which the iteration became NaN or infinite. A batch that does not fit is tried again in
-    halves. Raises: EvaluationOutOfMemory.
+    halves. Raises: EvaluationOutOfMemory, UnknownToken.
     """
     job.model.eval()
     start = 0
     while start < job.num_samples:
         batch = job.dataset.fetch(np.arange(start, min(start + job.batch_size.size, job.num_samples)))
+        _check_tokens(job, batch)
         answer: T | None
         try:
             with torch.inference_mode(), _autocast(job):
@@ -98,6 +104,17 @@ def answers(
             continue
         yield start, batch, answer
         start += len(batch["input_ids"])
+
+
+def _check_tokens(job: EvaluationJob, batch: dict[str, np.ndarray]) -> None:
+    """Raises: UnknownToken, where the model would fail at an address or read another word's embedding."""
+    num_known = getattr(getattr(job.model, "config", None), "vocab_size", None)
+    highest = max(int(np.max(batch[column], initial=-1)) for column in ("input_ids", "labels") if column in batch)
+    if num_known is not None and highest >= num_known:
+        raise UnknownToken(
+            f"{job.where}: the data has token {highest} and the model knows {num_known}; evaluate it on data that was "
+            "encoded as its training data were"
+        )
 
 
 def token_losses(logits_BLV: Tensor, labels_BL: np.ndarray) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.evaluation.inputs import MODEL_ROLE, EvaluateInputError
@@ -32,6 +33,7 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     kernels: Any = runtime.get("kernels") or "auto"
     select_kernels("torch" if device == "cpu" and kernels == "auto" else kernels)
+    transformers_logging.disable_progress_bar()
     how: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
     model: Any = AutoModelForCausalLM.from_pretrained(folder, **how)
     return model.to(device).eval()

@@ -1,6 +1,7 @@
 """Reading the finished runs a report is made of: evaluations, training phases, and where each came from.
 
-Roles are "train:<run>-s<seed>/<phase>" and "evaluate:<run>-s<seed>/<phase>/<evaluation>".
+Roles are "train:<run>-s<seed>/<phase>" and "evaluate:<run>-s<seed>/<phase>/<evaluation>"; of a model that was trained
+elsewhere "checkpoint:<peer>" and "evaluate:<peer>/checkpoint/<evaluation>".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from implicit_llm.runs.manifest import FileRecord
 from implicit_llm.runs.stage import Input
 from implicit_llm.tracking import journal
 
-EVALUATE, TRAIN = "evaluate", "train"
+EVALUATE, TRAIN, CHECKPOINT = "evaluate", "train", "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class ReportInputs:
     """Everything the report knows.
 
     `records`: every record of every evaluation by kind, with "role" and the run, phase and seed it belongs to; points
-    are made of those that belong to no sweep.
+    are made of those that belong to no sweep and to a model trained here.
     """
 
     points: tuple[Point, ...]
@@ -63,8 +64,10 @@ def load_inputs(inputs: Mapping[str, Input]) -> ReportInputs:
     """Read every input. Raises: ReportError naming the file."""
     sources = {role: _source(role, inputs[role]) for role in sorted(inputs)}
     for role, source in sources.items():
-        if source.stage not in (EVALUATE, TRAIN):
-            raise ReportError(f"input {role}: a report is made of evaluate and train runs, not of a {source.stage} run")
+        if source.stage not in (EVALUATE, TRAIN, CHECKPOINT):
+            raise ReportError(
+                f"input {role}: a report is made of evaluate, train and checkpoint runs, not of a {source.stage} run"
+            )
     training = _training_runs(sources, inputs)
     solvers = {(run.run, run.seed, phase.name): phase.solver for run in training for phase in run.phases}
     records: dict[str, list[dict[str, Any]]] = {}
@@ -83,8 +86,17 @@ def load_inputs(inputs: Mapping[str, Input]) -> ReportInputs:
 
 
 def _points(kind: Any, records: Mapping[str, list[dict[str, Any]]], name: str) -> list[Any]:
-    """The records of one kind of evaluation as points, without those of sweeps."""
-    return [kind.from_record(record, record["role"]) for record in records.get(name, ()) if not record.get("sweep")]
+    """The records of one kind of evaluation as points, without those of sweeps and of models trained elsewhere."""
+    return [
+        kind.from_record(record, record["role"])
+        for record in records.get(name, ())
+        if not record.get("sweep") and not is_peer(record)
+    ]
+
+
+def is_peer(record: Mapping[str, Any]) -> bool:
+    """Whether a record is of a model that was trained elsewhere."""
+    return record.get("source") is not None
 
 
 def _placed(record: Mapping[str, Any], source: Source, solvers: Mapping[Any, Any]) -> dict[str, Any]:

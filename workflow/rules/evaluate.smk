@@ -10,6 +10,8 @@ rule evaluate_word_problem:
         "results/{config}/evaluate/{run}/{phase}/{evaluation}/benchmark.tsv"
     wildcard_constraints:
         evaluation=job.names("evaluate", "word_problem"),
+    conda:
+        job.conda_env("evaluate", workflow)
     threads: 4
     resources:
         mem_mb=16000,
@@ -19,8 +21,9 @@ rule evaluate_word_problem:
     params:
         identity=job.identity("evaluate"),
         inputs=job.inputs("evaluate"),
+        kind=job.kind("evaluate"),
     shell:
-        "implicit-llm evaluate"
+        "implicit-llm evaluate {params.kind}"
         " --run-dir results/{wildcards.config}/evaluate/{wildcards.run}/{wildcards.phase}/{wildcards.evaluation}"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
         " --threads {threads} --device {resources.device} --batch-size {resources.batch_size}"
@@ -53,3 +56,14 @@ use rule evaluate_perplexity as evaluate_duality with:
 use rule evaluate_word_problem as evaluate_jacobian with:
     wildcard_constraints:
         evaluation=job.names("evaluate", "jacobian"),
+
+
+# Tens of thousands of short requests; the logits of a whole batch and their softmax lie side by side.
+use rule evaluate_word_problem as evaluate_lm_eval with:
+    wildcard_constraints:
+        evaluation=job.names("evaluate", "lm_eval"),
+    resources:
+        mem_mb=64000,
+        runtime=720,
+        device="auto",
+        batch_size=0,

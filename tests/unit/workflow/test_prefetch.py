@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from implicit_llm.data import babi_archive
+from implicit_llm_workflow.downloads import downloads_folder
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.prefetch import BABI_NAME, downloads_folder, satisfy
+from implicit_llm_workflow.prefetch import BABI_NAME, satisfy
 from implicit_llm_workflow.prefetch_needs import (
     BabiArchive,
     EvaluationData,

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.job import parse_inputs
 from implicit_llm_workflow.plan import UnknownTarget
 from implicit_llm_workflow.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
-from implicit_llm_workflow.stage_commands import parse_inputs
 from implicit_llm_workflow.yaml_files import read_yaml
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.test_plan import finish

@@ -7,7 +7,16 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from implicit_llm_workflow import estimate_command, plan_commands, prefetch_command, stage_commands, verify_command
+from implicit_llm_workflow import (
+    estimate_command,
+    evaluate_commands,
+    lm_eval_command,
+    plan_commands,
+    prefetch_command,
+    report_command,
+    stage_commands,
+    verify_command,
+)
 
 EXIT_FAILURE = 1
 
@@ -20,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(evaluate_commands.evaluate, name="evaluate", rich_help_panel="Jobs")
 app.add_typer(stage_commands.mlflow, name="mlflow")
 _experiments = (
     *plan_commands.COMMANDS,
@@ -27,9 +37,13 @@ _experiments = (
     prefetch_command.prefetch,
     verify_command.verify,
 )
-for _panel, _commands in (("Jobs", stage_commands.COMMANDS), ("Experiments", _experiments)):
+for _panel, _commands in (
+    ("Jobs", (*stage_commands.COMMANDS, report_command.report)),
+    ("Experiments", _experiments),
+):
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
+app.command("lm-eval", rich_help_panel="Jobs", context_settings=lm_eval_command.HANDED_OVER)(lm_eval_command.lm_eval)
 
 
 @app.callback()

@@ -43,7 +43,9 @@ def evaluation_estimates(plan: Plan, hardware: Hardware) -> list[EvaluationEstim
 
 
 def _estimate(plan: Plan, node: Node, hardware: Hardware, throughput: Throughput) -> EvaluationEstimate:
-    trained = plan.nodes[node.upstream["model"]].config
+    trained, name = plan.nodes[node.upstream["model"]].config, node.name.rpartition("/")[2]
+    if "phase" not in trained:  # a peer, whose sizes are in its checkpoint
+        return EvaluationEstimate(node.key, name, None, None, dict.fromkeys(hardware.cards), False)
     solver, precision = trained["phase"]["solver"], node.config.get("precision", trained["precision"])
     configured = node.config.get("modes", ())
     has_sequential = solver is not None and any(mode["eval_mode"] == SEQUENTIAL for mode in configured)
@@ -53,7 +55,6 @@ def _estimate(plan: Plan, node: Node, hardware: Hardware, throughput: Throughput
         for role, key in node.upstream.items()
         if role != "model"
     ]
-    name = node.name.rpartition("/")[2]
     unknown = EvaluationEstimate(node.key, name, None, None, dict.fromkeys(hardware.cards), has_sequential)
     if not configured or any(part is None for part in parts):
         return unknown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from implicit_llm_workflow.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.evaluations import KINDS, Evaluation, build_evaluation
 from implicit_llm_workflow.grids import GridPoint, expand_grids
+from implicit_llm_workflow.peers import Peer, build_peer, check_peers
 from implicit_llm_workflow.runs import Run, RunBuilder
 from implicit_llm_workflow.validation import validate
 
@@ -24,10 +25,15 @@ class Experiment:
     runs: Mapping[str, Run]
     evaluations: Mapping[str, Evaluation]
     report: Mapping[str, Any]
+    peers: Mapping[str, Peer] = field(default_factory=dict)
 
     def evaluations_of(self, run: Run) -> list[Evaluation]:
         """Those that are done for a run."""
         return [item for item in self.evaluations.values() if item.applies_to(run.name, self.data[run.data])]
+
+    def evaluations_of_peer(self, peer: Peer) -> list[Evaluation]:
+        """Those that are done for a peer."""
+        return [item for item in self.evaluations.values() if peer.has(item, self.data[peer.data])]
 
 
 def load_experiment(path: Path) -> Experiment:
@@ -46,9 +52,15 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     builder.check_shared((point.name, point.item) for point in points)
     runs = {point.name: _run(point, builder) for point in points}
     evaluations = {name: build_evaluation(name, item, source) for name, item in values.get("evaluations", {}).items()}
-    experiment = Experiment(values["name"], source, data, runs, evaluations, values.get("report", {}))
+    peers = {name: build_peer(name, item, source) for name, item in values.get("peers", {}).items()}
+    experiment = Experiment(values["name"], source, data, runs, evaluations, values.get("report", {}), peers)
     _check_evaluations(experiment)
+    check_peers(experiment.peers.values(), data, evaluations, _trained(runs), source)
     return experiment
+
+
+def _trained(runs: Mapping[str, Run]) -> list[str]:
+    return [f"{run.name}-s{seed}" for run in runs.values() for seed in run.seeds]
 
 
 def _run(point: GridPoint, builder: RunBuilder) -> Run:
@@ -62,6 +74,8 @@ def _check_evaluations(experiment: Experiment) -> None:
     """An evaluation that meets no run is a mistake, not an empty table."""
     for name, item in experiment.evaluations.items():
         if any(item.applies_to(run.name, experiment.data[run.data]) for run in experiment.runs.values()):
+            continue
+        if any(peer.has(item, experiment.data[peer.data]) for peer in experiment.peers.values()):
             continue
         kinds = KINDS[item.kind].data
         if any(experiment.data[run.data].kind in kinds for run in experiment.runs.values()):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.curricula import Phase
@@ -12,19 +13,20 @@ from implicit_llm_workflow.data_sets import DataSet, LanguageModel
 from implicit_llm_workflow.evaluations import DUALITY, LM_EVAL, PERPLEXITY, Evaluation
 from implicit_llm_workflow.experiment import Experiment
 from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.peers import PHASE, Peer
 from implicit_llm_workflow.report_outputs import report_assets
 from implicit_llm_workflow.runs import Run
 
 
-def build_graph(experiment: Experiment) -> dict[str, Node]:
-    """All nodes by key, every node after those it reads from."""
+def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = lambda path: None) -> dict[str, Node]:
+    """All nodes by key, every node after those it reads from. `digest`: sha256 of a file of a peer, None if unknown."""
     nodes: dict[str, Node] = {}
-    for node in _all_nodes(experiment):
+    for node in _all_nodes(experiment, digest):
         nodes[node.key] = node
     return nodes
 
 
-def _all_nodes(experiment: Experiment) -> Iterator[Node]:
+def _all_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[Node]:
     for data in experiment.data.values():
         yield from data_nodes(data)
     report_inputs: dict[str, str] = {}
@@ -33,6 +35,10 @@ def _all_nodes(experiment: Experiment) -> Iterator[Node]:
             for node in _run_nodes(experiment, run, seed):
                 report_inputs[f"{node.stage}:{node.name}"] = node.key
                 yield node
+    for peer in experiment.peers.values():
+        for node in _peer_nodes(experiment, peer, digest):
+            report_inputs[f"{node.stage}:{node.name}"] = node.key
+            yield node
     config = {"experiment": experiment.name, **experiment.report, "assets": report_assets()}
     yield Node("report", "report", config, report_inputs)
 
@@ -46,7 +52,14 @@ def _run_nodes(experiment: Experiment, run: Run, seed: int) -> Iterator[Node]:
         yield trained[phase.name]
     for phase in run.final_phases:
         for evaluation in experiment.evaluations_of(run):
-            yield _evaluate_node(trained[phase.name], evaluation, data)
+            yield _evaluate_node(trained[phase.name], trained[phase.name].name, evaluation, data)
+
+
+def _peer_nodes(experiment: Experiment, peer: Peer, digest: Callable[[Path], str | None]) -> Iterator[Node]:
+    imported = peer.node(digest)
+    yield imported
+    for evaluation in experiment.evaluations_of_peer(peer):
+        yield _evaluate_node(imported, f"{peer.name}/{PHASE}", evaluation, experiment.data[peer.data])
 
 
 def _train_node(run: Run, seed: int, phase: Phase, previous: Node | None, data: DataSet) -> Node:
@@ -70,7 +83,8 @@ def _train_node(run: Run, seed: int, phase: Phase, previous: Node | None, data: 
     return Node("train", f"{run.name}-s{seed}/{phase.name}", config, upstream)
 
 
-def _evaluate_node(trained: Node, evaluation: Evaluation, data: DataSet) -> Node:
+def _evaluate_node(model: Node, name: str, evaluation: Evaluation, data: DataSet) -> Node:
+    """`name`: of the model, with its phase."""
     config: dict[str, Any] = {"kind": evaluation.kind}
     if evaluation.modes:
         config["modes"] = [dict(mode) for mode in evaluation.modes]
@@ -83,4 +97,4 @@ def _evaluate_node(trained: Node, evaluation: Evaluation, data: DataSet) -> Node
         read = {"tokenizer": tokenizer_node(data).key}
     else:
         read = {node.name: node.key for node in nodes_of_test_data(data)}
-    return Node("evaluate", f"{trained.name}/{evaluation.name}", config, {"model": trained.key, **read})
+    return Node("evaluate", f"{name}/{evaluation.name}", config, {"model": model.key, **read})

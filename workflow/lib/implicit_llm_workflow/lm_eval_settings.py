@@ -41,6 +41,10 @@ def _tasks_of(suite: str, at: str) -> list[str]:
     return list(dict.fromkeys(column["task"] for column in suites[suite]["columns"]))
 
 
+def suite_names() -> list[str]:
+    return list(_suites())
+
+
 def _suites() -> dict[str, Mapping[str, Any]]:
     return {suite["name"]: suite for suite in read_yaml(SUITES_FILE)["suites"]}
 

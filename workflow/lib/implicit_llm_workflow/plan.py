@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 
 from implicit_llm_workflow.code_digest import module_digest
 from implicit_llm_workflow.errors import UserError
 from implicit_llm_workflow.experiment import Experiment
+from implicit_llm_workflow.file_digests import FileDigests
 from implicit_llm_workflow.fingerprint import Identity, identify
 from implicit_llm_workflow.graph import build_graph
 from implicit_llm_workflow.node import Node
@@ -38,7 +40,7 @@ class Plan:
     ) -> None:
         self.experiment = experiment
         self.root = results / experiment.name
-        self.nodes: dict[str, Node] = build_graph(experiment)
+        self.nodes: dict[str, Node] = build_graph(experiment, FileDigests(results / ".digests.json"))
         self.figures: list[str] = report_figures(experiment)
         self.tables: list[str] = report_tables(experiment)
         self._code_of = code_of
@@ -87,6 +89,15 @@ class Plan:
             _write_once(self.identity_file(node), self.identities[node.key].to_json())
             if self.has_many_inputs(node):
                 _write_once(self.inputs_file(node), json.dumps(self.input_dirs(node), indent=1))
+
+    def command_for(self, nodes: Iterable[Node]) -> str:
+        """The shell command that makes these nodes and what they need."""
+        # --configfile takes every word up to the next option, so it must not stand before the targets.
+        words = ["snakemake", "--configfile", self.experiment.source, "--profile", "profiles/local"]
+        if self.root.parent.resolve() != RESULTS.resolve():
+            words += ["--directory", str(self.root.parent.parent)]
+        targets = [Path(self.manifest(node)).relative_to(self.root.parent) for node in nodes]
+        return shlex.join([*words, *(Path("results", target).as_posix() for target in targets)])
 
     def manifests(self, *stages: str) -> list[str]:
         """Declared outputs of all nodes of the stages."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from implicit_llm_workflow.prefetch_http import Download, FetchError, fetch
 from implicit_llm_workflow.prefetch_hub import fetch_hub_files, fetched_before, hub_folder, put_by_hand
 from implicit_llm_workflow.prefetch_needs import BabiArchive, EvaluationData, HubFiles, HubModel, LocalFile, Need
 
-DEFAULT_DOWNLOADS = Path("results") / "downloads"
 BABI_URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
 BABI_NAME = "tasks_1-20_v1-2.tar.gz"
 BABI_MAX_BYTES = 1 << 27  # several times the archive
@@ -26,11 +24,6 @@ class Outcome:
 
     state: Literal["there", "fetched", "failed"]
     what: str
-
-
-def downloads_folder(given: Path | None) -> Path:
-    """As the data jobs choose it: the option, else $IMPLICIT_LLM_DATA, else results/downloads."""
-    return given or Path(os.environ.get("IMPLICIT_LLM_DATA") or DEFAULT_DOWNLOADS)
 
 
 def satisfy(need: Need, downloads: Path, *, babi_url: str = BABI_URL) -> Outcome:

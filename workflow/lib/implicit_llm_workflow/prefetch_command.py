@@ -32,8 +32,9 @@ def prefetch(
         implicit-llm prefetch --config paper --downloads /scratch/downloads
         snakemake prefetch --profile profiles/local --configfile workflow/config/paper.yaml
     """
+    from implicit_llm_workflow.downloads import downloads_folder
     from implicit_llm_workflow.plan import RESULTS
-    from implicit_llm_workflow.prefetch import downloads_folder, satisfy
+    from implicit_llm_workflow.prefetch import satisfy
     from implicit_llm_workflow.prefetch_needs import needs_of
 
     plan = make_plan(config, RESULTS)

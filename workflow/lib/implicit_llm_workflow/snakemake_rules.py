@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.config_files import ConfigFiles, shown_path
+from implicit_llm_workflow.config_files import CONFIG_DIR, ConfigFiles, shown_path
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.experiment import build_experiment
 from implicit_llm_workflow.node import Node
@@ -19,10 +19,13 @@ _NAME_WILDCARDS = {
     "data": ("data",),
     "train": ("run", "phase"),
     "evaluate": ("run", "phase", "evaluation"),
+    "checkpoint": ("peer",),
     "report": (),
 }
 # Which of them tells the kind of a job.
 _KIND_WILDCARD = {"data": -1, "train": 0, "evaluate": -1}
+
+ENVIRONMENTS = CONFIG_DIR.parents[1] / "envs"
 
 _NUMBER = re.compile(r"(?<=-)[0-9]{5}$")
 _NOTHING = r"[^\s\S]"  # matches no character
@@ -68,6 +71,7 @@ class RuleInputs:
             "run": name,
             "phase": name,
             "evaluation": name,
+            "peer": name,
         }
 
     def names(self, stage: str, kind: str) -> str:
@@ -105,9 +109,9 @@ class RuleInputs:
 
         return manifests
 
-    def identity(self, stage: str) -> Callable[[Any], str]:
-        """A parameter function: the identity of a job, as @FILE, which keeps commands short enough to be read."""
-        return lambda wildcards: f"@{self._plan.identity_file(self.node(stage, wildcards)).as_posix()}"
+    def kind(self, stage: str) -> Callable[[Any], str]:
+        """A parameter function: the kind of a job, as the name of the sub-command that does it."""
+        return lambda wildcards: self.node(stage, wildcards).config["kind"].replace("_", "-")
 
     def inputs(self, stage: str) -> Callable[[Any], list[str]]:
         """A parameter function: `--input ROLE=DIR` for everything that a job reads, `--input @FILE` for many."""

@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import os
+import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from implicit_llm_workflow.code_digest import stage_module
-from implicit_llm_workflow.errors import UserError
-from implicit_llm_workflow.library_module import leave_out_models
-
-# Beside the results, which are not part of a checkout either.
-DEFAULT_DOWNLOADS = Path("results/downloads")
-
-
-class OptionError(UserError):
-    """A command-line option cannot be understood."""
-
-
-RunDir = Annotated[Path, typer.Option(help="Run directory of the job; everything it writes lies there.", metavar="DIR")]
-IdentityText = Annotated[
-    str,
-    typer.Option(
-        "--identity",
-        help="What the result depends on, as JSON, or @FILE. `implicit-llm identity` prints it.",
-        metavar="JSON",
-    ),
-]
-Inputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        help="Run directory of a finished job this one reads from. Repeat for each role, or name a JSON file of "
-        "directories by role as @FILE.",
-        metavar="ROLE=DIR",
-    ),
-]
-Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves their number to the libraries.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+from implicit_llm_workflow.downloads import DEFAULT_DOWNLOADS
+from implicit_llm_workflow.job import (
+    Device,
+    Downloads,
+    IdentityText,
+    Inputs,
+    Job,
+    Kernels,
+    Log,
+    RunDir,
+    Threads,
+    run_job,
+)
+from implicit_llm_workflow.launch import LaunchRequest, launch, leave_other_processes
 
 
 class Switch(StrEnum):
@@ -59,12 +38,7 @@ def data(
     inputs: Inputs = None,
     log: Log = None,
     threads: Threads = 0,
-    downloads: Annotated[
-        Path,
-        typer.Option(
-            envvar="IMPLICIT_LLM_DATA", help="Folder of fetched files, which this job only reads.", metavar="DIR"
-        ),
-    ] = DEFAULT_DOWNLOADS,
+    downloads: Downloads = DEFAULT_DOWNLOADS,
 ) -> None:
     """Make one data set, or a piece of one: text, a tokenizer, a shard of tokens; with its digests and an index.
 
@@ -75,7 +49,22 @@ def data(
         implicit-llm identity data/a5-train --config demo > id.json
         implicit-llm data --run-dir results/demo/data/a5-train --identity @id.json
     """
-    _run_stage("data", run_dir, identity, inputs, log, threads=threads or None, downloads=downloads)
+    run_job(Job("data", run_dir, identity, inputs, log, {"threads": threads or None, "downloads": downloads}))
+
+
+def checkpoint(
+    run_dir: RunDir, identity: IdentityText, log: Log = None, downloads: Downloads = DEFAULT_DOWNLOADS
+) -> None:
+    """Import a model that was trained elsewhere, so that it can be evaluated like one of ours.
+
+    Read are the format of transformers (safetensors), the published layout, and the original Mamba2 release.
+
+    **Example**
+
+        implicit-llm identity checkpoint/pythia-70m --config mine.yaml > id.json
+        implicit-llm checkpoint --run-dir results/mine/checkpoint/pythia-70m --identity @id.json
+    """
+    run_job(Job("checkpoint", run_dir, identity, None, log, {"downloads": downloads}))
 
 
 def train(
@@ -96,7 +85,7 @@ def train(
         int, typer.Option(min=0, help="Steps between checkpoints as well; 0 saves by time alone.")
     ] = 0,
     log_every_steps: Annotated[int, typer.Option(min=1, help="Steps between points of the journal.")] = 10,
-    kernels: Annotated[str, typer.Option(help="auto, torch or triton.")] = "auto",
+    kernels: Kernels = "auto",
     gradient_checkpointing: Annotated[
         Switch, typer.Option(help="Recompute activations in the backward pass: less memory, more time.")
     ] = Switch.OFF,
@@ -106,6 +95,14 @@ def train(
         float | None,
         typer.Option(min=0, help="Seconds from the stop signal to the kill; warns when a save takes longer."),
     ] = None,
+    hang_s: Annotated[
+        float,
+        typer.Option(min=0, help="End the job, with its stacks, after so long without progress; 0 waits for ever."),
+    ] = 1800.0,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the Slurm allocation that train together.")] = 1,
+    processes_per_node: Annotated[
+        int, typer.Option(min=1, help="Processes on each node, one for each GPU; they share its CPU threads.")
+    ] = 1,
     alarm_unconverged_share: Annotated[
         float, typer.Option(min=0, max=1, help="Warn when more than this share of the tokens has no fixed point.")
     ] = 0.5,
@@ -118,8 +115,8 @@ def train(
 ) -> None:
     """Train one phase of a curriculum; a later phase starts from the checkpoint of the one before it.
 
-    An interrupted job goes on from its last checkpoint, with the same result. SIGTERM ends it with exit code 75 after a
-    checkpoint.
+    An interrupted job goes on from its last checkpoint, with the same result. SIGTERM and SIGUSR2 end it with exit code
+    75 after a checkpoint.
 
     **Example**
 
@@ -127,8 +124,13 @@ def train(
         implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled --identity @id.json
             --input data=results/demo/data/a5-train
     """
+    worker = ("-m", "implicit_llm_workflow.console", *sys.argv[1:])
+    request = LaunchRequest(nodes, processes_per_node, run_dir, worker, threads // processes_per_node)
+    if request.is_needed:
+        launch(request)
+        return
     runtime = {
-        "threads": threads or None,
+        "threads": (threads and max(1, threads // processes_per_node)) or None,
         "device": device,
         "micro_batch_size": micro_batch_size or None,
         "save_every_s": save_every_s,
@@ -139,52 +141,16 @@ def train(
         "tf32": tf32,
         "progress": progress,
         "grace_s": grace_s,
+        "hang_s": hang_s,
         "alarm_unconverged_share": alarm_unconverged_share,
         "alarm_residual": alarm_residual,
         "resume": resume,
     }
-    _run_stage("train", run_dir, identity, inputs, log, **runtime)
+    run_job(Job("train", run_dir, identity, inputs, log, runtime))
+    leave_other_processes()
 
 
-def evaluate(
-    run_dir: RunDir,
-    identity: IdentityText,
-    inputs: Inputs = None,
-    log: Log = None,
-    threads: Threads = 0,
-    device: Device = "auto",
-    batch_size: Annotated[int, typer.Option(min=0, help="Sequences at a time; 0 takes the default.")] = 0,
-    kernels: Annotated[str, typer.Option(help="auto, torch or triton.")] = "auto",
-) -> None:
-    """Evaluate a trained model on test sets, in every mode of solving for its fixed point.
-
-    The input `model` is the last training phase, every other input a test set.
-
-    **Example**
-
-        implicit-llm identity evaluate/a5-implicit-s1/free/word-problem --config demo > id.json
-        implicit-llm evaluate --run-dir results/demo/evaluate/a5-implicit-s1/free/word-problem --identity @id.json
-            --input model=results/demo/train/a5-implicit-s1/free
-            --input a5-test-L16-h0.5=results/demo/data/a5-test-L16-h0.5
-    """
-    runtime = {"threads": threads or None, "device": device, "batch_size": batch_size or None, "kernels": kernels}
-    _run_stage("evaluate", run_dir, identity, inputs, log, **runtime)
-
-
-def report(run_dir: RunDir, identity: IdentityText, inputs: Inputs = None, log: Log = None) -> None:
-    """Make the report of an experiment: one HTML page, its figures, and the verdict on every claim.
-
-    The inputs are the training phases and evaluations it shows.
-
-    **Example**
-
-        snakemake --profile profiles/local results/demo/report/manifest.json
-    """
-    _run_stage("report", run_dir, identity, inputs, log)
-
-
-STAGES_WITHOUT_MODELS = ("data", "report")
-COMMANDS = (data, train, evaluate, report)
+COMMANDS = (data, train, checkpoint)
 
 mlflow = typer.Typer(
     help="The store in which MLflow keeps what the runs report.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -212,69 +178,3 @@ def mlflow_init(
     from implicit_llm.tracking.mlflow_store import default_uri, initialise
 
     initialise(default_uri(results))
-
-
-def _run_stage(
-    stage: str, run_dir: Path, identity: str, inputs: list[str] | None, log: Path | None, **runtime: Any
-) -> None:
-    """Hand the job to its stage, with the options that were set."""
-    # Compute nodes are often without internet, and a look at the hub then waits for a timeout each time: what is needed
-    # has been fetched before. To read from the hub inside jobs, set HF_HUB_OFFLINE=0.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    directories = parse_inputs(inputs or [])
-    options = {key: value for key, value in runtime.items() if value is not None}
-    if stage == "data" and options.get("threads"):
-        os.environ["RAYON_NUM_THREADS"] = str(options["threads"])  # of the tokenizers
-    if stage in STAGES_WITHOUT_MODELS:
-        leave_out_models()
-    from implicit_llm.runs.identity import Identity
-    from implicit_llm.runs.stage import StageRequest, run_stage
-
-    name = stage_module(stage, Identity.parse(identity).config)
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        kind = name.rpartition(".")[2]
-        raise OptionError(
-            f"--identity: stage {stage} has no kind {kind!r}; let the workflow make the identity"
-        ) from error
-    input_names = getattr(module, "INPUT_NAMES", None)
-    run_stage(StageRequest(run_dir, identity, directories, options, log, input_names=input_names), module.run)
-
-
-def parse_inputs(options: list[str]) -> dict[str, Path]:
-    """Role -> directory from ROLE=DIR or @FILE; a role may hold anything but "=". Raises: OptionError."""
-    directories: dict[str, Path] = {}
-    for option in options:
-        for role, directory in _given_inputs(option):
-            if role in directories:
-                raise OptionError(f"--input {option}: role {role!r} is given twice; remove one")
-            directories[role] = Path(directory)
-    return directories
-
-
-def _given_inputs(option: str) -> list[tuple[str, str]]:
-    if option.startswith("@"):
-        return _inputs_in_file(Path(option[1:]))
-    role, equals, directory = option.partition("=")
-    if not (role and equals and directory):
-        raise OptionError(f"--input {option}: must have the form ROLE=DIR, for example data=results/demo/data/a5-train")
-    return [(role, directory)]
-
-
-def _inputs_in_file(path: Path) -> list[tuple[str, str]]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(
-            f"--input @{path}: cannot be read ({error.strerror}); let the workflow write the file"
-        ) from error
-    except ValueError as error:
-        raise OptionError(f"--input @{path}: is not JSON ({error}); let the workflow write the file") from error
-    if not isinstance(values, dict) or not all(isinstance(item, str) and item for item in values.values()):
-        raise OptionError(
-            f'--input @{path}: must be a JSON object {{"ROLE": "DIR", ...}}; let the workflow write the file'
-        )
-    return list(values.items())

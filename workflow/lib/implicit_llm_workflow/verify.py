@@ -86,22 +86,14 @@ def verify_files(files: Iterable[VouchedFile], progress: Progress) -> list[Broke
         return [broken for broken in pool.map(lambda file: _check(file, counted), files) if broken is not None]
 
 
-def rebuild_commands(plan: Plan, jobs: Iterable[str], results: Path) -> list[str]:
+def rebuild_commands(plan: Plan, jobs: Iterable[str]) -> list[str]:
     """Shell commands that make the broken files of these jobs again, and nothing else.
 
     A job whose manifest is gone is started; it verifies what it has, sets aside what differs and makes that again. Its
     manifest is then what it was, so that nothing that follows from it runs.
     """
-    manifests = [Path(plan.manifest(plan.nodes[job])) for job in dict.fromkeys(jobs)]
-    targets = [Path("results", *path.relative_to(results).parts) for path in manifests]
-    # --configfile takes every word up to the next option, so it must not stand before the targets.
-    words = ["snakemake", "--configfile", plan.experiment.source, "--profile", "profiles/local"]
-    if results.resolve() != Path("results").resolve():
-        words += ["--directory", str(results.parent)]
-    return [
-        shlex.join(["rm", "-f", *map(str, manifests)]),
-        shlex.join([*words, *(path.as_posix() for path in targets)]),
-    ]
+    nodes = [plan.nodes[job] for job in dict.fromkeys(jobs)]
+    return [shlex.join(["rm", "-f", *map(plan.manifest, nodes)]), plan.command_for(nodes)]
 
 
 def _vouched(job: str, run_dir: Path, content: bytes) -> list[VouchedFile]:

@@ -70,7 +70,7 @@ def verify(
         return
     jobs = list(dict.fromkeys(item.job for item in broken))
     console.print("To make them again, and nothing else:")
-    for command in rebuild_commands(plan, jobs, results):
+    for command in rebuild_commands(plan, jobs):
         console.print(f"    {command}", soft_wrap=True, markup=False)
     stale = [job for job in jobs if job not in {item.job for item in found.broken} and _is_stale(plan, job)]
     if stale:

@@ -1,0 +1,76 @@
+"""Digests of files that belong to an identity though no job made them, each computed once for a state of the file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from implicit_llm_workflow.downloads import downloads_folder
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class FileDigests:
+    """sha256 of files, remembered in `cache` with size and time of change: checkpoints have gigabytes."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+
+    def __call__(self, path: Path) -> str | None:
+        """The digest; None for what is no file."""
+        try:
+            status = path.stat()
+        except OSError:
+            return None
+        if not path.is_file():
+            return None
+        key, state = str(path.resolve()), [status.st_size, status.st_mtime_ns]
+        known = self._read()
+        if known.get(key, [None])[:-1] != state:
+            with open(path, "rb") as file:
+                known[key] = [*state, hashlib.file_digest(file, "sha256").hexdigest()]
+            self._write(known)
+        return known[key][-1]
+
+    def _read(self) -> dict[str, list]:
+        try:
+            values = json.loads(self._cache.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return values if isinstance(values, dict) else {}
+
+    def _write(self, values: dict[str, list]) -> None:
+        try:
+            self._cache.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._cache.with_name(f"{self._cache.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(values, indent=1), encoding="utf-8")
+            temporary.replace(self._cache)
+        except OSError:
+            pass  # it is only faster with it
+
+
+def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str, str]:
+    """Of config.json and the safetensors of a checkpoint: what its import reads. Empty where there is no such folder.
+
+    A relative folder lies below the downloads, or else the working directory, as for the job.
+    """
+    roots = [root for root in (downloads_folder(None) / folder, folder) if root.is_dir()]
+    if not roots:
+        return {}
+    root = roots[0]
+    names = [CONFIG_FILE, *_weights(root)]
+    found = {name: digest(root / name) for name in names}
+    return {name: sha256 for name, sha256 in found.items() if sha256 is not None}
+
+
+def _weights(folder: Path) -> list[str]:
+    try:
+        shards = set(json.loads((folder / INDEX_FILE).read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return [WEIGHTS_FILE]
+    return [INDEX_FILE, *sorted(name for name in shards if isinstance(name, str) and Path(name).name == name)]

@@ -1,0 +1,107 @@
+"""Which results a report lacks, why, and what makes them; and the report that does without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.code_digest import module_digest, stage_module
+from implicit_llm_workflow.fingerprint import Identity
+from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.plan import FINGERPRINT_DIGITS, Plan
+
+REPORT, NAME = "report", "report-with-holes"
+MODEL_ROLE = "model"
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A result that is not fresh. `role`: what the report calls it; `state`: missing, stale or failed.
+
+    Of an evaluation also its `config`, that of its data by role, and whether the model is implicit (None: not known):
+    enough for the report to show each number that it would have given as missing.
+    """
+
+    job: str
+    role: str
+    state: str
+    why: str
+    command: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    is_implicit: bool | None = None
+
+
+def find_holes(plan: Plan) -> list[Hole]:
+    """In the order of the report's inputs."""
+    upstream = plan.nodes[REPORT].upstream
+    return [_hole(plan, role, plan.nodes[key]) for role, key in upstream.items() if _is_hole(plan, key)]
+
+
+def report_with_holes(plan: Plan, holes: Sequence[Hole]) -> tuple[Identity, list[str]]:
+    """The identity of the report of what is fresh, and its inputs as ROLE=DIR."""
+    node, lacking = plan.nodes[REPORT], {hole.role for hole in holes}
+    there = {role: key for role, key in node.upstream.items() if role not in lacking}
+    config = {**node.config, "holes": [asdict(hole) for hole in holes]}
+    upstream = {role: plan.identities[key].fingerprint for role, key in there.items()}
+    identity = Identity(REPORT, NAME, config, module_digest(stage_module(REPORT, config)), upstream)
+    return identity, [f"{role}={plan.run_dir(plan.nodes[key])}" for role, key in there.items()]
+
+
+def _is_hole(plan: Plan, key: str) -> bool:
+    return plan.statuses[key].state != "fresh"
+
+
+def _hole(plan: Plan, role: str, node: Node) -> Hole:
+    status, failure = plan.statuses[node.key], _failure(plan, node)
+    state, why = status.state, status.why
+    if failure is not None:
+        state, why = "failed", failure
+    elif state == "missing":
+        why = _waits_for(plan, node) or why
+    about: dict[str, Any] = {}
+    if node.stage == "evaluate":
+        read = {name: plan.nodes[key].config for name, key in node.upstream.items() if name != MODEL_ROLE}
+        about = {"config": dict(node.config), "data": read, "is_implicit": _is_implicit(plan, node)}
+    return Hole(node.key, role, state, why, plan.command_for([node]), **about)
+
+
+def _waits_for(plan: Plan, node: Node) -> str | None:
+    """The first job in the way of one that never ran: the one that failed, else the farthest back."""
+    for key in node.upstream.values():
+        if _is_hole(plan, key):
+            before = plan.nodes[key]
+            failure = _failure(plan, before)
+            return f"{key} failed: {failure}" if failure else _waits_for(plan, before) or f"waits for {key}"
+    return None
+
+
+def _failure(plan: Plan, node: Node) -> str | None:
+    """How the last attempt at the wanted result ended, by the journal; None if it did not fail."""
+    fingerprint = plan.identities[node.key].fingerprint[:FINGERPRINT_DIGITS]
+    path = plan.run_dir(node) / "work" / fingerprint / "journal.jsonl"
+    return _last_error(path)
+
+
+def _last_error(journal: Path) -> str | None:
+    try:
+        lines = journal.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and str(entry.get("name", "")).startswith("stage_"):
+            return " ".join(str(entry.get("error")).split()) if entry["name"] == "stage_failed" else None
+    return None
+
+
+def _is_implicit(plan: Plan, node: Node) -> bool | None:
+    """None for a peer, whose kind is known when it has been imported."""
+    phase = plan.nodes[node.upstream[MODEL_ROLE]].config.get("phase")
+    return None if phase is None else phase["solver"] is not None

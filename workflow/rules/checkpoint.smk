@@ -1,0 +1,19 @@
+# A model that was trained elsewhere. Converting one holds its weights in memory twice.
+rule import_checkpoint:
+    input:
+        tracking=ancient(rules.mlflow_init.output.ready),
+    output:
+        manifest="results/{config}/checkpoint/{peer}/manifest.json",
+    log:
+        "results/{config}/checkpoint/{peer}/job.log",
+    benchmark:
+        "results/{config}/checkpoint/{peer}/benchmark.tsv"
+    threads: 1
+    resources:
+        mem_mb=32000,
+        runtime=60,
+    params:
+        identity=job.identity("checkpoint"),
+    shell:
+        "implicit-llm checkpoint --run-dir results/{wildcards.config}/checkpoint/{wildcards.peer}"
+        " --identity {params.identity:q} --log {log:q}"
