@@ -79,7 +79,7 @@ def prepare(job: Any, command: str, folder: Path, settings: ExecutorSettings, is
 
 def _params(job: Any) -> list[Any]:
     ordered = sorted(members(job), key=lambda member: (member.rule.name, sorted(member.output)))
-    return [[member.rule.name, list(member.params), member.shellcmd] for member in ordered]
+    return [[member.rule.name, list(member.params), member.rule.shellcmd] for member in ordered]
 
 
 def members(job: Any) -> list[Any]:

@@ -1,0 +1,80 @@
+"""A project that is not this one, from its first to its last job."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.toy_project import ToyProject
+
+
+def test_it_runs_on_this_machine(on_this_machine: ToyProject) -> None:
+    said = on_this_machine.run(small=1)
+    assert said.endswith("exit code 0"), said
+    assert (on_this_machine.path / "result.txt").read_text().endswith("\n0\n")
+    assert on_this_machine.steps() == [1, 2, 3, 4]
+    assert (on_this_machine.path / "train.log").read_text() == "starting at step 0\n"
+    assert (on_this_machine.path / ".snakemake" / "submitit").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.slow
+def test_it_runs_on_slurm_with_a_job_array(on_slurm: ToyProject) -> None:
+    assert on_slurm.cluster
+    before = set(on_slurm.cluster.states())
+    said = on_slurm.run("--submitit-array-size", "10", small=4)
+    assert said.endswith("exit code 0"), said
+    assert (on_slurm.path / "result.txt").read_text().endswith("\n0\n1\n2\n3\n")
+    arrays = {job for job in set(on_slurm.cluster.states()) - before if "_" in job}
+    assert len(arrays) == 4
+    assert len({job.partition("_")[0] for job in arrays}) == 1
+
+
+@pytest.mark.slow
+def test_a_local_job_is_taken_over_and_goes_on_after_its_time_limit(on_this_machine: ToyProject) -> None:
+    project, config = on_this_machine, {"steps": 70, "pause": 1, "resources": {"mem_mb": 500, "runtime": 1}}
+    project.start(**config)
+    project.wait_until(lambda: len(project.steps()) > 2)
+    project.kill_driver()
+    said = project.run(**config)
+    assert said.endswith("exit code 0"), said
+    assert "taken over" in said
+    assert project.steps() == list(range(1, 71))
+    assert len(project.starts()) == 2
+    assert len((project.path / "train.log").read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_process_of_a_local_job(on_this_machine: ToyProject) -> None:
+    project = on_this_machine
+    project.start(steps=500)
+    project.wait_until(lambda: len(project.steps()) > 2)
+    os.kill(project.drivers[-1].pid, signal.SIGINT)
+    assert project.finish().endswith("exit code 1")
+    (start,) = project.starts()
+    assert not Path(f"/proc/{start['pid']}").exists()
+
+
+@pytest.mark.slow
+def test_it_runs_within_snakemakes_own_process(on_this_machine: ToyProject) -> None:
+    said = on_this_machine.run("--submitit-cluster", "debug")
+    assert said.endswith("exit code 0"), said
+    assert on_this_machine.steps() == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_job_gets_its_environment_and_a_broken_one_has_its_class(on_this_machine: ToyProject) -> None:
+    project, venv = on_this_machine, on_this_machine.path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").write_text('#!/bin/sh\nexec "$ONCE_MORE" "$@"\n')
+    (venv / "bin" / "python").chmod(0o755)
+    import sys
+
+    resources = {"mem_mb": 500, "runtime": 5, "venv": "venv", "setup": f"export ONCE_MORE={sys.executable}"}
+    assert project.run("trained.txt", resources=resources).endswith("exit code 0"), project.said()
+    said = project.run("trained.txt", "--force", resources={**resources, "venv": "nowhere"})
+    assert said.endswith("exit code 1")
+    assert "class env" in said
+    assert "nowhere: no virtual environment here" in said

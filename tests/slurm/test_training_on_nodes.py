@@ -1,0 +1,89 @@
+"""Training over several nodes of a real Slurm, with gloo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import SlurmCluster
+from tests.slurm.training_job import TrainingJob
+from tests.unit.training.distributed_run import CONFIGS, STEPS
+from tests.unit.training.small_runs import artifacts, logged, make_data, train, work_of
+from tests.unit.training.test_distributed import check_same_training
+
+TWO_BY_TWO = ("--nodes", "2", "--processes-per-node", "2")
+TWO_BY_ONE = ("--nodes", "2", "--processes-per-node", "1")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "mlflow", None)
+        return make_data(tmp_path_factory.mktemp("data") / "demo")
+
+
+def test_an_allocation_that_is_not_the_one_asked_for_ends_the_job_with_the_variables_of_slurm(
+    slurm: SlurmCluster, tmp_path: Path, data: Path
+) -> None:
+    job = TrainingJob(slurm, tmp_path / "a" / "only", CONFIGS["explicit"], data, TWO_BY_TWO, nodes=1).submit()
+    assert job.end() == 2, job.output
+    assert job.status["failure_class"] == "env"
+    assert "--nodes 2: the allocation has 1" in job.output
+    assert f"SLURM_JOB_ID={job.job_id} SLURM_JOB_NUM_NODES=1" in job.output
+
+
+@pytest.mark.slow
+def test_two_nodes_with_two_processes_each_give_the_loss_curve_of_one_process(
+    slurm: SlurmCluster, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, alone = tmp_path / "together" / "only", tmp_path / "alone" / "only"
+    job = TrainingJob(slurm, together, CONFIGS["implicit"], data, TWO_BY_TWO).submit()
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    train(alone, CONFIGS["implicit"], data)
+    assert job.end() == 0, job.output
+    assert "in 1 micro-batch(es) on 4 cpu" in job.output
+    assert len(logged(alone)) == STEPS
+    check_same_training(together, alone)
+    assert list(together.glob(".launch*")) == []
+
+
+@pytest.mark.slow
+def test_a_preempted_job_on_two_nodes_goes_on_and_ends_bit_for_bit_as_an_undisturbed_one(
+    slurm: SlurmCluster, tmp_path: Path, data: Path
+) -> None:
+    stopped, undisturbed = tmp_path / "stopped" / "only", tmp_path / "undisturbed" / "only"
+    config = {**CONFIGS["explicit"], "total_steps": 400, "phase": {**CONFIGS["explicit"]["phase"], "end_step": 400}}
+    options = (*TWO_BY_ONE, "--save-steps", "1")
+    first = TrainingJob(slurm, stopped, config, data, options).submit()
+    first.wait_until(lambda: first.status.get("progress", 0) >= 2)
+    first.signal("USR2")
+    assert first.end() == 75, first.output
+    assert first.output.count("SIGUSR2 received") == 2  # each of the two processes hears it once
+    assert first.status["failure_class"] == "preempted"
+    assert 2 <= first.status["progress"] < 400
+    (newest,) = sorted(path.name for path in (work_of(stopped) / "checkpoints").iterdir())[-1:]
+    assert newest == f"step-{first.status['progress']:08}"
+
+    second = TrainingJob(slurm, stopped, config, data, TWO_BY_ONE).submit()
+    assert second.end() == 0, second.output
+    whole = TrainingJob(slurm, undisturbed, config, data, TWO_BY_ONE).submit()
+    assert whole.end() == 0, whole.output
+    assert artifacts(stopped) == artifacts(undisturbed)
+    assert logged(stopped) == logged(undisturbed)
+
+
+@pytest.mark.slow
+def test_one_killed_process_ends_the_job_on_both_nodes(slurm: SlurmCluster, tmp_path: Path, data: Path) -> None:
+    config = {**CONFIGS["explicit"], "total_steps": 5000, "phase": {**CONFIGS["explicit"]["phase"], "end_step": 5000}}
+    job = TrainingJob(slurm, tmp_path / "a" / "only", config, data, (*TWO_BY_ONE, "--save-steps", "1")).submit()
+    job.wait_until(lambda: job.status.get("progress", 0) >= 2)
+    (folder,) = job.run_dir.glob(".launch-*")
+    (process,) = folder.glob("ready-1-*")
+    os.kill(int(process.read_text()), signal.SIGKILL)
+    assert job.end() == 128 + signal.SIGKILL, job.output
+    assert job.status["failure_class"] == "node_fail"
+    assert job.status["progress"] >= 2

@@ -1,0 +1,227 @@
+"""What runs within a job, without a scheduler around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_submitit import attempts, processes
+from snakemake_executor_plugin_submitit.job_files import JobFiles, read_json, write_json
+from snakemake_executor_plugin_submitit.step import JobStep
+from snakemake_executor_plugin_submitit.stop_signals import Relay, is_manager
+
+Requeued = type("Requeued", (Exception,), {})
+
+
+def make_step(path: Path, command: str, **changes: object) -> JobStep:
+    files = JobFiles(path / "job")
+    files.path.mkdir(exist_ok=True)
+    values = {"logs": (), "limit_s": 3600.0, "signal_delay_s": 60.0, "requeue_limit": 5, **changes}
+    return JobStep(files=files, number=1, command=command, workdir=str(path), **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def requeues() -> object:
+    """submitit's handler, which ends the process, as one that raises."""
+
+    def requeue(number: int, frame: object) -> None:
+        raise Requeued
+
+    previous = signal.signal(signal.SIGUSR2, requeue)
+    yield
+    signal.signal(signal.SIGUSR2, previous)
+
+
+def run(step: JobStep) -> dict[str, object]:
+    step()
+    return read_json(step.files.outcome(1))
+
+
+def failing(path: Path, code: int) -> str:
+    """A program that fails like a Snakemake whose rule ended with `code`."""
+    script = path / "snakemake_of_the_job.py"
+    script.write_text(f"import sys\nsys.exit('Command x returned non-zero exit status {code}.')\n")
+    return f"{sys.executable} {script}"
+
+
+@pytest.mark.parametrize(("code", "kind"), [(1, "bug"), (2, "user"), (96, "env"), (137, "node_fail"), (143, "bug")])
+def test_the_exit_code_of_the_command_decides_on_the_class(tmp_path: Path, code: int, kind: str) -> None:
+    outcome = run(make_step(tmp_path, failing(tmp_path, code)))
+    assert outcome["failure_class"] == kind
+    assert outcome["exit_code"] == code
+
+
+def test_what_the_job_says_of_itself_decides_before_its_exit_code(tmp_path: Path) -> None:
+    said = json.dumps({"failure_class": "non_finite", "message": "loss is nan at step 7"})
+    outcome = run(make_step(tmp_path, f"echo '{said}' > $SUBMITIT_JOB_STATUS; {failing(tmp_path, 1)}"))
+    assert (outcome["failure_class"], outcome["message"]) == ("non_finite", "loss is nan at step 7")
+
+
+def test_a_job_that_says_nonsense_of_itself_is_judged_by_its_exit_code(tmp_path: Path) -> None:
+    outcome = run(make_step(tmp_path, f"echo '[1, ' > $SUBMITIT_JOB_STATUS; {failing(tmp_path, 2)}"))
+    assert outcome["failure_class"] == "user"
+
+
+def test_a_job_that_ends_well_has_no_class(tmp_path: Path) -> None:
+    outcome = run(make_step(tmp_path, "echo fine"))
+    assert outcome["failure_class"] is None
+    assert outcome["exit_code"] == 0
+    assert (tmp_path / "job" / "output.log").read_text() == "fine\n"
+
+
+@pytest.mark.parametrize("changes", [{"setup": "no_such_program"}, {"venv": "nowhere"}])
+def test_an_environment_that_cannot_be_set_up_has_its_own_class(tmp_path: Path, changes: dict[str, str]) -> None:
+    outcome = run(make_step(tmp_path, "echo started > started", **changes))
+    assert outcome["failure_class"] == "env"
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.usefixtures("requeues")
+def test_exit_code_75_asks_to_be_started_again(tmp_path: Path) -> None:
+    step = make_step(tmp_path, failing(tmp_path, 75))
+    with pytest.raises(Requeued):
+        step()
+    assert not step.files.outcome(1).exists()
+
+
+@pytest.mark.usefixtures("requeues")
+def test_the_requeue_limit_ends_the_job(tmp_path: Path) -> None:
+    step = make_step(tmp_path, failing(tmp_path, 75), requeue_limit=2)
+    for _ in range(2):
+        with pytest.raises(Requeued):
+            step()
+    outcome = run(step)
+    assert outcome["failure_class"] == "preempted"
+    assert "requeued 2 times, the limit" in str(outcome["message"])
+
+
+def test_a_job_that_cannot_be_requeued_leaves_that_to_the_driver(tmp_path: Path) -> None:
+    def refuse(number: int, frame: object) -> None:
+        raise subprocess.CalledProcessError(1, ["scontrol", "requeue"])
+
+    previous = signal.signal(signal.SIGUSR2, refuse)
+    try:
+        outcome = run(make_step(tmp_path, failing(tmp_path, 75)))
+    finally:
+        signal.signal(signal.SIGUSR2, previous)
+    assert outcome["failure_class"] == "preempted"
+    assert "could not be requeued" in str(outcome["message"])
+
+
+@pytest.mark.usefixtures("requeues")
+def test_the_logs_of_a_rule_keep_their_lines_although_snakemake_deletes_them(tmp_path: Path) -> None:
+    count = "rm -f train.log; echo attempt $(wc -l < job/attempts.jsonl) >> train.log; "
+    step = make_step(tmp_path, count + failing(tmp_path, 75), logs=("train.log",))
+    for _ in range(3):
+        with pytest.raises(Requeued):
+            step()
+    assert len((tmp_path / "train.log").read_text().splitlines()) == 3
+    assert not list(step.files.kept_logs.iterdir())
+
+
+def in_background(step: JobStep, is_so: Callable[[], bool], number: signal.Signals) -> None:
+    """Run the step and send this process a signal as soon as something is so."""
+
+    def send() -> None:
+        deadline = time.monotonic() + 20
+        while not is_so() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        step()
+    finally:
+        thread.join()
+
+
+HANDLES = """\
+import pathlib, signal, sys, time
+pathlib.Path("python-is-there").touch()
+{before}
+got = []
+signal.signal(signal.SIGUSR2, lambda number, frame: got.append(number))
+pathlib.Path("handler-is-there").touch()
+while not got:
+    time.sleep(0.05)
+time.sleep(0.6)
+pathlib.Path("got").write_text(str(len(got)))
+sys.exit("Command x returned non-zero exit status 75.")
+"""
+
+
+@pytest.mark.usefixtures("requeues")
+@pytest.mark.parametrize("when", ["handler-is-there", "python-is-there"])
+def test_a_signal_reaches_the_training_once_also_before_it_is_ready(tmp_path: Path, when: str) -> None:
+    (tmp_path / "train.py").write_text(HANDLES.format(before="time.sleep(0.5)"))
+    step = make_step(tmp_path, f"true; {sys.executable} train.py")  # `true;`: the shell stays there, and survives
+    with pytest.raises(Requeued):
+        in_background(step, (tmp_path / when).exists, signal.SIGUSR2)
+    assert (tmp_path / "got").read_text() == "1"
+    (end,) = attempts.ends(step.files.attempts)
+    assert (end["asked"], end["exit_code"], end["is_time_limit"]) == ("SIGUSR2", 75, False)
+
+
+def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
+    step = make_step(tmp_path, f"{sys.executable} -c 'import time; time.sleep(100)' & echo $! > pid; wait")
+    in_background(step, lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()), signal.SIGINT)
+    assert processes.start_ticks(int((tmp_path / "pid").read_text())) is None
+    assert not step.files.outcome(1).exists()
+
+
+def test_snakemake_and_srun_are_not_told() -> None:
+    assert is_manager(["/env/bin/python", "-m", "snakemake", "--snakefile", "x"])
+    assert is_manager(["/env/bin/python", "/env/bin/snakemake"])
+    assert is_manager(["/usr/bin/srun", "python", "train.py"])
+    assert not is_manager(["/env/bin/python", "/env/bin/implicit-llm", "train"])
+    assert not is_manager([])
+
+
+def test_a_process_without_a_handler_is_left_alone() -> None:
+    process = subprocess.Popen(["sleep", "100"])
+    try:
+        assert Relay(process.pid).tell(signal.SIGUSR2) == []
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def limits(path: Path, progress: list[object], end: object, is_time_limit: bool = True) -> int:
+    """Attempts that began with each of `progress`, the last one ending with `end`."""
+    for index, before in enumerate(progress, start=1):
+        attempts.add(path, attempts.Start(index, 1, "7", "host", "node", 1, before))
+        after = [*progress[1:], end][index - 1]
+        attempts.add(path, attempts.End(index, 75, "SIGUSR2", 60.0, is_time_limit, after))
+    return attempts.unfruitful(path, end)
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "count"),
+    [([None, 3], 5, 0), ([None, 3], 3, 1), ([None, 3, 3], 3, 2), ([3, 3, 4], 4, 1), ([None, None], None, 0)],
+)
+def test_attempts_without_progress_are_counted_from_the_last(
+    tmp_path: Path, before: list[object], end: object, count: int
+) -> None:
+    assert limits(tmp_path / "attempts.jsonl", before, end) == count
+
+
+def test_preemptions_do_not_count_as_attempts_without_progress(tmp_path: Path) -> None:
+    assert limits(tmp_path / "attempts.jsonl", [3, 3, 3], 3, is_time_limit=False) == 0
+
+
+def test_a_status_file_keeps_its_progress_not_its_failure(tmp_path: Path) -> None:
+    step = make_step(tmp_path, "cat $SUBMITIT_JOB_STATUS")
+    write_json(step.files.status, {"progress": 4, "failure_class": "bug", "message": "of the attempt before"})
+    assert run(step)["failure_class"] is None
+    assert json.loads((tmp_path / "job" / "output.log").read_text()) == {"progress": 4}

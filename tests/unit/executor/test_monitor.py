@@ -1,0 +1,155 @@
+"""When a job counts as ended, and how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from snakemake_executor_plugin_submitit import attempts
+from snakemake_executor_plugin_submitit.job_files import JobFiles, write_json
+from snakemake_executor_plugin_submitit.monitor import SETTLE_S, Monitor, Tracked, Verdict
+from snakemake_executor_plugin_submitit.record import Record
+from snakemake_executor_plugin_submitit.report import is_worth_another, message
+from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmState
+
+
+class Slurm:
+    """The queue, with the answer that a test wants; None: no answer."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, SlurmState] | None = {}
+        self.now = 0.0
+
+    def is_due(self) -> bool:
+        return True
+
+    def ask(self, job_ids: object) -> dict[str, SlurmState]:
+        if self.states is None:
+            raise NoAnswer("sacct failed")
+        return self.states
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Tracked:
+    files = JobFiles(tmp_path / "job")
+    record = Record("key", "name", 1, "slurm", str(tmp_path / "job" / "1"), "submitted", "7")
+    (tmp_path / "job" / "1").mkdir(parents=True)
+    attempts.add(files.attempts, attempts.Start(1, 1, "7", "host", "node3", 1, None))
+    prepared: Any = SimpleNamespace(files=files)
+    return Tracked(SimpleNamespace(), prepared, record)  # type: ignore[arg-type]
+
+
+def look(slurm: Slurm, job: Tracked, seconds: float = 0) -> Verdict:
+    monitor = Monitor(slurm, lost_after_s=600, clock=lambda: slurm.now)  # type: ignore[arg-type]
+    slurm.now += seconds
+    return monitor.look([job])[0]
+
+
+def ended(job: Tracked, state: str) -> Verdict:
+    slurm = Slurm()
+    slurm.states = {"7": SlurmState(state, "0:9", "node3")}
+    assert not look(slurm, job).is_over  # its last file may not be visible yet
+    return look(slurm, job, SETTLE_S)
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [
+        ("COMPLETED", "lost"),  # as long as the job itself has not said that it ended well
+        ("FAILED", "lost"),
+        ("TIMEOUT", "timeout"),
+        ("OUT_OF_MEMORY", "oom"),
+        ("NODE_FAIL", "node_fail"),
+        ("PREEMPTED", "preempted"),
+        ("CANCELLED", "user"),
+    ],
+)
+def test_a_job_that_ended_without_a_word_is_never_a_success(job: Tracked, state: str, kind: str) -> None:
+    verdict = ended(job, state)
+    assert verdict.is_over
+    assert verdict.failure is not None
+    assert (verdict.failure.kind, verdict.failure.nodes) == (kind, "node3")
+
+
+def test_a_job_killed_for_want_of_memory_is_known_by_what_slurm_wrote(job: Tracked) -> None:
+    Path(job.record.folder, "7_0_log.err").write_text("slurmstepd: error: StepId=7.0 exceeded memory limit (2 > 1)\n")
+    verdict = ended(job, "FAILED")
+    assert verdict.failure is not None
+    assert verdict.failure.kind == "oom"
+
+
+def test_what_the_job_wrote_counts_whatever_slurm_says(job: Tracked) -> None:
+    slurm = Slurm()
+    slurm.states = None
+    write_json(job.files.outcome(1), {"exit_code": 0, "failure_class": None})
+    assert look(slurm, job) == Verdict(True)
+
+
+def test_while_slurm_does_not_answer_nothing_is_decided(job: Tracked) -> None:
+    slurm = Slurm()
+    slurm.states = None
+    for _ in range(100):
+        assert not look(slurm, job, 600).is_over
+
+
+def test_a_job_that_slurm_does_not_know_is_lost_after_a_while(job: Tracked) -> None:
+    slurm = Slurm()
+    assert not look(slurm, job).is_over
+    assert not look(slurm, job, 599).is_over
+    verdict = look(slurm, job, 1)
+    assert verdict.failure is not None
+    assert verdict.failure.kind == "lost"
+    assert "Slurm knows nothing of job 7" in verdict.failure.message
+
+
+def test_a_job_that_is_seen_again_was_not_lost(job: Tracked) -> None:
+    slurm = Slurm()
+    look(slurm, job)
+    slurm.states = {"7": SlurmState("RUNNING")}
+    look(slurm, job, 599)
+    slurm.states = {}
+    assert not look(slurm, job, 1).is_over
+    assert not look(slurm, job, 599).is_over
+
+
+def test_a_job_stopped_by_sigterm_may_still_be_requeued_by_slurm(job: Tracked) -> None:
+    write_json(job.files.outcome(1), {"exit_code": 75, "failure_class": "preempted", "asked": "SIGTERM"})
+    slurm = Slurm()
+    slurm.states = {"7": SlurmState("PENDING")}
+    assert not look(slurm, job, 1000).is_over
+    verdict = ended(job, "CANCELLED")
+    assert verdict.failure is not None
+    assert verdict.failure.kind == "user"
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [("oom", 1), ("node_fail", 1), ("lost", 1), ("timeout", 0), ("hang", 0), ("non_finite", 0), ("env", 0)]
+    + [("quota", 0), ("user", 0), ("bug", 0)],
+)
+def test_each_class_has_one_retry_rule(job: Tracked, kind: str, times: int) -> None:
+    failure: Any = SimpleNamespace(kind=kind)
+    assert is_worth_another(job, failure, requeue_limit=50) is (times > 0)
+    job.record = job.record.changed(retries={kind: 1})
+    assert not is_worth_another(job, failure, requeue_limit=50)
+
+
+def test_a_preempted_job_is_started_again_up_to_the_limit(job: Tracked) -> None:
+    failure: Any = SimpleNamespace(kind="preempted")
+    assert is_worth_another(job, failure, requeue_limit=1)
+    assert not is_worth_another(job, failure, requeue_limit=0)
+
+
+def test_the_message_has_all_that_helps(job: Tracked) -> None:
+    job.files.output_log.write_text("first\nlast words\n")
+    verdict = ended(job, "TIMEOUT")
+    assert verdict.failure is not None
+    text = message(job, verdict.failure)
+    assert "class timeout, Slurm state TIMEOUT, on node3" in text
+    assert "exit code 0:9" in text
+    assert str(job.files.output_log) in text
+    assert "7_0_log.err" in text
+    assert text.endswith("    last words")
