@@ -12,6 +12,7 @@ class SolverTally:
     """A mean over tokens; an explicit model has no statistics and costs one evaluation a token."""
 
     evaluations: float = 0.0  # of f, summed over the tokens
+    iterations: float = 0.0  # of them, those of the solver
     residual_max: float | None = None
     unconverged_tokens: int = 0
     num_tokens: int = 0
@@ -23,6 +24,7 @@ class SolverTally:
             self.evaluations += shape[0] * shape[1]
             return
         self.evaluations += float(stats.f_evaluations.double().sum()) * shape[1]
+        self.iterations += float(stats.num_iter.double().sum()) * shape[1]
         self.unconverged_tokens += int(stats.unconverged_tokens.sum())
         residual = float(stats.residual.max())  # max() passes a NaN on
         self.residual_max = (
@@ -35,8 +37,10 @@ class SolverTally:
 
     def values(self, is_implicit: bool, residual_key: str = "residual") -> dict[str, float | None]:
         """The solver's part of a record of metrics.json; None where there is no number."""
+        iterations = self.iterations / self.num_tokens if is_implicit and self.num_tokens else None
         return {
             "f_evaluations_per_token": self.f_evaluations_per_token,
+            "iterations_per_token": None if iterations is None else finite(iterations),
             residual_key: None if self.residual_max is None else finite(self.residual_max),
             "unconverged_share": self.unconverged_tokens / self.num_tokens if is_implicit and self.num_tokens else None,
         }

@@ -15,7 +15,16 @@ from implicit_llm.evaluation.solver_tally import SolverTally
 
 log = logging.getLogger(__name__)
 
-DEFAULT_BATCH_SIZE = 256
+# Tokens of a batch. A model of the published size takes 15 KiB for each of them, most of it for its injection, however
+# small the blocks are that it solves: 1 GiB on a CPU, which has no second try, and 15 GiB on a card, which has.
+BATCH_TOKENS, BATCH_TOKENS_ON_DEVICE = 2**16, 2**20
+MAX_BATCH_SIZE = 4096
+
+
+def default_batch_size(length: int, device_type: str) -> int:
+    """Sequences of `length` tokens in a batch, at least one."""
+    tokens = BATCH_TOKENS if device_type == "cpu" else BATCH_TOKENS_ON_DEVICE
+    return min(MAX_BATCH_SIZE, max(1, tokens // length))
 
 
 def evaluate_word_problem(job: EvaluationJob) -> Evaluation:

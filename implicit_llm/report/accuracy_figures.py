@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -108,15 +109,29 @@ def _draw_lengths(axis: Axes, cells: list[Cell], known: list[PublishedNumber], s
 
 
 def _draw_spread(axis: Axes, cells: list[Cell], series: Series) -> None:
-    """The mean over seeds as a line, every seed as a point, the range as a band."""
+    """The mean over seeds as a line, every seed as a thin one with points; the best is named at its end."""
     present = [(cell.first.length, cell.spread(LAST_TEN)) for cell in cells if cell.spread(LAST_TEN).values]
     lengths = [length for length, _ in present]
     if any(len(spread.values) > 1 for _, spread in present):
-        lows, highs = [spread.low for _, spread in present], [spread.high for _, spread in present]
-        axis.fill_between(lengths, lows, highs, color=series.color, alpha=0.16, linewidth=0)  # type: ignore[arg-type]
-        for length, spread in present:
-            axis.plot([length] * len(spread.values), spread.values, ".", color=series.color, markersize=3, alpha=0.8)
+        for seed in sorted({point.seed or 0 for cell in cells for point in cell.points}):
+            points = [point for cell in cells for point in cell.points if (point.seed or 0) == seed]
+            known = [(point.length, point.accuracy_last10) for point in points if point.accuracy_last10 is not None]
+            style = {"color": series.color, "linewidth": 0.6, "markersize": 2.5, "alpha": 0.6}
+            axis.plot([length for length, _ in known], [value for _, value in known], ".-", **style)  # type: ignore[arg-type]
+        _name_best(axis, cells, series)
     axis.plot(lengths, [spread.mean for _, spread in present], **series.line(), zorder=4, clip_on=False)  # type: ignore[arg-type]
+
+
+def _name_best(axis: Axes, cells: list[Cell], series: Series) -> None:
+    """At the longest test, where seeds part the most."""
+    longest = max(cells, key=lambda cell: cell.first.length)
+    best = longest.best(LAST_TEN)
+    if best is None:
+        return
+    place: dict[str, Any] = {"xytext": (-3, 4), "textcoords": "offset points", "ha": "right", "va": "bottom"}
+    axis.annotate(
+        f"best: seed {best.seed}", (longest.first.length, best.value), **place, fontsize=6.5, color=series.color
+    )
 
 
 def _draw_positions(axis: Axes, cells: list[Cell]) -> None:

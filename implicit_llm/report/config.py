@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from implicit_llm.report.holes import Hole
 from implicit_llm.runs.errors import UserError
 
 
@@ -16,11 +17,13 @@ class ReportError(UserError):
 class MinimumLayersConfig:
     """Merrill's protocol: the fewest layers that solve a group at the length they were trained on.
 
-    A length is solved from the accuracy `threshold` on, in (0, 1], in the `measure` named.
+    A length is solved from the accuracy `threshold` on, in (0, 1], in the `measure` named. `hard_fraction` takes the
+    tests with this share of hard tokens only; None takes the hardest that is no harder than training.
     """
 
     group: str
     monoid: str = "none"
+    hard_fraction: float | None = None
     threshold: float = 0.98
     measure: Literal["accuracy_last10", "accuracy_token", "accuracy_sequence"] = "accuracy_last10"
 
@@ -42,4 +45,5 @@ class ReportConfig:
     title: str | None = None
     headline_mode: str | None = None
     assets: dict[str, str] | None = None
+    holes: tuple[Hole, ...] = ()  # the results that it does without
     minimum_layers: MinimumLayersConfig | None = None

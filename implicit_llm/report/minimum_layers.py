@@ -108,7 +108,7 @@ class LayersNeeded:
 def layers_needed(results: Results, config: MinimumLayersConfig) -> tuple[LayersNeeded, ...]:
     """Both kinds of model, implicit first, as far as there are runs of the group; each in its headline mode."""
     task = Task(config.group, config.monoid)
-    cells = [cell for cell in results.headline_cells() if _is_meant(cell.first, task)]
+    cells = [cell for cell in results.headline_cells() if _is_meant(cell.first, task, config.hard_fraction)]
     found = []
     for is_implicit in (True, False):
         mine = [cell for cell in cells if cell.first.is_implicit == is_implicit]
@@ -122,9 +122,11 @@ def layers_needed(results: Results, config: MinimumLayersConfig) -> tuple[Layers
     return tuple(found)
 
 
-def _is_meant(point: Point, task: Task) -> bool:
+def _is_meant(point: Point, task: Task, hard_fraction: float | None) -> bool:
     """Tested at the length it was trained on, with no more hard tokens than in training."""
-    return point.task == task and point.is_trained_length and not point.is_harder and point.num_layers is not None
+    if point.task != task or not point.is_trained_length or point.num_layers is None:
+        return False
+    return not point.is_harder and hard_fraction in (None, point.hard_fraction)
 
 
 def _depths(cells: Iterable[Cell[Point]], measure: str) -> tuple[Depth, ...]:

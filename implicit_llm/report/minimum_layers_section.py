@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from implicit_llm.report.axes import tell_if_empty, tell_missing
 from implicit_llm.report.claims import METRIC_WORDS
 from implicit_llm.report.config import MinimumLayersConfig
-from implicit_llm.report.minimum_layers import Fewest, LayersNeeded, layers_needed
+from implicit_llm.report.minimum_layers import LayersNeeded, layers_needed
 from implicit_llm.report.results import Task
 from implicit_llm.report.section import Section, SectionInputs
 from implicit_llm.report.style import Series, run_series
@@ -20,6 +20,7 @@ from implicit_llm.report.svg import Figure, Panel
 from implicit_llm.report.table_text import csv_text, escape, rounded
 
 NAME = "minimum-layers"
+ABOVE = 1.5  # how far over the deepest model a length stands that it does not solve
 
 
 @dataclass(frozen=True)
@@ -66,32 +67,32 @@ def _figure(table: MinimumLayersTable) -> Figure:
 
 def _draw(axis: Axes, table: MinimumLayersTable, series: Sequence[Series]) -> None:
     deepest = max((depth for kind in table.kinds for depth in kind.num_layers), default=1)
-    above, missing = 2.0 * deepest, []
+    shown, missing = [], []
     for kind, style in reversed(list(zip(table.kinds, series, strict=True))):  # implicit ones on top
-        heights = [(at.length, _height(at.by_mean, above)) for at in kind.at_lengths]
-        missing += [f"{kind.label} at {length}" for length, height in heights if height is None]
-        present = [(length, height) for length, height in heights if height is not None]
-        axis.plot([length for length, _ in present], [height for _, height in present], **style.line(), zorder=4)
-        for at in kind.at_lengths:  # hollow: what the best seed reaches with fewer layers
-            best = _height(at.by_best, above)
-            if best is not None and best != _height(at.by_mean, above):
-                axis.plot(at.length, best, marker=style.marker, color=style.color, fillstyle="none", zorder=5)
-    ticks = [2**power for power in range(int(deepest).bit_length()) if 2**power <= deepest]
-    axis.set_yscale("log", base=2)
-    axis.set(ylim=(0.8, above * 1.25), ylabel="layers needed", xlabel="length of training and test (tokens)")
-    axis.yaxis.set(major_locator=FixedLocator([*ticks, above]), minor_locator=NullLocator())
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"> {deepest}" if value == above else f"{value:g}"))
-    axis.xaxis.set_major_locator(FixedLocator(list(table.lengths)))
-    axis.grid(visible=False, axis="x")
-    tell_if_empty(axis, [at for kind in table.kinds for at in kind.at_lengths if _height(at.by_mean, above)])
+        solved = [(at.length, at.by_mean.num_layers) for at in kind.at_lengths if at.by_mean.num_layers]
+        axis.plot([length for length, _ in solved], [layers for _, layers in solved], **style.line(), zorder=4)
+        shown += kind.at_lengths
+        for at in kind.at_lengths:
+            if at.by_mean.words == "missing":
+                missing.append(f"{kind.label} at {at.length}")
+            elif at.by_mean.num_layers is None and at.by_mean.deepest is not None:
+                axis.plot(at.length, ABOVE * at.by_mean.deepest, "^", color=style.color, markersize=7, zorder=4)
+            if at.by_best.num_layers not in (None, at.by_mean.num_layers):  # fewer layers do for one seed
+                mark = {"marker": style.marker, "color": style.color, "fillstyle": "none"}
+                axis.plot(at.length, at.by_best.num_layers, **mark, zorder=5)  # type: ignore[arg-type]
+    _axes(axis, table, deepest)
+    tell_if_empty(axis, shown)
     tell_missing(axis, missing)
 
 
-def _height(fewest: Fewest, above: float) -> float | None:
-    """Where it is drawn: unsolved at the top, missing nowhere."""
-    if fewest.num_layers is not None:
-        return float(fewest.num_layers)
-    return None if fewest.words == "missing" else above
+def _axes(axis: Axes, table: MinimumLayersTable, deepest: int) -> None:
+    ticks = [2**power for power in range(deepest.bit_length()) if 2**power <= deepest]
+    axis.set_yscale("log", base=2)
+    axis.set(ylim=(0.8, 2 * deepest), ylabel="layers needed", xlabel="length of training and test (tokens)")
+    axis.yaxis.set(major_locator=FixedLocator([*ticks, ABOVE * deepest]), minor_locator=NullLocator())
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"> {deepest}" if value > deepest else f"{value:g}"))
+    axis.xaxis.set_major_locator(FixedLocator(list(table.lengths)))
+    axis.grid(visible=False, axis="x")
 
 
 def _csv(table: MinimumLayersTable) -> str:

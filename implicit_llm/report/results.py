@@ -53,6 +53,7 @@ class Point:
     accuracy_per_position: tuple[float, ...] | None
     chance_per_position: tuple[float, ...] | None
     f_evaluations_per_token: float | None
+    iterations_per_token: float | None
     residual_max: float | None
     unconverged_share: float | None
     token_match_sequential: float | None

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from implicit_llm.report.accuracy_figures import Setting, settings_of
 from implicit_llm.report.published import Published, PublishedNumber
-from implicit_llm.report.results import COST, LAST_TEN, Cell, Results, Spread, mode_rank
-from implicit_llm.report.table_text import csv_text, escape, spread_values
+from implicit_llm.report.results import COST, LAST_TEN, BestSeed, Cell, Results, Spread, mode_rank
+from implicit_llm.report.table_text import csv_text, escape, spread_columns, spread_values
 
 CSV_METRICS = (
-    "accuracy_last10", "accuracy_sequence", "accuracy_token", "f_evaluations_per_token", "residual_max",
-    "unconverged_share", "token_match_sequential",
+    "accuracy_last10", "accuracy_sequence", "accuracy_token", "f_evaluations_per_token", "iterations_per_token",
+    "residual_max", "unconverged_share", "token_match_sequential",
 )  # fmt: skip
 
 
@@ -26,6 +26,10 @@ class Entry:
     @property
     def accuracy(self) -> Spread:
         return self.cell.spread(LAST_TEN)
+
+    @property
+    def best(self) -> BestSeed | None:
+        return self.cell.best(LAST_TEN)
 
     @property
     def cost(self) -> Spread:
@@ -115,8 +119,8 @@ def to_csv(results: Results, published: Published) -> str:
         "mode",
     ]
     counts = ["num_seeds", "num_samples", "chance_last10"]
-    spreads = [f"{metric}_{part}" for metric in CSV_METRICS for part in ("mean", "low", "high")]
-    head = [*about, *counts, *spreads, "published_accuracy_last10", "published_mark"]
+    best = ["best_seed", "accuracy_last10_by_seed"]
+    head = [*about, *counts, *spread_columns(CSV_METRICS), *best, "published_accuracy_last10", "published_mark"]
     return csv_text(head, (_csv_values(cell, published) for cell in results.cells))
 
 
@@ -134,8 +138,18 @@ def _csv_values(cell: Cell, published: Published) -> Iterator[object]:
     yield from (len(cell.spread(LAST_TEN).values), point.num_samples, point.chance_last10)
     for metric in CSV_METRICS:
         yield from spread_values(cell.spread(metric))
+    best = cell.best(LAST_TEN)
+    yield from (None if best is None else best.seed, _by_seed(cell))
     number = published.beside(point, LAST_TEN)
     yield from (number.value, number.mark) if number else (None, None)
+
+
+def _by_seed(cell: Cell) -> str | None:
+    """ "0: 0.991; 1: missing": every seed, none left out."""
+    if len(cell.points) < 2:
+        return None
+    values = ((point.seed, point.accuracy_last10) for point in cell.points)
+    return "; ".join(f"{seed}: {'missing' if value is None else f'{value:.6g}'}" for seed, value in values)
 
 
 def to_latex(tables: list[Table]) -> str:
@@ -146,8 +160,8 @@ def to_latex(tables: list[Table]) -> str:
 def _latex_table(table: Table) -> str:
     heads = " & ".join(f"$L={length}$" for length in table.lengths)
     lines = [
-        f"% {table.setting.title.replace('×', 'x')}: accuracy on the last ten tokens, mean over seeds (range); "
-        "f-evaluations per token",
+        f"% {table.setting.title.replace('×', 'x')}: accuracy on the last ten tokens, mean over seeds (range, "
+        "best seed); f-evaluations per token",
         rf"\begin{{tabular}}{{ll{'r' * len(table.lengths)}}}",
         r"\toprule",
         rf"Model & Mode & {heads} \\",
@@ -173,5 +187,6 @@ def _latex_entry(entry: Entry | None) -> str:
     mean, cost = entry.accuracy.mean, entry.cost.mean
     if mean is None:
         return "missing"
-    spread = f" ({entry.accuracy.low:.3f}--{entry.accuracy.high:.3f})" if len(entry.accuracy.values) > 1 else ""
+    low, high = entry.accuracy.low, entry.accuracy.high
+    spread = f" ({low:.3f}--{high:.3f}, seed {entry.best.seed})" if entry.best else ""
     return f"{mean:.3f}{spread}" + (f"; {cost:.3g}" if cost is not None else "")

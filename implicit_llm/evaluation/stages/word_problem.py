@@ -15,7 +15,7 @@ from implicit_llm.evaluation.modes import ModeRunner
 from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.task import Task, task_of
 from implicit_llm.evaluation.trained_model import about_model, load_model
-from implicit_llm.evaluation.word_problem import DEFAULT_BATCH_SIZE, evaluate_word_problem, match
+from implicit_llm.evaluation.word_problem import default_batch_size, evaluate_word_problem, match
 from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import Input, StageContext, StageResult
 
@@ -56,7 +56,8 @@ def run(context: StageContext) -> StageResult:
 def _evaluate_data(runner: ModeRunner, test_set: TestSet, about: Mapping[str, Any]) -> list[Record]:
     """The records of one data set, in the order of the modes."""
     dataset = open_dataset(test_set.source.work)
-    results = runner.results(test_set.role, dataset, evaluate_word_problem, default_batch_size=DEFAULT_BATCH_SIZE)
+    batch_size = default_batch_size(dataset.length, next(runner.model.parameters()).device.type)
+    results = runner.results(test_set.role, dataset, evaluate_word_problem, default_batch_size=batch_size)
     sequential = _sequential(runner.modes, results)
     described = {"data": test_set.role, **test_set.task.record(), **about}
     return [

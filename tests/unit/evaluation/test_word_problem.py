@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ import torch
 
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
 from implicit_llm.evaluation.batch_size import BatchSize, EvaluationOutOfMemory
-from implicit_llm.evaluation.word_problem import evaluate_word_problem, match
+from implicit_llm.evaluation.word_problem import default_batch_size, evaluate_word_problem, match
+from tests.unit.evaluation.small_models import Rows, small_model
 from tests.unit.evaluation.stand_ins import Problems, StandIn, stand_in
 
 
@@ -34,6 +37,7 @@ def test_sequences_shorter_than_ten_tokens_count_all_of_them() -> None:
 def test_solver_statistics_are_gathered_over_batches_with_the_closing_evaluation() -> None:
     values = evaluate(stand_in()).values
     assert values["f_evaluations_per_token"] == 8.0
+    assert values["iterations_per_token"] == 7.0
     assert values["residual_max"] == pytest.approx(0.2)
     assert values["unconverged_share"] == pytest.approx(3 * 3 / 120)  # one sequence in each of three batches
 
@@ -41,8 +45,34 @@ def test_solver_statistics_are_gathered_over_batches_with_the_closing_evaluation
 def test_explicit_model_costs_one_evaluation_and_has_no_residual() -> None:
     values = evaluate(stand_in(is_implicit=False)).values
     assert values["f_evaluations_per_token"] == 1.0
+    assert values["iterations_per_token"] is None
     assert values["residual_max"] is None
     assert values["unconverged_share"] is None
+
+
+@pytest.mark.parametrize("length", [32, 1024, 16384, 2**22])
+def test_a_batch_holds_a_bounded_number_of_tokens_and_at_least_one_sequence(length: int) -> None:
+    size = default_batch_size(length, "cpu")
+    assert size == 1 or size * length <= 2**16
+    assert 1 <= size <= default_batch_size(length, "cuda") <= 4096
+
+
+def test_blockwise_the_layers_never_see_more_than_a_block_however_long_the_sequence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, length = small_model("implicit"), 16384
+    model.solver = replace(model.solver, eval_mode="blockwise", eval_block_len=512, eval_max_iter=4)
+    apply_stack, seen = type(model.base).apply_stack, []
+
+    def watched(self: torch.nn.Module, z_BLD: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        seen.append(z_BLD.shape[:2])
+        return apply_stack(self, z_BLD, *arguments, **options)
+
+    monkeypatch.setattr(type(model.base), "apply_stack", watched)
+    job = EvaluationJob(model, Rows(1, length), 1, BatchSize(default_batch_size(length, "cpu")), "data blockwise")
+    values = evaluate_word_problem(job).values
+    assert set(seen) == {(1, 512)}
+    assert len(values["accuracy_per_position"]) == length
 
 
 def test_result_does_not_depend_on_the_batch_size() -> None:

@@ -115,7 +115,7 @@ def test_each_number_names_mode_seeds_and_spread(made: Path) -> None:
     text = (made / "index.html").read_text()
     row = re.search(r"<tr class=\"headline\">.*?a5-implicit.*?</tr>", text, re.DOTALL)[0]  # type: ignore[index]
     assert "blockwise<small>2 seeds, 512 samples" in row
-    assert re.search(r">0\.99\d<small>0\.99\d to 0\.99\d</small>\s*<small>9\.2 f/token", row)
+    assert re.search(r">0\.99\d<small>0\.99\d to 0\.99\d</small><small>best: seed 0</small><small>9\.2 f/token", row)
 
 
 def test_provenance_of_every_run_is_on_the_page(made: Path) -> None:
