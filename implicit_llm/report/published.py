@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from implicit_llm.report.config import ReportError
 from implicit_llm.report.model_groups import FAMILIES
 from implicit_llm.report.perplexity_results import PerplexityPoint
+from implicit_llm.report.published_downstream import PublishedDownstream
 from implicit_llm.report.results import Point
 from implicit_llm.report.yaml_file import read_yaml
 from implicit_llm.runs.fill import fill
@@ -156,6 +157,9 @@ class BabiYardstick:
     num_layers: int | None = None
 
 
+Entry = PublishedNumber | PublishedPerplexity | BabiYardstick | PublishedDuality | PublishedDownstream
+
+
 @dataclass(frozen=True)
 class Published:
     """All published numbers and what the marks mean."""
@@ -164,6 +168,7 @@ class Published:
     numbers: tuple[PublishedNumber, ...]
     perplexities: tuple[PublishedPerplexity, ...] = ()
     babi: tuple[BabiYardstick, ...] = ()
+    downstream: tuple[PublishedDownstream, ...] = ()
     duality: tuple[PublishedDuality, ...] = ()
 
     def beside(self, point: Point, metric: str) -> PublishedNumber | None:
@@ -183,8 +188,8 @@ class Published:
         return {entry.mark for entry in self.entries}
 
     @property
-    def entries(self) -> tuple[PublishedNumber | PublishedPerplexity | BabiYardstick | PublishedDuality, ...]:
-        return (*self.numbers, *self.perplexities, *self.babi, *self.duality)
+    def entries(self) -> tuple[Entry, ...]:
+        return (*self.numbers, *self.perplexities, *self.babi, *self.duality, *self.downstream)
 
 
 def load_published(path: Path) -> Published:

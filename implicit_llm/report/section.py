@@ -9,6 +9,7 @@ from typing import Any
 
 from implicit_llm.report.babi_results import BabiResults
 from implicit_llm.report.config import ReportConfig
+from implicit_llm.report.downstream_suites import Suite
 from implicit_llm.report.inputs import ReportInputs
 from implicit_llm.report.perplexity_results import PerplexityResults
 from implicit_llm.report.published import Published
@@ -38,6 +39,7 @@ class SectionInputs:
     inputs: ReportInputs
     config: ReportConfig
     published: Published
+    suites: tuple[Suite, ...] = ()
 
     @cached_property
     def results(self) -> Results:

@@ -9,6 +9,8 @@ from typing import Any
 
 from implicit_llm_workflow.data_sets import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM, DataSet
 from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.lm_eval_settings import SETTINGS as LM_EVAL_SETTINGS
+from implicit_llm_workflow.lm_eval_settings import lm_eval_settings
 
 PERPLEXITY, LM_EVAL, DUALITY, JACOBIAN = "perplexity", "lm_eval", "duality", "jacobian"
 
@@ -23,10 +25,10 @@ class Kind:
 
 
 KINDS = {
-    WORD_PROBLEM: Kind((WORD_PROBLEM,)),
+    WORD_PROBLEM: Kind((WORD_PROBLEM,), ("lengths",)),
     CATBABI: Kind((CATBABI,), ("protocols", "carried_max_tokens")),
     PERPLEXITY: Kind((LANGUAGE_MODEL,), ("lengths", "max_tokens", "precision")),
-    LM_EVAL: Kind((LANGUAGE_MODEL,), ("precision",)),
+    LM_EVAL: Kind((LANGUAGE_MODEL,), LM_EVAL_SETTINGS),
     DUALITY: Kind((LANGUAGE_MODEL,), ("lengths", "max_tokens", "trace_tokens", "precision")),
     JACOBIAN: Kind(
         (WORD_PROBLEM, CATBABI, LANGUAGE_MODEL),
@@ -63,6 +65,8 @@ def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluat
     if foreign is not None:
         owners = " or ".join(other for other, its in KINDS.items() if foreign in its.settings)
         raise ConfigError(f"{at}.{foreign}: belongs to kind {owners}; remove it")
+    if item["kind"] == LM_EVAL:
+        settings = lm_eval_settings(settings, at)
     return Evaluation(
         name=name,
         kind=item["kind"],
