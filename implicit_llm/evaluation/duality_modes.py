@@ -78,11 +78,19 @@ def mode_output(model: Any, input_ids: Tensor, *, is_by_token: bool = False) -> 
 
 
 def pairs_of(modes: Sequence[ModeConfig], *, is_implicit: bool) -> list[tuple[str, str]]:
-    """Every two modes, the reference second: the one nearer to generation, of equals the one named first."""
+    """Every two modes, the reference second: the one nearer to generation, of equals the one named first.
+
+    Of a sweep, modes with the same value of the same setting.
+    """
     if not is_implicit:
         return [(PARALLEL, SEQUENTIAL)]
     ordered = sorted(modes, key=lambda mode: _NEARNESS[mode.eval_mode])
-    return [(mode.name, other.name) for index, other in enumerate(ordered) for mode in ordered[index + 1 :]]
+    pairs = [(mode, other) for index, other in enumerate(ordered) for mode in ordered[index + 1 :]]
+    return [(mode.name, other.name) for mode, other in pairs if _swept(mode) == _swept(other)]
+
+
+def _swept(mode: ModeConfig) -> tuple[str, float] | None:
+    return None if mode.sweep is None else (mode.sweep.key, mode.sweep.value)
 
 
 def goes_by_token(model: Any) -> bool:

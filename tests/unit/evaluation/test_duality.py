@@ -11,7 +11,7 @@ import torch
 
 from implicit_llm.evaluation.answers import EvaluationJob
 from implicit_llm.evaluation.batch_size import BatchSize
-from implicit_llm.evaluation.config import ModeConfig
+from implicit_llm.evaluation.config import ModeConfig, SweepConfig, swept_modes
 from implicit_llm.evaluation.duality import compare_modes, trace_convergence
 from implicit_llm.evaluation.duality_modes import AllModes, ModeOutput, mode_output, pairs_of
 from implicit_llm.evaluation.duality_tally import DualityTally, PairTally, compare
@@ -79,6 +79,14 @@ def test_reference_of_a_pair_is_the_mode_nearer_to_generation() -> None:
         ("blocks", "sequential"),
         ("simultaneous", "sequential"),
         ("simultaneous", "blocks"),
+    ]
+
+
+def test_modes_of_a_sweep_are_compared_at_equal_settings() -> None:
+    swept = swept_modes(MODES[:2], SweepConfig(eval_tol=(0.1, 0.01), eval_max_iter=(4,)))
+    assert pairs_of(swept, is_implicit=True) == [
+        (f"simultaneous@{setting}", f"sequential@{setting}")
+        for setting in ("eval_max_iter=4", "eval_tol=0.1", "eval_tol=0.01")
     ]
 
 
