@@ -126,6 +126,8 @@ def check_final_names(run_dir: Path, is_damaged: bool = False) -> None:
         journal.read(work / "journal.jsonl")
         check_manifest(work / "manifest.json", run_dir, is_damaged)
     check_manifest(run_dir / "manifest.json", run_dir, is_damaged)
+    if (run_dir / "manifest.json").exists() and not is_damaged:
+        assert (run_dir / "index.html").read_text() == "page", "published before what it vouches for"
     for path in [*run_dir.rglob("mlflow.json"), *run_dir.rglob("provenance.json")]:
         json.loads(path.read_bytes())
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +23,7 @@ class Project:
     dir: Path
     library: Path
     name: str = "tiny"
+    variables: dict[str, str] = field(default_factory=dict)  # of the environment, on top
 
     @property
     def results(self) -> Path:
@@ -45,6 +46,7 @@ class Project:
             **inherited,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join([str(self.library.parent), str(self.dir / "workflow" / "lib")]),
+            **self.variables,
         }
 
     def snakemake(self, *arguments: str, code: int = 0) -> str:

@@ -1,0 +1,120 @@
+"""Jobs that fail, wait, or miss a file: what was finished stays, and nothing has a name that it does not merit.
+
+Rows 37, 43, 45 and 47 of docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tests.workflow.test_driver import wait_for
+from tests.workflow.tiny_project import NOTHING, Project
+
+UNROLLED, FREE, EXPLICIT = "train/implicit-s0/unrolled", "train/implicit-s0/free", "train/explicit-s0/explicit"
+EVALUATIONS = {phase: f"{phase.replace('train/', 'evaluate/')}/word-problem" for phase in (FREE, EXPLICIT)}
+
+
+def log_of(project: Project, job: str) -> str:
+    return (project.results / job / "job.log").read_text()
+
+
+def manifests(project: Project) -> set[str]:
+    return {path.parent.relative_to(project.results).as_posix() for path in project.results.rglob("*/manifest.json")}
+
+
+def solved_by_code(project: Project) -> set[tuple[str, float]]:
+    """(code digest, what that code computes) of every published result of training."""
+    found = set()
+    for job in (UNROLLED, FREE, EXPLICIT):
+        path = project.results / job / "manifest.json"
+        if path.exists():
+            manifest = json.loads(path.read_text())
+            model = project.results / job / manifest["files"][0]["path"]
+            found.add((manifest["identity"]["code"], json.loads(model.read_text())["solved"]))
+    return found
+
+
+def test_code_that_is_edited_while_jobs_wait_is_never_published_under_the_digest_of_the_old_code(
+    project: Project,
+) -> None:
+    solver = project.library / "solver" / "fixed_point.py"
+    project.edit(solver, "tol / 2", "tol / 4")
+    hold = project.dir / "hold"
+    hold.touch()
+    with subprocess.Popen(
+        [*project.driver, "--cores", "1"],  # so that one job runs and the others wait
+        cwd=project.dir,
+        env=project.environment | {"TINY_HOLD": str(hold)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as driver:
+        try:
+            wait_for(hold.with_suffix(".reached"))
+            project.edit(solver, "tol / 4", "tol / 8")
+        finally:
+            hold.unlink()
+        output, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 1
+    assert "the code was changed since the job was planned" in output
+    published = solved_by_code(project)
+    assert {solved for _, solved in published} == {0.5 / 2, 0.5 / 4}  # jobs that waited have what they had before
+    assert len({code for code, _ in published}) == 2
+    project.snakemake()
+    assert {solved for _, solved in solved_by_code(project)} == {0.5 / 8}
+
+
+@pytest.mark.slow
+def test_a_file_of_a_finished_result_that_is_gone_is_made_again_when_someone_needs_it_and_not_before(
+    project: Project,
+) -> None:
+    (model,) = (project.results / UNROLLED).glob("work/*/model.json")
+    content = model.read_bytes()
+    model.unlink()
+    assert NOTHING in project.snakemake()
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    output = project.snakemake(code=1)
+    assert f"{model}: expected {len(content)} bytes, found no file" in output
+    advice = f"rm -f {project.results / UNROLLED / 'manifest.json'}"
+    assert f"type `{advice}` and run the workflow again" in output
+    project.command(*advice.split())
+    assert project.planned() == {UNROLLED, FREE, EVALUATIONS[FREE], "report"}
+    project.snakemake()
+    assert model.read_bytes() == content
+    assert NOTHING in project.snakemake()
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_after_its_work_leaves_nothing_under_the_final_name_and_is_not_done_twice(
+    project: Project,
+) -> None:
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    project.variables = {"FAULT": "publish.before_manifest:raise"}
+    project.snakemake(code=1)
+    assert not (project.results / FREE / "manifest.json").exists()
+    assert not list((project.results / FREE).rglob("*.tmp"))
+    project.variables = {}
+    project.snakemake()
+    assert "already done" in log_of(project, FREE)
+    assert NOTHING in project.snakemake()
+
+
+def test_one_run_that_fails_for_good_does_not_stop_the_others(project: Project) -> None:
+    project.edit(project.config, "batch_size: 8", "batch_size: 4")
+    work = project.results / EXPLICIT / "work"
+    shutil.rmtree(work)
+    work.write_text("where a folder should be")
+    project.snakemake(code=1)
+    assert {UNROLLED, FREE, EVALUATIONS[FREE]} <= manifests(project)
+    done = {job: os.stat(project.results / job / "manifest.json").st_mtime_ns for job in (UNROLLED, FREE)}
+    rest = {EXPLICIT, EVALUATIONS[EXPLICIT], "report"}
+    assert project.planned() == rest
+    work.unlink()
+    project.snakemake()
+    assert rest <= manifests(project)
+    assert done == {job: os.stat(project.results / job / "manifest.json").st_mtime_ns for job in done}
