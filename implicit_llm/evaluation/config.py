@@ -108,10 +108,14 @@ def swept_modes(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None) -> tup
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Word problems. In every kind implicit models are evaluated in `modes`, explicit ones in the mode "parallel"."""
+    """Word problems. In every kind implicit models are evaluated in `modes`, explicit ones in the mode "parallel".
+
+    `lengths` takes the test sets of these lengths (tokens) only; None takes all.
+    """
 
     kind: Literal["word_problem"]
     modes: tuple[ModeConfig, ...]
+    lengths: tuple[int, ...] | None = None
     sweep: SweepConfig | None = None
 
 

@@ -20,6 +20,7 @@ from implicit_llm.report.svg import Figure, Panel
 CHANCE = Series("chance (best constant answer)", MUTED, "", (1, 2))
 PUBLISHED = Series("published or reference number, same mode", INK, "*", has_line=False)
 ACCURACY_LIMITS = (-0.03, 1.05)
+MAX_POSITIONS = 512
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _draw_positions(axis: Axes, cells: list[Cell]) -> None:
     mark_training(axis, (cell.first.train_length for cell in cells), (1, length), is_log=False)
     chance = next((cell.first.chance_per_position for cell in cells if cell.first.chance_per_position), None)
     if chance is not None:
-        axis.plot(range(1, len(chance) + 1), chance, **CHANCE.line(has_markers=False), linewidth=1.2)
+        axis.plot(*_by_position([chance]), **CHANCE.line(has_markers=False), linewidth=1.2)
     drawn = []
     for index, cell in enumerate(cells):
         curves = [point.accuracy_per_position for point in cell.points if point.accuracy_per_position is not None]
@@ -147,10 +148,17 @@ def _draw_positions(axis: Axes, cells: list[Cell]) -> None:
             drawn.append(cell)
             # The headline mode comes first: a wide line, so that modes that agree with it show on top of it.
             line = mode_series(cell.first.mode).line(has_markers=False) | {"linewidth": 2.8 if index == 0 else 1.4}
-            axis.plot(range(1, length + 1), np.mean(curves, axis=0), **line)
+            axis.plot(*_by_position(curves), **line)
     axis.set(xlim=(1, max(2, length)), xlabel="position in the sequence (token)")
     _accuracy_axis(axis, "accuracy at this position")
     tell_if_empty(axis, drawn)
+
+
+def _by_position(curves: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and the mean of the curves, over equal bins where there are more positions than can be seen."""
+    mean = np.mean(curves, axis=0)
+    parts = np.array_split(np.column_stack((np.arange(1, len(mean) + 1), mean)), min(len(mean), MAX_POSITIONS))
+    return tuple(np.array([part.mean(axis=0) for part in parts]).T)  # type: ignore[return-value]
 
 
 def _draw_modes(axis: Axes, cells: list[Cell]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.answers import Evaluation
 from implicit_llm.evaluation.config import PARALLEL, SEQUENTIAL, EvaluateConfig, ModeConfig, check_modes, swept_modes
-from implicit_llm.evaluation.inputs import data_inputs, model_input
+from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input
 from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
 from implicit_llm.evaluation.modes import ModeRunner
 from implicit_llm.evaluation.partial import PartialResults
@@ -36,7 +36,7 @@ def run(context: StageContext) -> StageResult:
     config = fill(EvaluateConfig, context.config, f"evaluate/{context.name}")
     check_modes(config.modes, f"evaluate/{context.name}.modes")
     trained = model_input(context)
-    test_sets = list(_test_sets(context))
+    test_sets = list(_test_sets(context, config.lengths))
     model = load_model(trained, context.runtime)
     runner = ModeRunner(
         model, swept_modes(config.modes, config.sweep), PartialResults(context.work / "partial"), context.runtime, {}
@@ -78,10 +78,18 @@ def _trained_on(trained: Input) -> dict[str, Any]:
     return {"train_hard_fraction": (trained.manifest.summary.get("data") or {}).get("hard_fraction")}
 
 
-def _test_sets(context: StageContext) -> Iterator[TestSet]:
-    """Every test set, shortest sequences first."""
+def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> Iterator[TestSet]:
+    """The test sets of these lengths, shortest sequences first. Raises: EvaluateInputError for a length none has."""
     sets = [TestSet(role, task_of(source.manifest), source) for role, source in data_inputs(context).items()]
-    yield from sorted(sets, key=lambda item: (item.task.length, item.role))
+    present = sorted({item.task.length for item in sets})
+    missing = [length for length in lengths or () if length not in present]
+    if missing:
+        raise EvaluateInputError(
+            f"evaluate/{context.name}.lengths: no test set has sequences of {missing[0]} tokens; there are "
+            f"{', '.join(map(str, present))}: add the length to the data's test lengths, or take it out"
+        )
+    chosen = [item for item in sets if lengths is None or item.task.length in lengths]
+    yield from sorted(chosen, key=lambda item: (item.task.length, item.role))
 
 
 def _label(record: Record) -> str:

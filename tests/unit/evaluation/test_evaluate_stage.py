@@ -52,9 +52,9 @@ def train(folder: Path, kind: str) -> Path:
     return train_nothing(folder, kind, "s3", 6, {"data": data_config("train", 12)})
 
 
-def evaluate(folder: Path, inputs: dict[str, Path], modes: list[dict[str, Any]] | None = None) -> Path:
+def evaluate(folder: Path, inputs: dict[str, Path], modes: list[dict[str, Any]] | None = None, **settings: Any) -> Path:
     run_dir = folder / "evaluate"
-    config = {"kind": "word_problem", "modes": MODES if modes is None else modes}
+    config = {"kind": "word_problem", "modes": MODES if modes is None else modes, **settings}
     run_stage(request(run_dir, "evaluate", "s3-s7/free/word-problem", config, inputs), stage.run)
     return run_dir
 
@@ -139,3 +139,10 @@ def test_run_without_a_model_is_refused_by_its_manifest(tmp_path: Path, tests_by
     role, data = next(iter(tests_by_role.items()))
     with pytest.raises(EvaluateInputError, match=r"manifest\.json: names no model/config\.json"):
         evaluate(tmp_path, {"model": data, role: data})
+
+
+def test_only_the_lengths_asked_for_are_evaluated(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
+    inputs = {"model": train(tmp_path, "explicit"), **tests_by_role}
+    assert {record["length"] for record in records(evaluate(tmp_path, inputs, lengths=[24]))} == {24}
+    with pytest.raises(EvaluateInputError, match=r"lengths: no test set has sequences of 48 tokens; there are 12, 24"):
+        evaluate(tmp_path / "again", inputs, lengths=[24, 48])
