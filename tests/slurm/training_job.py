@@ -13,11 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from implicit_llm.runs.identity import compute_fingerprint
+from implicit_llm_workflow.code_digest import module_digest
 from tests.slurm.cluster import SlurmCluster
 from tests.unit.training.small_runs import request
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 400
+
+
+def with_code(identity: str) -> str:
+    """An identity with the digest of the code as it is, which the command line compares."""
+    values = json.loads(identity)
+    values["code"] = module_digest("implicit_llm.training.stage")
+    parts = {key: values[key] for key in ("stage", "config", "code", "upstream")}
+    return json.dumps({**values, "fingerprint": compute_fingerprint(**parts)})
 
 
 @dataclass
@@ -53,7 +63,7 @@ class TrainingJob:
     def submit(self) -> TrainingJob:
         self.folder.mkdir(parents=True, exist_ok=True)
         identity = self.folder / "identity.json"
-        identity.write_text(request(self.run_dir, self.config, self.data).identity)
+        identity.write_text(with_code(request(self.run_dir, self.config, self.data).identity))
         program = [str(Path(sys.executable).with_name("implicit-llm")), "train", "--run-dir", str(self.run_dir)]
         program += ["--identity", f"@{identity}", "--input", f"data={self.data}", "--device", "cpu"]
         program += ["--log-every-steps", "1", "--progress", "log", "--threads", "2", *self.options]

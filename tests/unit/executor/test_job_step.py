@@ -17,7 +17,7 @@ import pytest
 from snakemake_executor_plugin_submitit import attempts, processes
 from snakemake_executor_plugin_submitit.job_files import JobFiles, read_json, write_json
 from snakemake_executor_plugin_submitit.step import JobStep
-from snakemake_executor_plugin_submitit.stop_signals import Relay, is_manager
+from snakemake_executor_plugin_submitit.stop_signals import Relay, Sentinel, is_manager
 
 Requeued = type("Requeued", (Exception,), {})
 
@@ -190,7 +190,8 @@ def test_snakemake_and_srun_are_not_told() -> None:
 def test_a_process_without_a_handler_is_left_alone() -> None:
     process = subprocess.Popen(["sleep", "100"])
     try:
-        assert Relay(process.pid).tell(signal.SIGUSR2) == []
+        with Sentinel() as sentinel:
+            assert Relay(process.pid, "nowhere", sentinel).tell(signal.SIGUSR2) == []
         assert process.poll() is None
     finally:
         process.kill()
@@ -225,3 +226,37 @@ def test_a_status_file_keeps_its_progress_not_its_failure(tmp_path: Path) -> Non
     write_json(step.files.status, {"progress": 4, "failure_class": "bug", "message": "of the attempt before"})
     assert run(step)["failure_class"] is None
     assert json.loads((tmp_path / "job" / "output.log").read_text()) == {"progress": 4}
+
+
+@pytest.mark.usefixtures("requeues")
+def test_a_signal_that_slurm_sent_to_all_processes_is_not_sent_again(tmp_path: Path) -> None:
+    """With ProctrackType=proctrack/linuxproc; neither Snakemake nor the shell, here `bash`, may die of it."""
+    (tmp_path / "train.py").write_text(HANDLES.format(before=""))
+    step = make_step(tmp_path, f"bash -c 'true; {sys.executable} train.py'")
+
+    def send_to_all() -> bool:
+        if (tmp_path / "handler-is-there").exists():
+            processes.kill(processes.descendants(os.getpid())[1:], signal.SIGUSR2)
+            return True
+        return False
+
+    with pytest.raises(Requeued):
+        in_background(step, send_to_all, signal.SIGUSR2)
+    assert (tmp_path / "got").read_text() == "1"
+
+
+@pytest.mark.usefixtures("requeues")
+def test_a_checkpoint_is_waited_for_although_the_shell_has_died(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HANDLES.format(before="").replace("SIGUSR2", "SIGTERM"))
+    step = make_step(tmp_path, f"true; {sys.executable} train.py")
+
+    def send_to_shell() -> bool:
+        if (tmp_path / "handler-is-there").exists():
+            (start,) = attempts.starts(step.files.attempts)
+            processes.kill(processes.descendants(start["pid"]), signal.SIGTERM)
+            return True
+        return False
+
+    in_background(step, send_to_shell, signal.SIGTERM)
+    assert (tmp_path / "got").exists()
+    assert read_json(step.files.outcome(1))["failure_class"] == "preempted"

@@ -18,6 +18,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_executor_plugin_submitit import attempts, parameters, processes, record
 from snakemake_executor_plugin_submitit.failure import MORE_MEMORY
 from snakemake_executor_plugin_submitit.job_files import JobFiles, read_json
+from snakemake_executor_plugin_submitit.local_jobs import stop_all
 from snakemake_executor_plugin_submitit.monitor import Tracked
 from snakemake_executor_plugin_submitit.prepared import Prepared, has_all_outputs
 from snakemake_executor_plugin_submitit.record import Record
@@ -119,6 +120,8 @@ class Dispatcher:
             )
             return None
         if not self._is_alive(job.files, found, known):
+            if found.cluster == "local":
+                stop_all([self._tracked(job, found)])  # what it started may have outlived it
             return None
         if found.key != job.key:
             raise Busy(

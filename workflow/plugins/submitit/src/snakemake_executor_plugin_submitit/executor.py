@@ -102,7 +102,7 @@ class Executor(RemoteExecutor):
             return
         self._settle_reported()
         with self._registry_lock:
-            jobs = [self._tracked[id(info.job)] for info in active_jobs]
+            jobs = [self._tracked[id(info.job)] for info in active_jobs if id(info.job) in self._tracked]
         self.next_seconds_between_status_checks = max(1.0, len(jobs) / LOOKS_PER_S)
         try:
             verdicts = self.monitor.look(jobs)
@@ -123,6 +123,8 @@ class Executor(RemoteExecutor):
 
     def _retry_or_report(self, job: Tracked, why: Failure) -> Tracked | None:
         """Submit the job once more if the rule for this class says so, else tell Snakemake. Returns: the new job."""
+        if job.record.cluster == "local":
+            stop_all([job])  # what the job started may have outlived it
         try:
             if report.is_worth_another(job, why, self.settings.requeue_limit):
                 nodes = report.nodes_of(why.nodes) if why.kind in failure.ELSEWHERE else []
@@ -143,9 +145,7 @@ class Executor(RemoteExecutor):
 
     def _run_here(self, job: Any, command: str) -> None:
         info = SubmittedJobInfo(job=job)
-        self.report_job_submission(info)
-        with self.lock:
-            self.active_jobs.remove(info)
+        self.report_job_submission(info)  # its end is reported here, not by the thread that waits
         prepared = prepare(job, command, self.folder, self.settings)
         code = report.run_here(prepared.step(0, self.settings))
         if code == 0:

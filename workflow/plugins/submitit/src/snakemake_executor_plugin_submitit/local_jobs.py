@@ -36,7 +36,7 @@ def pids_of(jobs: Sequence[Tracked]) -> list[int]:
         controller = int(job.record.job_id)
         if processes.is_alive(controller, job.record.started):
             found.update(dict.fromkeys(processes.descendants(controller)))
-        for pid in processes.with_environment(STATUS_VARIABLE, str(job.files.status)):
+        for pid in processes.with_environment(**{STATUS_VARIABLE: str(job.files.status)}):
             if processes.start_ticks(pid) is not None:
                 found[pid] = None
     return list(found)

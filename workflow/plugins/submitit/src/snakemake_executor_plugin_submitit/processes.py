@@ -56,13 +56,15 @@ def command_of(pid: int) -> list[str]:
     return []
 
 
-def with_environment(variable: str, value: str) -> list[int]:
-    """The processes that were started with this variable set to this value."""
-    wanted = f"{variable}={value}".encode()
+def with_environment(**wanted: str | None) -> list[int]:
+    """The processes that were started with these variables set to these values; None: not set."""
+    pairs = {name.encode(): None if value is None else value.encode() for name, value in wanted.items()}
     found = []
     for pid in all_pids():
         with suppress(OSError):
-            if wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+            raw = (PROC / str(pid) / "environ").read_bytes()
+            given = dict(entry.partition(b"=")[::2] for entry in raw.split(b"\0") if entry)
+            if given and all(given.get(name) == value for name, value in pairs.items()):
                 found.append(pid)
     return found
 

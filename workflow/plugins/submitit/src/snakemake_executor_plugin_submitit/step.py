@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from snakemake_executor_plugin_submitit import attempts, failure, kept_logs, memory, processes
 from snakemake_executor_plugin_submitit.job_files import STATUS_VARIABLE, JobFiles, read_json, write_json
-from snakemake_executor_plugin_submitit.stop_signals import Relay, StopSignals
+from snakemake_executor_plugin_submitit.stop_signals import Relay, Sentinel, StopSignals
 
 if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission
@@ -76,7 +76,7 @@ def run_attempt(step: JobStep) -> attempts.End | None:
     if attempt > 1:
         kept_logs.put_aside(logs, files.kept_logs)
     begin, kills = time.monotonic(), memory.oom_kills()
-    with StopSignals() as signals, open(files.output_log, "ab") as output:
+    with StopSignals() as signals, Sentinel() as sentinel, open(files.output_log, "ab") as output:
         offset = output.tell()
         process = subprocess.Popen(
             ["bash", "-c", script(step)],
@@ -88,7 +88,7 @@ def run_attempt(step: JobStep) -> attempts.End | None:
             start_new_session=True,
         )
         attempts.add(files.attempts, _start(step, attempt, process.pid, before))
-        code = wait(process, signals)
+        code = wait(process, signals, Relay(process.pid, str(files.status), sentinel))
         kept_logs.put_back(logs, files.kept_logs)
         seconds = time.monotonic() - begin
         if code != 0:
@@ -102,19 +102,20 @@ def run_attempt(step: JobStep) -> attempts.End | None:
     return None if signals.is_ended else end
 
 
-def wait(process: subprocess.Popen[bytes], signals: StopSignals) -> int:
-    """Wait for the end, telling the job's processes of a signal. Returns: as Popen does."""
-    relay = Relay(process.pid)
-    while True:
+def wait(process: subprocess.Popen[bytes], signals: StopSignals, relay: Relay) -> int:
+    """Wait for the end of the job, telling its processes of a signal, and then for those that were told.
+
+    A shell may die of a signal before the training below it has written its checkpoint.
+    Returns: as Popen does.
+    """
+    while process.poll() is None or relay.is_awaited():
         if signals.is_ended:
-            processes.kill(list(reversed(processes.descendants(process.pid))))
+            processes.kill(relay.members())
             return process.wait()
         if signals.asked is not None:
             relay.tell(signals.asked)
-        try:
-            return process.wait(timeout=LOOK_EVERY_S)
-        except subprocess.TimeoutExpired:
-            continue
+        time.sleep(LOOK_EVERY_S)
+    return process.returncode
 
 
 def decide(step: JobStep, end: attempts.End) -> dict[str, Any] | None:
@@ -125,7 +126,8 @@ def decide(step: JobStep, end: attempts.End) -> dict[str, Any] | None:
     stated, message = status.get("failure_class"), str(status.get("message") or "")
     kind = failure.class_of_exit(end.exit_code, stated)
     if kind == "bug" and stated is None and end.asked is not None:
-        kind = "preempted"  # it was asked to stop and did, in its own way
+        # it was asked to stop and did, in its own way; without a checkpoint the next time limit would come as this one
+        kind = "timeout" if end.is_time_limit and end.progress is None else "preempted"
     if kind != "preempted":
         return _outcome(end, kind, message)
     if attempts.unfruitful(step.files.attempts, end.progress) >= UNFRUITFUL_LIMIT:
@@ -151,7 +153,8 @@ def script(step: JobStep) -> str:
         lines.append(f'export VIRTUAL_ENV={path} PATH={path}/bin:"$PATH"')
     if lines:
         lines.append("trap - ERR")
-    return "\n".join([*lines, step.command])
+    # Snakemake and its shell would die of the signal; ignored, it is so for what they start, until that has a handler
+    return "\n".join(["trap '' USR2", *lines, step.command])
 
 
 def environment(step: JobStep) -> dict[str, str]:
