@@ -14,6 +14,7 @@ from typing import Any
 
 from implicit_llm.report.babi_results import BabiPoint
 from implicit_llm.report.config import ReportError
+from implicit_llm.report.holes import Hole, missing_records
 from implicit_llm.report.perplexity_results import PerplexityPoint
 from implicit_llm.report.results import Point, name_phases
 from implicit_llm.report.training_runs import Phase, TrainingRun, phase_label
@@ -60,8 +61,8 @@ class ReportInputs:
     records: Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def load_inputs(inputs: Mapping[str, Input]) -> ReportInputs:
-    """Read every input. Raises: ReportError naming the file."""
+def load_inputs(inputs: Mapping[str, Input], holes: Sequence[Hole] = ()) -> ReportInputs:
+    """Read every input; what holes would have given is there without numbers. Raises: ReportError naming the file."""
     sources = {role: _source(role, inputs[role]) for role in sorted(inputs)}
     for role, source in sources.items():
         if source.stage not in (EVALUATE, TRAIN, CHECKPOINT):
@@ -75,6 +76,10 @@ def load_inputs(inputs: Mapping[str, Input]) -> ReportInputs:
         if source.stage == EVALUATE:
             placed = [_placed(record, source, solvers) | {"role": role} for record in _records(inputs[role])]
             records.setdefault(source.config.get("kind", "word_problem"), []).extend(placed)
+    for kind, record in list(missing_records(holes, records)):
+        solver = solvers.get((record["run"], record["seed"], record["phase"]))
+        label = phase_label(solver) if record["is_implicit"] else None
+        records.setdefault(kind, []).append(record | {"phase_label": label})
     return ReportInputs(
         points=name_phases(_points(Point, records, "word_problem")),
         perplexities=tuple(_points(PerplexityPoint, records, "perplexity")),

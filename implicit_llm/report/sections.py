@@ -10,10 +10,13 @@ from collections.abc import Callable
 from implicit_llm.report.accuracy_figures import accuracy_by_length, accuracy_by_mode, accuracy_by_position
 from implicit_llm.report.babi_figures import accuracy_by_babi_task
 from implicit_llm.report.babi_tables import babi_csv, babi_latex, babi_tables
+from implicit_llm.report.downstream_section import downstream_section
 from implicit_llm.report.duality_section import duality_section
+from implicit_llm.report.holes_section import holes_section
 from implicit_llm.report.jacobian_section import jacobian_section
 from implicit_llm.report.loss_figures import loss_by
 from implicit_llm.report.minimum_layers_section import minimum_layers_section
+from implicit_llm.report.peers_section import peers_section
 from implicit_llm.report.perplexity_figures import perplexity_by_length
 from implicit_llm.report.perplexity_position_figure import perplexity_by_position
 from implicit_llm.report.perplexity_tables import perplexity_csv, perplexity_latex, perplexity_tables
@@ -81,10 +84,13 @@ def training_section(given: SectionInputs) -> Section | None:
 
 # In the order of the page.
 BUILDERS: tuple[Callable[[SectionInputs], Section | None], ...] = (
+    holes_section,
     accuracy_section,
     minimum_layers_section,
     perplexity_section,
     language_training_section,
+    downstream_section,
+    peers_section,
     babi_section,
     test_time_section,
     duality_section,

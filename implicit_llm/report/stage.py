@@ -10,6 +10,7 @@ from typing import Any
 
 from implicit_llm.report.claims import judge, load_claims
 from implicit_llm.report.config import ReportConfig, ReportError
+from implicit_llm.report.downstream_suites import load_suites
 from implicit_llm.report.inputs import load_inputs
 from implicit_llm.report.page import PageContent, render
 from implicit_llm.report.pair_claims import judge_pair
@@ -32,12 +33,13 @@ def run(context: StageContext) -> StageResult:
     config = fill(ReportConfig, context.config, "report")
     assets = Path(context.runtime.get("assets") or Path(__file__).parents[2] / "workflow" / "report")
     check_assets(assets, config.assets or {})
-    inputs = load_inputs(context.inputs)
+    inputs = load_inputs(context.inputs, config.holes)
     if not inputs.sources:
         raise ReportError(
             "report: no inputs; add --input ROLE=DIR with the run directories of evaluations and training phases"
         )
-    given = SectionInputs(inputs, config, load_published(assets / "published.yaml"))
+    published, suites = load_published(assets / "published.yaml"), load_suites(assets / "downstream.yaml")
+    given = SectionInputs(inputs, config, published, suites)
     judgements = [
         judge(claim, given.results, config.experiment)
         if claim.compare is None

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from implicit_llm_workflow.data_sets import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
-from implicit_llm_workflow.evaluations import DUALITY, JACOBIAN, PERPLEXITY
+from implicit_llm_workflow.evaluations import DUALITY, JACOBIAN, LM_EVAL, PERPLEXITY
 from implicit_llm_workflow.experiment import Experiment
 
 REPORT_DIR = Path(__file__).resolve().parents[2] / "report"
@@ -31,6 +31,7 @@ def report_figures(experiment: Experiment) -> list[str]:
         "accuracy-by-mode": has_words and WORD_PROBLEM in _evaluated(experiment, implicit_only=True),
         "perplexity-by-length": PERPLEXITY in _evaluated(experiment),
         "perplexity-by-position": PERPLEXITY in _evaluated(experiment),
+        "downstream-by-iterations": "eval_max_iter" in _swept(experiment, LM_EVAL),
         "loss-by-tokens": has_language,
         "loss-by-flops": has_language,
         "accuracy-by-babi-task": CATBABI in _evaluated(experiment),
@@ -52,13 +53,24 @@ def report_tables(experiment: Experiment) -> list[str]:
     names = {
         "accuracy": WORD_PROBLEM in evaluated,
         "perplexity": PERPLEXITY in evaluated,
+        "downstream": LM_EVAL in evaluated,
         "babi": CATBABI in evaluated,
         "minimum-layers": "minimum_layers" in experiment.report,
         "test-time": bool(_swept(experiment)),
         "duality": DUALITY in evaluated,
         "jacobian": JACOBIAN in evaluated,
+        "peers": _has_peer_table(experiment),
     }
     return [name for name, is_there in names.items() if is_there]
+
+
+def _has_peer_table(experiment: Experiment) -> bool:
+    """Whether a peer is evaluated in a kind whose numbers stand in the table of peers; others have their own place."""
+    return any(
+        evaluation.kind in (WORD_PROBLEM, CATBABI, PERPLEXITY) and not evaluation.sweep
+        for peer in experiment.peers.values()
+        for evaluation in experiment.evaluations_of_peer(peer)
+    )
 
 
 def _evaluated(experiment: Experiment, *, implicit_only: bool = False, is_swept: bool = False) -> set[str]:
@@ -84,13 +96,13 @@ def _has_convergence(experiment: Experiment) -> bool:
     )
 
 
-def _swept(experiment: Experiment) -> set[str]:
-    """Settings that are swept for an implicit model in an evaluation whose sweep is drawn."""
+def _swept(experiment: Experiment, *kinds: str) -> set[str]:
+    """Settings that are swept for an implicit model, in evaluations of `kinds` or of those that one figure draws."""
     return {
         key
         for run in experiment.runs.values()
         if run.is_implicit
         for evaluation in experiment.evaluations_of(run)
-        if evaluation.kind in (WORD_PROBLEM, PERPLEXITY)
+        if evaluation.kind in (kinds or (WORD_PROBLEM, PERPLEXITY))
         for key in evaluation.sweep
     }

@@ -1,0 +1,202 @@
+"""Reports that lack results, and reports with models that were trained elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm.report import stage
+from implicit_llm.report.peers_section import source_words
+from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
+from tests.unit.report.sample_runs import MODES, SampleRun, finish, make_context, make_runs
+from tests.unit.report.test_report_stage import Page
+
+WORDS = (
+    SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=200, seeds=(0, 1), lengths=(16, 64)),
+    SampleRun("a5-explicit", "A5", False, 0.2, (0.2,), steps=200, lengths=(16, 64)),
+)
+LANGUAGE = family("mamba2", "implicit_mamba2")[:2]
+DATA = {
+    f"a5-test-L{length}-h0.2": {"group": "A5", "monoid": "none", "length": length, "hard_fraction": 0.2}
+    for length in (16, 64)
+}
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs on word problems, one of them with two seeds."""
+    return make_runs(tmp_path_factory.mktemp("words"), WORDS)
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    results = tmp_path_factory.mktemp("language")
+    return make_language_runs(results, LANGUAGE) | make_babi_runs(results)
+
+
+def make_report(folder: Path, roles: dict[str, Path], holes: Sequence[dict[str, Any]] = ()) -> Path:
+    context = make_context(folder / "report", roles, {"experiment": "miniature", "holes": list(holes)})
+    stage.run(context)
+    return context.work / "declared"
+
+
+def hole(role: str, **about: Any) -> dict[str, Any]:
+    command = f"snakemake results/{role.replace(':', '/')}/manifest.json"
+    why = "EvaluationOutOfMemory: no <room>"
+    return {"job": role.replace(":", "/", 1), "role": role, "state": "failed", "why": why, "command": command, **about}
+
+
+def word_problem_hole(role: str, *, is_implicit: bool) -> dict[str, Any]:
+    config = {"kind": "word_problem", "modes": [{"name": mode, "eval_mode": "simultaneous"} for mode in MODES]}
+    return hole(role, config=config, data=DATA, is_implicit=is_implicit)
+
+
+def rows_of(declared: Path, table: str) -> list[dict[str, str]]:
+    return list(csv.DictReader((declared / "tables" / f"{table}.csv").read_text().splitlines()))
+
+
+def test_a_missing_seed_is_counted_as_missing_and_the_other_stays(tmp_path: Path, words: dict[str, Path]) -> None:
+    lacking = "evaluate:a5-implicit-s1/free/word-problem"
+    declared = make_report(
+        tmp_path,
+        {role: path for role, path in words.items() if role != lacking},
+        [word_problem_hole(lacking, is_implicit=True)],
+    )
+    mine = [row for row in rows_of(declared, "accuracy") if row["run"] == "a5-implicit"]
+    assert {(row["mode"], row["length"]) for row in mine} == {
+        (mode, length) for mode in MODES for length in ("16", "64")
+    }
+    assert {row["num_seeds"] for row in mine} == {"1"}
+    page = (declared / "index.html").read_text()
+    assert "2 seeds, 1 missing" in page
+    assert Page(page).open == []
+    assert "This report has holes" in page
+    assert "EvaluationOutOfMemory: no &lt;room&gt;" in page
+    assert "snakemake results/evaluate/a5-implicit-s1/free/word-problem/manifest.json" in page
+
+
+def test_an_evaluation_that_is_missing_for_all_seeds_keeps_its_rows(tmp_path: Path, words: dict[str, Path]) -> None:
+    lacking = "evaluate:a5-explicit-s0/explicit/word-problem"
+    declared = make_report(
+        tmp_path,
+        {role: path for role, path in words.items() if role != lacking},
+        [word_problem_hole(lacking, is_implicit=False)],
+    )
+    mine = [row for row in rows_of(declared, "accuracy") if row["run"] == "a5-explicit"]
+    assert {(row["mode"], row["length"], row["accuracy_last10_mean"]) for row in mine} == {
+        ("parallel", "16", ""),
+        ("parallel", "64", ""),
+    }
+    assert "missing" in (declared / "tables" / "accuracy.tex").read_text()
+    (row,) = rows_of(declared, "holes")
+    assert (row["result"], row["state"]) == ("evaluate/a5-explicit-s0/explicit/word-problem", "failed")
+
+
+def test_missing_perplexities_and_answers_are_shown_as_missing(tmp_path: Path, language: dict[str, Path]) -> None:
+    evaluations = [role for role in language if role.startswith("evaluate:")]
+    texts = [role for role in evaluations if role.endswith("/perplexity")]
+    babi = [role for role in evaluations if "babi" in role]
+    modes = [{"name": "blockwise", "eval_mode": "blockwise"}]
+    holes = [
+        hole(
+            texts[0],
+            config={"kind": "perplexity", "modes": modes, "lengths": [128, 512]},
+            data={"text-test": {"kind": "token_stream"}},
+            is_implicit="explicit" not in texts[0],
+        ),
+        hole(
+            babi[0],
+            config={"kind": "catbabi", "modes": modes},
+            data={"babi-test": {"kind": "catbabi", "length": 200}},
+            is_implicit="explicit" not in babi[0],
+        ),
+    ]
+    lacking = {item["role"] for item in holes}
+    declared = make_report(tmp_path, {role: path for role, path in language.items() if role not in lacking}, holes)
+    page = (declared / "index.html").read_text()
+    assert len(re.findall(r"1 missing", page)) >= 2
+    assert json.loads((declared / "claims.json").read_text())["claims"]
+
+
+def test_a_report_of_nothing_but_holes_says_so(tmp_path: Path, words: dict[str, Path]) -> None:
+    one = {role: path for role, path in words.items() if role == "train:a5-explicit-s0/explicit"}
+    declared = make_report(
+        tmp_path, one, [word_problem_hole("evaluate:a5-explicit-s0/explicit/word-problem", is_implicit=False)]
+    )
+    assert "lacks" in (declared / "index.html").read_text()
+
+
+def test_a_whole_report_has_no_holes(tmp_path: Path, words: dict[str, Path]) -> None:
+    declared = make_report(tmp_path, words)
+    assert not (declared / "tables" / "holes.csv").exists()
+    assert "This report has holes" not in (declared / "index.html").read_text()
+
+
+SOURCE = {
+    "hub": "owner/big",
+    "revision": None,
+    "commit": "c" * 40,
+    "sha256": {"config.json": "a", "model.safetensors": "d" * 64},
+}
+
+
+def peer(results: Path, kind: str, records: list[dict[str, Any]]) -> dict[str, Path]:
+    """An imported checkpoint with one evaluation."""
+    about = {
+        "run": "big",
+        "phase": "checkpoint",
+        "seed": None,
+        "source": SOURCE,
+        "is_implicit": False,
+        "mode": "parallel",
+    }
+    folders = {
+        "checkpoint:big": results / "checkpoint" / "big",
+        f"evaluate:big/checkpoint/{kind}": results / "evaluate" / "big" / kind,
+    }
+    imported, evaluated = folders.values()
+    fingerprint = finish(imported, "checkpoint", "big", {"hub": "owner/big"}, {}, {}, summary={"source": SOURCE})
+    files = {"metrics.json": {"records": [about | record for record in records]}}
+    finish(evaluated, "evaluate", f"big/checkpoint/{kind}", {"kind": kind}, {"model": fingerprint}, files)
+    return folders
+
+
+def test_peers_stand_beside_our_models_and_touch_no_claim_and_no_other_table(
+    tmp_path: Path, language: dict[str, Path]
+) -> None:
+    records = [
+        {"kind": "perplexity", "data": "text-test", "length": length, "perplexity": 3.25, "num_parameters": 10**9,
+         "model_type": "implicit_mamba2", "loss": math.log(3.25), "num_tokens": 65_024}
+        for length in (128, 512)
+    ]  # fmt: skip
+    alone = make_report(tmp_path / "alone", language)
+    declared = make_report(tmp_path / "with", language | peer(tmp_path / "results", "perplexity", records))
+    for name in ("claims.json", "tables/perplexity.csv", "figures/perplexity-by-length.svg"):
+        assert (declared / name).read_bytes() == (alone / name).read_bytes()
+    rows = rows_of(declared, "peers")
+    mine = [row for row in rows if row["model"] == "big"]
+    assert {(row["length"], row["mean"], row["num_seeds"]) for row in mine} == {
+        ("128", "3.25", ""),
+        ("512", "3.25", ""),
+    }
+    ours = [row for row in rows if row["source"] == ""]
+    assert any(row["model"].endswith("/free-80") and float(row["mean"]) > 3.25 for row in ours)
+    page = (declared / "index.html").read_text()
+    assert "owner/big at cccccccccccc, not pinned, sha256 dddddddddddd" in page
+    assert Page(page).open == []
+    assert not (alone / "tables" / "peers.csv").exists()
+
+
+def test_where_a_peer_comes_from_is_said_in_words() -> None:
+    assert source_words({"path": "models/x", "sha256": {"config.json": "a", "b": "12" * 32, "c": "34" * 32}}) == (
+        "models/x, sha256 121212121212 and others"
+    )
+    assert source_words(SOURCE | {"revision": "c" * 40}) == "owner/big at cccccccccccc, sha256 dddddddddddd"
+    assert source_words({}) == "unknown"
