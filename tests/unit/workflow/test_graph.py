@@ -117,6 +117,7 @@ def test_the_figures_and_tables_are_those_of_what_is_evaluated(tiny: ExperimentF
     assert report_tables(language.load()) == ["perplexity", "babi"]
     assert report_figures(language.load()) == [
         "perplexity-by-length",
+        "perplexity-by-position",
         "loss-by-tokens",
         "loss-by-flops",
         "accuracy-by-babi-task",

@@ -83,8 +83,10 @@ def _tokens_by_length(
 ) -> dict[int, float] | None:
     """Tokens of a test set at each length at which it is read; None where they follow from text."""
     if data.config["kind"] == "word_problem":
-        return {data.config["length"]: data.config["num_samples"] * data.config["length"]}
-    if data.config["kind"] != "token_stream":
+        length = data.config["length"]
+        is_read = length in evaluation.get("lengths", [length])
+        return {length: data.config["num_samples"] * length} if is_read else {}
+    if data.config["kind"] != "token_stream" or "lengths" not in evaluation:  # a Jacobian reads a few tokens
         return None
     shard = plan.nodes[next(iter(data.upstream.values()))].config
     corpus = hardware.corpora.get(shard["corpus"].get("dataset", ""))
