@@ -13,6 +13,7 @@ import pytest
 
 from implicit_llm.report import stage
 from implicit_llm.report.duality_results import DualityPoint
+from implicit_llm.report.perplexity_position_figure import _joined
 from implicit_llm.report.published import load_published
 from implicit_llm.report.results import from_record
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_babi_runs, make_language_runs
@@ -157,6 +158,20 @@ def test_perplexity_by_position_shows_each_length_and_all_modes_of_the_last_impl
     titles = re.findall(r"rows of (\d+) tokens</title>", figure)
     assert titles == ["128", "256", "512"]
     assert figure.count("tokens before the predicted one") == 3
+
+
+def test_bins_of_few_tokens_are_drawn_with_their_neighbours_weighted_by_tokens() -> None:
+    curve = {
+        "start": [1, 2, 3, 5],
+        "end": [1, 2, 4, 8],
+        "loss": [4.0, 3.0, 2.0, 1.0],
+        "num_tokens": [100, 200, 300, 50],
+    }
+    middles, losses = _joined(curve)
+    assert middles.tolist() == pytest.approx([2**0.5, 24**0.5])
+    assert losses.tolist() == pytest.approx([1000 / 300, 650 / 350])
+    few = {key: values[:1] for key, values in curve.items()}
+    assert _joined(few)[1].tolist() == [4.0]
 
 
 def test_record_without_a_curve_is_named_as_missing(tmp_path: Path) -> None:
