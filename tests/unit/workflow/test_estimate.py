@@ -222,6 +222,22 @@ def test_evaluations_take_a_pass_for_each_mode_and_test_set(tiny: ExperimentFile
     assert of_implicit.prices["h200"] is not None
 
 
+def test_downstream_tasks_take_their_requests_once_for_each_mode_and_swept_value(
+    tiny: ExperimentFile, hardware: Hardware
+) -> None:
+    trained = train_node("m-s0/free", model_fields("mamba2-130m-implicit", "test"), FREE)
+    mode = {"name": "blockwise", "eval_mode": "blockwise"}
+    config: dict[str, Any] = {"kind": "lm_eval", "modes": [mode], "tasks": ["piqa"], "precision": "bf16"}
+    upstream = {"model": trained.key, "tokenizer": "data/pile-tokenizer"}
+    changes: list[dict[str, Any]] = [{}, {"limit": 10, "sweep": {"eval_max_iter": [1, 2, 4]}}, {"tasks": ["mine"]}]
+    nodes = [Node("evaluate", f"{trained.name}/{i}", config | change, upstream) for i, change in enumerate(changes)]
+    whole, swept, unknown = evaluation_estimates(language_plan(tiny, trained, *nodes), hardware)
+    assert whole.tokens == 1838 * 2 * 40
+    assert swept.tokens == 3 * 10 * 2 * 40
+    assert whole.prices["h100"] is not None
+    assert (unknown.tokens, set(unknown.prices.values())) == (None, {None})
+
+
 def test_the_peaks_are_those_of_the_utilisation_that_training_reports(hardware: Hardware) -> None:
     from implicit_llm.training.device_peak import peak_flops
 

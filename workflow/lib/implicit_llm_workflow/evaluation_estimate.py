@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_workflow.evaluations import LM_EVAL
 from implicit_llm_workflow.hardware import Hardware
 from implicit_llm_workflow.library_module import load_library_module
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.prefetch_needs import read_evaluation_data
 from implicit_llm_workflow.throughput import Price, Throughput, TrainingWork, variant_of
 
 SEQUENTIAL = "sequential"
@@ -50,11 +52,15 @@ def _estimate(plan: Plan, node: Node, hardware: Hardware, throughput: Throughput
     configured = node.config.get("modes", ())
     has_sequential = solver is not None and any(mode["eval_mode"] == SEQUENTIAL for mode in configured)
     modes = [mode for mode in configured if mode["eval_mode"] != SEQUENTIAL]
-    parts = [
-        _tokens_by_length(plan, plan.nodes[key], node.config, hardware)
-        for role, key in node.upstream.items()
-        if role != "model"
-    ]
+    parts = (
+        [_downstream_tokens(node.config)]
+        if node.config["kind"] == LM_EVAL
+        else [
+            _tokens_by_length(plan, plan.nodes[key], node.config, hardware)
+            for role, key in node.upstream.items()
+            if role != "model"
+        ]
+    )
     unknown = EvaluationEstimate(node.key, name, None, None, dict.fromkeys(hardware.cards), has_sequential)
     if not configured or any(part is None for part in parts):
         return unknown
@@ -78,15 +84,26 @@ def _forward_flops(model: Mapping[str, Any], solver: Mapping[str, Any] | None, l
     return evaluations * forward.stack + forward.outside
 
 
+def _downstream_tokens(evaluation: Mapping[str, Any]) -> dict[int, float] | None:
+    """Tokens of the harness's requests, by their mean length; None where the size of a task is not known."""
+    known, tokens = read_evaluation_data()["tasks"], dict[int, float]()
+    for task in evaluation["tasks"]:
+        size = known.get(task, {})
+        if "documents" not in size:
+            return None
+        documents = min(size["documents"], evaluation.get("limit") or size["documents"])
+        length = size["request_tokens"]
+        tokens[length] = tokens.get(length, 0.0) + documents * size["requests"] * length
+    return tokens
+
+
 def _tokens_by_length(
     plan: Plan, data: Node, evaluation: Mapping[str, Any], hardware: Hardware
 ) -> dict[int, float] | None:
     """Tokens of a test set at each length at which it is read; None where they follow from text."""
     if data.config["kind"] == "word_problem":
-        length = data.config["length"]
-        is_read = length in evaluation.get("lengths", [length])
-        return {length: data.config["num_samples"] * length} if is_read else {}
-    if data.config["kind"] != "token_stream" or "lengths" not in evaluation:  # a Jacobian reads a few tokens
+        return {data.config["length"]: data.config["num_samples"] * data.config["length"]}
+    if data.config["kind"] != "token_stream" or "lengths" not in evaluation:
         return None
     shard = plan.nodes[next(iter(data.upstream.values()))].config
     corpus = hardware.corpora.get(shard["corpus"].get("dataset", ""))

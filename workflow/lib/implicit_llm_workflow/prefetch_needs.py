@@ -98,10 +98,16 @@ def _corpus_needs(corpus: Mapping[str, Any]) -> Iterator[Need]:
         yield HubFiles("dataset", corpus["dataset"], corpus.get("revision"), corpus.get("split") or "train")
 
 
-def _evaluation_needs(config: Mapping[str, Any]) -> Iterator[Need]:
-    """The data of the tasks that an evaluation names, of all tasks if it names none."""
+def read_evaluation_data() -> dict[str, Any]:
+    """The data sets of lm-eval's tasks, with their sizes. Raises: ConfigError."""
     values = read_yaml(EVALUATION_DATA_FILE)
     validate(values, "evaluation-data", str(EVALUATION_DATA_FILE))
+    return values
+
+
+def _evaluation_needs(config: Mapping[str, Any]) -> Iterator[Need]:
+    """The data of the tasks that an evaluation names, of all tasks if it names none."""
+    values = read_evaluation_data()
     if config.get("kind") not in values["kinds"]:
         return
     for task in config.get("tasks") or values["tasks"]:

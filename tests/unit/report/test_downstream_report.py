@@ -1,0 +1,185 @@
+"""Downstream tasks in the report, from made-up runs: the paper's columns, averages, what is missing, the figure."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm.report import stage
+from implicit_llm.report.config import ReportError
+from implicit_llm.report.downstream_suites import load_suites, suites_shown
+from implicit_llm.report.published import load_published
+from tests.unit.report.sample_language_runs import LanguageRun, family, make_language_runs
+from tests.unit.report.sample_runs import Record, finish, make_context
+from tests.unit.report.test_report_stage import ASSETS, Page
+
+RUNS = family("mamba2", "implicit_mamba2", seeds=(0, 1))[:2]
+SUITES = load_suites(ASSETS / "downstream.yaml")
+PAPER = next(suite for suite in SUITES if suite.name == "paper")
+TASKS = tuple(dict.fromkeys(column.task for column in PAPER.columns))
+
+
+def records_of(run: LanguageRun, phase: str, seed: int, tasks: tuple[str, ...] = TASKS) -> list[Record]:
+    """A record for each task and mode; accuracies differ by task, seed and kind of model."""
+    about: Record = {
+        "kind": "lm_eval", "run": run.name, "seed": seed, "phase": phase, "is_implicit": run.is_implicit,
+        "model_type": run.model_type, "num_parameters": run.num_parameters, "train_tokens": 1e6, "length": None,
+        "num_documents": 64, "num_fewshot": 0, "f_evaluations_per_token": 8.0 if run.is_implicit else 1.0,
+        "task_version": 1.0, "task_hash": "f" * 64, "harness_version": "0.4.13", "sweep": None, "source": None,
+    }  # fmt: skip
+    found = []
+    for index, task in enumerate(tasks):
+        score = 0.3 + 0.05 * index + 0.02 * seed + 0.1 * run.is_implicit
+        metrics = {"acc": score, "acc_norm": score + 0.01}
+        metrics |= {"perplexity": 12.5 - seed} if task == "lambada_openai" else {}
+        mine = about | {"task": task, "data": task, "metrics": metrics, "stderr": dict.fromkeys(metrics, 0.015)}
+        modes = ("blockwise", "sequential") if run.is_implicit else ("parallel",)
+        found += [mine | {"mode": mode} for mode in modes]
+        for value in (1, 4, 16) if run.is_implicit else ():
+            swept = {"base": "blockwise", "key": "eval_max_iter", "value": value}
+            few = {metric: number - 0.1 / value for metric, number in metrics.items()}
+            found.append(mine | {"mode": f"blockwise@eval_max_iter={value}", "sweep": swept, "metrics": few})
+    return found
+
+
+def make_runs(results: Path, change: Any = lambda record: record, runs: Any = RUNS) -> dict[str, Path]:
+    roles = make_language_runs(results, runs)
+    for run in runs:
+        phase = "free-80" if run.is_implicit else "explicit"
+        for seed in run.seeds:
+            name = f"{run.name}-s{seed}/{phase}/downstream"
+            records = [change(record) for record in records_of(run, phase, seed)]
+            records = [record for record in records if record is not None]
+            folder = results / "evaluate" / name
+            finish(folder, "evaluate", name, {"kind": "lm_eval"}, {}, {"metrics.json": {"records": records}})
+            roles[f"evaluate:{name}"] = folder
+    return roles
+
+
+def make_report(folder: Path, **options: Any) -> Path:
+    """The folder of declared files of a report."""
+    context = make_context(folder / "report", make_runs(folder / "results", **options))
+    stage.run(context)
+    return context.work / "declared"
+
+
+def rows_of(made: Path) -> list[dict[str, str]]:
+    with (made / "tables" / "downstream.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def by_column(rows: list[dict[str, str]], model: str, mode: str) -> dict[str, dict[str, str]]:
+    return {row["column"]: row for row in rows if (row["model"], row["mode"]) == (model, mode)}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_report(tmp_path_factory.mktemp("downstream"))
+
+
+def test_the_table_has_the_papers_columns_and_averages_for_each_model_and_mode(made: Path) -> None:
+    rows = rows_of(made)
+    labels = [column.label for column in PAPER.columns] + [average.label for average in PAPER.averages]
+    explicit = by_column(rows, "explicit", "parallel")
+    assert list(explicit) == labels
+    assert {(row["model"], row["mode"]) for row in rows} == {
+        ("explicit", "parallel"),
+        ("implicit", "blockwise"),
+        ("implicit", "sequential"),
+    }
+    assert {row["metric"] for row in rows if row["column"] == "HellaSwag"} == {"acc_norm"}
+    assert {row["metric"] for row in rows if row["column"] == "PIQA"} == {"acc"}
+    assert {row["task_hash"] for row in rows if row["task"]} == {"f" * 64}
+    page = (made / "index.html").read_text()
+    assert "LAMBADA ppl" in page
+    assert Page(page).open == []
+    assert r"\toprule" in (made / "tables" / "downstream.tex").read_text()
+
+
+def test_averages_are_taken_seed_by_seed_over_accuracies_only(made: Path) -> None:
+    row = by_column(rows_of(made), "explicit", "parallel")
+    tasks = [row[label] for label in PAPER.averages[0].columns]
+    assert float(row["average"]["value_mean"]) == pytest.approx(sum(float(task["value_mean"]) for task in tasks) / 7)
+    assert float(row["average"]["value_high"]) - float(row["average"]["value_low"]) == pytest.approx(0.02)
+    assert (row["average"]["num_seeds"], row["average"]["published"]) == ("2", "")
+
+
+def test_a_missing_number_is_missing_in_its_average_too_and_never_zero(tmp_path: Path) -> None:
+    def without(record: Record) -> Record | None:
+        if record["task"] == "piqa" and record["seed"] == 0 and not record["is_implicit"]:
+            return record | {"metrics": {"acc": None, "acc_norm": None}}
+        return None if record["task"] == "openbookqa" else record
+
+    made = make_report(tmp_path, change=without)
+    row = by_column(rows_of(made), "explicit", "parallel")
+    assert (row["PIQA"]["num_seeds"], row["PIQA"]["num_missing"]) == ("1", "1")
+    assert "OpenbookQA" not in row
+    assert (row["average"]["value_mean"], row["average"]["num_missing"]) == ("", "2")
+    assert (row["average without OBQA"]["num_seeds"], row["average without OBQA"]["num_missing"]) == ("1", "1")
+    page = (made / "index.html").read_text()
+    assert "not run" in page
+    assert "missing" in (made / "tables" / "downstream.tex").read_text()
+
+
+def test_published_numbers_stand_beside_models_of_their_size_and_tokens(tmp_path: Path) -> None:
+    def at_the_papers_scale(record: Record) -> Record:
+        return record | {"num_parameters": 790_100_000, "train_tokens": 2.07e11}
+
+    rows = rows_of(make_report(tmp_path, change=at_the_papers_scale))
+    assert by_column(rows, "explicit", "parallel")["average"]["published"] == "0.5262"
+    assert by_column(rows, "implicit", "sequential")["OpenbookQA"]["published"] == "0.338"
+
+
+def test_a_released_model_stands_by_its_own_name_beside_its_published_numbers(tmp_path: Path) -> None:
+    def released(record: Record) -> Record:
+        about = {"run": "mamba2-300b", "source": {"hub": "state-spaces/mamba2-1.3b"}, "train_tokens": None}
+        return record | about if not record["is_implicit"] else record
+
+    rows = [row for row in rows_of(make_report(tmp_path, change=released)) if row["run"] == "mamba2-300b"]
+    assert {row["column"]: row["published"] for row in rows}["WinoGrande"] == "0.6117"
+
+
+def test_the_published_averages_are_those_of_their_columns() -> None:
+    rows = load_published(ASSETS / "published.yaml").downstream
+    averages = {average.label: average.columns for average in PAPER.averages}
+    for row in rows:
+        for label in averages.keys() & row.values.keys():
+            columns = [row.values[column] for column in averages[label]]
+            assert row.values[label] == pytest.approx(sum(columns) / len(columns), abs=6e-4), row.id
+    assert len(rows) == 20
+
+
+def test_the_figure_has_the_average_against_iterations_with_explicit_models_beside(made: Path) -> None:
+    svg = (made / "figures" / "downstream-by-iterations.svg").read_text()
+    page = (made / "index.html").read_text()
+    figure = page[page.index('id="figure-downstream-by-iterations"') :]
+    assert "average accuracy" in figure
+    assert "iterations allowed for a block" in figure
+    assert len(svg) > 1000
+    assert not any("@" in row["mode"] for row in rows_of(made))
+
+
+def test_fewer_documents_than_others_saw_are_told(tmp_path: Path) -> None:
+    def short(record: Record) -> Record:
+        return record | {"num_documents": 16} if record["mode"] == "sequential" else record
+
+    assert "first 16 documents only" in (make_report(tmp_path, change=short) / "index.html").read_text()
+
+
+def test_a_task_that_no_suite_has_gets_columns_of_its_own() -> None:
+    shown = suites_shown(SUITES, [("piqa", "acc"), ("mine", "acc"), ("mine", "f1")])
+    assert [suite.name for suite in shown] == ["paper", "other"]
+    assert [(column.task, column.metric) for column in shown[1].columns] == [("mine", "acc"), ("mine", "f1")]
+
+
+def test_an_average_of_an_unknown_column_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "downstream.yaml"
+    path.write_text(
+        "suites:\n- name: s\n  title: t\n  columns: [{label: a, task: b, metric: acc}]\n"
+        "  averages: [{label: mean, columns: [c]}]\n"
+    )
+    with pytest.raises(ReportError, match="an average is of 'c', which is no column"):
+        load_suites(path)

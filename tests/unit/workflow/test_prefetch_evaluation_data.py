@@ -1,0 +1,96 @@
+"""Data sets of downstream tasks: fetched from a small hub on this machine, then read by a task without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from implicit_llm_workflow.prefetch_needs import EvaluationData, needs_of
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.file_server import FileServer, serving
+from tests.unit.workflow.test_prefetch_hub import COMMIT, publish, satisfy
+
+NAME, DATA = "owner/questions", "data/test.jsonl"
+CARD = f"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: test\n    path: {DATA}\n---\n"
+TASK = (
+    f"task: far\ndataset_path: {NAME}\noutput_type: loglikelihood\ntest_split: test\n"
+    "doc_to_text: '{{text}}'\ndoc_to_target: ' end'\nmetadata: {version: 1.0}\n"
+)
+# In a process of its own: the client reads the environment once.
+LOAD = (
+    "import sys; from implicit_llm.evaluation.lm_eval_harness.config import LmEvalConfig; "
+    "from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks; "
+    "tasks = load_tasks(LmEvalConfig('lm_eval', (), ('far',), task_path=sys.argv[1])); "
+    "print(len(tasks['far'].eval_docs), tasks['far'].eval_docs[1]['text'])"
+)
+
+
+@pytest.fixture
+def hub() -> Iterator[FileServer]:
+    with serving() as state:
+        lines = b"".join(json.dumps({"text": f"question {index}"}).encode() + b"\n" for index in range(5))
+        publish(state, "datasets", NAME, {"README.md": CARD.encode(), DATA: lines})
+        for path in [path for path in state.files if f"/resolve/{COMMIT}/" in path]:
+            newest = path.replace(f"/resolve/{COMMIT}/", "/resolve/main/")
+            state.files[newest], state.headers[newest] = state.files[path], state.headers[path]
+        tree = f"/api/datasets/{NAME}/tree/{COMMIT}"
+        below = [entry for entry in json.loads(state.files[tree]) if entry["path"] == DATA]
+        state.files[f"{tree}/data"], state.headers[f"{tree}/data"] = json.dumps(below).encode(), state.headers[tree]
+        yield state
+
+
+def load(tasks: Path, home: Path) -> subprocess.CompletedProcess[str]:
+    """A task loads its data as in a job, which looks for no network."""
+    tasks.mkdir(exist_ok=True)
+    (tasks / "far.yaml").write_text(TASK)
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment = {**inherited, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", LOAD, str(tasks)], capture_output=True, text=True, env=environment, timeout=120
+    )
+
+
+def test_a_task_reads_what_was_fetched_without_a_network(hub: FileServer, tmp_path: Path) -> None:
+    before = load(tmp_path / "tasks", tmp_path / "home")
+    assert "task far: its data cannot be read" in before.stderr
+    assert "run `implicit-llm prefetch" in before.stderr
+    need = EvaluationData(NAME, None, None)
+    state, what = satisfy(hub, need, tmp_path)  # type: ignore[arg-type]
+    assert (state, what) == ("fetched", f"data set {NAME} in the cache of datasets")
+    asked = len(hub.requests)
+    after = load(tmp_path / "tasks", tmp_path / "home")
+    assert after.stdout.strip() == "5 question 1", after.stderr
+    assert len(hub.requests) == asked
+
+
+def test_a_data_set_that_cannot_be_had_is_told_in_one_line(hub: FileServer, tmp_path: Path) -> None:
+    state, what = satisfy(hub, EvaluationData("owner/none", "easy", None), tmp_path)  # type: ignore[arg-type]
+    assert state == "failed"
+    assert what.startswith("data set owner/none (easy): ")
+    assert what.endswith("with the same HF_HOME, or copy that folder from there")
+
+
+def test_only_an_experiment_with_such_an_evaluation_needs_their_data(language: ExperimentFile) -> None:
+    def evaluation_data(experiment: ExperimentFile) -> list[str]:
+        return [need.dataset for need in needs_of(experiment.plan()) if isinstance(need, EvaluationData)]
+
+    assert evaluation_data(language) == []
+    modes = "modes: [{name: blockwise, eval_mode: blockwise}]"
+    local = f"evaluations:\n  downstream: {{kind: lm_eval, tasks: local, task_path: local, {modes}}}\n"
+    assert evaluation_data(language.edit("evaluations:\n", local)) == []
+    published = language.edit("tasks: local, task_path: local", "tasks: paper")
+    assert evaluation_data(published) == [
+        "EleutherAI/lambada_openai",
+        "Rowan/hellaswag",
+        "baber/piqa",
+        "allenai/ai2_arc",
+        "allenai/ai2_arc",
+        "allenai/winogrande",
+        "allenai/openbookqa",
+    ]
