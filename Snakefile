@@ -10,6 +10,7 @@ if not workflow.configfiles:
 
 include: "workflow/rules/plan.smk"
 include: "workflow/rules/tracking.smk"
+include: "workflow/rules/preflight.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/checkpoint.smk"

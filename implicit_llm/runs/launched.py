@@ -82,6 +82,11 @@ class LaunchFolder:
                 self._end(rank), json.dumps(asdict(End(rank, code, failure_class_of(error), message, time.time())))
             )
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any process has come so far that it said something."""
+        return any(self.path.glob("ready-*")) or any(self.path.glob("end-*"))
+
     def has_ended(self, rank: int) -> bool:
         """Whether a process has said why it ends."""
         return self._end(rank).exists()
@@ -118,8 +123,9 @@ def judge(code: int, ends: list[End], deaths: list[Death]) -> End:
     stopped = [end for end in ends if end.rank == 0 and end.code == Preempted.exit_code]
     specific = [end for end in ends if end.failure_class not in _UNSPECIFIC]
     told = {end.rank for end in ends}
-    killed = [_killed(death) for death in deaths if death.code < 0 and death.rank not in told]
-    silent = [_silent(death, code) for death in deaths if death.rank not in told]
+    unsaid = [death for death in deaths if death.rank not in told and death.code != -signal.SIGTERM]  # torchrun's own
+    killed = [_killed(death) for death in unsaid if death.code < 0]
+    silent = [_silent(death) for death in unsaid if death.code > 0]
     for candidates in (stopped, specific, killed, ends, silent):
         if candidates:
             return candidates[0]
@@ -132,9 +138,9 @@ def _killed(death: Death) -> End:
     return End(death.rank, 128 + number, "node_fail", f"{what}; if by want of memory, give the job more mem_mb", 0.0)
 
 
-def _silent(death: Death, code: int) -> End:
+def _silent(death: Death) -> End:
     message = f"rank {death.rank} on {death.host} ended with code {death.code}; its output says why"
-    return End(death.rank, death.code if death.code > 0 else code, None, message, 0.0)
+    return End(death.rank, death.code, None, message, 0.0)
 
 
 def _read_end(path: Path) -> End:

@@ -3,6 +3,7 @@ rule train_word_problem:
         data=job.upstream("train", "data"),
         start=job.upstream("train", "start"),
         tracking=ancient(rules.mlflow_init.output.ready),
+        preflight=job.preflight("train", workflow),
     output:
         manifest="results/{config}/train/{run}/{phase}/manifest.json",
     log:
@@ -12,21 +13,31 @@ rule train_word_problem:
     wildcard_constraints:
         run=job.names("train", "word_problem"),
     priority: 1  # the longest chain of jobs starts before the test sets are made
-    threads: 4
+    conda:
+        job.conda_env("train", workflow)
+    threads: 4  # of a node, for all its processes
     resources:
         mem_mb=16000,
         runtime=1440,
         device="auto",
+        kernels="auto",
+        nodes=1,
+        processes_per_node=1,
         micro_batch_size=0,
         gradient_checkpointing="off",
+        save_every_s=60,
+        grace_s=120,
+        hang_s=1800,
     params:
         identity=job.identity("train"),
         inputs=job.inputs("train"),
     shell:
         "implicit-llm train --run-dir results/{wildcards.config}/train/{wildcards.run}/{wildcards.phase}"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
-        " --threads {threads} --device {resources.device} --micro-batch-size {resources.micro_batch_size}"
-        " --gradient-checkpointing {resources.gradient_checkpointing}"
+        " --nodes {resources.nodes} --processes-per-node {resources.processes_per_node} --threads {threads}"
+        " --device {resources.device} --kernels {resources.kernels} --micro-batch-size {resources.micro_batch_size}"
+        " --gradient-checkpointing {resources.gradient_checkpointing} --save-every-s {resources.save_every_s}"
+        " --grace-s {resources.grace_s} --hang-s {resources.hang_s}"
 
 
 use rule train_word_problem as train_catbabi with:

@@ -13,10 +13,12 @@ from implicit_llm_workflow import (
     lm_eval_command,
     plan_commands,
     prefetch_command,
+    preflight_command,
     report_command,
     stage_commands,
     verify_command,
 )
+from implicit_llm_workflow.launch import tell_who_started_this
 
 EXIT_FAILURE = 1
 
@@ -38,7 +40,7 @@ _experiments = (
     verify_command.verify,
 )
 for _panel, _commands in (
-    ("Jobs", (*stage_commands.COMMANDS, report_command.report)),
+    ("Jobs", (*stage_commands.COMMANDS, report_command.report, preflight_command.preflight)),
     ("Experiments", _experiments),
 ):
     for _command in _commands:
@@ -63,6 +65,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         app(args=[word for word in words if word != "--debug"], prog_name="implicit-llm")
     except Exception as error:
+        tell_who_started_this(error)
         if is_debug:
             raise
         code = getattr(error, "exit_code", None)

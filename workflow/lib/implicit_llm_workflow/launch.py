@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from implicit_llm_workflow.allocation import Allocation, require_nodes
-from implicit_llm_workflow.launch_errors import LaunchError
 from implicit_llm_workflow.library_module import leave_out_models
 from implicit_llm_workflow.node_agent import NodeJob, StopSignals, supervise, wait
 
@@ -53,27 +52,8 @@ class Ended(Exception):
 
 
 def launch(request: LaunchRequest) -> None:
-    """Run the processes to their end; the executor is told of a failure. Raises: LaunchError; Ended."""
+    """Run the processes to their end. Raises: LaunchError before they begin; Ended."""
     leave_out_models()
-    from implicit_llm.runs import job_status
-
-    try:
-        _run(request)
-    except (LaunchError, Ended) as error:
-        if error.failure_class is not None:
-            job_status.report_failure(error)
-        raise
-
-
-def leave_other_processes() -> None:
-    """Let go of them at the end of a job; without it NCCL complains."""
-    if "RANK" in os.environ:
-        from implicit_llm.training.distributed import leave_world
-
-        leave_world()
-
-
-def _run(request: LaunchRequest) -> None:
     from implicit_llm.runs.launched import LaunchFolder
 
     allocation = Allocation.current()
@@ -89,6 +69,24 @@ def _run(request: LaunchRequest) -> None:
         end = LaunchFolder(path).verdict(code)
     if end.code != 0:
         raise Ended(end.message, end.code, end.failure_class)
+
+
+def tell_who_started_this(error: Exception) -> None:
+    """Write down why this process fails where its launcher, or else the executor, looks for it."""
+    is_told = "SUBMITIT_JOB_STATUS" in os.environ or "IMPLICIT_LLM_LAUNCH_FOLDER" in os.environ
+    if is_told and getattr(error, "failure_class", "") is not None:
+        leave_out_models()
+        from implicit_llm.runs import job_status
+
+        job_status.report_failure(error)
+
+
+def leave_other_processes() -> None:
+    """Let go of them at the end of a job; without it NCCL complains."""
+    if "RANK" in os.environ:
+        from implicit_llm.training.distributed import leave_world
+
+        leave_world()
 
 
 def _run_on_nodes(command: Sequence[str]) -> int:

@@ -32,14 +32,10 @@ def preflight(
     """
     leave_out_models()
     from implicit_llm.preflight import Preflight
-    from implicit_llm.runs import job_status, logs
+    from implicit_llm.runs import logs
     from implicit_llm.runs.atomic import write_atomic
 
     with logs.configured(None):
-        try:
-            found = Preflight(hardware, device, kernels, results, checkpoint_bytes, Path.cwd()).run()
-            if report is not None:
-                write_atomic(report, json.dumps(found, indent=1) + "\n")
-        except Exception as error:
-            job_status.report_failure(error)
-            raise
+        found = Preflight(hardware, device, kernels, results, checkpoint_bytes, Path.cwd()).run()
+    if report is not None:
+        write_atomic(report, json.dumps(found, indent=1) + "\n")

@@ -10,6 +10,7 @@ from typing import Any
 from implicit_llm_workflow.config_files import CONFIG_DIR, ConfigFiles, shown_path
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.experiment import build_experiment
+from implicit_llm_workflow.hardware_classes import hardware_of, largest_checkpoint_bytes, rule_of
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import Plan
 from implicit_llm_workflow.yaml_files import plain, read_yaml
@@ -72,6 +73,7 @@ class RuleInputs:
             "phase": name,
             "evaluation": name,
             "peer": name,
+            "hardware": name,
         }
 
     def names(self, stage: str, kind: str) -> str:
@@ -108,6 +110,32 @@ class RuleInputs:
             return [self._ancient(path) for path in paths] if is_fresh else paths
 
         return manifests
+
+    def preflight(self, stage: str, workflow: Any) -> Callable[[Any], list[str]]:
+        """An input function: the look at the hardware class of the job's rule, where the profile names one."""
+
+        def report(wildcards: Any) -> list[str]:
+            hardware = hardware_of(workflow, rule_of(self.node(stage, wildcards)))
+            return [self._ancient(f"{self._plan.root}/.preflight/{hardware}.json")] if hardware else []
+
+        return report
+
+    def conda_env(self, stage: str, workflow: Any) -> Callable[[Any], str | None]:
+        """A `conda` directive: for a hardware class the file of its name in envs/, if there is one."""
+
+        def environment(wildcards: Any) -> str | None:
+            hardware = hardware_of(workflow, rule_of(self.node(stage, wildcards)))
+            return str(path) if (path := ENVIRONMENTS / f"{hardware}.yaml").is_file() else None
+
+        return environment
+
+    def largest_checkpoint_bytes(self) -> Callable[[Any], int]:
+        """A parameter function: what a disk must hold."""
+        return lambda wildcards: largest_checkpoint_bytes(self._plan)
+
+    def identity(self, stage: str) -> Callable[[Any], str]:
+        """A parameter function: the identity of a job, as @FILE, which keeps commands short enough to be read."""
+        return lambda wildcards: f"@{self._plan.identity_file(self.node(stage, wildcards)).as_posix()}"
 
     def kind(self, stage: str) -> Callable[[Any], str]:
         """A parameter function: the kind of a job, as the name of the sub-command that does it."""

@@ -37,6 +37,8 @@ def main(arguments: list[str]) -> int:
         folder.record_deaths(node, [Death(rank, failure.exitcode, host) for rank, failure in failures])
         return 1
     except RendezvousError as error:
+        if folder.has_begun:  # the first node has gone, for a reason of its own
+            return 1
         reason = LaunchError(
             f"the nodes did not come together ({type(error).__name__}); see that all of them can reach "
             f"the first one: {shown_slurm_variables()}"

@@ -1,0 +1,22 @@
+# A profile that gives hardware classes to rules (resource `hardware`) has each class looked at, in seconds, before its
+# first long job; a profile without classes has no such job. What it finds changes no result: nothing depends on it but
+# by `ancient`.
+rule preflight:
+    input:
+        tracking=ancient(rules.mlflow_init.output.ready),
+    output:
+        report="results/{config}/.preflight/{hardware}.json",
+    log:
+        "results/{config}/.preflight/{hardware}.log",
+    threads: 1
+    resources:
+        mem_mb=8000,
+        runtime=15,
+        device="auto",
+        kernels="auto",
+    params:
+        checkpoint_bytes=job.largest_checkpoint_bytes(),
+    shell:
+        "implicit-llm preflight --hardware {wildcards.hardware} --results results/{wildcards.config}"
+        " --device {resources.device} --kernels {resources.kernels} --checkpoint-bytes {params.checkpoint_bytes}"
+        " --report {output.report:q} > {log:q} 2>&1"
