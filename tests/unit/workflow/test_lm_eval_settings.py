@@ -1,0 +1,100 @@
+"""What an evaluation by the harness is told, and the sub-command that hands over to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.lm_eval_settings import SUITES_FILE, TASK_FOLDERS, lm_eval_settings
+from implicit_llm_workflow.node import Node
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.test_console import loaded_after, run
+
+MODES = "modes: [{name: blockwise, eval_mode: blockwise}]"
+
+
+def with_downstream(language: ExperimentFile, settings: str) -> ExperimentFile:
+    return language.edit("evaluations:\n", f"evaluations:\n  downstream: {{kind: lm_eval, {settings}, {MODES}}}\n")
+
+
+def downstream_nodes(experiment: ExperimentFile) -> list[Node]:
+    return [node for node in experiment.plan().nodes.values() if node.name.endswith("/downstream")]
+
+
+def test_a_suite_stands_for_its_tasks_and_every_language_model_is_asked_with_its_tokenizer(
+    language: ExperimentFile,
+) -> None:
+    nodes = downstream_nodes(with_downstream(language, "tasks: paper, limit: 100"))
+    assert len(nodes) > 2
+    for node in nodes:
+        assert node.config["tasks"][:2] == ["lambada_openai", "hellaswag"]
+        assert (len(node.config["tasks"]), node.config["limit"]) == (7, 100)
+        assert set(node.upstream) == {"model", "tokenizer"}
+        assert node.upstream["tokenizer"] == "data/text-tokenizer"
+
+
+def test_other_content_of_a_task_folder_is_another_identity(language: ExperimentFile, tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("task: mine\n")
+    experiment = with_downstream(language, f"tasks: [mine], task_path: {folder}")
+
+    def fingerprints() -> set[str]:
+        plan = experiment.plan()
+        return {plan.identities[node.key].fingerprint for node in downstream_nodes(experiment)}
+
+    first = fingerprints()
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "x.pyc").write_text("")
+    assert fingerprints() == first
+    (folder / "mine.yaml").write_text("task: mine # changed\n")
+    assert not fingerprints() & first
+
+
+def test_the_local_tasks_are_found_by_name(language: ExperimentFile) -> None:
+    (node, *_) = downstream_nodes(with_downstream(language, "tasks: local, task_path: local"))
+    assert set(node.config["task_files"]) == {
+        path.name for path in (TASK_FOLDERS / "local").iterdir() if path.is_file()
+    }
+    assert node.config["tasks"] == ["local_last_word", "local_continuation", "local_cloze"]
+    assert SUITES_FILE.is_file()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("num_fewshot: 0", r"downstream.tasks: is missing; give the name of a suite \(paper, local\)"),
+        ("tasks: papre", r"downstream.tasks: no suite 'papre' in downstream.yaml; did you mean 'paper'\?"),
+        ("tasks: local, task_path: locl", r"downstream.task_path: there is no folder 'locl'; did you mean 'local'\?"),
+        ("tasks: []", r"downstream.tasks"),
+        ("tasks: paper, max_tokens: 3", r"downstream.max_tokens: belongs to kind perplexity"),
+    ],
+)
+def test_mistakes_are_told_by_file_and_key(language: ExperimentFile, settings: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        with_downstream(language, settings).load()
+
+
+def test_settings_by_hand_are_completed_like_those_of_a_file() -> None:
+    settings: dict[str, Any] = lm_eval_settings({"tasks": ["piqa"], "limit": 3}, "by hand")
+    assert settings == {"tasks": ["piqa"], "limit": 3}
+
+
+def test_all_arguments_go_to_the_harness_in_their_order(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr("implicit_llm.evaluation.lm_eval_harness.command_line.main", lambda words: given.append(words))
+    words = ["--model", "hf", "-t", "piqa", "--model_args", "pretrained=x,eval_tol=0.1", "--limit=2", "--help"]
+    assert run(capsys, "lm-eval", *words)[0] == 0
+    assert run(capsys, "lm-eval", "run", "--help")[0] == 0
+    assert run(capsys, "lm-eval", "ls", "tasks", "--include_path", "there")[0] == 0
+    assert given == [words, ["run", "--help"], ["ls", "tasks", "--include_path", "there"]]
+
+
+def test_help_of_the_sub_command_loads_no_heavy_package() -> None:
+    call = 'exec(\'try:\\n    main(["lm-eval", "--help"])\\nexcept SystemExit:\\n    pass\')'
+    assert loaded_after("from implicit_llm_workflow.console import main", call) == []
