@@ -19,10 +19,12 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-def save_foreign(kind: str, folder: Path, **how: Any) -> Any:
+def save_foreign(kind: str, folder: Path, *, vocab_size: int | None = None, **how: Any) -> Any:
     """An untrained model of transformers, saved there with sharpened outputs; returned in evaluation mode."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval()
+    config = CONFIGS[kind]()
+    config.vocab_size = vocab_size or config.vocab_size
+    model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(30)
     model.save_pretrained(folder, **how)

@@ -8,6 +8,7 @@ FIGURES = (
     "accuracy-by-mode",
     "perplexity-by-length",
     "perplexity-by-position",
+    "downstream-by-iterations",
     "loss-by-tokens",
     "loss-by-flops",
     "accuracy-by-babi-task",
@@ -20,7 +21,7 @@ FIGURES = (
     "solver-health",
     "spectral-radius",
 )
-TABLES = ("accuracy", "perplexity", "babi", "minimum-layers", "test-time", "duality", "jacobian")
+TABLES = ("accuracy", "perplexity", "babi", "minimum-layers", "test-time", "duality", "jacobian", "downstream", "peers")
 
 
 def run(context: StageContext) -> StageResult:
@@ -31,4 +32,4 @@ def run(context: StageContext) -> StageResult:
     for name in names:
         (declared / name).parent.mkdir(parents=True, exist_ok=True)
         (declared / name).write_text(f"{name}\n")
-    return StageResult([declared / name for name in names], {"num_inputs": len(context.inputs)})
+    return StageResult([declared / name for name in names], {"num_inputs": len(context.inputs), "holes": context.config.get("holes")})

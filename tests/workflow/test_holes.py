@@ -1,0 +1,95 @@
+"""Evaluations that fail, peers, and the report of what is left, through Snakemake."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.unit.checkpoint.foreign import save_foreign
+from tests.workflow.tiny_project import Project, make_real_project
+
+FAILING = "implicit-s0/free/word-problem"
+PEER = """
+peers:
+  other:
+    data: s3
+    checkpoint: {path: models/other}
+"""
+
+
+@dataclass
+class FailingProject(Project):
+    """One evaluation fails for as long as `is_failing`."""
+
+    is_failing: bool = True
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return super().environment | ({"TINY_FAIL": FAILING} if self.is_failing else {})
+
+
+def manifest(project: Project, key: str) -> Path:
+    return project.results / key / "manifest.json"
+
+
+def test_a_failing_evaluation_leaves_the_others_and_a_report_with_holes(project: Project) -> None:
+    failing = FailingProject(project.dir, project.library, project.name)
+    failing.edit(failing.config, "eval_block_len: 4", "eval_block_len: 2")
+    failing.snakemake("--keep-going", code=1)
+    fresh = json.loads(manifest(failing, "evaluate/explicit-s0/explicit/word-problem").read_text())
+    assert fresh["identity"]["config"]["modes"][0]["eval_block_len"] == 2
+
+    said = failing.command("implicit-llm", "report", "--config", "tiny.yaml", code=2)
+    assert f"evaluate/{FAILING}" in said
+    assert "RuntimeError: made to fail" in said
+    assert f"results/tiny/evaluate/{FAILING}/manifest.json" in said
+    assert "explicit-s0" not in said
+
+    failing.command("implicit-llm", "report", "--config", "tiny.yaml", "--holes")
+    made = json.loads(manifest(failing, "report-with-holes").read_text())
+    ((lacking,), num_inputs) = made["summary"]["holes"], made["summary"]["num_inputs"]
+    assert (lacking["job"], lacking["state"]) == (f"evaluate/{FAILING}", "failed")
+    assert lacking["config"]["kind"] == "word_problem"
+    assert lacking["data"]["s3-test-L16-h0.5"]["length"] == 16
+    assert num_inputs == 4  # three phases and the evaluation that went well
+
+    failing.is_failing = False
+    failing.snakemake()
+    assert "the report is there" in failing.command("implicit-llm", "report", "--config", "tiny.yaml")
+
+
+def test_a_peer_is_imported_and_evaluated_and_other_content_is_another_peer(project: Project) -> None:
+    folder = project.dir / "models" / "other"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"one")
+    project.config.write_text(project.config.read_text() + PEER)
+    mine = {"checkpoint/other", "evaluate/other/checkpoint/word-problem", "report"}
+    assert project.planned() == mine
+    project.snakemake()
+    imported = json.loads(manifest(project, "checkpoint/other").read_text())
+    assert imported["identity"]["config"]["path"] == "models/other"
+    assert set(imported["identity"]["config"]["sha256"]) == {"config.json", "model.safetensors"}
+    (folder / "model.safetensors").write_bytes(b"two")
+    assert project.planned() == mine
+
+
+@pytest.mark.slow
+def test_a_peer_that_does_not_know_the_tokens_is_a_hole_in_the_real_report(tmp_path: Path) -> None:
+    project = make_real_project(tmp_path)
+    save_foreign("gpt_neox", project.dir / "models" / "other")
+    config = json.loads((project.dir / "models" / "other" / "config.json").read_text())
+    assert config["vocab_size"] > 6
+    save_foreign("gpt_neox", project.dir / "models" / "small", vocab_size=4)
+    small = PEER.partition("peers:")[2].replace("other", "small")
+    project.config.write_text(project.config.read_text() + PEER + small)
+    project.snakemake("--keep-going", code=1)
+    project.command("implicit-llm", "report", "--config", "tiny.yaml", "--holes")
+    page = (project.results / "report-with-holes" / "index.html").read_text()
+    assert "lacks" in page
+    assert "the data has token 5 and the model knows 4" in page
+    peers = (project.results / "report-with-holes" / "tables" / "peers.csv").read_text()
+    assert "models/other, sha256" in peers
