@@ -52,8 +52,15 @@ runs:
 evaluations:
   questions:
     kind: catbabi
+    protocols: [windowed, carried]
     modes:
       - {name: blockwise, eval_mode: blockwise}
+  agreement:
+    kind: duality
+    trace_tokens: 64
+    modes:
+      - {name: simultaneous, eval_mode: simultaneous}
+      - {name: sequential, eval_mode: sequential}
   perplexity:
     kind: perplexity
     max_tokens: 4096

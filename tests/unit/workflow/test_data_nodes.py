@@ -147,6 +147,11 @@ def test_models_are_evaluated_on_what_was_held_out(language: ExperimentFile) -> 
     }
     questions = nodes["evaluate/babi-s0/explicit/questions"]
     assert questions.upstream.keys() == {"model", "babi-valid", "babi-test"}
+    assert questions.config["protocols"] == ["windowed", "carried"]
+    agreement = nodes["evaluate/flat-s0/explicit/agreement"]
+    assert agreement.upstream == perplexity.upstream
+    assert (agreement.config["lengths"], agreement.config["trace_tokens"]) == ([64], 64)
+    assert "evaluate/babi-s0/explicit/agreement" not in nodes
     assert "evaluate/babi-s0/explicit/perplexity" not in nodes
 
 
@@ -157,6 +162,7 @@ def test_the_vocabulary_is_that_of_the_data_entry(language: ExperimentFile) -> N
 
 def test_the_descriptions_fit_the_library(language: ExperimentFile) -> None:
     from implicit_llm.evaluation.config import CatbabiConfig, PerplexityConfig
+    from implicit_llm.evaluation.duality_config import DualityConfig
     from implicit_llm.runs.fill import fill
     from implicit_llm.training.config import TrainConfig
 
@@ -164,6 +170,7 @@ def test_the_descriptions_fit_the_library(language: ExperimentFile) -> None:
     wanted = {
         "evaluate/flat-s0/explicit/perplexity": PerplexityConfig,
         "evaluate/babi-s0/explicit/questions": CatbabiConfig,
+        "evaluate/flat-s0/explicit/agreement": DualityConfig,
     }
     for key, cls in wanted.items():
         assert fill(cls, json.loads(json.dumps(nodes[key].config)), key).kind == nodes[key].config["kind"]
@@ -196,9 +203,15 @@ CASES = [
         "{labels: aligned, total_steps: 1000}",
         "labels: kind language_model has labels 'next_token'",
     ),
+    (
+        "[windowed, carried]",
+        "[windowed, carry]",
+        "evaluations.questions.protocols[1]: 'carry' is not valid; did you mean 'carried'?",
+    ),
+    ("kind: duality", "kind: perplexity", "evaluations.agreement.trace_tokens: belongs to kind duality"),
     ("kind: perplexity", "kind: word_problem", "evaluations.perplexity.max_tokens: belongs to kind perplexity"),
     (
-        "kind: catbabi\n    modes",
+        "kind: catbabi\n    protocols: [windowed, carried]\n    modes",
         "kind: word_problem\n    modes",
         "evaluations.questions.kind: no run has word_problem",
     ),

@@ -51,7 +51,9 @@ def catbabi(
         str,
         typer.Option(help="windowed, carried or both: whether the state is carried from row to row.", metavar="P,P"),
     ] = "windowed",
-    max_tokens: MaxTokens = 0,
+    carried_max_tokens: Annotated[
+        int, typer.Option(min=0, help="Words at most in the protocol carried, one window at a time; 0: all.")
+    ] = 0,
 ) -> Settings:
     """Accuracy at the questions of CatbAbI, in all and for each task, and of every word; in every mode.
 
@@ -60,7 +62,7 @@ def catbabi(
         implicit-llm evaluate catbabi --model results/miniature/train/babi-implicit-s0/free
             --data results/miniature/data/babi-test --tol 0.03 --protocols windowed,carried
     """
-    return _known({"protocols": _words(protocols), "max_tokens": max_tokens})
+    return _known({"protocols": _words(protocols), "carried_max_tokens": carried_max_tokens})
 
 
 def perplexity(lengths: Lengths = "", max_tokens: MaxTokens = 0, precision: Precision = "fp32") -> Settings:
