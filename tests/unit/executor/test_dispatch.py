@@ -276,3 +276,29 @@ def test_the_key_of_a_job_does_not_change_from_one_process_to_the_next() -> None
     first = record.content_key("train", ["a"], [object(), {"b", "a"}, Path("p")])
     assert first == record.content_key("train", ["a"], [object(), {"a", "b"}, Path("p")])
     assert first != record.content_key("train", ["a"], [object(), {"a", "c"}, Path("p")])
+
+
+def test_sbatch_is_not_called_again_while_nobody_can_say_whether_the_job_was_accepted(tmp_path: Path) -> None:
+    from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer
+    from snakemake_executor_plugin_submitit.submission import SubmissionError, submit_to_slurm
+
+    slurm = Slurm(tmp_path)
+    (tmp_path / "bin").mkdir()
+    slurm.sbatch(ACCEPT_AND_FAIL)
+    answers: list[Any] = [NoAnswer("squeue failed"), NoAnswer("squeue failed"), "100"]
+
+    def find() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    (tmp_path / "submission.sh").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+        assert submit_to_slurm(tmp_path, find, pauses_s=(0, 0, 0)).job_id == "100"
+        assert slurm.submissions == 1
+        answers[:] = [NoAnswer("squeue failed")] * 4
+        with pytest.raises(SubmissionError, match="whether it was accepted is not known"):
+            submit_to_slurm(tmp_path, find, pauses_s=(0, 0, 0))
+        assert slurm.submissions == 2

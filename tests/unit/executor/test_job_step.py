@@ -260,3 +260,23 @@ def test_a_checkpoint_is_waited_for_although_the_shell_has_died(tmp_path: Path) 
     in_background(step, send_to_shell, signal.SIGTERM)
     assert (tmp_path / "got").exists()
     assert read_json(step.files.outcome(1))["failure_class"] == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("current", "runs"),
+    [
+        ({"number": 1, "job_id": ""}, True),  # its driver has not yet heard of the id
+        ({"number": 1, "job_id": "7"}, True),
+        ({"number": 1, "job_id": "8"}, False),  # two were accepted
+        ({"number": 2, "job_id": "7"}, False),
+    ],
+)
+def test_of_two_submissions_only_the_one_on_record_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, current: dict[str, object], runs: bool
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    step = make_step(tmp_path, "touch ran")
+    write_json(step.files.record, current)
+    step()
+    assert (tmp_path / "ran").exists() is runs
+    assert step.files.outcome(1).exists() is runs

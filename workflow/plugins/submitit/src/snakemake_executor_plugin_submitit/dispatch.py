@@ -91,6 +91,7 @@ class Dispatcher:
         old, prepared = job.record, job.prepared
         retries = {**old.retries, kind: old.retries.get(kind, 0) + 1}
         memory = old.memory * (MORE_MEMORY if kind == "oom" else 1.0)
+        self.gpus_in_use.difference_update(old.gpus)
         with job.files.lock():
             new = self._new_record(prepared, old.number + 1).changed(
                 excluded=tuple(dict.fromkeys([*old.excluded, *nodes])), memory=memory, retries=retries
@@ -192,7 +193,7 @@ class Dispatcher:
             record.save(job.files, found)
         steps = [job.step(found.number, self.settings) for job, found in zip(jobs, records, strict=True)]
         submission.write_steps(folder, steps, jobs[0].limit_min)
-        submitted = submission.submit_patiently(lambda: self._call(folder, jobs, records))
+        submitted = self._call(folder, jobs, records)
         tracked = []
         for job, found in zip(jobs, records, strict=True):
             job_id = submitted.job_id if found.task is None else f"{submitted.job_id}_{found.task}"
@@ -208,15 +209,9 @@ class Dispatcher:
         if self.settings.cluster == "local":
             gpus = {"gpus_per_node": len(first.gpus), "visible_gpus": list(first.gpus)}
             return submission.submit_locally(folder, {**jobs[0].parameters, **gpus})
-
-        def find(name: str) -> str | None:
-            try:
-                return find_by_name(name, first.submitted_unix_s)
-            except NoAnswer:
-                return None
-
         wanted = parameters.with_changes(jobs[0].parameters, first.excluded, first.memory)
-        return submission.submit_to_slurm(folder, first.name, wanted, len(jobs), find)
+        submission.write_script(folder, first.name, wanted, len(jobs))
+        return submission.submit_to_slurm(folder, lambda: find_by_name(first.name, first.submitted_unix_s))
 
     def _take_gpus(self, count: int) -> tuple[int, ...]:
         """GPUs of this machine that no other job has; shared ones when there are not enough."""

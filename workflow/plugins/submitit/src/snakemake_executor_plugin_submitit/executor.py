@@ -84,7 +84,7 @@ class Executor(RemoteExecutor):
             return
         self._settle_reported()
         for job in jobs:
-            record.save(job.files, job.record.changed(state=record.CANCELLED))
+            self._close(job, record.CANCELLED)
         try:
             slurm_queue.cancel(job.record.job_id for job in jobs if job.record.cluster == "slurm")
         except NoAnswer as error:
@@ -137,6 +137,7 @@ class Executor(RemoteExecutor):
         except Exception as error:
             self.logger.warning(f"Job {job.info.job.jobid} could not be submitted again: {error}")
         self._finish(job)
+        self._settle_reported()
         self.report_job_error(job.info, msg=report.message(job, why) + "\n", aux_logs=[str(job.files.output_log)])
         return None
 
@@ -168,7 +169,13 @@ class Executor(RemoteExecutor):
         written that down itself, the next driver must still find the finished job."""
         reported, self._reported = self._reported, []
         for job in reported:
-            record.save(job.files, job.record.changed(state=record.REPORTED))
+            self._close(job, record.REPORTED)
+
+    def _close(self, job: Tracked, state: str) -> None:
+        with job.files.lock():
+            current = record.load(job.files)
+            if current is not None and current.number == job.record.number:  # not one that was submitted since
+                record.save(job.files, job.record.changed(state=state))
 
     def _whereabouts(self, job: Tracked) -> str:
         where = "Slurm job" if job.record.cluster == "slurm" else "process"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission
 
 LOOK_EVERY_S = 0.2
+KILL_WITHIN_S = 0.8  # submitit's local controller kills this process after a second
 UNFRUITFUL_LIMIT = 2
 
 
@@ -44,6 +45,8 @@ class JobStep:
 
     def __call__(self) -> None:
         """Run the job once. Does not return when it is to be started again (submitit ends the process)."""
+        if is_superseded(self):
+            return
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's: pickles this step again and requeues
         with self.files.hold_running():
             end = run_attempt(self)
@@ -62,6 +65,18 @@ class JobStep:
         from submitit.core.utils import DelayedSubmission
 
         return DelayedSubmission(self)
+
+
+def is_superseded(step: JobStep) -> bool:
+    """Whether another submission of the job counts: of two that Slurm accepted, or of a later one by the driver."""
+    current, own = read_json(step.files.record), job_id()
+    is_other = bool(current.get("job_id")) and bool(own) and current["job_id"] != own
+    if current and (current.get("number") != step.number or is_other):
+        message = f"job {own} ends: {current.get('job_id')} (submission {current.get('number')}) has taken its place\n"
+        with open(step.files.output_log, "a", encoding="utf-8") as output:
+            output.write(message)
+        return True
+    return False
 
 
 def run_attempt(step: JobStep) -> attempts.End | None:
@@ -110,12 +125,21 @@ def wait(process: subprocess.Popen[bytes], signals: StopSignals, relay: Relay) -
     """
     while process.poll() is None or relay.is_awaited():
         if signals.is_ended:
-            processes.kill(relay.members())
+            kill_all(process, relay)
             return process.wait()
         if signals.asked is not None:
             relay.tell(signals.asked)
         time.sleep(LOOK_EVERY_S)
     return process.returncode
+
+
+def kill_all(process: subprocess.Popen[bytes], relay: Relay) -> None:
+    """Kill the job's processes, also those that are started meanwhile."""
+    deadline = time.monotonic() + KILL_WITHIN_S
+    while (left := relay.members()) and time.monotonic() < deadline:
+        processes.kill(left)
+        process.poll()
+        time.sleep(0.02)
 
 
 def decide(step: JobStep, end: attempts.End) -> dict[str, Any] | None:

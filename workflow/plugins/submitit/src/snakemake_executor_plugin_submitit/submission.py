@@ -20,6 +20,7 @@ from submitit.local.local import LocalExecutor
 from submitit.slurm.slurm import SlurmExecutor
 
 from snakemake_executor_plugin_submitit.processes import start_ticks
+from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer
 from snakemake_executor_plugin_submitit.step import JobStep
 
 SBATCH_TIMEOUT_S = 120
@@ -33,6 +34,7 @@ TRANSIENT = (
     "communication",
     "resending",
 )
+SCRIPT = "submission.sh"
 ENTRY = "snakemake_executor_plugin_submitit.entry"
 UNLIMITED = 10**6  # submitit's own limit of time-outs: the step has a better rule
 
@@ -85,28 +87,45 @@ class _LocalExecutor(LocalExecutor):
         return self._submit_command(self._submitit_command_str)
 
 
-def submit_to_slurm(
-    folder: Path, name: str, parameters: dict[str, Any], count: int, find: Callable[[str], str | None]
-) -> Submitted:
-    """Call sbatch once for `count` steps (an array if more than one), written to `folder` before.
-
-    `find` looks for a job by its name: sbatch may report an error although the job was accepted.
-    Raises: SubmissionError.
-    """
+def write_script(folder: Path, name: str, parameters: dict[str, Any], count: int) -> None:
+    """Write what sbatch gets: for `count` steps, an array if more than one."""
     executor = _SlurmExecutor(folder, max_num_timeout=UNLIMITED)
     executor.update_parameters(job_name=name, **parameters)
     if count > 1:
         executor.parameters["map_count"] = count
-    path = folder / "submission.sh"
-    path.write_text(executor.script(), encoding="utf-8")
-    try:
-        answer = _sbatch(path)
-    except SubmissionError as error:
-        found = find(name)
-        if found is None:
-            raise error
-        return Submitted(found)
-    return Submitted(answer)
+    (folder / SCRIPT).write_text(executor.script(), encoding="utf-8")
+
+
+def submit_to_slurm(
+    folder: Path, find: Callable[[], str | None], pauses_s: Sequence[float] = (2, 5, 15, 60, 120)
+) -> Submitted:
+    """Have sbatch accept the script, once.
+
+    `find` looks for the job by its name, since sbatch may report an error although the job was accepted, and raises
+    NoAnswer when Slurm cannot be asked: then sbatch is not called again.
+    Raises: SubmissionError.
+    """
+    error = SubmissionError("sbatch was not called", is_transient=True)
+    is_to_call = True
+    for pause_s in (*pauses_s, 0):
+        if is_to_call:
+            try:
+                return Submitted(_sbatch(folder / SCRIPT))
+            except SubmissionError as refusal:
+                error = refusal
+        try:
+            found = find()
+        except NoAnswer as silence:
+            is_to_call = False
+            error = SubmissionError(f"{error}; whether it was accepted is not known ({silence})", is_transient=True)
+        else:
+            if found is not None:
+                return Submitted(found)
+            is_to_call = True
+            if not error.is_transient:
+                raise error
+        time.sleep(pause_s)
+    raise error
 
 
 def _sbatch(path: Path) -> str:
@@ -134,18 +153,6 @@ def submit_locally(folder: Path, parameters: dict[str, Any]) -> Submitted:
     executor.update_parameters(**parameters)
     process: subprocess.Popen[bytes] = executor.start()._process  # type: ignore[attr-defined]
     return Submitted(str(process.pid), start_ticks(process.pid), process)
-
-
-def submit_patiently(submit: Callable[[], Submitted], waits_s: Sequence[float] = (1, 4, 15, 60)) -> Submitted:
-    """Submit, again after each of the waits while the error is one that passes. Raises: SubmissionError."""
-    for wait_s in waits_s:
-        try:
-            return submit()
-        except SubmissionError as error:
-            if not error.is_transient:
-                raise
-            time.sleep(wait_s)
-    return submit()
 
 
 def task_paths(folder: Path, job_id: str) -> JobPaths:
