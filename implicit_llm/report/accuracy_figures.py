@@ -158,7 +158,7 @@ def _by_position(curves: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndar
     """Positions and the mean of the curves, over equal bins where there are more positions than can be seen."""
     mean = np.mean(curves, axis=0)
     parts = np.array_split(np.column_stack((np.arange(1, len(mean) + 1), mean)), min(len(mean), MAX_POSITIONS))
-    return tuple(np.array([part.mean(axis=0) for part in parts]).T)  # type: ignore[return-value]
+    return tuple(np.array([part.mean(axis=0) for part in parts]).T)
 
 
 def _draw_modes(axis: Axes, cells: list[Cell]) -> None:

@@ -75,9 +75,8 @@ def jacobian_rows(records: Iterable[Mapping[str, Any]]) -> tuple[JacobianRow, ..
     by_key: dict[tuple, list[JacobianPoint]] = {}
     for point in points:
         is_random = point.setting == RANDOM
-        key = (not is_random, "" if is_random else _stem(point.run), point.is_implicit)
-        key += ("", "") if is_random else (point.run, point.phase or "")
-        by_key.setdefault(key, []).append(point)
+        run, phase = ("", "") if is_random else (point.run, point.phase or "")
+        by_key.setdefault((not is_random, _stem(run), point.is_implicit, run, phase), []).append(point)
     several = {(run, phase) for _, _, _, run, phase in by_key}
     return tuple(_row(by_key[key], several) for key in sorted(by_key))
 

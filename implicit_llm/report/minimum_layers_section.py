@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from matplotlib.axes import Axes
@@ -12,8 +12,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from implicit_llm.report.axes import tell_if_empty, tell_missing
 from implicit_llm.report.claims import METRIC_WORDS
 from implicit_llm.report.config import MinimumLayersConfig
-from implicit_llm.report.minimum_layers import LayersNeeded, layers_needed
-from implicit_llm.report.results import Task
+from implicit_llm.report.inputs import TRAIN, ReportInputs, run_name
+from implicit_llm.report.minimum_layers import AtLength, LayersNeeded, layers_needed
+from implicit_llm.report.results import Point, Results, Task
 from implicit_llm.report.section import Section, SectionInputs
 from implicit_llm.report.style import Series, run_series
 from implicit_llm.report.svg import Figure, Panel
@@ -50,9 +51,24 @@ def minimum_layers_section(given: SectionInputs) -> Section | None:
     if config is None:
         return None
     title = f"{Task(config.group, config.monoid).label}: layers needed"
-    table = MinimumLayersTable(title, config, layers_needed(given.results, config))
+    points = tuple(_placed(point, given.inputs) for point in given.results.points)
+    results = Results(points, given.results.headline_mode)
+    table = MinimumLayersTable(title, config, layers_needed(results, config))
     files = {NAME: {"csv": _csv(table), "tex": _latex(table)}}
     return Section(NAME, "sections/minimum-layers.html.j2", [table], [_figure(table)], files)
+
+
+def _placed(point: Point, inputs: ReportInputs) -> Point:
+    """A missing result with what its training tells of it, so that its depth shows as missing."""
+    if point.num_layers is not None and point.train_length is not None:
+        return point
+    run = point.run.partition(" ")[0]
+    for source in inputs.sources.values():
+        if source.stage == TRAIN and run_name(source.name.partition("/")[0]) == run:
+            layers = (source.config.get("model") or {}).get("num_hidden_layers")
+            length = (source.summary.get("data") or {}).get("length")
+            return replace(point, num_layers=point.num_layers or layers, train_length=point.train_length or length)
+    return point
 
 
 def _figure(table: MinimumLayersTable) -> Figure:
@@ -67,7 +83,8 @@ def _figure(table: MinimumLayersTable) -> Figure:
 
 def _draw(axis: Axes, table: MinimumLayersTable, series: Sequence[Series]) -> None:
     deepest = max((depth for kind in table.kinds for depth in kind.num_layers), default=1)
-    shown, missing = [], []
+    shown: list[AtLength] = []
+    missing: list[str] = []
     for kind, style in reversed(list(zip(table.kinds, series, strict=True))):  # implicit ones on top
         solved = [(at.length, at.by_mean.num_layers) for at in kind.at_lengths if at.by_mean.num_layers]
         axis.plot([length for length, _ in solved], [layers for _, layers in solved], **style.line(), zorder=4)

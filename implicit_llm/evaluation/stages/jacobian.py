@@ -71,7 +71,7 @@ def _shortest(context: StageContext) -> tuple[str, Any]:
 
 
 def _of_trained(model: ImplicitMamba2ForCausalLM, ids_BL: np.ndarray, config: JacobianConfig) -> Iterator[Record]:
-    base = prepare(model.base)
+    base = prepare(model.backbone)
     for sequence, ids_L in enumerate(torch.as_tensor(ids_BL, dtype=torch.long, device=model.device)):
         for position in config.positions:
             place = {"setting": TRAINED, "sequence": sequence, "position": position}

@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 
 from implicit_llm.report import stage
-from implicit_llm.report.config import MinimumLayersConfig
+from implicit_llm.report.config import MinimumLayersConfig, ReportConfig
 from implicit_llm.report.heat_map import CLASSES, class_legend
+from implicit_llm.report.inputs import load_inputs
 from implicit_llm.report.minimum_layers import layers_needed
+from implicit_llm.report.minimum_layers_section import minimum_layers_section
+from implicit_llm.report.published import Published
 from implicit_llm.report.results import Point, Results
+from implicit_llm.report.section import SectionInputs
 from tests.unit.report.sample_runs import Record, SampleRun, finish, make_context, make_runs
 
 RUNS = (
@@ -27,6 +31,7 @@ RUNS = (
         for kind in ("implicit", "explicit")
     ),
 )
+LAYERS = MinimumLayersConfig("S5", threshold=0.9)
 SWEPT = "evaluate:s5-implicit-s{seed}/free/test-time"
 
 
@@ -194,3 +199,19 @@ def test_a_section_that_is_asked_for_and_has_no_runs_says_so(tmp_path: Path) -> 
     declared = context.work / "declared"
     assert (declared / "figures/minimum-layers.svg").is_file()
     assert len(table(declared, "minimum-layers")) == 0
+
+
+def test_a_depth_whose_evaluation_is_missing_shows_as_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    config = {"model": {"num_hidden_layers": 2}, "phase": {"name": "explicit", "end_step": 8}, "seed": 0}
+    finish(folder, "train", "s5-deep-s0/explicit", config, {}, {}, summary={"data": {"length": 8}})
+    inputs = load_inputs(make_context(tmp_path, {"train:s5-deep-s0/explicit": folder}).inputs)
+    record = {"run": "s5-deep", "is_implicit": False, "group": "S5", "monoid": "none", "length": 8, "mode": "parallel"}
+    lost = point(record | {"hard_fraction": 1.0, "data": "L8", "seed": 0})
+    given = SectionInputs(
+        replace(inputs, points=(lost,)), ReportConfig("demo", minimum_layers=LAYERS), Published({}, ())
+    )
+    section = minimum_layers_section(given)
+    assert section is not None
+    (row,) = csv.DictReader(section.files["minimum-layers"]["csv"].splitlines())
+    assert (row["num_layers"], row["num_missing"], row["minimum_by_mean"]) == ("2", "1", "missing")
