@@ -57,6 +57,7 @@ evaluations:
       - {name: blockwise, eval_mode: blockwise}
   agreement:
     kind: duality
+    runs: [flat]
     trace_tokens: 64
     modes:
       - {name: simultaneous, eval_mode: simultaneous}

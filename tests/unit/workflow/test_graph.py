@@ -114,7 +114,7 @@ def test_an_explicit_experiment_has_no_figure_of_solvers(tiny: ExperimentFile) -
 
 def test_the_figures_and_tables_are_those_of_what_is_evaluated(tiny: ExperimentFile, language: ExperimentFile) -> None:
     assert report_tables(tiny.load()) == ["accuracy"]
-    assert report_tables(language.load()) == ["perplexity", "babi"]
+    assert report_tables(language.load()) == ["perplexity", "babi", "duality"]
     assert report_figures(language.load()) == [
         "perplexity-by-length",
         "perplexity-by-position",
@@ -126,6 +126,8 @@ def test_the_figures_and_tables_are_those_of_what_is_evaluated(tiny: ExperimentF
         "spectral-radius",
     ]
     text = language.path.read_text()
+    language.path.write_text(text.replace("runs: [flat]", "runs: [flat, trunk]"))
+    assert "convergence-by-iteration" in report_figures(language.load())  # of the implicit run alone
     language.path.write_text(text[: text.index("evaluations:")])
     assert report_tables(language.load()) == []
     training = ["training-curves", "solver-health", "spectral-radius"]
