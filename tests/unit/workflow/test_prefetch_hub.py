@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from implicit_llm.data.corpus import CorpusConfig, open_share
 from implicit_llm.data.fetched_files import FetchedFilesError
 from implicit_llm_workflow.prefetch_http import FetchError
 from implicit_llm_workflow.prefetch_hub import RemoteFile, fetched_before, put_by_hand, require_space, wanted_files
-from implicit_llm_workflow.prefetch_needs import HubFiles, HubModel
+from implicit_llm_workflow.prefetch_needs import HubCheckpoint, HubFiles, HubModel
 from tests.unit.workflow.file_server import FileServer, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -60,18 +60,20 @@ def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes], co
         state.files[url], state.headers[url] = json.dumps(value).encode(), as_json
 
 
-def satisfy(hub: FileServer, need: HubFiles | HubModel, downloads: Path) -> tuple[str, str]:
+def satisfy(hub: FileServer, need: HubFiles | HubModel | HubCheckpoint, downloads: Path) -> tuple[str, str]:
     """State and line, of a process of its own: the client reads the address of its hub once."""
     code = (
         "import json, pathlib, sys; from implicit_llm_workflow.prefetch import satisfy; "
         "from implicit_llm_workflow import prefetch_needs; "
-        "need = getattr(prefetch_needs, sys.argv[3])(**json.loads(sys.argv[1])); "
+        "values = json.loads(sys.argv[1]); "
+        "values |= {'files': prefetch_needs.HubFiles(**values['files'])} if 'files' in values else {}; "
+        "need = getattr(prefetch_needs, sys.argv[3])(**values); "
         "outcome = satisfy(need, pathlib.Path(sys.argv[2])); "
         "print(json.dumps([outcome.state, outcome.what]))"
     )
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment = {**inherited, "HF_ENDPOINT": hub.url, "HF_HOME": str(downloads / "home")}
-    words = [sys.executable, "-c", code, json.dumps(need.__dict__), str(downloads), type(need).__name__]
+    words = [sys.executable, "-c", code, json.dumps(asdict(need)), str(downloads), type(need).__name__]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=True)
     state, what = json.loads(done.stdout.splitlines()[-1])
     return state, what
@@ -182,3 +184,57 @@ def test_without_a_split_in_any_name_all_texts_are_wanted() -> None:
     assert [file.path for file in wanted_files(DATASET, files)] == ["a.parquet", "b.txt.gz"]
     with pytest.raises(FetchError, match=r"dataset owner/texts: has no file of text"):
         wanted_files(DATASET, files[2:])
+
+
+MODEL = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights",
+    "pytorch_model.bin": b"pickle",
+    "tokenizer.json": b"{}",
+    "modeling.py": b"raise SystemExit",
+    "consolidated.safetensors": b"the same again",
+}
+
+
+@pytest.mark.parametrize("revision", [None, COMMIT])
+def test_of_a_peer_the_safetensors_and_no_code_are_fetched(
+    hub: FileServer, tmp_path: Path, revision: str | None
+) -> None:
+    publish(hub, "models", "owner/model", MODEL)
+    peer = HubCheckpoint("mine", HubFiles("model", "owner/model", revision), is_vouched=False)
+    state, what = satisfy(hub, peer, tmp_path)
+    assert state == "fetched", what
+    folder = tmp_path / "models" / "owner" / "model" / (revision or "main")
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if ".cache" not in path.parts}
+    assert {name for name in found if (folder / name).is_file()} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    assert (f"peers.mine.checkpoint.revision: {COMMIT}" in what) == (revision is None)
+    asked = len(hub.requests)
+    assert satisfy(hub, peer, tmp_path)[0] == "there"
+    assert len(hub.requests) == asked
+
+
+def test_a_peer_that_is_a_pickle_waits_for_its_digest_in_the_experiment(hub: FileServer, tmp_path: Path) -> None:
+    publish(hub, "models", "owner/old", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
+    files = HubFiles("model", "owner/old", COMMIT)
+    state, what = satisfy(hub, HubCheckpoint("old", files, is_vouched=False), tmp_path)
+    digest = hashlib.sha256(b"pickle").hexdigest()
+    assert state == "failed"
+    assert f"peers.old.checkpoint.sha256: {{pytorch_model.bin: {digest}}}" in what
+    assert satisfy(hub, HubCheckpoint("old", files, is_vouched=True), tmp_path)[0] == "there"
+
+
+def test_shards_of_a_model_are_fetched_with_their_index() -> None:
+    names = (
+        "config.json",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "onnx/model.safetensors",
+    )
+    files = [RemoteFile(name, 1, None, "") for name in names]
+    assert [file.path for file in wanted_files(HubFiles("model", "owner/model", None), files)] == list(names[:3])
+    with pytest.raises(FetchError, match="owner/model: has no config.json with"):
+        wanted_files(HubFiles("model", "owner/model", None), files[1:])

@@ -13,6 +13,7 @@ from implicit_llm_workflow.downloads import downloads_folder
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+PICKLE_FILE = "pytorch_model.bin"
 
 
 class FileDigests:

@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Literal
 
 from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.file_digests import PICKLE_FILE
 from implicit_llm_workflow.prefetch_http import Download, FetchError, fetch
-from implicit_llm_workflow.prefetch_hub import fetch_hub_files, fetched_before, hub_folder, put_by_hand
-from implicit_llm_workflow.prefetch_needs import BabiArchive, EvaluationData, HubFiles, HubModel, LocalFile, Need
+from implicit_llm_workflow.prefetch_hub import fetch_hub_files, fetched_before, find_fetch, hub_folder, put_by_hand
+from implicit_llm_workflow.prefetch_needs import (
+    BabiArchive,
+    EvaluationData,
+    HubCheckpoint,
+    HubFiles,
+    HubModel,
+    LocalFile,
+    Need,
+)
 
 BABI_URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
 BABI_NAME = "tasks_1-20_v1-2.tar.gz"
@@ -34,6 +43,8 @@ def satisfy(need: Need, downloads: Path, *, babi_url: str = BABI_URL) -> Outcome
                 return _babi(need, downloads, babi_url)
             case HubFiles():
                 return _hub_files(need, downloads)
+            case HubCheckpoint():
+                return _hub_checkpoint(need, downloads)
             case HubModel():
                 return _hub_model(need)
             case EvaluationData():
@@ -81,6 +92,23 @@ def _hub_files(need: HubFiles, downloads: Path) -> Outcome:
     if by_hand:
         return Outcome("there", f"{folder}: put there by hand ({by_hand} files), not compared with the hub")
     return Outcome("fetched", f"{folder}: {fetch_hub_files(need, downloads)}")
+
+
+def _hub_checkpoint(need: HubCheckpoint, downloads: Path) -> Outcome:
+    """The files; and what to write into the experiment file, so that the import is what was meant."""
+    outcome = _hub_files(need.files, downloads)
+    fetch = find_fetch(need.files, downloads)
+    pickle = None if fetch is None else next((file for file in fetch.files if file.path == PICKLE_FILE), None)
+    at = f"peers.{need.peer}.checkpoint"
+    if pickle is not None and not need.is_vouched:
+        return Outcome(
+            "failed",
+            f"{outcome.what}; its {PICKLE_FILE} is a pickle, which is read only if the experiment file names its "
+            f"digest: if you trust it, write {at}.sha256: {{{PICKLE_FILE}: {pickle.sha256}}}",
+        )
+    if fetch is not None and need.files.revision is None:
+        return Outcome(outcome.state, f"{outcome.what}; to pin it, write {at}.revision: {fetch.commit}")
+    return outcome
 
 
 def _hub_model(need: HubModel) -> Outcome:

@@ -2,6 +2,7 @@
 
     hub/<owner>/<name>/...              the files, where the jobs look for them
     hub/<owner>/<name>.fetched.json     of each fetch the need, the commit, and path, size and sha256 of each file
+    models/<owner>/<name>/<revision>/   the same for models, of which several revisions can be wanted; "main" for null
 
 The manifest is written last; while it is there and the sizes agree, nothing is fetched and no network is needed. It
 has one fetch for each need, of a data set all of one commit: others are taken out before their files are replaced.
@@ -13,19 +14,33 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_workflow.file_digests import CONFIG_FILE, INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE
 from implicit_llm_workflow.prefetch_http import FetchError
 from implicit_llm_workflow.prefetch_needs import HubFiles
 
-FOLDER = "hub"
+FOLDER, MODELS = "hub", "models"
+MODEL_FILES = (
+    CONFIG_FILE,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+)
 TEXT_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".txt")
 TOKENIZER_FILE = "tokenizer.json"
 BLOCK_BYTES = 1 << 22
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,8 @@ class Fetch:
 
 
 def hub_folder(need: HubFiles, downloads: Path) -> Path:
+    if need.kind == "model":
+        return downloads / MODELS / need.name / (need.revision or "main")
     return downloads / FOLDER / need.name
 
 
@@ -70,11 +87,17 @@ def manifest_path(need: HubFiles, downloads: Path) -> Path:
 
 def fetched_before(need: HubFiles, downloads: Path) -> str | None:
     """What is there, in words; None unless all files of the manifest are, at their sizes and of the wanted revision."""
+    fetch = find_fetch(need, downloads)
+    return None if fetch is None else fetch.in_words
+
+
+def find_fetch(need: HubFiles, downloads: Path) -> Fetch | None:
+    """The finished fetch of what is needed, as `fetched_before`."""
     folder = hub_folder(need, downloads)
     fetch = next((fetch for fetch in _fetches(need, downloads) if fetch.need == need), None)
     if fetch is None or not fetch.files or any(_size(folder / file.path) != file.size for file in fetch.files):
         return None
-    return fetch.in_words
+    return fetch
 
 
 def put_by_hand(need: HubFiles, downloads: Path) -> int:
@@ -83,6 +106,8 @@ def put_by_hand(need: HubFiles, downloads: Path) -> int:
     if (folder / ".cache" / "huggingface").exists() or manifest_path(need, downloads).exists():
         return 0
     paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    if need.kind == "model":
+        return len(paths) if CONFIG_FILE in paths else 0
     return sum(path == TOKENIZER_FILE if need.kind == "tokenizer" else _is_text(path) for path in paths)
 
 
@@ -93,7 +118,7 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> str:
     """
     from huggingface_hub import HfApi, snapshot_download
 
-    folder, repo_type = hub_folder(need, downloads), "model" if need.kind == "tokenizer" else "dataset"
+    folder, repo_type = hub_folder(need, downloads), "dataset" if need.kind == "dataset" else "model"
     try:
         api = HfApi()
         commit = api.repo_info(need.name, repo_type=repo_type, revision=need.revision).sha
@@ -119,10 +144,13 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> str:
 
 
 def wanted_files(need: HubFiles, files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    """The tokenizer; or of a data set's text files those with the split in their name, all if none of them says.
+    """The tokenizer; a model's config, weights and tokenizer; or of a data set's text files those with the split in
+    their name, all if none of them says.
 
     Raises: FetchError when there is none.
     """
+    if need.kind == "model":
+        return _model_files(need, list(files))
     if need.kind == "tokenizer":
         found = [file for file in files if file.path == TOKENIZER_FILE]
     else:
@@ -132,6 +160,22 @@ def wanted_files(need: HubFiles, files: Iterable[RemoteFile]) -> list[RemoteFile
         what = TOKENIZER_FILE if need.kind == "tokenizer" else f"file of text ({', '.join(TEXT_SUFFIXES)})"
         raise FetchError(f"{need.kind} {need.name}: has no {what} on the hub; name another in the config")
     return found
+
+
+def _model_files(need: HubFiles, files: list[RemoteFile]) -> list[RemoteFile]:
+    """Of the weights the safetensors, whole or in shards; only where there are none the pickle."""
+    names = {file.path for file in files}
+    if WEIGHTS_FILE in names:
+        weights = {WEIGHTS_FILE}
+    elif INDEX_FILE in names:
+        weights = {INDEX_FILE, *(name for name in names if _SHARD.fullmatch(name))}
+    else:
+        weights = {PICKLE_FILE} & names
+    if CONFIG_FILE not in names or not weights:
+        raise FetchError(
+            f"model {need.name}: has no {CONFIG_FILE} with {WEIGHTS_FILE} or {PICKLE_FILE} on the hub; name another"
+        )
+    return [file for file in files if file.path in weights or file.path in MODEL_FILES]
 
 
 def require_space(folder: Path, wanted: Iterable[RemoteFile]) -> None:

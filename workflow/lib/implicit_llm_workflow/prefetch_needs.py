@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.config_files import CONFIG_DIR
+from implicit_llm_workflow.file_digests import PICKLE_FILE
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import Plan
 from implicit_llm_workflow.validation import validate
 from implicit_llm_workflow.yaml_files import read_yaml
@@ -26,7 +28,8 @@ class BabiArchive:
 class HubFiles:
     """Files of a repository on the Hugging Face hub that go below the downloads folder.
 
-    kind: "dataset", of which the text files of `split` are needed; "tokenizer", of which tokenizer.json is.
+    kind: "dataset", of which the text files of `split` are needed; "tokenizer", of which tokenizer.json is; "model", of
+    which config, weights and tokenizer are.
     """
 
     kind: str
@@ -40,6 +43,15 @@ class HubModel:
     """A pretrained model, which goes to the hub's own cache, where transformers looks for it."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class HubCheckpoint:
+    """A peer of the hub. `is_vouched`: the experiment names the sha256 of its pickle."""
+
+    peer: str
+    files: HubFiles
+    is_vouched: bool
 
 
 @dataclass(frozen=True)
@@ -59,12 +71,19 @@ class EvaluationData:
     revision: str | None
 
 
-Need = BabiArchive | HubFiles | HubModel | LocalFile | EvaluationData
+Need = BabiArchive | HubFiles | HubModel | HubCheckpoint | LocalFile | EvaluationData
 
 
 def needs_of(plan: Plan) -> list[Need]:
     """Each once, in the order of the jobs."""
-    return list(dict.fromkeys(need for node in plan.nodes.values() for need in _needs(node.stage, node.config)))
+    peers = [_peer(node) for node in plan.nodes.values() if node.stage == "checkpoint" and "hub" in node.config]
+    needs = [need for node in plan.nodes.values() for need in _needs(node.stage, node.config)]
+    return list(dict.fromkeys([*needs, *peers]))
+
+
+def _peer(node: Node) -> HubCheckpoint:
+    files = HubFiles("model", node.config["hub"], node.config["revision"])
+    return HubCheckpoint(node.name, files, PICKLE_FILE in node.config["sha256"])
 
 
 def _needs(stage: str, config: Mapping[str, Any]) -> Iterator[Need]:

@@ -32,4 +32,5 @@ def run(context: StageContext) -> StageResult:
     for name in names:
         (declared / name).parent.mkdir(parents=True, exist_ok=True)
         (declared / name).write_text(f"{name}\n")
-    return StageResult([declared / name for name in names], {"num_inputs": len(context.inputs), "holes": context.config.get("holes")})
+    summary = {"num_inputs": len(context.inputs), "holes": context.config.get("holes")}
+    return StageResult([declared / name for name in names], summary)
