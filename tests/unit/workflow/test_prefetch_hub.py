@@ -236,5 +236,5 @@ def test_shards_of_a_model_are_fetched_with_their_index() -> None:
     )
     files = [RemoteFile(name, 1, None, "") for name in names]
     assert [file.path for file in wanted_files(HubFiles("model", "owner/model", None), files)] == list(names[:3])
-    with pytest.raises(FetchError, match="owner/model: has no config.json with"):
+    with pytest.raises(FetchError, match=r"owner/model: has no config\.json with"):
         wanted_files(HubFiles("model", "owner/model", None), files[1:])
