@@ -57,7 +57,7 @@ evaluations:
       - {name: blockwise, eval_mode: blockwise}
   agreement:
     kind: duality
-    runs: [flat]
+    runs: ["flat*"]
     trace_tokens: 64
     modes:
       - {name: simultaneous, eval_mode: simultaneous}
