@@ -22,7 +22,7 @@ def wait_for_files(paths: Iterable[Path], wait_s: float | None = None) -> None:
     By default a minute in a job of Slurm, where others wrote the files on other machines, and not at all elsewhere; the
     environment variable IMPLICIT_LLM_LATENCY_WAIT_S sets it.
     """
-    missing = [path for path in paths if not path.exists()]
+    missing = [path for path in paths if not os.path.exists(path)]  # which takes errors for absence
     if not missing:
         return
     end = time.monotonic() + (default_wait_s() if wait_s is None else wait_s)
@@ -33,7 +33,7 @@ def wait_for_files(paths: Iterable[Path], wait_s: float | None = None) -> None:
         for directory in {path.parent for path in missing}:
             with suppress(OSError):
                 os.listdir(directory)  # what was looked for in vain is asked of the server again only after a listing
-        missing = [path for path in missing if not path.exists()]
+        missing = [path for path in missing if not os.path.exists(path)]
 
 
 def default_wait_s() -> float:

@@ -22,17 +22,17 @@ class LateFileSystem:
         self.names: set[str] = set()
         self.listings = 0
         self.now = 0.0
-        exists, listdir = Path.exists, os.listdir
+        exists, listdir = os.path.exists, os.listdir
 
-        def late_exists(path: Path, **options: bool) -> bool:
-            return (path.name not in self.names or self.listings <= 0) and exists(path, **options)
+        def late_exists(path: Path) -> bool:
+            return (path.name not in self.names or self.listings <= 0) and exists(path)
 
         def counted_listdir(path: Path) -> list[str]:
             self.listings -= 1
             return listdir(path)
 
-        patch.setattr(Path, "exists", late_exists)
-        patch.setattr(visibility, "os", SimpleNamespace(listdir=counted_listdir, environ=os.environ))
+        late_path = SimpleNamespace(exists=late_exists)
+        patch.setattr(visibility, "os", SimpleNamespace(listdir=counted_listdir, environ=os.environ, path=late_path))
         patch.setattr(visibility, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
 
     def sleep(self, seconds: float) -> None:
