@@ -126,6 +126,13 @@ def test_a_job_stopped_by_sigterm_may_still_be_requeued_by_slurm(job: Tracked) -
     assert verdict.failure.kind == "user"
 
 
+def test_a_job_without_checkpoints_is_stopped_at_its_time_limit_in_whatever_way(job: Tracked) -> None:
+    write_json(job.files.outcome(1), {"exit_code": 143, "failure_class": "timeout", "asked": "SIGTERM"})
+    verdict = ended(job, "TIMEOUT")
+    assert verdict.failure is not None
+    assert (verdict.failure.kind, verdict.failure.state) == ("timeout", "TIMEOUT")
+
+
 @pytest.mark.parametrize("kind", sorted(RETRIES.keys() - {"preempted"}))
 def test_each_class_has_one_retry_rule(job: Tracked, kind: str) -> None:
     failure: Any = SimpleNamespace(kind=kind)

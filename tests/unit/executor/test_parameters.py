@@ -53,6 +53,10 @@ def test_further_options_of_the_resource_come_after_those_of_the_setting() -> No
     assert further == {"requeue": True, "reservation": "r", "nice": "2", "exclusive": True, "comment": "a b"}
 
 
+def test_a_job_may_ask_not_to_be_requeued() -> None:
+    assert parameters(slurm_extra="--no-requeue")["additional_parameters"] == {"no-requeue": True}
+
+
 def test_options_of_sbatch_are_read_in_both_spellings() -> None:
     assert sbatch_options("--nice 3 --exclusive --mail-type=END", "x") == {
         "nice": "3",

@@ -19,7 +19,7 @@ from snakemake_executor_plugin_submitit import attempts, parameters, processes, 
 from snakemake_executor_plugin_submitit.failure import MORE_MEMORY
 from snakemake_executor_plugin_submitit.job_files import JobFiles, read_json
 from snakemake_executor_plugin_submitit.local_jobs import stop_all
-from snakemake_executor_plugin_submitit.monitor import Tracked
+from snakemake_executor_plugin_submitit.monitor import Tracked, is_provisional
 from snakemake_executor_plugin_submitit.prepared import Prepared, has_all_outputs
 from snakemake_executor_plugin_submitit.record import Record
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
@@ -115,7 +115,7 @@ class Dispatcher:
                 self.log.info("%s: job %s has finished meanwhile; its outputs are taken over", job.rule, found.job_id)
                 return self._tracked(job, found)
             return None
-        if outcome and outcome.get("asked") != "SIGTERM":
+        if outcome and not is_provisional(outcome):
             self.log.info(
                 "%s: job %s has failed (%s); submitted anew", job.rule, found.job_id, outcome["failure_class"]
             )

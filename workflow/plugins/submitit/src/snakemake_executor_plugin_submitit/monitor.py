@@ -72,8 +72,8 @@ class Monitor:
 
     def _by_files(self, job: Tracked) -> Verdict:
         outcome = outcome_of(job)
-        if not outcome or (outcome.get("asked") == "SIGTERM" and outcome.get("failure_class") == "preempted"):
-            return RUNNING  # after SIGTERM Slurm may requeue the job by itself
+        if not outcome or is_provisional(outcome):
+            return RUNNING
         return verdict_of(outcome)
 
     def _ask(self, jobs: Sequence[Tracked]) -> None:
@@ -111,7 +111,7 @@ class Monitor:
             return RUNNING
         outcome = outcome_of(job)
         if outcome:
-            if state == "CANCELLED":
+            if is_provisional(outcome) and state == "CANCELLED":
                 return Verdict(True, Failure("user", "cancelled", state, outcome.get("exit_code")))
             return verdict_of(outcome, state)
         return Verdict(True, failure_of(job, state))
@@ -119,6 +119,11 @@ class Monitor:
 
 def outcome_of(job: Tracked) -> dict[str, Any]:
     return read_json(job.files.outcome(job.record.number))
+
+
+def is_provisional(outcome: dict[str, Any]) -> bool:
+    """Whether Slurm knows better: after SIGTERM it may requeue the job, or somebody has cancelled it."""
+    return outcome.get("asked") == "SIGTERM" and outcome.get("failure_class") in ("preempted", "timeout")
 
 
 def verdict_of(outcome: dict[str, Any], state: str = "") -> Verdict:

@@ -82,6 +82,8 @@ def slurm_parameters(resources: Mapping[str, Any], threads: int, settings: Execu
     further.update({name: resources[name] for name in _OPTIONS if resources.get(name)})
     further.update(sbatch_options(settings.extra or "", "--submitit-extra"))
     further.update(sbatch_options(str(resources.get("slurm_extra") or ""), "resource slurm_extra"))
+    if "no-requeue" in further:
+        del further["requeue"]
     return parameters
 
 
