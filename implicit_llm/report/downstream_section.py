@@ -44,23 +44,15 @@ def _csv_lines(table: DownstreamTable, row: Row) -> Iterator[list[object]]:
         spread = row.spread(column)
         if spread is not None:
             asked = next(point for point in row.points if point.task == column.task)
-            named = [column.label, column.task, column.metric, column.chance, *_numbers(spread)]
-            tail = [row.num_documents(column), asked.num_fewshot, rounded(asked.f_evaluations_per_token)]
+            named: list[object] = [column.label, column.task, column.metric, column.chance, *_numbers(spread)]
+            tail: list[object] = [row.num_documents(column), asked.num_fewshot, rounded(asked.f_evaluations_per_token)]
             tail += [asked.task_version, asked.task_hash, asked.harness_version]
             yield [*about, *named, rounded(row.stderr(column)), *tail, *_published(row, column.label)]
     for average in table.suite.averages:
         spread = row.average(average, table.suite)
         if spread is not None:
-            yield [
-                *about,
-                average.label,
-                None,
-                None,
-                None,
-                *_numbers(spread),
-                *[None] * 7,
-                *_published(row, average.label),
-            ]
+            named = [average.label, None, None, None, *_numbers(spread)]
+            yield [*about, *named, *[None] * 7, *_published(row, average.label)]
 
 
 def _numbers(spread: Spread) -> list[object]:

@@ -82,7 +82,7 @@ class ImplicitLM(HFLM):
         super().__init__(
             pretrained, tokenizer=tokenizer, batch_size=size, **{"backend": "causal", "dtype": "float32"} | options
         )
-        settings = {"eval_mode": eval_mode, "eval_max_iter": eval_max_iter, "eval_stop": eval_stop}
+        settings: dict[str, Any] = {"eval_mode": eval_mode, "eval_max_iter": eval_max_iter, "eval_stop": eval_stop}
         settings |= {"eval_block_len": eval_block_len, "tol": eval_tol}
         self._set_solver({key: value for key, value in settings.items() if value is not None})
         solver = getattr(self.model, "solver", None)
@@ -162,5 +162,5 @@ class ImplicitLM(HFLM):
             torch.autocast(self.device.type, dtype=precision, enabled=precision is not None),
         ):
             out = self.model(inps)
-        self.cost.solver.add(getattr(out, "solver_stats", None), tuple(inps.shape))
+        self.cost.solver.add(getattr(out, "solver_stats", None), (inps.shape[0], inps.shape[1]))
         return out.logits

@@ -63,12 +63,11 @@ def _from_file(path: Path, end_of_text: str | int | None) -> Any:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
     except Exception as error:  # tokenizers raises nothing more precise
         raise TokenizerMissing(f"{path}: is no tokenizer that `tokenizers` reads ({error}); give another") from error
-    if isinstance(end_of_text, int):
-        end_of_text = tokenizer.convert_ids_to_tokens(end_of_text)
-    if end_of_text is None or end_of_text not in tokenizer.get_vocab():
+    token: Any = tokenizer.convert_ids_to_tokens(end_of_text) if isinstance(end_of_text, int) else end_of_text
+    if token is None or token not in tokenizer.get_vocab():
         raise TokenizerMissing(
-            f"{path}: has no token {end_of_text or END_OF_TEXT}, which stands before a text without context; add a "
+            f"{path}: has no token {token or END_OF_TEXT}, which stands before a text without context; add a "
             f"{OWN_CONFIG} that names its eos_token"
         )
-    tokenizer.eos_token = end_of_text
+    tokenizer.eos_token = token
     return tokenizer
