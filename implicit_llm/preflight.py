@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.atomic import StorageError, write_atomic
+from implicit_llm.runs.atomic import write_atomic
 from implicit_llm.runs.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -159,8 +159,8 @@ class Preflight:
         try:
             write_atomic(probe, "written by the preflight job\n")
             probe.unlink()
-        except StorageError as error:
-            raise self._failed(str(error)) from error
+        except OSError as error:
+            raise self._failed(f"results cannot be written to {self.results}: {_first_line(error)}") from error
         free, needed = shutil.disk_usage(self.results).free, int(SPACE_FACTOR * self.checkpoint_bytes)
         if free < needed:
             raise self._failed(

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from implicit_llm import preflight
+from implicit_llm.preflight import Preflight, PreflightFailed
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Preflight:
+    return Preflight("small", "cpu", "auto", tmp_path / "results", 1000, ROOT)
+
+
+def test_a_machine_that_can_do_the_jobs_is_described(here: Preflight) -> None:
+    here.results.mkdir()
+    found = here.run()
+    assert found["hardware"] == "small"
+    assert found["driver"]["device"] == "cpu"
+    assert found["kernel"] == {"backend": "torch", "difference": 0.0, "seconds": found["kernel"]["seconds"]}
+    assert found["process_group"]["backend"] == "gloo"
+    assert found["storage"]["needed_bytes"] == 2200
+    assert "torch" in found["environment"]["versions"]
+    assert list(here.results.iterdir()) == []
+
+
+def test_a_gpu_that_is_not_there_is_named_with_the_environment_to_install(here: Preflight) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(PreflightFailed, match="hardware class h100 on ") as caught:
+        replace(here, hardware="h100", device="cuda").driver()
+    assert caught.value.failure_class == "env"
+    assert ("envs/h100.yaml" in str(caught.value)) == (torch.version.cuda is None and torch.version.hip is None)
+
+
+def test_kernels_that_cannot_run_are_named(here: Preflight) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("they may run")
+    with pytest.raises(PreflightFailed, match="PyTorch sees no NVIDIA or ROCm GPU"):
+        replace(here, kernels="triton").kernel()
+
+
+def test_a_disk_that_cannot_hold_the_largest_checkpoint_twice_is_refused_with_numbers(here: Preflight) -> None:
+    here.results.mkdir()
+    with pytest.raises(PreflightFailed, match=r"bytes are free for .* and 2200000000000000\d* are needed, 2.2 times"):
+        replace(here, checkpoint_bytes=10**15).storage()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(here: Preflight) -> None:
+    here.results.write_text("a file where the folder should be")
+    with pytest.raises(PreflightFailed, match=str(here.results)):
+        here.storage()
+
+
+def test_an_environment_with_another_copy_of_the_project_is_refused(here: Preflight, tmp_path: Path) -> None:
+    (tmp_path / "implicit_llm").mkdir()
+    with pytest.raises(PreflightFailed, match=f"and not {tmp_path}/implicit_llm; type `pip install --editable"):
+        replace(here, project=tmp_path).environment()
+
+
+def test_an_environment_without_a_package_is_refused(here: Preflight, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "PACKAGES", ("torch", "a-package-nobody-has"))
+    with pytest.raises(PreflightFailed, match="a-package-nobody-has is not installed for "):
+        here.environment()
+    assert metadata.version("torch")
+
+
+def test_the_command_tells_the_executor_the_class_of_the_failure(tmp_path: Path) -> None:
+    status = tmp_path / "status.json"
+    command = [sys.executable, "-m", "implicit_llm_workflow.console", "preflight", "--hardware", "h100"]
+    command += ["--device", "cpu", "--results", str(tmp_path), "--checkpoint-bytes", str(10**15)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT}/workflow/lib", "SUBMITIT_JOB_STATUS": str(status)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: hardware class h100 on ")
+    assert json.loads(status.read_text())["failure_class"] == "env"

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from implicit_llm.runs.launched import Death, End, judge
+from implicit_llm_workflow import allocation, launch, node_agent
+from implicit_llm_workflow.allocation import Allocation, require_nodes
+from implicit_llm_workflow.launch_errors import LaunchError
+
+NODES = Allocation("7", 2, "n[1-2]", 16)
+
+
+def end(rank: int, code: int, failure_class: str | None = "bug") -> End:
+    return End(rank, code, failure_class, f"rank {rank}", float(rank))
+
+
+LOST_CONNECTION = end(1, 1)
+KILLED, ENDED_BY_TORCHRUN = Death(2, -signal.SIGKILL, "n1"), Death(3, -signal.SIGTERM, "n1")
+
+
+@pytest.mark.parametrize(
+    ("ends", "deaths", "code", "failure_class"),
+    [
+        ([end(0, 75, "preempted"), LOST_CONNECTION], [KILLED], 75, "preempted"),
+        ([LOST_CONNECTION, end(2, 1, "hang")], [], 1, "hang"),
+        ([LOST_CONNECTION, end(2, 2, "quota"), end(3, 75, "preempted")], [KILLED], 2, "quota"),
+        ([LOST_CONNECTION], [ENDED_BY_TORCHRUN, KILLED], 137, "node_fail"),
+        ([LOST_CONNECTION], [ENDED_BY_TORCHRUN], 1, "bug"),
+        ([], [ENDED_BY_TORCHRUN, Death(1, 2, "n1")], 2, None),
+        ([], [], 1, None),
+    ],
+    ids=["a commit", "a hang", "a full disk", "a kill", "a bug", "a silent end", "nothing known"],
+)
+def test_of_many_ends_the_one_that_is_the_reason_counts(
+    ends: list[End], deaths: list[Death], code: int, failure_class: str | None
+) -> None:
+    reason = judge(1, ends, deaths)
+    assert (reason.code, reason.failure_class) == (code, failure_class)
+
+
+def test_a_job_whose_launcher_ends_well_is_done() -> None:
+    assert judge(0, [LOST_CONNECTION], []).code == 0
+
+
+def test_slurm_is_taken_at_its_word() -> None:
+    given = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "5", "SLURM_JOB_CPUS_PER_NODE": "32(x4),24"}
+    found = Allocation.current(given)
+    assert found is not None
+    assert (found.num_nodes, found.cpus_per_node) == (5, 24)
+    assert Allocation.current({"HOME": "/root"}) is None
+
+
+@pytest.mark.parametrize(("nodes", "given"), [(1, None), (2, NODES)])
+def test_the_nodes_that_were_asked_for_are_enough(nodes: int, given: Allocation | None) -> None:
+    require_nodes(nodes, given)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "given", "message"),
+    [(2, None, "no Slurm allocation"), (4, NODES, "the allocation has 2"), (1, NODES, "the allocation has 2")],
+)
+def test_fewer_or_more_nodes_are_refused(nodes: int, given: Allocation | None, message: str) -> None:
+    with pytest.raises(LaunchError, match=message) as caught:
+        require_nodes(nodes, given)
+    assert caught.value.failure_class == "env"
+
+
+def test_srun_starts_one_agent_on_each_node_beside_the_step_it_is_called_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(allocation.Allocation, "first_node", lambda self: "n1")
+    request = launch.LaunchRequest(2, 8, tmp_path, ("-m", "module", "--option"), threads=2)
+    words = launch._srun(request, NODES, tmp_path)
+    for word in ("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1"):
+        assert word in words
+    assert "--cpus-per-task=16" in words  # all of a node, which its processes share
+    assert words[words.index("--") + 1 :] == ["-m", "module", "--option"]
+    (endpoint,) = [word for word in words if word.startswith("--endpoint=")]
+    assert endpoint.startswith("--endpoint=n1:")
+
+
+def test_what_a_killed_attempt_left_between_nodes_is_deleted_by_the_next_one(tmp_path: Path) -> None:
+    request = launch.LaunchRequest(2, 1, tmp_path, ())
+    with launch._folder(request, NODES) as path:
+        (path / "end-0.json").write_text("{}")
+        with launch._folder(request, NODES) as again:
+            assert again == path
+            assert list(path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+CATCHES = """
+import signal, sys, time
+caught = []
+signal.signal(signal.SIGUSR2, lambda number, frame: caught.append(number))
+print("ready", flush=True)
+while not caught:
+    time.sleep(0.01)
+sys.exit(75)
+"""
+
+
+def test_a_process_is_told_when_it_is_ready_however_early_the_signal_came() -> None:
+    with node_agent.StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        process = subprocess.Popen([sys.executable, "-c", CATCHES], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        told: list[int] = []
+
+        def tell() -> None:
+            if not told and process.stdout is not None and process.stdout.readline():
+                told.append(process.pid)
+                process.send_signal(signal.SIGUSR2)
+
+        assert node_agent.wait(process, stop, tell) == 75
+    assert stop.received == signal.SIGTERM
+
+
+def test_an_error_while_waiting_leaves_no_process() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    stop = node_agent.StopSignals()
+    stop.received = signal.SIGUSR2
+    with pytest.raises(ZeroDivisionError):
+        node_agent.wait(process, stop, fail)
+    assert process.wait(timeout=60) == -signal.SIGKILL
