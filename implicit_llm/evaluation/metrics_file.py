@@ -21,10 +21,13 @@ def write_metrics(work: Path, records: Sequence[Record]) -> Path:
 
 
 def tracked(records: Iterable[Record], keys: Iterable[str], label: Callable[[Record], str]) -> dict[str, float]:
-    """Metrics for the journal, one key a (metric, data set, mode); what is missing is left out."""
+    """Metrics for the journal, one key a (metric, data set, mode); what is missing is left out.
+
+    MLflow takes few signs in a name: the mode "blockwise@eval_tol=0.2" is "blockwise.eval_tol-0.2" there.
+    """
     keys = tuple(keys)
     return {
-        f"{key}.{label(record)}.{record['mode']}": record[key]
+        f"{key}.{label(record)}.{record['mode']}".replace("@", ".").replace("=", "-"): record[key]
         for record in records
         for key in keys
         if record[key] is not None

@@ -22,7 +22,7 @@ MEASURES = ("off_diagonal_share", "transition_radius", "f_radius", "relative_dif
 def jacobian_section(given: SectionInputs) -> Section | None:
     """How the state before a token moves the state after it."""
     rows = jacobian_rows(given.inputs.records.get("jacobian", ()))
-    if not rows:
+    if not rows and not any(hole.config.get("kind") == "jacobian" for hole in given.config.holes):
         return None
     files = {NAME: {"csv": _csv(rows), "tex": _latex(rows)}}
     return Section(NAME, "sections/jacobian.html.j2", rows, [_figure(rows)], files)
@@ -33,6 +33,7 @@ def _figure(rows: Sequence[JacobianRow]) -> Figure:
     panels = tuple(
         Panel(_title(row), partial(_draw, row=row), f"{row.name}: absolute values of the Jacobian") for row in shown
     )
+    panels = panels or (Panel("Jacobian", _draw_nothing),)
     roles = tuple(dict.fromkeys(role for row in shown for role in row.cell.roles))
     return Figure(NAME, "Jacobian of the state transition", panels, class_legend(), roles)
 
@@ -45,11 +46,15 @@ def _title(row: JacobianRow) -> str:
 def _draw(axis: Axes, row: JacobianRow) -> None:
     picture = row.picture
     if picture is None or picture.entries is None:
-        axis.set(xticks=[], yticks=[])
-        tell_if_empty(axis, ())
+        _draw_nothing(axis)
         return
     draw_heat_map(axis, picture.entries)
     axis.set(xlabel="entry of the state before the token", ylabel="after the token")
+
+
+def _draw_nothing(axis: Axes) -> None:
+    axis.set(xticks=[], yticks=[])
+    tell_if_empty(axis, ())
 
 
 def _csv(rows: Sequence[JacobianRow]) -> str:

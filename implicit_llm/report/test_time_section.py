@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from implicit_llm.report.axes import nice_log_ticks, tell_if_empty, tell_missing
+from implicit_llm.report.holes import Hole
 from implicit_llm.report.perplexity_figures import series_of_names
 from implicit_llm.report.section import Section, SectionInputs
 from implicit_llm.report.style import INK, PAPER, Series
@@ -17,6 +18,7 @@ from implicit_llm.report.swept_results import (
     ACCURACY,
     COST,
     ITERATIONS,
+    MEASURES,
     TOLERANCE,
     SweptCell,
     SweptLine,
@@ -36,17 +38,24 @@ OWN = Series("as trained: its own tolerance", INK, "o", has_line=False)
 def test_time_section(given: SectionInputs) -> Section | None:
     """What trained models do with fewer or more iterations than they were trained with."""
     panels = swept_panels(given.inputs.records, given.perplexities.groups)
-    if not panels:
+    lost = {key for hole in given.config.holes if hole.config.get("kind") in MEASURES for key in _swept(hole)}
+    keys = [key for key in FIGURES if key in lost or any(panel.key == key for panel in panels)]
+    if not keys:
         return None
-    figures = [_figure(key, [panel for panel in panels if panel.key == key]) for key in FIGURES]
+    figures = [_figure(key, [panel for panel in panels if panel.key == key]) for key in keys]
     files = {"test-time": {"csv": _csv(panels), "tex": _latex(panels)}}
     return Section("test-time", "sections/test-time.html.j2", panels, figures, files)
 
 
-def _figure(key: str, panels: Sequence[SweptPanel]) -> Figure | None:
-    if not panels:
-        return None
+def _swept(hole: Hole) -> set[str]:
+    """The settings that a result that is missing would have swept."""
+    return set(hole.config.get("sweep") or ()) if hole.is_implicit else set()
+
+
+def _figure(key: str, panels: Sequence[SweptPanel]) -> Figure:
     name, title, label = FIGURES[key]
+    if not panels:
+        return Figure(name, title, (Panel(title, partial(tell_if_empty, shown=())),), (), ())
     names = [(line.name, True) for panel in panels for line in panel.lines]
     names += [(reference.name, False) for panel in panels for reference in panel.references]
     series = series_of_names(names)

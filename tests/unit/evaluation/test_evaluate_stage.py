@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.stages import word_problem as stage
 from implicit_llm.runs.manifest import Manifest
 from implicit_llm.runs.stage import run_stage
+from implicit_llm.tracking import journal
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
 
 LENGTHS = (12, 24)
@@ -146,3 +148,17 @@ def test_only_the_lengths_asked_for_are_evaluated(tmp_path: Path, tests_by_role:
     assert {record["length"] for record in records(evaluate(tmp_path, inputs, lengths=[24]))} == {24}
     with pytest.raises(EvaluateInputError, match=r"lengths: no test set has sequences of 48 tokens; there are 12, 24"):
         evaluate(tmp_path / "again", inputs, lengths=[24, 48])
+
+
+def test_the_names_of_swept_metrics_are_such_as_mlflow_takes(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
+    inputs = {"model": train(tmp_path, "implicit"), **tests_by_role}
+    sweep = {"eval_max_iter": [2], "eval_tol": [0.5]}
+    run_dir = evaluate(tmp_path, inputs, MODES[:1], lengths=[12], sweep=sweep)
+    assert [record["mode"] for record in records(run_dir)] == [
+        "simultaneous@eval_max_iter=2",
+        "simultaneous@eval_tol=0.5",
+    ]
+    (path,) = run_dir.rglob("journal.jsonl")
+    names = {name for point in journal.read(path) for name in point.values}
+    assert "accuracy_last10.s3-test-L12-h0.5.simultaneous.eval_tol-0.5" in names
+    assert all(re.fullmatch(r"[\w\-. :/]+", name) for name in names)

@@ -215,3 +215,23 @@ def test_a_depth_whose_evaluation_is_missing_shows_as_missing(tmp_path: Path) ->
     assert section is not None
     (row,) = csv.DictReader(section.files["minimum-layers"]["csv"].splitlines())
     assert (row["num_layers"], row["num_missing"], row["minimum_by_mean"]) == ("2", "1", "missing")
+
+
+def test_figures_and_tables_are_there_when_all_their_evaluations_are_missing(tmp_path: Path) -> None:
+    roles = make_runs(tmp_path / "results", RUNS[1:2])
+    lost = {"role": "evaluate:x", "state": "failed", "why": "it failed", "command": "snakemake x", "is_implicit": True}
+    holes = [
+        lost | {"job": "evaluate/s5-implicit-s0/free/jacobian", "config": {"kind": "jacobian"}},
+        lost
+        | {
+            "job": "evaluate/s5-implicit-s0/free/compute",
+            "config": {"kind": "word_problem", "sweep": {"eval_tol": [0.5]}},
+        },
+    ]
+    context = make_context(tmp_path / "report", roles, {"experiment": "demo", "holes": holes})
+    stage.run(context)
+    declared = context.work / "declared"
+    for name in ("jacobian", "test-time-tolerance"):
+        assert (declared / f"figures/{name}.svg").is_file()
+    assert not (declared / "figures/test-time-iterations.svg").exists()
+    assert table(declared, "jacobian") == table(declared, "test-time") == []
