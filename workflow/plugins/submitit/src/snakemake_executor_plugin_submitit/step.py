@@ -103,7 +103,7 @@ def run_attempt(step: JobStep) -> attempts.End | None:
             start_new_session=True,
         )
         attempts.add(files.attempts, _start(step, attempt, process.pid, before))
-        code = wait(process, signals, Relay(process.pid, str(files.status), sentinel))
+        code = wait(process, signals, Relay(process.pid, str(files.status), sentinel), step.signal_delay_s)
         kept_logs.put_back(logs, files.kept_logs)
         seconds = time.monotonic() - begin
         if code != 0:
@@ -117,13 +117,18 @@ def run_attempt(step: JobStep) -> attempts.End | None:
     return None if signals.is_ended else end
 
 
-def wait(process: subprocess.Popen[bytes], signals: StopSignals, relay: Relay) -> int:
+def wait(process: subprocess.Popen[bytes], signals: StopSignals, relay: Relay, patience_s: float) -> int:
     """Wait for the end of the job, telling its processes of a signal, and then for those that were told.
 
-    A shell may die of a signal before the training below it has written its checkpoint.
+    A shell may die of a signal before the training below it has written its checkpoint, hence the patience with it.
     Returns: as Popen does.
     """
+    ended: float | None = None
     while process.poll() is None or relay.is_awaited():
+        if process.returncode is not None:
+            ended = ended or time.monotonic()
+            if time.monotonic() - ended > patience_s:
+                break
         if signals.is_ended:
             kill_all(process, relay)
             return process.wait()
