@@ -1,0 +1,71 @@
+"""The workflow itself on a Slurm, with the cluster profile of a test site: from the data to the report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import SlurmCluster
+from tests.workflow.cluster_site import edit_site
+from tests.workflow.tiny_project import Project, make_real_project
+
+# No GPUs: the fake ones of the test are no more than a device file.
+SITE = """\
+  classes:
+    v100: {partition: v100, constraint: v100, venv: "", gpus: 0, cpus: 2, mem_gb: 4, setup: ""}
+    mi300x: {partition: mi300x, constraint: "", venv: "", gpus: 0, cpus: 2, mem_gb: 4, setup: "export A=1"}
+  other_jobs: {partition: h100}
+  account: ""
+  rules:
+    train_word_problem:
+      {class: mi300x, nodes: "2 if 'implicit-' in wildcards.run else 1", mem_mb: 3000, runtime: 20, threads: 2}
+    evaluate_word_problem: {class: v100, mem_mb: 3000, runtime: 20, threads: 2}
+"""
+
+
+class OnSlurm(Project):
+    """A project whose Snakemake submits to a Slurm."""
+
+    slurm: SlurmCluster
+
+    @property
+    def driver(self) -> list[str]:
+        return ["snakemake", "--profile", "profiles/cluster", "--configfile", self.config.name]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        inherited = super().environment
+        return {**inherited, "SLURM_CONF": str(self.slurm.conf), "OMP_NUM_THREADS": "1"}
+
+    def command(self, *words: str, code: int = 0) -> str:
+        done = subprocess.run(
+            words, cwd=self.dir, env=self.environment, capture_output=True, text=True, timeout=1500, check=False
+        )
+        output = done.stdout + done.stderr
+        assert done.returncode == code, output
+        return output
+
+
+@pytest.mark.slow
+def test_the_whole_graph_runs_on_slurm_and_a_second_start_has_nothing_to_do(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    real = make_real_project(tmp_path)
+    project = OnSlurm(real.dir, real.library, real.name)
+    project.slurm = slurm
+    edit_site(project.dir / "profiles" / "cluster" / "config.yaml", SITE)
+    before = slurm.job_count()
+    output = project.snakemake("--jobs", "3", "--latency-wait", "10", "--submitit-poll-interval-s", "2")
+    manifest = json.loads((project.results / "report" / "manifest.json").read_text())
+    assert manifest["stage"] == "report"
+    found = json.loads((project.results / ".preflight" / "mi300x.json").read_text())
+    assert found["process_group"]["backend"] == "gloo"
+    assert "on 2 cpu" in (project.results / "train/implicit-s0/free/job.log").read_text()
+    assert "on 1 cpu" in (project.results / "train/explicit-s0/explicit/job.log").read_text()
+    assert slurm.job_count() > before, output
+    submitted = slurm.job_count()
+    assert "Nothing to be done" in project.snakemake()
+    assert slurm.job_count() == submitted
