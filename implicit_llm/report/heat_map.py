@@ -28,9 +28,8 @@ def draw_heat_map(axis: Axes, entries: Sequence[Sequence[float]]) -> None:
         runs = list(_runs(classes == index))
         if runs:
             points = [(column + x * width, row + y) for row, column, width in runs for x, y in _CORNERS]
-            axis.add_patch(
-                PathPatch(Path(points, list(_CODES) * len(runs)), facecolor=color, linewidth=0, antialiased=False)
-            )
+            path = Path(points, list(_CODES) * len(runs))
+            axis.add_patch(PathPatch(path, facecolor=color, linewidth=0, antialiased=False))  # no seams
     rows, columns = classes.shape
     axis.set(xlim=(0, columns), ylim=(rows, 0), aspect="equal", xticks=[], yticks=[])
     axis.grid(visible=False)
