@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_submitit import processes
 from tests.slurm.toy_project import ToyProject, write_shim
+
+ENTRY = "snakemake_executor_plugin_submitit.entry"
 
 
 @pytest.fixture
@@ -55,25 +60,39 @@ def test_a_refused_submission_says_why(on_slurm: ToyProject) -> None:
         "echo 'sacct: error: Problem talking to the database' >&2; exit 1",
         "echo 'Slurm accounting storage is disabled' >&2; exit 1",
         "exit 0",
-        '"$REAL" "$@" | sed -E \'s/(PENDING|RUNNING|COMPLETED|FAILED)/UNKNOWN/\'',
+        '"$REAL" "$@" | sed -E \'s/(PENDING|RUNNING|COMPLETED|CANCELLED[^|]*)/UNKNOWN/\'',
     ],
     ids=["error", "disabled", "silent", "unknown"],
 )
 @pytest.mark.slow
-def test_a_job_that_is_killed_is_noticed_without_accounting(shimmed: ToyProject, answer: str) -> None:
-    """Killed together with the process that would have written its outcome, so that only squeue can tell."""
+def test_the_end_of_a_job_is_noticed_without_accounting(shimmed: ToyProject, answer: str) -> None:
+    """Of a job that was cancelled, so that only squeue can tell."""
     assert shimmed.cluster
     assert shimmed.shims
     write_shim(shimmed.shims, "sacct", [answer])
     shimmed.start(steps=400)
     shimmed.wait_until(lambda: len(shimmed.steps()) > 1)
-    shimmed.cluster.run("scancel", "--signal=KILL", "--full", shimmed.record("train")["job_id"])
-    shimmed.wait_until(lambda: "Submitted again" in shimmed.said(), seconds=90)  # a lost job is, once
-    shimmed.wait_until(lambda: len(shimmed.starts()) == 2)
-    shimmed.cluster.run("scancel", "--signal=KILL", "--full", shimmed.record("train")["job_id"])
+    shimmed.cluster.run("scancel", shimmed.record("train")["job_id"])
     said = shimmed.finish()
     assert said.endswith("exit code 1")
-    assert "class lost" in said
+    assert "class user, Slurm state CANCELLED" in said
+
+
+@pytest.mark.slow
+def test_a_job_that_ends_without_a_word_is_lost_and_started_once_more(on_slurm: ToyProject) -> None:
+    """Killed is the process that would have written how the job ended."""
+    on_slurm.start(steps=400)
+    for attempt in (1, 2):
+        on_slurm.wait_until(lambda attempt=attempt: len(on_slurm.starts()) == attempt)
+        pids = processes.with_environment(SLURM_JOB_ID=on_slurm.record("train")["job_id"])
+        (wrapper,) = [
+            pid for pid in pids if "snakemake_executor_plugin_submitit.entry" in processes.command_of(pid)[:4]
+        ]
+        os.kill(wrapper, signal.SIGKILL)
+    said = on_slurm.finish()
+    assert said.endswith("exit code 1")
+    assert said.count("class lost") == 2
+    assert "ended without a word" in said
 
 
 @pytest.mark.slow
