@@ -80,7 +80,7 @@ def perplexity(lengths: Lengths = "", max_tokens: MaxTokens = 0, precision: Prec
 
 
 def lm_eval(
-    tasks: Annotated[str, typer.Option(help="Tasks of the harness, or a suite such as paper.", metavar="T,T")],
+    tasks: Annotated[str, typer.Option(help="Tasks of the harness, or a suite such as paper.", metavar="T,T")] = "",
     task_path: Annotated[
         str, typer.Option(help="Folder of tasks in the harness's YAML format, or its name in workflow/config/lm_eval/.")
     ] = "",
@@ -99,8 +99,9 @@ def lm_eval(
     """
     names = _words(tasks)
     settings = _known({"task_path": task_path, "num_fewshot": num_fewshot, "limit": limit, "precision": precision})
-    is_suite = len(names) == 1 and names[0] in suite_names()
-    return lm_eval_settings({**settings, "tasks": names[0] if is_suite else names}, "evaluate lm-eval")
+    if names:
+        settings["tasks"] = names[0] if len(names) == 1 and names[0] in suite_names() else names
+    return lm_eval_settings(settings, "evaluate lm-eval")
 
 
 def duality(
