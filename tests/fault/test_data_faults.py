@@ -106,6 +106,8 @@ def check_fault(factory: Factory, job: Job, run_dir: Path, fault: tuple[str, str
     point, kind, hit = fault
     assert job.make(factory, run_dir, FAULT=f"{point}:{kind}@{hit}") in EXIT_CODES[kind]
     assert not (run_dir / "manifest.json").exists()
+    for record in [path for path in run_dir.glob("work/*/**/*.json") if not path.name.startswith(".")]:
+        json.loads(record.read_bytes())  # what has its name is whole
     before = finished_files(run_dir)
 
     assert job.make(factory, run_dir) == 0

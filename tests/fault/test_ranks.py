@@ -13,7 +13,7 @@ from tests.unit.training.distributed_run import CONFIGS
 from tests.unit.training.small_runs import work_of
 
 
-def run_poisoned(trainer: Trainer, run_dir: Path, what: str, status: Path) -> list[dict[str, str]]:
+def run_poisoned(trainer: Trainer, run_dir: Path, what: str, status: Path) -> list[dict[str, Any]]:
     """How both processes end when rank 1 goes wrong in step 4."""
     run_dir.mkdir(parents=True)
     order: dict[str, Any] = {"processes": 2, "poison": {"rank": 1, "step": 4, "what": what}}
@@ -31,6 +31,7 @@ def test_what_is_not_finite_on_one_rank_stops_both_before_the_update(
     run_dir, status = tmp_path / "a" / "only", tmp_path / "status.json"
     for end in run_poisoned(trainer, run_dir, what, status):
         assert end["class"] == "non_finite"
+        assert end["updates"] == 3
         assert message in end["message"]
         assert "at step 4 (samples " in end["message"]
     steps = sorted(path.name for path in (work_of(run_dir) / "checkpoints").iterdir())

@@ -17,6 +17,7 @@ from typing import Any
 
 sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has tests of its own
 
+import torch  # noqa: E402
 from transformers import Trainer  # noqa: E402, F401  (imported lazily otherwise, in every process)
 
 from implicit_llm.runs import atomic  # noqa: E402
@@ -67,14 +68,28 @@ def _fork_rank(order: dict[str, Any], rank: int, world: dict[str, Any]) -> int:
     return pid
 
 
+def count_updates() -> list[None]:
+    """A list that grows with every update of the weights."""
+    updates: list[None] = []
+    step = torch.optim.AdamW.step
+
+    def counted(self: torch.optim.AdamW, *arguments: Any, **options: Any) -> Any:
+        updates.append(None)
+        return step(self, *arguments, **options)
+
+    torch.optim.AdamW.step = counted  # type: ignore[method-assign]
+    return updates
+
+
 def _train_rank(order: dict[str, Any]) -> None:
     rank = os.environ["RANK"]
+    updates = count_updates()
     if order.get("poison"):
         poison(**order["poison"])
     try:
         train(order)
     except BaseException as error:
-        end = {"class": getattr(error, "failure_class", "bug"), "message": str(error)}
+        end = {"class": getattr(error, "failure_class", "bug"), "message": str(error), "updates": len(updates)}
         Path(order["run_dir"], f"rank-{rank}.json").write_text(json.dumps(end))
         raise
 
