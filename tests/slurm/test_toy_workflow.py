@@ -20,6 +20,16 @@ def test_it_runs_on_this_machine(on_this_machine: ToyProject) -> None:
     assert (on_this_machine.path / ".snakemake" / "submitit").stat().st_mode & 0o777 == 0o700
 
 
+def test_without_slurm_the_first_line_says_what_to_type(on_this_machine: ToyProject, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
+    on_this_machine.path_variable = str(tmp_path / "bin")
+    said = on_this_machine.run("--submitit-cluster", "slurm")
+    assert "sbatch and srun are not on PATH" in said
+    assert "--submitit-cluster local" in said
+    assert said.endswith("exit code 1")
+
+
 @pytest.mark.slow
 def test_it_runs_on_slurm_with_a_job_array(on_slurm: ToyProject) -> None:
     assert on_slurm.cluster

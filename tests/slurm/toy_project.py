@@ -85,11 +85,12 @@ rule result:
 
 @dataclass
 class ToyProject:
-    """`cluster`: None for processes of this machine; `shims`: a folder to be first on PATH."""
+    """`cluster`: None for processes of this machine; `shims`: first on PATH; `path_variable`: instead of PATH."""
 
     path: Path
     cluster: SlurmCluster | None = None
     shims: Path | None = None
+    path_variable: str | None = None
     drivers: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -152,6 +153,8 @@ class ToyProject:
         env = dict(self.cluster.env if self.cluster else os.environ)
         first = [str(self.shims)] if self.shims else []
         env["PATH"] = os.pathsep.join([*first, str(Path(sys.executable).parent), env["PATH"]])
+        if self.path_variable is not None:
+            env["PATH"] = self.path_variable
         return env
 
     def journal(self) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
@@ -34,6 +35,10 @@ class Executor(RemoteExecutor):
             self.folder = private_folder(Path(self.settings.folder))
         except OSError as error:
             raise WorkflowError(f"--submitit-folder: {error}") from error
+        if self.settings.cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
+            raise WorkflowError(
+                "sbatch and srun are not on PATH; start on a login node, or give --submitit-cluster local"
+            )
         interval = self.settings.poll_interval_s
         self.dispatcher = Dispatcher(self.settings, self.folder, SlurmQueue(interval, self.logger), self.logger)
         self.monitor = Monitor(SlurmQueue(interval, self.logger), self.settings.lost_after_s)
