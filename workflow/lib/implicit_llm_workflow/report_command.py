@@ -66,6 +66,8 @@ def report(
             raise typer.Exit(EXIT_HOLES)
         wide_console().print(f"the report is there: {made}", soft_wrap=True)
         return
+    if len(found) == len(plan.nodes["report"].upstream):
+        raise OptionError(f"--holes: no result is fresh; type: {plan.command_for([plan.nodes['report']])}")
     folder = plan.root / "report-with-holes"
     wanted, options = report_with_holes(plan, found)
     run_job(Job("report", folder, wanted.to_json(), options, log))

@@ -1,0 +1,134 @@
+"""Evaluating by hand, through the console and the real stages."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm.data.stages import word_problem as data_stage
+from implicit_llm.runs.stage import run_stage
+from implicit_llm_workflow import console
+from tests.unit.checkpoint.foreign import VOCAB, save_foreign, save_original_mamba2
+from tests.unit.evaluation.finished_runs import request, train_nothing
+
+PROBLEM = {
+    "group": "S3",
+    "monoid": "none",
+    "hard_fraction": 0.5,
+    "length": 12,
+    "num_samples": 16,
+    "split": "test",
+    "seed": 0,
+    "shard_samples": 16,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _mlflow_is_not_installed() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "mlflow", None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("data") / "s3-test-L12-h0.5"
+    run_stage(request(run_dir, "data", run_dir.name, {"kind": "word_problem", **PROBLEM}, {}), data_stage.run)
+    return run_dir
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        console.main(["evaluate", *words])
+    captured = capsys.readouterr()
+    return int(stopped.value.code or 0), captured.out, captured.err
+
+
+def records_in(out: str) -> list[dict[str, Any]]:
+    return json.loads(Path(out.splitlines()[-1]).read_text())["records"]
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "original"])
+def test_any_checkpoint_is_evaluated_and_found_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, problems: Path, kind: str
+) -> None:
+    folder = tmp_path / "models" / kind
+    save_original_mamba2(folder) if kind == "original" else save_foreign(kind, folder)
+    words = ("word-problem", "--model", str(folder), "--data", str(problems), "--device", "cpu")
+    code, out, err = call(capsys, *words)
+    assert code == 0, err
+    (record,) = records_in(out)
+    assert (record["run"], record["phase"], record["seed"], record["mode"]) == (kind, "checkpoint", None, "parallel")
+    assert record["source"]["path"] == str(folder)
+    assert len(record["source"]["sha256"]["model.safetensors"]) == 64
+    assert re.search(r"s3-test-L12-h0\.5 +parallel +12 ", out)
+    code, again, err = call(capsys, *words)
+    assert err.count("already done") == 2  # the import and the evaluation
+    assert again == out
+    save_foreign("llama", folder)  # another model in the same place
+    _, other, _ = call(capsys, *words)
+    assert other.splitlines()[-1] != out.splitlines()[-1]
+
+
+def test_a_run_directory_is_evaluated_in_the_modes_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, problems: Path
+) -> None:
+    trained = train_nothing(tmp_path, "implicit", "s3", VOCAB, {})
+    words = ["word-problem", "--model", str(trained), "--data", str(problems), "--device", "cpu", "--out", "mine"]
+    words += ["--mode", "blockwise", "--mode", "sequential", "--max-iter", "3", "--block-len", "4", "--stop", "token"]
+    code, out, err = call(capsys, *words)
+    assert code == 0, err
+    blockwise, sequential = records_in(out)
+    assert (blockwise["run"], blockwise["seed"], blockwise["source"]) == ("s3-implicit", 7, None)
+    assert (blockwise["eval_block_len"], blockwise["eval_max_iter"], blockwise["eval_stop"]) == (4, 3, "token")
+    assert sequential["eval_mode"] == "sequential"
+    assert out.splitlines()[-1].startswith("mine/work/")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), "add --model DIR and --data DIR"),
+        (("--model", "gone", "--data", "DATA"), "--model gone: has neither manifest.json nor config.json"),
+        (("--model", "DATA", "--data", "DATA"), "run directory of data/s3-test-L12-h0.5, which has no model"),
+        (("--model", "gone"), "--data: is missing"),
+        (("--model", "gone", "--data", "."), "no manifest there"),
+        (("--model", "gone", "--data", "DATA", "--data", "DATA"), "given already"),
+        (("--model", "gone", "--data", "DATA", "--run-dir", "x"), "leave out --run-dir"),
+        (("--model", "gone", "--data", "DATA", "--mode", "blokwise"), "did you mean 'blockwise'"),
+        (("--model", "gone", "--data", "DATA", "--mode", "sequential", "--block-len", "4"), "--block-len: is for"),
+        (("--model", "gone", "--data", "DATA", "--stop", "soon"), "not one of sequence, token, batch"),
+        (("--model", "gone", "--data", "DATA", "--sweep", "iter=1"), "no setting 'iter' is swept"),
+        (("--model", "gone", "--data", "DATA", "--sweep", "max-iter=a"), "must have the form max-iter=VALUE,VALUE"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_type(
+    capsys: pytest.CaptureFixture[str], problems: Path, words: tuple[str, ...], named: str
+) -> None:
+    code, _, err = call(capsys, "word-problem", *(str(problems) if word == "DATA" else word for word in words))
+    assert code == 2
+    assert named in err.splitlines()[-1]
+
+
+def test_data_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str], problems: Path) -> None:
+    code, _, err = call(capsys, "perplexity", "--model", "x", "--data", str(problems))
+    assert code == 2
+    assert "is of kind word_problem, and perplexity reads token_stream" in err
+
+
+def test_a_job_of_another_kind_names_its_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked = request(tmp_path / "run", "evaluate", "a-s0/b/c", {"kind": "perplexity"}, {})
+    code, _, err = call(capsys, "word-problem", "--run-dir", "run", "--identity", asked.identity)
+    assert code == 2
+    assert "type `implicit-llm evaluate perplexity`" in err

@@ -1,0 +1,109 @@
+"""Peers of an experiment: their jobs, what makes them another model, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.file_digests import FileDigests, safe_digests
+from implicit_llm_workflow.holes import find_holes
+from implicit_llm_workflow.prefetch_needs import HubCheckpoint, HubFiles, needs_of
+from implicit_llm_workflow.report_outputs import report_tables
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.test_plan import finish
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PEER = "\npeers:\n  other: {data: text, checkpoint: {hub: owner/other, revision: null}}\n"
+
+
+def with_peer(file: ExperimentFile, text: str = PEER) -> ExperimentFile:
+    file.path.write_text(file.path.read_text() + text)
+    return file
+
+
+def test_a_peer_is_imported_once_and_evaluated_like_a_run(language: ExperimentFile) -> None:
+    plan = with_peer(language).plan()
+    node = plan.nodes["checkpoint/other"]
+    assert node.config == {"hub": "owner/other", "revision": None, "sha256": {}}
+    mine = plan.nodes["evaluate/other/checkpoint/perplexity"]
+    assert mine.config == plan.nodes["evaluate/flat-s0/explicit/perplexity"].config
+    assert mine.upstream == {"model": "checkpoint/other", "text-test": "data/text-test"}
+    assert plan.nodes["report"].upstream["checkpoint:other"] == "checkpoint/other"
+    assert "evaluate/other/checkpoint/questions" not in plan.nodes  # of other data
+    assert "peers" in report_tables(plan.experiment)
+
+
+def test_only_the_peer_is_stale_when_it_changes(language: ExperimentFile) -> None:
+    finish(with_peer(language).plan())
+    language.edit("revision: null", f"revision: {COMMIT}")
+    stale = {key for key, status in language.plan().statuses.items() if status.state == "stale"}
+    assert stale == {"checkpoint/other", "evaluate/other/checkpoint/perplexity", "report"}
+
+
+def test_other_content_in_the_same_folder_is_another_model(tmp_path: Path) -> None:
+    folder, digest = tmp_path / "peer", FileDigests(tmp_path / "cache.json")
+    folder.mkdir()
+    assert safe_digests(folder / "none", digest) == {}
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"one")
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    first = safe_digests(folder, digest)
+    assert set(first) == {"config.json", "model.safetensors"}
+    assert safe_digests(folder, FileDigests(tmp_path / "cache.json")) == first
+    (folder / "model.safetensors").write_bytes(b"another")
+    assert safe_digests(folder, digest)["model.safetensors"] != first["model.safetensors"]
+
+
+def test_what_a_peer_of_the_hub_needs_is_prefetched(language: ExperimentFile) -> None:
+    needs = needs_of(with_peer(language).plan())
+    assert HubCheckpoint("other", HubFiles("model", "owner/other", None), is_vouched=False) in needs
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{data: text, checkpoint: {}}", "needs either path"),
+        ("{data: text, checkpoint: {path: x, hub: y, revision: null}}", "needs either path"),
+        ("{data: text, checkpoint: {hub: owner/other}}", "revision: is missing; name the commit, or null"),
+        ("{data: text, checkpoint: {path: x, revision: y}}", "a folder has none"),
+        ("{data: txt, checkpoint: {path: x}}", "did you mean 'text'"),
+        ("{data: text, checkpoint: {path: x}, evaluations: [perplexty]}", "did you mean 'perplexity'"),
+        ("{data: text, checkpoint: {path: x}, evaluations: [questions]}", "none fits its language_model data"),
+        ("{data: text, checkpoint: {path: x, sha256: {a.bin: 12}}}", "sha256"),
+    ],
+)
+def test_a_peer_that_comes_to_nothing_is_refused(language: ExperimentFile, text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=f"peers.other.*{named}"):
+        with_peer(language, f"\npeers:\n  other: {text}\n").load()
+
+
+def test_a_peer_is_not_called_as_a_trained_model(language: ExperimentFile) -> None:
+    with pytest.raises(ConfigError, match=r"peers\.flat-s0: is also the name of a trained model"):
+        with_peer(language, "\npeers:\n  flat-s0: {data: text, checkpoint: {path: x}}\n").load()
+
+
+def test_holes_say_what_is_in_the_way_and_what_makes_them(language: ExperimentFile) -> None:
+    plan = with_peer(language).plan()
+    finish(plan)
+    for key in ("checkpoint/other", "evaluate/other/checkpoint/perplexity", "train/flat-s0/explicit"):
+        (plan.run_dir(plan.nodes[key]) / "manifest.json").unlink()
+    failed = (
+        plan.run_dir(plan.nodes["checkpoint/other"]) / "work" / plan.identities["checkpoint/other"].fingerprint[:16]
+    )
+    failed.mkdir(parents=True)
+    events = [
+        '{"kind": "event", "name": "stage_started"}',
+        '{"name": "stage_failed", "error": "CheckpointError: no such"}',
+    ]
+    (failed / "journal.jsonl").write_text("\n".join([*events, '{"torn']))
+    holes = {hole.job: hole for hole in find_holes(language.plan())}
+    assert set(holes) == {"train/flat-s0/explicit", "checkpoint/other", "evaluate/other/checkpoint/perplexity"}
+    imported, evaluated = holes["checkpoint/other"], holes["evaluate/other/checkpoint/perplexity"]
+    assert (imported.state, imported.why) == ("failed", "CheckpointError: no such")
+    assert (evaluated.state, evaluated.why) == ("missing", "checkpoint/other failed: CheckpointError: no such")
+    assert evaluated.is_implicit is None
+    assert evaluated.data["text-test"]["kind"] == "token_stream"
+    assert holes["train/flat-s0/explicit"].state == "missing"
+    assert evaluated.command.endswith(" results/language/evaluate/other/checkpoint/perplexity/manifest.json")
