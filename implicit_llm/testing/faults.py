@@ -51,7 +51,7 @@ def registered(root: Path | None = None) -> tuple[str, ...]:
 
     Raises: ValueError for a point whose name is not a literal.
     """
-    names = set()
+    names: set[str] = set()
     for path in sorted((root or Path(__file__).parents[1]).rglob("*.py")):
         names.update(points_in(ast.parse(path.read_text(encoding="utf-8"), str(path)), str(path)))
     return tuple(sorted(names))

@@ -75,7 +75,7 @@ class Journal:
         self._append({"kind": "rewind", "step": int(step), "time": now()})
 
     def flush_to_disk(self) -> None:
-        """Write what waits, and fsync; called before a checkpoint is committed, which is thus never ahead of its points.
+        """Write what waits, and fsync; called before a checkpoint is committed, which so is never ahead of its points.
 
         Raises: StorageError.
         """

@@ -137,12 +137,13 @@ def test_a_restart_after_a_fault_ends_as_if_nothing_had_happened(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", faults.KINDS)
 @pytest.mark.parametrize("point", [*POINTS, "atomic.before_rename", "atomic.mid_write", "publish.before_fsync"])
-def test_a_restart_after_a_fault_at_any_passage_ends_as_if_nothing_had_happened(
+def test_a_restart_after_a_fault_at_many_passages_ends_as_if_nothing_had_happened(
     factory: Factory, jobs: list[Job], tmp_path: Path, point: str, kind: str
 ) -> None:
     for number, job in enumerate(jobs):
         assert job.hits is not None
-        for hit in range(1, job.hits[point] + 1):
+        num_hits = job.hits[point]  # up to a hundred, as every document is written by itself
+        for hit in range(1, num_hits + 1, 1 + num_hits // 10):
             run_dir = tmp_path / f"{number}-{hit}"
             check_fault(factory, job, run_dir, (point, kind, hit))
             shutil.rmtree(run_dir)
