@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ log = logging.getLogger(__name__)
 EXIT_CODE = 1
 # The thread below needs the interpreter; a call that never gives it back is ended from outside of it, without a word.
 _LAST_RESORT = 1.5
+_STDERR = 2
 
 
 class Hang(UserError):
@@ -58,8 +58,8 @@ class Watchdog(TrainerCallback):
     def beat(self) -> None:
         """Progress was made."""
         self._beat_s = time.monotonic()
-        if self._limit_s is not None and hasattr(sys.__stderr__, "fileno"):
-            faulthandler.dump_traceback_later(self._limit_s * _LAST_RESORT, exit=True, file=sys.__stderr__)
+        if self._limit_s is not None:
+            faulthandler.dump_traceback_later(self._limit_s * _LAST_RESORT, exit=True, file=_STDERR)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.beat()

@@ -20,7 +20,7 @@ SITE = """\
   account: project7
   rules:
     train_word_problem: {class: big, gpus: 2, nodes: "2 if 'implicit' in wildcards.run else 1", runtime: 77}
-    evaluate_word_problem: {class: small}
+    evaluate_word_problem: {class: small, mem_mb: 3000, threads: 3}
 """  # noqa: E501
 
 
@@ -54,6 +54,7 @@ def test_a_site_gives_each_rule_its_class_in_one_block(tmp_path: Path) -> None:
     assert output.count("threads: 32") == 3
     (evaluation,) = resources_of(output, "evaluate_word_problem")
     assert "slurm_partition=old" in evaluation
+    assert "mem_mb=3000" in evaluation
     assert "device=cpu" in evaluation
     assert "gpus=" not in evaluation
     checks = resources_of(output, "preflight")
