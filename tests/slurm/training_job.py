@@ -67,6 +67,7 @@ class TrainingJob:
         program = [str(Path(sys.executable).with_name("implicit-llm")), "train", "--run-dir", str(self.run_dir)]
         program += ["--identity", f"@{identity}", "--input", f"data={self.data}", "--device", "cpu"]
         program += ["--log-every-steps", "1", "--progress", "log", "--threads", "2", *self.options]
+        program += ["--log", str(self.folder / "job.log")]
         step = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--cpus-per-task=2"]
         script = f"#!/bin/bash\nexec {shlex.join([*step, *program])}\n"
         command = ["sbatch", "--parsable", f"--nodes={self.nodes}", "--ntasks-per-node=1", "--cpus-per-task=2"]

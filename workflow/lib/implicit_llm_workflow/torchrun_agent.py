@@ -1,7 +1,7 @@
 """torchrun as the launcher needs it: stop signals are not its business, and how its processes ended goes to a file.
 
 torchrun gives its processes 30 seconds after a SIGTERM, too few for a large checkpoint, and dies of SIGUSR2; the node
-agent tells the processes themselves. Arguments: those of torchrun.
+agent tells the processes themselves. Arguments: options of torchrun, then `-m MODULE` with the module's own.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ def main(arguments: list[str]) -> int:
 
     folder, node = LaunchFolder(Path(os.environ[FOLDER_VARIABLE])), int(os.environ[NODE_VARIABLE])
     host = socket.gethostname()
-    options = run.get_args_parser()
-    known = {word for action in options._actions for word in action.option_strings}
+    known = {word for action in run.get_args_parser()._actions for word in action.option_strings}
     ours = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"] if "--signals-to-handle" in known else []
     try:
-        run.main([*ours, *arguments])
+        # torchrun's parser takes options of the module, such as --log, for abbreviations of its own.
+        end = arguments.index("-m") + 2
+        options = run.parse_args([*ours, *arguments[:end]])
+        options.training_script_args = arguments[end:]
+        run.run(options)
     except ChildFailedError as error:
         failures = sorted(error.failures.items(), key=lambda item: (item[1].timestamp, item[0]))
         folder.record_deaths(node, [Death(rank, failure.exitcode, host) for rank, failure in failures])
