@@ -82,8 +82,9 @@ def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> Checkpoint:
     weights = _weights(folder, wanted)
     digests = {name: sha256_of(folder / name) for name in (CONFIG_FILE, *weights)}
     _compare(folder, wanted.digests, digests)
-    about = {"revision": wanted.revision, "commit": commit} if wanted.hub is not None else {}
-    about = {"hub" if wanted.hub else "path": wanted.hub or wanted.path, **about, "sha256": digests}
+    about: dict[str, Any] = {"hub" if wanted.hub else "path": wanted.hub or wanted.path}
+    about |= {"revision": wanted.revision, "commit": commit} if wanted.hub is not None else {}
+    about["sha256"] = digests
     others = tuple(name for name in (*TOKENIZER_FILES, "generation_config.json") if (folder / name).is_file())
     return Checkpoint(folder, config, weights, others, about)
 

@@ -92,13 +92,14 @@ def _load(checkpoint: Checkpoint, layout: str) -> Any:
         }
         if layout == TRANSFORMERS:
             how["use_safetensors"] = True
-        model, loading = AutoModelForCausalLM.from_pretrained(folder, **how)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **how)
     except ModelConfigError as error:
         raise CheckpointLayoutError(f"{folder}: {error}") from error
     except (ValueError, TypeError, OSError, KeyError, SafetensorError) as error:
         raise CheckpointLayoutError(
             f"{folder}: is no causal language model that can be loaded ({' '.join(str(error).split())[:200]})"
         ) from error
+    model, loading = loaded
     lost = sorted({*loading["missing_keys"], *(name for name, *_ in loading.get("mismatched_keys") or ())})
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""

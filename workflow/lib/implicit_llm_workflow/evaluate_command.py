@@ -142,7 +142,11 @@ def mode_options(
 
 def make_command(kind: EvaluateKind, settings_of: Callable[..., dict[str, Any]]) -> Callable[..., None]:
     """The function that Typer makes a command of; help and example are the docstring of `settings_of`."""
-    groups = [settings_of, *([mode_options] if KINDS[kind.kind].has_modes else []), job_options]
+    groups: list[Callable[..., Any]] = [
+        settings_of,
+        *([mode_options] if KINDS[kind.kind].has_modes else []),
+        job_options,
+    ]
     parameters = {group: _parameters(group) for group in groups}
 
     def command(**values: Any) -> None:

@@ -57,7 +57,8 @@ def _is_hole(plan: Plan, key: str) -> bool:
 
 def _hole(plan: Plan, role: str, node: Node) -> Hole:
     status, failure = plan.statuses[node.key], _failure(plan, node)
-    state, why = status.state, status.why
+    state: str = status.state
+    why = status.why
     if failure is not None:
         state, why = "failed", failure
     elif state == "missing":
