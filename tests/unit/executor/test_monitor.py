@@ -20,6 +20,8 @@ from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmState
 class Slurm:
     """The queue, with the answer that a test wants; None: no answer."""
 
+    interval_s = 60.0
+
     def __init__(self) -> None:
         self.states: dict[str, SlurmState] | None = {}
         self.now = 0.0
@@ -53,7 +55,8 @@ def ended(job: Tracked, state: str) -> Verdict:
     slurm = Slurm()
     slurm.states = {"7": SlurmState(state, "0:9", "node3")}
     assert not look(slurm, job).is_over  # its last file may not be visible yet
-    return look(slurm, job, SETTLE_S)
+    assert not look(slurm, job, SETTLE_S).is_over  # it may be requeued
+    return look(slurm, job, 1.5 * slurm.interval_s)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,16 @@ def test_while_slurm_does_not_answer_nothing_is_decided(job: Tracked) -> None:
         assert not look(slurm, job, 600).is_over
 
 
+def test_an_end_is_not_believed_while_slurm_does_not_answer_any_more(job: Tracked) -> None:
+    slurm = Slurm()
+    slurm.states = {"7": SlurmState("PREEMPTED")}
+    look(slurm, job)
+    slurm.states = None
+    assert not look(slurm, job, 1000).is_over
+    slurm.states = {"7": SlurmState("PENDING")}
+    assert not look(slurm, job, 1000).is_over
+
+
 def test_a_job_that_slurm_does_not_know_is_lost_after_a_while(job: Tracked) -> None:
     slurm = Slurm()
     assert not look(slurm, job).is_over
@@ -124,6 +137,20 @@ def test_a_job_stopped_by_sigterm_may_still_be_requeued_by_slurm(job: Tracked) -
     verdict = ended(job, "CANCELLED")
     assert verdict.failure is not None
     assert verdict.failure.kind == "user"
+
+
+def test_a_job_that_stopped_on_sigterm_when_its_node_failed_has_that_class(job: Tracked) -> None:
+    write_json(job.files.outcome(1), {"exit_code": 143, "failure_class": "preempted", "asked": "SIGTERM"})
+    verdict = ended(job, "NODE_FAIL")
+    assert verdict.failure is not None
+    assert (verdict.failure.kind, verdict.failure.exit_code, verdict.failure.nodes) == ("node_fail", 143, "node3")
+
+
+def test_a_job_that_stopped_on_sigterm_with_a_checkpoint_at_its_time_limit_goes_on(job: Tracked) -> None:
+    write_json(job.files.outcome(1), {"exit_code": 75, "failure_class": "preempted", "asked": "SIGTERM"})
+    verdict = ended(job, "TIMEOUT")
+    assert verdict.failure is not None
+    assert verdict.failure.kind == "preempted"
 
 
 def test_a_job_without_checkpoints_is_stopped_at_its_time_limit_in_whatever_way(job: Tracked) -> None:

@@ -80,6 +80,8 @@ class Monitor:
         try:
             states = self.queue.ask(job.record.job_id for job in jobs)
         except NoAnswer:
+            for job in jobs:
+                job.slurm = None  # what it was may have changed
             return
         for job in jobs:
             job.slurm = states.get(job.record.job_id)
@@ -95,7 +97,8 @@ class Monitor:
         if job.slurm is None or not job.slurm.is_ended:
             job.ended_since = None
             return RUNNING
-        return self._after_settling(job, job.slurm.state)
+        # believed when a second answer is the same: between the end and a requeue Slurm shows the end
+        return self._after_settling(job, job.slurm.state, max(SETTLE_S, 1.5 * self.queue.interval_s))
 
     def _by_process(self, job: Tracked) -> Verdict:
         if job.process is not None:
@@ -104,15 +107,13 @@ class Monitor:
             return RUNNING
         return self._after_settling(job, "", settle_s=1)
 
-    def _after_settling(self, job: Tracked, state: str, settle_s: float = SETTLE_S) -> Verdict:
+    def _after_settling(self, job: Tracked, state: str, settle_s: float) -> Verdict:
         if job.ended_since is None:
             job.ended_since = self._clock()
         if self._clock() - job.ended_since < settle_s:
             return RUNNING
         outcome = outcome_of(job)
-        if outcome:
-            if is_provisional(outcome) and state == "CANCELLED":
-                return Verdict(True, Failure("user", "cancelled", state, outcome.get("exit_code")))
+        if outcome and not (is_provisional(outcome) and state in failure.SLURM_CLASSES):
             return verdict_of(outcome, state)
         return Verdict(True, failure_of(job, state))
 
@@ -136,7 +137,7 @@ def verdict_of(outcome: dict[str, Any], state: str = "") -> Verdict:
 
 
 def failure_of(job: Tracked, state: str) -> Failure:
-    """Why a job ended that left no outcome: it was killed with the process that would have written it."""
+    """Why a job ended that left no outcome, or one that Slurm knows better: it was killed while it stopped."""
     begun = [line for line in attempts.starts(job.files.attempts) if line["submission"] == job.record.number]
     nodes = (job.slurm.nodes if job.slurm else "") or (begun[-1]["nodes"] if begun else "")
     ended = {line["attempt"]: line for line in attempts.ends(job.files.attempts)}
@@ -147,8 +148,9 @@ def failure_of(job: Tracked, state: str) -> Failure:
         state = "PREEMPTED"  # submitit's local controller starts a job six times at most
     kind = failure.class_of_state(state, last_lines(stderr_path(job)))
     progress = read_json(job.files.status).get("progress")
+    exit_code = outcome_of(job).get("exit_code")
     is_fruitful = progress is not None and attempts.unfruitful(job.files.attempts, progress) < UNFRUITFUL_LIMIT
-    if kind == "timeout" and is_fruitful:
+    if kind == "timeout" and (is_fruitful or exit_code == failure.PREEMPTED_EXIT):
         kind = "preempted"  # killed before it could stop by itself, but it writes checkpoints
     message = {
         "lost": "it ended without a word",
@@ -157,7 +159,7 @@ def failure_of(job: Tracked, state: str) -> Failure:
         "oom": "killed for want of memory",
     }.get(kind, "")
     code = job.slurm.exit_code if job.slurm else ""
-    return Failure(kind, f"{message} (exit code {code})" if code else message, state, None, nodes)
+    return Failure(kind, f"{message} (exit code {code})" if code else message, state, exit_code, nodes)
 
 
 def stderr_path(job: Tracked) -> Path:
