@@ -6,6 +6,8 @@ Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state,
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -44,6 +46,45 @@ def ssd(
     if D_H is not None:
         y_BLHP = torch.addcmul(y_BLHP, x_BLHP, D_H.to(x_BLHP.dtype)[:, None])
     return y_BLHP, state
+
+
+class ScanWeights(NamedTuple):
+    """Parameters of a Mamba2 mixer between its projections."""
+
+    conv_CK: Tensor
+    conv_bias_C: Tensor
+    dt_bias_H: Tensor
+    A_H: Tensor
+    D_H: Tensor
+
+
+def gated_scan(
+    projected_BLE: Tensor,
+    weights: ScanWeights,
+    sizes: tuple[int, int, int],
+    state: tuple[Tensor, ...] | None,
+    *,
+    return_state: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """silu(gate) * (SSD(silu(convolution)) + D x) without gradient, in one kernel; `scan_runs_on_triton` must hold.
+
+    Args: projected holds gate (H P), what is convolved (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
+        state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence.
+    Returns: (B, L, H P) in the dtype of `projected`; the SSM state after the last position in fp32 if asked for.
+    """
+    from implicit_llm.kernels import triton_scan
+
+    per_head = (weights.dt_bias_H, weights.A_H, weights.D_H)
+    shape = triton_scan.Sizes(*sizes)
+    if projected_BLE.shape[1] == 1 and state is not None:
+        convolution = (weights.conv_CK, weights.conv_bias_C)
+        return triton_scan.gated_token(projected_BLE, convolution, per_head, shape, state, return_state)
+    inner = len(weights.A_H) * shape.head_dim
+    channels = projected_BLE[..., inner : inner + len(weights.conv_CK)]
+    inputs = None if state is None else state[1]
+    convolved_BLC, _ = causal_conv(channels, weights.conv_CK, weights.conv_bias_C, inputs, silu=True)
+    before = None if state is None else state[0]
+    return triton_scan.gated_scan(projected_BLE, convolved_BLC.contiguous(), per_head, shape, before, return_state)
 
 
 def causal_conv(

@@ -100,6 +100,8 @@ def _missing_for_triton() -> str | None:
 
 MAX_WIDTH = 256  # of heads and states: what tests/gpu covers
 MAX_ENTRIES = 2**31  # the kernels compute offsets in 32 bits
+MAX_JUDGED = 2**19  # entries of a sequence, which one program reads
+MAX_STATE_TILE = 128 * 128  # entries of the state that one program holds in registers
 MAX_ROW_BYTES = 64 * 1024  # a row of the norm is held in one block
 
 
@@ -136,6 +138,32 @@ def norm_runs_on_triton(x_BLD: Tensor) -> bool:
     if reason is None and x_BLD.shape[-1] * x_BLD.element_size() > MAX_ROW_BYTES:
         reason = f"norm of rows over {MAX_ROW_BYTES} bytes"
     return _decide("norm", reason)
+
+
+def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int]) -> bool:
+    """The one kernel of a whole mixer, for passes without gradient and padding; `sizes` are (P, G, N)."""
+    if selected_kernels() == "torch" or torch.is_grad_enabled() or valid_BL is not None:
+        return False
+    reason = _unfit(projected_BLE)
+    width, _, size = sizes
+    if reason is None and not (_is_tile(width) and _is_tile(size) and width * size <= MAX_STATE_TILE):
+        reason = f"a state of {width} x {size} (powers of two from 16 on, at most {MAX_STATE_TILE} entries)"
+    return _decide("mixer", reason)
+
+
+def judge_runs_on_triton(z_BLD: Tensor, valid_BL: Tensor | None, stop: str) -> bool:
+    """The one kernel that judges an iteration: rules of single sequences, without padding."""
+    if selected_kernels() == "torch" or valid_BL is not None or stop not in ("sequence", "token"):
+        return False
+    return _unfit(z_BLD) is None and z_BLD[0].numel() <= MAX_JUDGED
+
+
+def softmax_runs_on_triton(logits_TU: Tensor) -> bool:
+    return selected_kernels() != "torch" and _decide("softmax", _unfit(logits_TU))
+
+
+def _is_tile(size: int) -> bool:
+    return size >= 16 and size & (size - 1) == 0
 
 
 def _unfit(x: Tensor) -> str | None:

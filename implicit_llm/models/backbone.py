@@ -25,9 +25,12 @@ from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.projection import NormedWeight
 from implicit_llm.models.published_layout import is_published, read_published_weights
 from implicit_llm.models.stack import LayerState, Prefix, StackInput
+from implicit_llm.models.token_graph import can_replay, replay_sequence
 from implicit_llm.solver.config import SolverConfig
 from implicit_llm.solver.passes import evaluation_pass, free_pass, unrolled_pass
-from implicit_llm.solver.stats import SolverStats
+from implicit_llm.solver.stats import SolverStats, mean_stats
+
+MIN_REPLAYED_TOKENS = 16  # capturing graphs costs as much as some tokens without them
 
 
 @dataclass
@@ -50,6 +53,11 @@ class Injection(nn.Module):
 
     def forward(self, embedding_BLD: Tensor) -> Tensor:
         return F.linear(self.norm(embedding_BLD), self.proj.effective_weight(), self.proj.bias)
+
+
+def is_unpadded(attention_mask: Tensor | None) -> bool:
+    """Whether every position counts."""
+    return attention_mask is None or bool(attention_mask.bool().all())
 
 
 class ImplicitPreTrainedModel(PreTrainedModel):
@@ -133,6 +141,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
     """Shared forward pass; a family says which modules it has and how wide its injection is."""
 
     layers: nn.ModuleList
+    has_growing_state = False  # whether a layer's state is as long as the sequence
 
     def final_norm(self) -> RMSNorm:
         raise NotImplementedError
@@ -195,9 +204,16 @@ class ImplicitModel(ImplicitPreTrainedModel):
         cache = past_key_values if past_key_values is not None else cache_params
         if cache is None and use_cache:
             cache = ConvergedStateCache()
-        x = self.stack_input(h_BLD, attention_mask, position_ids, None if cache is None else cache.prefix)
+        stats: SolverStats | None
+        is_plain = not output_hidden_states and not output_positions
+        if cache is not None and is_plain and cache.replays(self, h_BLD) and is_unpadded(attention_mask):
+            h_BLD, stats = cache.step(self, h_BLD)
+            output = ImplicitModelOutput(h_BLD, cache, None, stats)
+            return output if return_dict is not False else output.to_tuple()
+        prefix = None if cache is None or cache.prefix is None else cache.prefix.without_room()
+        x = self.stack_input(h_BLD, attention_mask, position_ids, prefix)
         collect: list[Tensor] | None = [] if output_hidden_states else None
-        stats: SolverStats | None = None
+        stats = None
         if not self.config.is_implicit:
             h_BLD, prefix = self._explicit_pass(h_BLD, x, cache is not None, collect)
         else:
@@ -221,7 +237,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
                 raise ValueError(
                     f"attention_mask must be (batch, length), 0 where padding; got shape {tuple(attention_mask.shape)}"
                 )
-            if not bool(attention_mask.bool().all()):
+            if not is_unpadded(attention_mask):
                 valid_BL = attention_mask[:, -length:].bool()
             if position_ids is None:
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_min(0)[:, -length:]
@@ -256,6 +272,10 @@ class ImplicitModel(ImplicitPreTrainedModel):
         assert solver is not None
         f, z0_BLD = _StackMap(self, x), torch.zeros_like(embedding_BLD)
         if not self.training:
+            if solver.eval_mode == "sequential" and not positions:
+                replayed = self._sequential_pass(embedding_BLD, x, solver)
+                if replayed is not None:
+                    return replayed
             return evaluation_pass(f, z0_BLD, solver, x.prefix, positions=positions)
         if x.prefix is not None:
             raise ValueError("training starts from an empty state; drop past_key_values or call model.eval()")
@@ -264,6 +284,20 @@ class ImplicitModel(ImplicitPreTrainedModel):
         else:
             z_BLD, stats = free_pass(f, z0_BLD, solver, positions=positions)
         return z_BLD, None, stats
+
+    def _sequential_pass(
+        self, embedding_BLD: Tensor, x: StackInput, solver: SolverConfig
+    ) -> tuple[Tensor, Prefix, SolverStats] | None:
+        """Token by token from captured graphs; None where that cannot be, or is not worth it."""
+        length = embedding_BLD.shape[1]
+        is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
+        if length < MIN_REPLAYED_TOKENS or is_padded or not can_replay(self, embedding_BLD):
+            return None
+        f, first = _StackMap(self, x.block(0, 1, x.prefix)), embedding_BLD[:, :1]
+        # The first token makes states of the right shapes and kinds where there are none yet.
+        z_B1D, prefix, stats = evaluation_pass(f, torch.zeros_like(first), solver, x.prefix)
+        z_BLD, prefix, statistics = replay_sequence(self, embedding_BLD[:, 1:], prefix)
+        return torch.cat([z_B1D, z_BLD], dim=1), prefix, mean_stats([stats, *statistics])
 
 
 class ImplicitMamba2Model(ImplicitModel):
@@ -296,6 +330,7 @@ class ImplicitLlama3Model(ImplicitModel):
     config_class = ImplicitLlama3Config
     config: ImplicitLlama3Config
     base_model_prefix = "model"
+    has_growing_state = True
     _no_split_modules = ["Llama3Layer"]  # noqa: RUF012 (an instance variable in transformers)
 
     def __init__(self, config: ImplicitLlama3Config) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from transformers import Cache
 
 from implicit_llm.models.stack import Prefix
+from implicit_llm.models.token_graph import TokenGraph, can_replay
+from implicit_llm.solver.stats import SolverStats
+
+if TYPE_CHECKING:
+    from implicit_llm.models.backbone import ImplicitModel
+
+EAGER_TOKENS = 4  # capturing costs as much as some tokens without it
 
 
 class ConvergedStateCache(Cache):
@@ -18,9 +27,30 @@ class ConvergedStateCache(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.prefix: Prefix | None = None
+        self.graph: TokenGraph | None = None
+        self._single_tokens = 0
 
     def advance(self, prefix: Prefix) -> None:
         self.prefix = prefix
+
+    def replays(self, model: ImplicitModel, embedding_BLD: Tensor) -> bool:
+        """Whether the next token comes from captured graphs: on a GPU, once a few tokens have come one by one."""
+        is_single = embedding_BLD.shape[1] == 1 and self.prefix is not None and self.prefix.valid_BS is None
+        if not is_single or not can_replay(model, embedding_BLD):
+            self._single_tokens = 0
+            return False
+        self._single_tokens += 1
+        return self._single_tokens > EAGER_TOKENS
+
+    def step(self, model: ImplicitModel, embedding_B1D: Tensor) -> tuple[Tensor, SolverStats | None]:
+        """The next token's z* (B, 1, D) and its statistics from the graphs, captured anew where they no longer fit."""
+        assert self.prefix is not None
+        graph = self.graph
+        if graph is None or not graph.fits(model, embedding_B1D, self.prefix):
+            self.graph = graph = TokenGraph(model, embedding_B1D, self.prefix.without_room())
+        z_B1D, prefix, stats = graph.step(embedding_B1D)
+        self.advance(prefix)
+        return z_B1D, stats
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0 if self.prefix is None else self.prefix.length
@@ -33,7 +63,7 @@ class ConvergedStateCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.prefix is not None:
-            self.prefix = self.prefix.select(indices.to(self.prefix.layers[0][0].device))
+            self.prefix = self.prefix.without_room().select(indices.to(self.prefix.layers[0][0].device))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.prefix is not None:
@@ -41,7 +71,7 @@ class ConvergedStateCache(Cache):
             self.batch_select_indices(torch.arange(len(tensor), device=tensor.device).repeat_interleave(repeats))
 
     def reset(self) -> None:
-        self.prefix = None
+        self.prefix = self.graph = None
 
     def crop(self, *args: object, **kwargs: object) -> None:
         raise NotImplementedError(

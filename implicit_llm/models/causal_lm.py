@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from transformers import GenerationMixin
 from transformers.utils import ModelOutput
 
+from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
 from implicit_llm.models.backbone import (
     ImplicitLlama3Model,
     ImplicitMamba2Model,
@@ -28,10 +29,14 @@ IGNORED_LABEL = -100
 
 @dataclass
 class ImplicitCausalLMOutput(ModelOutput):
-    """loss is None without labels; logits (B, L, V); solver_stats is None for an explicit model."""
+    """loss is None without labels; logits (B, L, V), None if not asked for; solver_stats is None if explicit.
+
+    last_hidden_state (B, L, D): what the head is applied to.
+    """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
     past_key_values: ConvergedStateCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     solver_stats: SolverStats | None = None
@@ -63,6 +68,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_positions: bool = False,
         logits_to_keep: int | Tensor = 0,
+        return_logits: bool = True,
         cache_params: ConvergedStateCache | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
@@ -71,7 +77,8 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
 
         Args: labels (B, L), -100 ignored. labels_aligned: logits at t are scored on labels at t (word problems);
             otherwise on labels at t+1, as everywhere in Hugging Face. logits_to_keep: only the last so many positions
-            (0: all), or an index of positions. Others as in the backbone.
+            (0: all), or an index of positions. return_logits=False: the loss alone, without ever holding all logits;
+            num_items_in_batch divides its sum instead of the number of labels. Others as in the backbone.
         """
         output = self.base(
             input_ids,
@@ -84,18 +91,31 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             output_positions=output_positions,
             cache_params=cache_params,
         )
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits_BLV = self.lm_head(output.last_hidden_state[:, keep])
-        loss = None
-        if labels is not None:
-            if labels_aligned:
-                loss = F.cross_entropy(logits_BLV.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL)
-            else:
-                loss = self.loss_function(logits=logits_BLV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        hidden_BLD = output.last_hidden_state
+        logits_BLV = loss = None
+        if return_logits:
+            keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits_BLV = self.lm_head(hidden_BLD[:, keep])
+        if labels is not None and logits_BLV is None:
+            loss = self._fused_loss(hidden_BLD, labels, labels_aligned, kwargs.get("num_items_in_batch"))
+        elif labels is not None and logits_BLV is not None and labels_aligned:
+            loss = F.cross_entropy(logits_BLV.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL)
+        elif labels is not None:
+            loss = self.loss_function(logits=logits_BLV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         result = ImplicitCausalLMOutput(
-            loss, logits_BLV, output.past_key_values, output.hidden_states, output.solver_stats
+            loss, logits_BLV, hidden_BLD, output.past_key_values, output.hidden_states, output.solver_stats
         )
         return result if return_dict is not False else result.to_tuple()
+
+    def _fused_loss(
+        self, hidden_BLD: Tensor, labels_BL: Tensor, is_aligned: bool, num_items: int | Tensor | None
+    ) -> Tensor:
+        if not is_aligned:
+            hidden_BLD, labels_BL = hidden_BLD[:, :-1], labels_BL[:, 1:]
+        total = linear_cross_entropy(
+            hidden_BLD.flatten(0, 1), self.lm_head.weight, labels_BL.flatten(), ignore_index=IGNORED_LABEL
+        )
+        return total / ((labels_BL != IGNORED_LABEL).sum() if num_items is None else num_items)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -73,9 +73,15 @@ class Attention(nn.Module):
         assert x.rope is not None
         q, k, v = (part.view(batch, length, self.heads, self.head_dim) for part in qkv.split(width, dim=-1))
         q, k, v = rotate(q, x.rope).transpose(1, 2), rotate(k, x.rope).transpose(1, 2), v.transpose(1, 2)
-        if state is not None:
-            k, v = torch.cat([state[0], k], dim=2), torch.cat([state[1], v], dim=2)
         mask = attention_mask(x, length, q.device)
+        position = None if x.prefix is None else x.prefix.position
+        if state is not None and position is not None:  # room for them is there
+            k, v = (
+                state[0].index_copy_(2, position, k.to(state[0].dtype)),
+                state[1].index_copy_(2, position, v.to(state[1].dtype)),
+            )
+        elif state is not None:
+            k, v = torch.cat([state[0], k], dim=2), torch.cat([state[1], v], dim=2)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and length > 1)
         out_BLD = F.linear(out.transpose(1, 2).reshape(batch, length, width), weights.o_proj_DD)
         return out_BLD, (k, v) if return_state else None
@@ -86,6 +92,8 @@ def attention_mask(x: StackInput, length: int, device: torch.device) -> Tensor |
 
     A padded query sees itself, so that its softmax stays finite; nothing reads the result.
     """
+    if x.prefix is not None and x.prefix.position is not None:  # one token; what follows it in the room does not count
+        return (torch.arange(x.prefix.room or 0, device=device) <= x.prefix.position)[None, None, None]
     before = 0 if x.prefix is None else x.prefix.length
     prefix_valid = None if x.prefix is None else x.prefix.valid_BS
     if x.valid_BL is None and prefix_valid is None:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from implicit_llm.kernels.operations import causal_conv, gated_rms_norm, rms_norm, ssd
+from implicit_llm.kernels.causal_conv import last_inputs
+from implicit_llm.kernels.operations import ScanWeights, causal_conv, gated_rms_norm, gated_scan, rms_norm, ssd
+from implicit_llm.kernels.selection import scan_runs_on_triton
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.projection import NormedWeight
@@ -71,10 +73,18 @@ class Mamba2Mixer(nn.Module):
         self, u_BLD: Tensor, weights: Mamba2Weights, x: StackInput, state: LayerState | None, return_state: bool
     ) -> tuple[Tensor, LayerState | None]:
         """Mix along the sequence. state: (SSM state (B, H, P, N) fp32, last K-1 convolution inputs (B, K-1, C))."""
-        batch, length, _ = u_BLD.shape
-        gate, xBC, dt_BLH = self._project(u_BLD, weights, x.injection_BLE).split(
-            [self.inner, self.conv_channels, self.heads], dim=-1
-        )
+        projected_BLE = self._project(u_BLD, weights, x.injection_BLE)
+        sizes = (self.head_dim, self.groups, self.state_size)
+        mix = self._mix_in_one_kernel if scan_runs_on_triton(projected_BLE, x.valid_BL, sizes) else self._mix
+        y_BLI, state = mix(projected_BLE, weights, x, state, return_state)
+        return F.linear(y_BLI, weights.out_proj_DI), state
+
+    def _mix(
+        self, projected_BLE: Tensor, weights: Mamba2Weights, x: StackInput, state: LayerState | None, return_state: bool
+    ) -> tuple[Tensor, LayerState | None]:
+        """Convolution, SSD and gated norm (B, L, I), and the state after the block if asked for."""
+        batch, length, _ = projected_BLE.shape
+        gate, xBC, dt_BLH = projected_BLE.split([self.inner, self.conv_channels, self.heads], dim=-1)
         dt_BLH = F.softplus(_wide(dt_BLH) + self.dt_bias)
         if x.valid_BL is not None:  # padding neither enters the convolution nor feeds or decays the state
             xBC = xBC * x.valid_BL.unsqueeze(-1)
@@ -85,9 +95,8 @@ class Mamba2Mixer(nn.Module):
         )
         bc = self.groups * self.state_size
         x_BLI, B_BLI, C_BLI = xBC.split([self.inner, bc, bc], dim=-1)
-        x_BLHP = x_BLI.view(batch, length, self.heads, self.head_dim)
         y_BLHP, ssm_state = ssd(
-            x_BLHP,
+            x_BLI.view(batch, length, self.heads, self.head_dim),
             dt_BLH,
             weights.A_H,
             B_BLI.view(batch, length, self.groups, self.state_size),
@@ -97,12 +106,25 @@ class Mamba2Mixer(nn.Module):
             return_state=return_state,
         )
         y_BLI = gated_rms_norm(y_BLHP.reshape(batch, length, self.inner), gate, self.norm.weight, self.eps)
-        out_BLD = F.linear(y_BLI, weights.out_proj_DI)
-        if not return_state:
-            return out_BLD, None
-        assert ssm_state is not None
-        assert conv_state is not None
-        return out_BLD, (ssm_state, conv_state)
+        return y_BLI, None if ssm_state is None or conv_state is None else (ssm_state, conv_state)
+
+    def _mix_in_one_kernel(
+        self, projected_BLE: Tensor, weights: Mamba2Weights, x: StackInput, state: LayerState | None, return_state: bool
+    ) -> tuple[Tensor, LayerState | None]:
+        """The same without gradient and padding."""
+        assert self.conv1d.bias is not None
+        y_BLI, ssm_state = gated_scan(
+            projected_BLE,
+            ScanWeights(weights.conv_CK, self.conv1d.bias, self.dt_bias, weights.A_H, self.D),
+            (self.head_dim, self.groups, self.state_size),
+            state,
+            return_state=return_state,
+        )
+        y_BLI = rms_norm(y_BLI, self.norm.weight, self.eps)
+        if ssm_state is None:
+            return y_BLI, None
+        xBC = projected_BLE[..., self.inner : self.inner + self.conv_channels]
+        return y_BLI, (ssm_state, last_inputs(xBC, None if state is None else state[1], weights.conv_CK.shape[1] - 1))
 
     def _project(self, u_BLD: Tensor, weights: Mamba2Weights, injection_BLE: Tensor | None) -> Tensor:
         if injection_BLE is None:

@@ -17,11 +17,24 @@ LayerState = tuple[Tensor, ...]  # one layer's converged state, every tensor wit
 
 @dataclass(frozen=True)
 class Prefix:
-    """Converged state of the tokens before a block: per layer its tensors; which of those tokens are padding."""
+    """Converged state of the tokens before a block: per layer its tensors; which of those tokens are padding.
+
+    room: keys and values lie in tensors for so many tokens, of which the first `length` count; position: that length
+    on the device.
+    """
 
     layers: tuple[LayerState, ...]
     length: int
     valid_BS: Tensor | None = None
+    room: int | None = None
+    position: Tensor | None = None
+
+    def without_room(self) -> Prefix:
+        """The same in tensors of the prefix's own length, as everything but a token graph wants it."""
+        if self.room is None:
+            return self
+        layers = tuple(tuple(t[:, :, : self.length] for t in layer) for layer in self.layers)
+        return Prefix(layers, self.length, self.valid_BS)
 
     def select(self, index_B: Tensor) -> Prefix:
         """The state of some of the sequences, also repeated or reordered."""
@@ -66,7 +79,8 @@ class StackInput:
     def block(self, start: int, end: int, prefix: Prefix | None) -> StackInput:
         """The input of tokens start to end, after `prefix`."""
         rope = None if self.rope is None else (self.rope[0][:, start:end], self.rope[1][:, start:end])
-        return replace(self, **self._map(lambda t: t[:, start:end]), rope=rope, prefix=prefix)
+        # Contiguous, or every iteration would copy its injection before it adds to it.
+        return replace(self, **self._map(lambda t: t[:, start:end].contiguous()), rope=rope, prefix=prefix)
 
     def extend_prefix(self, layers: tuple[LayerState, ...], length: int) -> Prefix:
         """The prefix of the next block, whose tokens follow the `length` tokens of this one."""

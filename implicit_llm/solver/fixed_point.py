@@ -10,9 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from implicit_llm.solver.best import Best
 from implicit_llm.solver.methods import Update
-from implicit_llm.solver.residual import Progress, Rule
-from implicit_llm.solver.stats import BlockStats, NonFiniteState
+from implicit_llm.solver.residual import Rule
+from implicit_llm.solver.stats import BlockStats
 
 # A sequence that is done only wastes work while it stays in the batch; copying the others out costs about half an
 # evaluation of f. Leaving at three quarters keeps both small.
@@ -49,13 +50,13 @@ def solve(
     """
     batch = len(z0_BLD)
     check_every = 1 if z0_BLD.device.type == "cpu" else CHECK_EVERY_ON_DEVICE
-    best = _Best(z0_BLD)
+    best = Best(z0_BLD, valid_BL)
     active = torch.arange(batch, device=z0_BLD.device)
     z_BLD, valid = z0_BLD, valid_BL
     for iteration in range(1, max_iter + 1):
         fz_BLD = step(z_BLD)
         z_next_BLD = update(z_BLD, fz_BLD)
-        best.take(active, z_next_BLD, rule(z_BLD, fz_BLD, valid), iteration)
+        best.take(active, (z_BLD, fz_BLD, z_next_BLD), rule, valid)
         z_BLD = z_next_BLD
         if iteration == max_iter or iteration % check_every:
             continue
@@ -68,57 +69,5 @@ def solve(
             active, z_BLD, step = active[keep], z_BLD[keep], step.select(keep)
             valid = None if valid is None else valid[keep]
             update.select(keep)
-    best.raise_if_not_finite(valid_BL)
+    best.raise_if_not_finite()
     return best.z, BlockStats(best.num_iter, best.residual, best.done, best.residual_BL >= tol)
-
-
-class _Best:
-    """The best iterate of every sequence so far, and when each was done; all on the device."""
-
-    def __init__(self, z0_BLD: Tensor) -> None:
-        batch, length, _ = z0_BLD.shape
-        device = z0_BLD.device
-        wide = z0_BLD.dtype if z0_BLD.dtype == torch.float64 else torch.float32
-        self.z = z0_BLD.clone()
-        self.residual = torch.full((batch,), float("inf"), device=device, dtype=wide)
-        self.residual_BL = torch.full((batch, length), float("inf"), device=device, dtype=wide)
-        self.done = torch.zeros(batch, dtype=torch.bool, device=device)
-        self.num_iter = torch.zeros(batch, device=device)
-        self.non_finite = torch.zeros(batch, length, dtype=torch.bool, device=device)
-
-    def take(self, active: Tensor, z_next: Tensor, progress: Progress, iteration: int) -> None:
-        """Record one iteration of the sequences `active`; those already done keep what they have."""
-        whole = len(active) == len(self.z)
-        open_B = ~(self.done if whole else self.done[active])
-        self._put("non_finite", active, whole, open_B, ~progress.residual_BL.isfinite(), merge=True)
-        self._put(
-            "num_iter", active, whole, open_B, torch.full_like(progress.residual_B, iteration, dtype=torch.float32)
-        )
-        better_B = (
-            open_B
-            if progress.keeps_last
-            else open_B & (progress.residual_B < (self.residual if whole else self.residual[active]))
-        )
-        self._put("z", active, whole, better_B, z_next)
-        self._put("residual", active, whole, better_B, progress.residual_B)
-        self._put("residual_BL", active, whole, better_B, progress.residual_BL)
-        self._put("done", active, whole, open_B, progress.done_B)
-
-    def _put(self, name: str, active: Tensor, whole: bool, where_B: Tensor, value: Tensor, merge: bool = False) -> None:
-        mine = getattr(self, name)
-        current = mine if whole else mine[active]
-        value = (current | value) if merge else value
-        mixed = torch.where(where_B.view(-1, *(1,) * (value.ndim - 1)), value.to(current.dtype), current)
-        if whole:
-            setattr(self, name, mixed)
-        else:
-            mine[active] = mixed
-
-    def raise_if_not_finite(self, valid_BL: Tensor | None) -> None:
-        bad = self.non_finite if valid_BL is None else self.non_finite & valid_BL
-        if bool(bad.any()):
-            sequence, position = bad.nonzero()[0].tolist()
-            raise NonFiniteState(
-                f"the fixed-point iteration became NaN or infinite, first seen at sequence {sequence}, "
-                f"position {position}; lower the learning rate, check the input, or solve in fp32"
-            )

@@ -28,7 +28,16 @@ class Progress:
     keeps_last: bool = False
 
 
-Rule = Callable[[Tensor, Tensor, "Tensor | None"], Progress]
+@dataclass(frozen=True)
+class Rule:
+    """A stopping rule: called with z, f(z) (B, L, D) and which positions are no padding (None: all)."""
+
+    stop: str
+    tol: float
+    judge: Callable[[Tensor, Tensor, Tensor | None], Progress]
+
+    def __call__(self, z_BLD: Tensor, fz_BLD: Tensor, valid_BL: Tensor | None) -> Progress:
+        return self.judge(z_BLD, fz_BLD, valid_BL)
 
 
 def _norms(t_BLD: Tensor, valid_BL: Tensor | None) -> Tensor:
@@ -52,7 +61,7 @@ def sequence_rule(tol: float) -> Rule:
         by_sequence, by_token = _relative(z, fz, valid)
         return Progress(by_sequence < tol, by_sequence, by_token)
 
-    return judge
+    return Rule("sequence", tol, judge)
 
 
 def token_rule(tol: float) -> Rule:
@@ -63,7 +72,7 @@ def token_rule(tol: float) -> Rule:
         worst = by_token.amax(1)
         return Progress(worst < tol, worst, by_token)
 
-    return judge
+    return Rule("token", tol, judge)
 
 
 def batch_max_rule(tol: float) -> Rule:
@@ -74,7 +83,7 @@ def batch_max_rule(tol: float) -> Rule:
         done = (by_sequence.amax() < tol).expand(len(by_sequence))
         return Progress(done, by_sequence, by_token)
 
-    return judge
+    return Rule("batch", tol, judge)
 
 
 def batch_norm_rule(tol: float) -> Rule:
@@ -86,7 +95,7 @@ def batch_norm_rule(tol: float) -> Rule:
         batch = len(z)
         return Progress((ratio < tol).expand(batch), ratio.expand(batch), change_BL / (size_BL + PUBLISHED_EPS), True)
 
-    return judge
+    return Rule("batch", tol, judge)
 
 
 def make_rule(stop: str, tol: float, *, is_training: bool) -> Rule:

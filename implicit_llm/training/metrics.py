@@ -58,13 +58,21 @@ class StepMetrics:
         self._recent: deque[list[float]] = deque(maxlen=RECENT_STEPS)
 
     @property
+    def measures_accuracy(self) -> bool:
+        """Whether the task has one; without it no logits are needed."""
+        return self._last_tokens != 0
+
+    @property
     def is_between_steps(self) -> bool:
         """Whether no micro-batch was counted since the last step was closed."""
         return not self._micro
 
     @torch.no_grad()
-    def add(self, loss: Tensor, logits_BLV: Tensor, labels_BL: Tensor, stats: Any) -> None:
-        """Count a micro-batch; `loss` is its share of the step's loss, `stats` are SolverStats or None."""
+    def add(self, loss: Tensor, logits_BLV: Tensor | None, labels_BL: Tensor, stats: Any) -> None:
+        """Count a micro-batch; `loss` is its share of the step's loss, `stats` are SolverStats or None.
+
+        Logits are only needed where an accuracy is measured.
+        """
         row = [loss.detach().float(), *self._right_and_scored(logits_BLV, labels_BL)]
         if stats is None:
             row += [_nan(loss.device)] * len(_SOLVER)
@@ -146,10 +154,11 @@ class StepMetrics:
         self._window = []
         self._recent.clear()
 
-    def _right_and_scored(self, logits_BLV: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
+    def _right_and_scored(self, logits_BLV: Tensor | None, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
         """Positions whose most likely token is the label, and positions with a label: of those that count."""
-        if self._last_tokens == 0:
-            return _nan(logits_BLV.device), _nan(logits_BLV.device)
+        if not self.measures_accuracy:
+            return _nan(labels_BL.device), _nan(labels_BL.device)
+        assert logits_BLV is not None
         first = 0 if self._last_tokens is None else -self._last_tokens
         labels_BL = labels_BL[:, first:]
         is_right = logits_BLV[:, first:].argmax(-1) == labels_BL

@@ -29,6 +29,15 @@ def is_due(step: int, total_steps: int) -> bool:
 
 
 @torch.no_grad()
+def trained_logits(model: Any, outputs: Any, context: AbstractContextManager[Any]) -> Tensor:
+    """The logits of a training pass at the tokens that `mode_gap` looks at, made now if the pass made none."""
+    if outputs.logits is not None:
+        return outputs.logits
+    with context:
+        return model.lm_head(outputs.last_hidden_state[:SEQUENCES, :POSITIONS])
+
+
+@torch.no_grad()
 def mode_gap(
     model: PreTrainedModel, inputs: dict[str, Any], logits_BLV: Tensor, context: AbstractContextManager[Any]
 ) -> Tensor:

@@ -22,7 +22,7 @@ from implicit_llm.training.checkpoint import Checkpoint, TrainingState
 from implicit_llm.training.config import Runtime, TrainConfig
 from implicit_llm.training.distributed import gather_objects, total_over_ranks, world_size
 from implicit_llm.training.metrics import GRAD_NORM, LOSS, StepMetrics
-from implicit_llm.training.mode_gap import is_due, mode_gap
+from implicit_llm.training.mode_gap import is_due, mode_gap, trained_logits
 from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
 from implicit_llm.training.optimizer import build_optimizer
 from implicit_llm.training.precision import MAX_SKIPPED_IN_A_ROW, autocast, load_scaler, make_scaler, scaler_values
@@ -160,22 +160,30 @@ class PhaseTrainer(Trainer):
         """
         labels_BL = inputs["labels"]
         with self._autocast():
-            outputs = model(input_ids=inputs["input_ids"])
-        logits_BLV = outputs.logits
-        loss = F.cross_entropy(
-            logits_BLV.flatten(0, 1).float(), labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
-        )
+            outputs = model(input_ids=inputs["input_ids"], **self._head_options(labels_BL))
+        if outputs.loss is not None:
+            loss = outputs.loss
+        else:
+            loss = F.cross_entropy(
+                outputs.logits.flatten(0, 1).float(), labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+            )
         loss = loss * (world_size() / num_items_in_batch)
         is_first = self.metrics.is_between_steps  # of the step's micro-batches
         if self._is_implicit and is_first and is_due(self.state.global_step + 1, self.job.config.total_steps):
-            self._look_at_fixed_point(inputs, logits_BLV)
-        self.metrics.add(loss, logits_BLV, labels_BL, getattr(outputs, "solver_stats", None))
+            self._look_at_fixed_point(inputs, outputs)
+        self.metrics.add(loss, outputs.logits, labels_BL, getattr(outputs, "solver_stats", None))
         return (loss, outputs) if return_outputs else loss
 
-    def _look_at_fixed_point(self, inputs: dict[str, Any], logits_BLV: Tensor) -> None:
+    def _head_options(self, labels_BL: Tensor) -> dict[str, Any]:
+        """Where no accuracy is measured, our models give the summed loss without logits, which may be large."""
+        if self.metrics.measures_accuracy or not isinstance(self.model, ImplicitForCausalLM):
+            return {}
+        return {"labels": labels_BL, "labels_aligned": True, "return_logits": False, "num_items_in_batch": 1}
+
+    def _look_at_fixed_point(self, inputs: dict[str, Any], outputs: Any) -> None:
         failures = self._solver_failures
         message = None if failures is None else failures.message
-        gap = mode_gap(self.model, inputs, logits_BLV, self._autocast())
+        gap = mode_gap(self.model, inputs, trained_logits(self.model, outputs, self._autocast()), self._autocast())
         radius = mean_spectral_radius(cast("ImplicitForCausalLM", self.model), inputs, self._autocast())
         self.metrics.add_occasional(mode_gap=gap, spectral_radius=radius)
         if failures is not None:

@@ -1,0 +1,230 @@
+"""Milliseconds of a full training step against the figures of the published code on an H200, on random data.
+
+    python tests/benchmarks/training_step.py                              # all rows, on a GPU
+    python tests/benchmarks/training_step.py state-tracking-free --set block_len=32
+    python tests/benchmarks/training_step.py mamba2-130m-explicit --profile 25
+
+A step is forward, loss, backward, clipping and AdamW, under bf16 autocast with fp32 weights. `state-tracking-free` runs
+all 32 iterations in every step, as trained weights make the published solver do; language models take the iterations
+that random weights take. The median is over the steps after warming up; the loss must fall. Reference, floor and goal
+are of one H200; on another card compare ratios only. Without a GPU the rows are tiny and show that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+import implicit_llm
+from implicit_llm.kernels.selection import selected_kernels
+
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. Times in ms on an H200: the published code, the roofline floor, what we want to reach."""
+
+    config: str
+    batch: int
+    length: int
+    reference_ms: float
+    floor_ms: float
+    goal_ms: float
+    is_aligned: bool = False
+    solver: dict[str, Any] = field(default_factory=dict)
+    gradient_checkpointing: bool = False
+
+
+UNROLLED = {"mode": "unrolled", "num_unroll": 4}
+ALL_ITERATIONS = {"mode": "fixed_point", "max_iter": 32, "phantom_steps": 4, "tol": 1e-6}
+STATE = ("mamba2-state-tracking-implicit", 512, 256)
+ROWS = {
+    "state-tracking-explicit": Row("mamba2-state-tracking-explicit", 512, 256, 24.4, 1.0, 8, True),
+    "state-tracking-unrolled": Row(*STATE, 64.3, 4.0, 20, True, UNROLLED),
+    "state-tracking-free": Row(*STATE, 224, 14.5, 40, True, ALL_ITERATIONS),
+    "mamba2-130m-explicit": Row("mamba2-130m-explicit", 8, 2048, 125, 17.6, 50),
+    "mamba2-130m-pretrain": Row("mamba2-130m-pretrain", 8, 2048, 205, 34.7, 90),
+    "mamba2-130m-implicit": Row("mamba2-130m-implicit", 8, 2048, 923, 159, 320),
+    "llama3-130m-explicit": Row("llama3-130m-explicit", 8, 2048, 103, 17.5, 40),
+    "llama3-130m-pretrain": Row("llama3-130m-pretrain", 8, 2048, 199, 34.5, 75),
+    "llama3-130m-implicit": Row("llama3-130m-implicit", 8, 2048, 962, 192, 350),
+    "mamba2-1.3b-implicit": Row("mamba2-1.3b-implicit", 4, 2048, 1649, 653, 1000, gradient_checkpointing=True),
+    "llama3-1.3b-implicit": Row("llama3-1.3b-implicit", 4, 2048, 5401, 846, 1400, gradient_checkpointing=True),
+}
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    torch.set_float32_matmul_precision("high")
+    lines = [f"{'row':26}{'ms':>8}{'spread':>14}{'reference':>10}{'ratio':>7}{'goal':>6}{'floor':>7}{'GiB':>6}{'f':>6}"]
+    results = []
+    for name in options.rows:
+        row = adapted(ROWS[name], options)
+        found = measure(name, row, options)
+        results.append(found)
+        spread = f"{found['min_ms']:.1f}-{found['max_ms']:.1f}"
+        iterations = "" if found["f_evaluations"] is None else f"{found['f_evaluations']:.1f}"
+        lines.append(
+            f"{name:26}{found['ms']:8.1f}{spread:>14}{row.reference_ms:10.1f}{row.reference_ms / found['ms']:6.1f}x"
+            f"{row.goal_ms:6.0f}{row.floor_ms:7.1f}{found['peak_gib']:6.1f}{iterations:>6}"
+        )
+        write_line(lines[-1])
+        if options.out:  # after every row: a run that is cut off leaves what it has measured
+            write_results(options.out, results)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, tiny rows: the times mean nothing"
+    write_line(f"{device}, torch {torch.__version__}, {selected_kernels()} kernels")
+    write_line("\n".join(lines))
+
+
+def write_results(path: Path, results: list[dict[str, Any]]) -> None:
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    content = {"card": card, "torch": torch.__version__, "kernels": selected_kernels(), "rows": results}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", default=list(ROWS), help="rows to measure; default all")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="fields of the solver")
+    parser.add_argument("--fp32", action="store_true", help="no autocast")
+    parser.add_argument("--profile", type=int, metavar="N", help="print the N most expensive kernels of one step")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.rows if name not in ROWS]
+    if unknown:
+        parser.error(f"no such row: {unknown[0]}; rows: {', '.join(ROWS)}")
+    return options
+
+
+def adapted(row: Row, options: argparse.Namespace) -> Row:
+    changes = {key: json.loads(value) for key, _, value in (item.partition("=") for item in options.set)}
+    row = replace(row, solver=row.solver | changes)
+    if not torch.cuda.is_available():
+        row = replace(row, batch=2, length=64)
+    return row
+
+
+def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
+    """Train for a few steps on one batch. Raises: SystemExit when the loss does not fall."""
+    torch.manual_seed(0)
+    has_cuda = torch.cuda.is_available()
+    device = torch.device("cuda" if has_cuda else "cpu")
+    config = implicit_llm.load_config(row.config)
+    if not has_cuda:
+        config.num_hidden_layers = 1
+    model: Any = AutoModelForCausalLM.from_config(config).to(device).train()
+    if model.solver is not None:
+        model.solver = replace(model.solver, **row.solver)
+    if row.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=has_cuda)
+    tokens = torch.randint(config.vocab_size, (row.batch, row.length), device=device)
+    step = TrainingStep(model, optimizer, tokens, row.is_aligned, not options.fp32)
+    if has_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    losses = [step().item() for _ in range(WARM_UP)]
+    times_ms = []
+    for _ in range(options.steps):
+        loss, time_ms = timed(step)
+        losses.append(loss)
+        times_ms.append(time_ms)
+    if not losses[-1] < losses[0]:
+        sys.exit(f"{name}: the loss went from {losses[0]:.4f} to {losses[-1]:.4f}; the step is wrong")
+    if options.profile:
+        show_profile(step, options.profile)
+    stats = step.stats
+    found = {
+        "row": name,
+        "ms": statistics.median(times_ms),
+        "min_ms": min(times_ms),
+        "max_ms": max(times_ms),
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if has_cuda else 0.0,
+        "f_evaluations": None if stats is None else float(stats.f_evaluations.mean()),
+        "losses": [round(loss, 5) for loss in losses],
+        "solver": row.solver,
+    }
+    del step, model, optimizer
+    if has_cuda:
+        torch.cuda.empty_cache()
+    return found
+
+
+class TrainingStep:
+    """One optimizer step on the same batch each time; returns the loss as a tensor."""
+
+    def __init__(
+        self, model: Any, optimizer: torch.optim.Optimizer, tokens_BL: torch.Tensor, is_aligned: bool, bf16: bool
+    ) -> None:
+        self.model, self.optimizer, self.tokens_BL = model, optimizer, tokens_BL
+        self.is_aligned, self.bf16 = is_aligned, bf16
+        self.stats: Any = None
+
+    def __call__(self) -> torch.Tensor:
+        tokens_BL = self.tokens_BL
+        with torch.autocast(tokens_BL.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            if self.is_aligned:  # with logits, for the accuracy that training logs
+                out = self.model(input_ids=tokens_BL)
+                loss = F.cross_entropy(out.logits.flatten(0, 1).float(), tokens_BL.flatten())
+            else:
+                out = self.model(input_ids=tokens_BL, labels=tokens_BL, return_logits=False)
+                loss = out.loss
+        self.stats = out.solver_stats
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+
+def timed(step: Callable[[], torch.Tensor]) -> tuple[float, float]:
+    """Loss and milliseconds of one step, between two events on the device."""
+    if not torch.cuda.is_available():
+        import time
+
+        started = time.perf_counter()
+        loss = step().item()
+        return loss, 1e3 * (time.perf_counter() - started)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    loss_tensor = step()
+    end.record()
+    torch.cuda.synchronize()
+    return loss_tensor.item(), begin.elapsed_time(end)
+
+
+def show_profile(step: Callable[[], torch.Tensor], count: int) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    kernels = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
+    kernels = [event for event in kernels if event.device_type == torch.autograd.DeviceType.CUDA]
+    kernels.sort(key=lambda event: -event.self_device_time_total)
+    total_ms = sum(event.self_device_time_total for event in kernels) / 1e3
+    write_line(f"kernels: {total_ms:.1f} ms, {sum(event.count for event in kernels)} launches")
+    for event in kernels[:count]:
+        write_line(f"  {event.self_device_time_total / 1e3:8.2f} ms {event.count:6d} x  {event.key[:110]}")
+
+
+def write_line(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Our Triton kernels against their plain PyTorch twins over a grid of shapes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
+from implicit_llm.kernels.selection import kernels
+from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.solver.best import Best
+from implicit_llm.solver.residual import make_rule
+from tests.unit.kernels.reference import relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2}  # fp32 products in TF32
+
+
+@pytest.fixture(autouse=True)
+def _triton() -> object:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    with kernels("triton"):
+        yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("length", [1, 16, 32, 50, 64, 65, 256])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_mixer_in_one_kernel_equals_the_plain_one(
+    has_state: bool, length: int, groups: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    config = ImplicitMamba2Config(
+        vocab_size=64, hidden_size=128, num_hidden_layers=1, expand=2, head_dim=64, state_size=128, n_groups=groups
+    )
+    model = AutoModelForCausalLM.from_config(config).cuda().eval()
+    layer, x = (
+        model.backbone.layers[0],
+        model.backbone.stack_input(torch.zeros(3, length, 128).cuda(), None, None, None),
+    )
+    u = torch.randn(3, length, 128, device="cuda")
+    mixer = layer.mixer
+    state = None
+    if has_state:
+        state = (torch.randn(3, mixer.heads, 64, 128).cuda(), torch.randn(3, 3, mixer.conv_channels).cuda())
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16), torch.no_grad():
+        weights = mixer.weights()
+        found, found_state = mixer(u, weights, x, state, True)
+        with kernels("torch"):
+            expected, expected_state = mixer(u, weights, x, state, True)
+    assert relative_error(found, expected) < TOLERANCE[dtype]
+    for mine, other in zip(found_state, expected_state, strict=True):
+        assert relative_error(mine, other) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [100, 5000, 50277])
+def test_the_fused_head_equals_its_logits(vocab: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(300, 64, device="cuda", requires_grad=True)
+    weight = (torch.randn(vocab, 64, device="cuda") * 0.3).requires_grad_()
+    labels = torch.randint(vocab, (300,), device="cuda")
+    labels[::7] = -100
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, labels)
+    expected = F.cross_entropy(hidden.double() @ weight.double().t(), labels, ignore_index=-100, reduction="sum")
+    assert relative_error(loss, expected) < TOLERANCE[dtype]
+    wanted = torch.autograd.grad(expected, (hidden, weight))
+    for mine, other in zip(torch.autograd.grad(loss, (hidden, weight)), wanted, strict=True):
+        assert relative_error(mine, other) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("stop", ["sequence", "token"])
+@pytest.mark.parametrize("shape", [(6, 1, 768), (6, 32, 256), (5, 100, 48)])
+def test_an_iteration_judged_in_one_kernel_equals_the_plain_rule(shape: tuple[int, int, int], stop: str) -> None:
+    torch.manual_seed(0)
+    z0, rule = torch.zeros(shape, device="cuda"), make_rule(stop, 0.5, is_training=True)
+    mine, plain = Best(z0, None), Best(z0, None)
+    for iteration in range(6):
+        active = torch.arange(shape[0], device="cuda") if iteration < 3 else torch.tensor([0, 2, 4], device="cuda")
+        z = torch.randn(len(active), *shape[1:], device="cuda")
+        fz = z + torch.randn_like(z) * torch.rand(len(active), 1, 1, device="cuda") * 1.2
+        if iteration == 4:
+            fz[1, shape[1] // 2] = float("nan")
+        mine.take(active, (z, fz, fz), rule, None)
+        with kernels("torch"):
+            plain.take(active, (z, fz, fz), rule, None)
+    for name in ("z", "done", "num_iter", "non_finite"):
+        assert torch.equal(getattr(mine, name), getattr(plain, name)), name
+    for name in ("residual", "residual_BL"):
+        torch.testing.assert_close(getattr(mine, name), getattr(plain, name), rtol=1e-5, atol=1e-6)
+
+
+MAMBA = ImplicitMamba2Config(vocab_size=97, hidden_size=64, num_hidden_layers=2, head_dim=32, state_size=32)
+LLAMA = ImplicitLlama3Config(
+    vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96
+)
+EXPLICIT = ImplicitMamba2Config(
+    vocab_size=97, hidden_size=64, num_hidden_layers=2, head_dim=32, state_size=32, is_implicit=False
+)
+
+
+@pytest.mark.parametrize("config", [MAMBA, LLAMA, EXPLICIT], ids=["mamba2", "llama3", "explicit"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_tokens_from_graphs_equal_those_of_the_plain_code(config, bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
+    model = AutoModelForCausalLM.from_config(config).cuda().eval()
+    if model.solver is not None:  # a looser tolerance would show how many iterations rounding makes of it
+        model.solver = replace(model.solver, tol=1e-3, eval_max_iter=60)
+    prompt, tokens = torch.randint(97, (3, 9)).cuda(), torch.randint(97, (3, 300)).cuda()
+
+    def logits() -> list[torch.Tensor]:
+        cache, found = ConvergedStateCache(), []
+        with torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
+            model(input_ids=prompt, past_key_values=cache)
+            for token in tokens.split(1, dim=1):  # more than the room of the first graphs
+                found.append(model(input_ids=token, past_key_values=cache).logits)
+        return found
+
+    replayed = torch.cat(logits(), dim=1)
+    monkeypatch.setattr(ConvergedStateCache, "replays", lambda *_: False)
+    plain = torch.cat(logits(), dim=1)
+    assert (replayed - plain).float().abs().max() < (0.15 if bf16 else 0.02) * plain.float().abs().max()
+    assert (replayed.argmax(-1) == plain.argmax(-1)).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("config", [MAMBA, LLAMA], ids=["mamba2", "llama3"])
+def test_sequential_mode_from_graphs_equals_the_plain_one(config, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).cuda().eval()
+    torch.set_float32_matmul_precision("highest")
+    model.solver = replace(model.solver, eval_mode="sequential", tol=1e-3, eval_max_iter=60)
+    tokens = torch.randint(97, (3, 40)).cuda()
+    with torch.inference_mode():
+        replayed = model(input_ids=tokens)
+        monkeypatch.setattr("implicit_llm.models.backbone.MIN_REPLAYED_TOKENS", 1000)
+        plain = model(input_ids=tokens)
+    assert (replayed.logits - plain.logits).abs().max() < 0.02 * plain.logits.abs().max()
+    torch.testing.assert_close(replayed.solver_stats.num_iter, plain.solver_stats.num_iter, rtol=0.1, atol=0.5)
+
+
+def test_weights_that_change_are_seen_by_the_next_token() -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MAMBA).cuda().eval()
+    cache, token = ConvergedStateCache(), torch.zeros(1, 1, dtype=torch.long, device="cuda")
+    with torch.no_grad():
+        for _ in range(8):
+            model(input_ids=token, past_key_values=cache)
+        assert cache.graph is not None
+        model.backbone.norm_f.weight.mul_(0)
+        assert model(input_ids=token, past_key_values=cache).last_hidden_state.abs().max() == 0
