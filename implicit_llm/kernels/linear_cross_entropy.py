@@ -1,0 +1,95 @@
+"""Cross entropy of a linear head without its logits: a slice of tokens at a time, gradients made on the way.
+
+At 16,384 tokens and 50,000 words the fp32 logits alone are 3.3 GB, and reading and writing them takes longer than the
+products. The head is applied with its width rounded up to a multiple of 64: cuBLAS runs the published 50277 at an
+eighth of its speed.
+Shapes: `T` tokens, `D` width, `V` vocabulary, `U` vocabulary rounded up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from implicit_llm.kernels import selection
+
+SLICE_TOKENS = 4096  # 0.8 GB of fp32 logits at 50,000 words
+WIDTH_MULTIPLE = 64
+# Probabilities reach below what fp16 can tell from zero; gradients are formed so much larger and scaled back in fp32.
+FP16_SCALE = 1024.0
+
+
+def linear_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, ignore_index: int = -100) -> Tensor:
+    """Sum over the tokens of the cross entropy in nats of `hidden @ weight.T`, a scalar in fp32 (fp64 if hidden is).
+
+    Products are in autocast's dtype where autocast is on, else in that of hidden; the softmax is in fp32. Labels of
+    `ignore_index` count nothing. Differentiable once, in hidden and weight.
+    """
+    device = hidden_TD.device.type
+    if torch.is_autocast_enabled(device):
+        hidden_TD = hidden_TD.to(torch.get_autocast_dtype(device))
+    with torch.autocast(device, enabled=False):
+        return _LinearCrossEntropy.apply(hidden_TD, weight_VD, labels_T, ignore_index)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        padded_UD = F.pad(weight.to(hidden.dtype), (0, 0, 0, -len(weight) % WIDTH_MULTIPLE))
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        scale = FP16_SCALE if hidden.dtype == torch.float16 else 1.0
+        d_hidden = torch.empty_like(hidden) if wants_hidden else None
+        d_weight = torch.zeros(padded_UD.shape, dtype=wide, device=weight.device) if wants_weight else None
+        losses_T = torch.empty(len(hidden), dtype=wide, device=hidden.device)
+        wants_gradient = wants_hidden or wants_weight
+        for start in range(0, len(hidden), SLICE_TOKENS):
+            rows = slice(start, start + SLICE_TOKENS)
+            logits_TU = hidden[rows] @ padded_UD.t()
+            losses_T[rows], gradient_TU = _losses(
+                logits_TU, labels[rows], len(weight), ignore_index, scale, wants_gradient
+            )
+            if d_hidden is not None:
+                d_hidden[rows] = gradient_TU @ padded_UD
+            if d_weight is not None:
+                d_weight += gradient_TU.t() @ hidden[rows]
+        ctx.save_for_backward(d_hidden, None if d_weight is None else d_weight[: len(weight)])
+        ctx.scale, ctx.weight_dtype = scale, weight.dtype
+        return losses_T.sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden, d_weight = ctx.saved_tensors
+        grad = grad / ctx.scale
+        return (
+            None if d_hidden is None else (d_hidden * grad).to(d_hidden.dtype),
+            None if d_weight is None else (d_weight * grad).to(ctx.weight_dtype),
+            None,
+            None,
+        )
+
+
+def _losses(
+    logits_TU: Tensor, labels_T: Tensor, vocab: int, ignore_index: int, scale: float, wants_gradient: bool
+) -> tuple[Tensor, Any]:
+    """Loss of every token, and its gradient in the logits times `scale`, in their dtype; overwrites the logits."""
+    if selection.softmax_runs_on_triton(logits_TU):
+        from implicit_llm.kernels import triton_softmax
+
+        return triton_softmax.losses(logits_TU, labels_T, vocab, ignore_index, scale, wants_gradient), logits_TU
+    is_counted_T = labels_T != ignore_index
+    target_T1 = labels_T.masked_fill(~is_counted_T, 0).unsqueeze(1)
+    wide_TU = logits_TU.to(torch.promote_types(logits_TU.dtype, torch.float32))
+    wide_TU[:, vocab:] = -torch.inf
+    lse_T1 = wide_TU.logsumexp(1, keepdim=True)
+    losses_T = (lse_T1 - wide_TU.gather(1, target_T1)).squeeze(1).masked_fill(~is_counted_T, 0)
+    if not wants_gradient:
+        return losses_T, None
+    gradient_TU = wide_TU.sub_(lse_T1).exp_()
+    gradient_TU.scatter_add_(1, target_T1, torch.full_like(lse_T1, -1.0))
+    gradient_TU.mul_(scale).masked_fill_(~is_counted_T.unsqueeze(1), 0)
+    return losses_T, gradient_TU.to(logits_TU.dtype)
