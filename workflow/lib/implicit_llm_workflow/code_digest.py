@@ -40,9 +40,9 @@ def module_digest(module: str) -> str:
     return code_digest(module, _library())
 
 
-def stage_sources(module: str) -> list[str]:
-    """Names of the modules behind `module_digest`. Raises: SourceError."""
-    return sorted(reached_sources(module, _library()))
+def stage_sources(module: str) -> dict[str, Source]:
+    """The modules behind `module_digest`, by name and in its order. Raises: SourceError."""
+    return dict(sorted(reached_sources(module, _library()).items()))
 
 
 @functools.cache
@@ -62,13 +62,27 @@ def stage_module(stage: str, config: Mapping[str, Any]) -> str:
 
 def code_digest(entry: str, project: Project, excluded: Iterable[str] = PLUMBING) -> str:
     """sha256 (hexadecimal) over the modules that `entry` reaches, by name; and the resource files of their packages."""
-    total = hashlib.sha256()
     sources = reached_sources(entry, project, excluded)
-    for module in sorted(sources):
-        total.update(f"{module} {hashlib.sha256(tree_text(sources[module].tree).encode()).hexdigest()}\n".encode())
-    for name, path in sorted(_resources(sources.values())):
-        total.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    modules = {name: module_text_digest(source) for name, source in sources.items()}
+    return total_digest(modules | resource_digests(sources.values()))
+
+
+def total_digest(digests: Mapping[str, str]) -> str:
+    """The one digest of those of modules and resource files, by name; the names of the latter hold a slash."""
+    total = hashlib.sha256()
+    for name in sorted(digests, key=lambda name: ("/" in name, name)):
+        total.update(f"{name} {digests[name]}\n".encode())
     return total.hexdigest()
+
+
+def module_text_digest(source: Source) -> str:
+    """sha256 (hexadecimal) of what counts of a module. Raises: SourceError."""
+    return hashlib.sha256(tree_text(source.tree).encode()).hexdigest()
+
+
+def resource_digests(sources: Iterable[Source]) -> dict[str, str]:
+    """sha256 of each resource file of the modules' packages, by name."""
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in _resources(sources)}
 
 
 def reached_sources(entry: str, project: Project, excluded: Iterable[str] = PLUMBING) -> dict[str, Source]:
@@ -135,7 +149,7 @@ def tree_text(node: ast.AST) -> str:
     parts = []
     for name, value in ast.iter_fields(node):
         if name == "body" and isinstance(value, list) and isinstance(node, _WITH_DOCSTRING):
-            value = value[1:] if _is_docstring(value) else value
+            value = value[1:] if is_docstring(value) else value
         if value is not None and value != [] and name not in ("kind", "type_comment", "ctx"):
             parts.append(f"{name}={_value_text(value)}")
     return f"{type(node).__name__}({','.join(parts)})"
@@ -144,7 +158,7 @@ def tree_text(node: ast.AST) -> str:
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def _is_docstring(body: list[ast.stmt]) -> bool:
+def is_docstring(body: list[ast.stmt]) -> bool:
     return (
         bool(body)
         and isinstance(body[0], ast.Expr)

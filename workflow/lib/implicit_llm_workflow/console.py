@@ -8,8 +8,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from implicit_llm_workflow import (
+    accept_command,
     estimate_command,
     evaluate_commands,
+    explain_command,
     lm_eval_command,
     plan_commands,
     prefetch_command,
@@ -35,6 +37,8 @@ app.add_typer(evaluate_commands.evaluate, name="evaluate", rich_help_panel="Jobs
 app.add_typer(stage_commands.mlflow, name="mlflow")
 _experiments = (
     *plan_commands.COMMANDS,
+    explain_command.explain,
+    accept_command.accept,
     estimate_command.estimate,
     prefetch_command.prefetch,
     verify_command.verify,

@@ -38,17 +38,21 @@ class Identity:
         return canonical_json({**values, "fingerprint": self.fingerprint})
 
 
-def identify(nodes: Mapping[str, Node], code_of: Callable[[str], str]) -> dict[str, Identity]:
+def identify(
+    nodes: Mapping[str, Node],
+    code_of: Callable[[str], str],
+    settle: Callable[[str, Identity], Identity] = lambda key, wanted: wanted,
+) -> dict[str, Identity]:
     """The identity of every node.
 
-    Args: nodes stand in an order in which upstream comes first; code_of gives the code digest of a stage's module.
+    Args: nodes stand in an order in which upstream comes first; code_of gives the code digest of a stage's module;
+    settle may give a node another identity than the one that follows from its config, its code and its inputs.
     """
     identities: dict[str, Identity] = {}
     fingerprints: dict[str, str] = {}
     for key, node in nodes.items():
         upstream = {role: fingerprints[source] for role, source in node.upstream.items()}
-        identities[key] = Identity(
-            node.stage, node.name, node.config, code_of(stage_module(node.stage, node.config)), upstream
-        )
+        code = code_of(stage_module(node.stage, node.config))
+        identities[key] = settle(key, Identity(node.stage, node.name, node.config, code, upstream))
         fingerprints[key] = identities[key].fingerprint
     return identities

@@ -6,10 +6,13 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from implicit_llm_workflow.code_digest import module_digest
+from implicit_llm_workflow.accepted import Acceptance, find_acceptance, with_code_of
+from implicit_llm_workflow.code_digest import module_digest, stage_module
+from implicit_llm_workflow.code_record import record_code
 from implicit_llm_workflow.errors import UserError
 from implicit_llm_workflow.experiment import Experiment
 from implicit_llm_workflow.file_digests import FileDigests
@@ -43,11 +46,40 @@ class Plan:
         self.nodes: dict[str, Node] = build_graph(experiment, FileDigests(results / ".digests.json"))
         self.figures: list[str] = report_figures(experiment)
         self.tables: list[str] = report_tables(experiment)
-        self._code_of = code_of
+        self.code_of = code_of
 
     @cached_property
     def identities(self) -> dict[str, Identity]:
-        return identify(self.nodes, self._code_of)
+        """What each job is asked to make; of a result that was accepted with other code, what it is."""
+        return identify(self.nodes, self.code_of, self.settle)
+
+    def settle(self, key: str, wanted: Identity) -> Identity:
+        """The identity that stands: the wanted one, unless a result with other code was accepted in its place."""
+        acceptance = find_acceptance(self.run_dir(self.nodes[key]), wanted)
+        accepted = with_code_of(acceptance, wanted) if acceptance is not None else None
+        return accepted or wanted
+
+    @cached_property
+    def accepted(self) -> dict[str, Acceptance]:
+        """The acceptances that hold, by job."""
+        found = {}
+        for key, node in self.nodes.items():
+            wanted = replace(self.identities[key], code=self.code_of(self.module(node)))
+            if wanted.code != self.identities[key].code:
+                acceptance = find_acceptance(self.run_dir(node), wanted)
+                if acceptance is not None:
+                    found[key] = acceptance
+        return found
+
+    @staticmethod
+    def module(node: Node) -> str:
+        """The module that does the node's job."""
+        return stage_module(node.stage, node.config)
+
+    def record_code(self) -> None:
+        """Write down what the code of the jobs is, so that a later change of it can be named."""
+        modules = dict.fromkeys(self.module(node) for node in self.nodes.values())
+        record_code(self.root, modules, {module: self.code_of(module) for module in modules})
 
     def find(self, target: str) -> Node:
         """A node by key, run directory or manifest. Raises: UnknownTarget that names the nearest one."""
@@ -106,7 +138,10 @@ class Plan:
     @cached_property
     def statuses(self) -> dict[str, Status]:
         """What there was when this was first asked for."""
-        return {key: status_of(self.run_dir(node), self.identities[key], node) for key, node in self.nodes.items()}
+        return {
+            key: status_of(self.run_dir(node), self.identities[key], node, self.accepted.get(key))
+            for key, node in self.nodes.items()
+        }
 
     def stale(self) -> dict[str, str]:
         """Manifests of results that are there but no longer what is wanted, and why."""

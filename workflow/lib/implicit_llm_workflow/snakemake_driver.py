@@ -49,6 +49,7 @@ def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
         if not workflow.dryrun and workflow.executor_plugin is not None:
             workflow.driver_lock = _lock_or_refuse(plan)
             plan.write_job_files()
+            plan.record_code()
         prepare(*args, **kwargs)
         workflow.dag.forcefiles.update(stale)
 

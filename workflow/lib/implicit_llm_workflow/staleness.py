@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from implicit_llm_workflow.accepted import Acceptance
 from implicit_llm_workflow.canonical import canonical_json
 from implicit_llm_workflow.fingerprint import Identity
 from implicit_llm_workflow.node import Node
@@ -17,16 +18,50 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True)
+class Difference:
+    """Between a recorded and a wanted identity. `code`: the digests, if they differ; inputs are keys of nodes, those
+    that are no longer used the roles they had.
+    """
+
+    stage: str
+    config: tuple[str, ...]
+    code: tuple[str, str] | None
+    changed_inputs: tuple[str, ...]
+    new_inputs: tuple[str, ...]
+    removed_inputs: tuple[str, ...]
+
+    @property
+    def is_of_inputs(self) -> bool:
+        return bool(self.changed_inputs or self.new_inputs or self.removed_inputs)
+
+    def reasons(self) -> Iterator[str]:
+        """One for each kind of change, in words."""
+        if self.config:
+            more = len(self.config) - SHOWN_DIFFERENCES
+            yield f"config: {', '.join(self.config[:SHOWN_DIFFERENCES])}{f' and {more} more' if more > 0 else ''}"
+        if self.code is not None:
+            yield f"the code of stage {self.stage} changed"
+        if self.changed_inputs:
+            yield f"input changed: {', '.join(self.changed_inputs)}"
+        if self.new_inputs:
+            yield f"new input: {', '.join(self.new_inputs)}"
+        if self.removed_inputs:
+            yield f"input no longer used: {', '.join(self.removed_inputs)}"
+
+
+@dataclass(frozen=True)
 class Status:
-    """`why` is empty for a fresh result."""
+    """`why` is empty for a fresh result, unless it is `accepted`. `difference`: of a stale one that can be read."""
 
     state: Literal["fresh", "stale", "missing"]
     why: str
     recorded: Recorded | None
+    difference: Difference | None = None
+    accepted: Acceptance | None = None
 
 
-def status_of(run_dir: Path, wanted: Identity, node: Node) -> Status:
-    """Compare a run directory with the wanted identity of its node."""
+def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None = None) -> Status:
+    """Compare a run directory with the wanted identity of its node, which is that of the acceptance if there is one."""
     try:
         recorded = read_recorded(run_dir)
     except Damaged as error:
@@ -34,31 +69,26 @@ def status_of(run_dir: Path, wanted: Identity, node: Node) -> Status:
     if recorded is None:
         return Status("missing", "never finished", None)
     if recorded.fingerprint == wanted.fingerprint:
-        return Status("fresh", "", recorded)
-    return Status("stale", "; ".join(_reasons(recorded, wanted, node)), recorded)
+        why = f"the code changed, accepted: {accepted.why}" if accepted is not None else ""
+        return Status("fresh", why, recorded, accepted=accepted)
+    difference = difference_of(recorded, wanted, node)
+    return Status("stale", "; ".join(difference.reasons()), recorded, difference)
 
 
-def _reasons(recorded: Recorded, wanted: Identity, node: Node) -> Iterator[str]:
-    differences = list(config_differences(recorded.config, wanted.config))
-    if differences:
-        more = len(differences) - SHOWN_DIFFERENCES
-        shown = ", ".join(differences[:SHOWN_DIFFERENCES])
-        yield f"config: {shown}{f' and {more} more' if more > 0 else ''}"
-    if recorded.code != wanted.code:
-        yield f"the code of stage {wanted.stage} changed"
-    changed = [
-        node.upstream[role]
-        for role, fingerprint in wanted.upstream.items()
-        if recorded.upstream.get(role, fingerprint) != fingerprint
-    ]
-    if changed:
-        yield f"input changed: {', '.join(changed)}"
-    added = [node.upstream[role] for role in wanted.upstream if role not in recorded.upstream]
-    if added:
-        yield f"new input: {', '.join(added)}"
-    removed = [role for role in recorded.upstream if role not in wanted.upstream]
-    if removed:
-        yield f"input no longer used: {', '.join(removed)}"
+def difference_of(recorded: Recorded, wanted: Identity, node: Node) -> Difference:
+    """What makes their fingerprints differ."""
+    return Difference(
+        stage=wanted.stage,
+        config=tuple(config_differences(recorded.config, wanted.config)),
+        code=(recorded.code, wanted.code) if recorded.code != wanted.code else None,
+        changed_inputs=tuple(
+            node.upstream[role]
+            for role, fingerprint in wanted.upstream.items()
+            if recorded.upstream.get(role, fingerprint) != fingerprint
+        ),
+        new_inputs=tuple(node.upstream[role] for role in wanted.upstream if role not in recorded.upstream),
+        removed_inputs=tuple(role for role in recorded.upstream if role not in wanted.upstream),
+    )
 
 
 def config_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:

@@ -1,0 +1,95 @@
+"""What changed in the code behind a digest."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from implicit_llm_workflow.code_digest import module_digest
+from implicit_llm_workflow.code_record import (
+    CodeRecord,
+    changed_files,
+    code_now,
+    parts_of,
+    read_code_record,
+    record_code,
+    record_path,
+)
+
+TRAINING, DATA = "implicit_llm.training.stage", "implicit_llm.data.stages.word_problem"
+SOURCE = '''"""Doc."""
+import math
+TAU = 0.8
+def solve(x):
+    """Doc."""
+    return x  # comment
+class Solver(Base):
+    """Doc."""
+    tol = 0.1
+    def step(self): return 1
+    class Inner:
+        def step(self): return 2
+'''
+
+
+def changes(old: str, new: str) -> list[str]:
+    records = [
+        CodeRecord("m", {"m": text, "same": ""}, {"m": parts_of(ast.parse(text))})
+        for text in (SOURCE, edited(old, new))
+    ]
+    return [str(change) for change in changed_files(*records)]
+
+
+def edited(old: str, new: str) -> str:
+    assert old in SOURCE
+    return SOURCE.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("return x ", "return -x ", "solve"),
+        ("return 1", "return 3", "Solver.step"),
+        ("return 2", "return 3", "Solver.Inner.step"),
+        ("tol = 0.1", "tol = 0.2", "Solver"),
+        ("(Base)", "(Other)", "Solver"),
+        ("TAU = 0.8", "TAU = 0.9", "module level"),
+        ("def solve", "def solve_all", "solve, solve_all"),
+        ("import math", "import math, cmath", "module level"),
+    ],
+)
+def test_a_change_is_named_by_function_class_or_module_level(old: str, new: str, named: str) -> None:
+    assert changes(old, new) == [f"m ({named})"]
+
+
+def test_comments_and_docstrings_are_in_no_part() -> None:
+    assert parts_of(ast.parse(edited("Doc.", "Other."))) == parts_of(ast.parse(edited("# comment", "# other")))
+
+
+def test_new_and_gone_files_are_told() -> None:
+    old, new = CodeRecord("m", {"a": "1", "p/x.json": "1"}, {}), CodeRecord("m", {"a": "1", "b": "2"}, {})
+    assert [str(change) for change in changed_files(old, new)] == ["b (new)", "p/x.json (gone)"]
+
+
+def test_the_record_of_a_stage_gives_its_digest_and_comes_back(tmp_path: Path) -> None:
+    modules = (TRAINING, DATA)
+    record_code(tmp_path, modules, {module: module_digest(module) for module in modules})
+    for module in modules:
+        record = read_code_record(tmp_path, module_digest(module))
+        assert record == code_now(module)
+        assert record is not None
+        assert record.digest == module_digest(module)
+    assert read_code_record(tmp_path, "0" * 64) is None
+
+
+def test_a_record_of_other_code_than_its_name_says_is_none(tmp_path: Path) -> None:
+    digest = module_digest(DATA)
+    record_code(tmp_path, [DATA], {DATA: digest})
+    path = record_path(tmp_path, digest)
+    path.write_text(path.read_text().replace('"files": {', '"files": {"other": "0",'))
+    assert read_code_record(tmp_path, digest) is None
+    for text in ("", "[]", "null", "{}"):
+        path.write_text(text)
+        assert read_code_record(tmp_path, digest) is None

@@ -1,0 +1,138 @@
+"""Why jobs run, what they take and what stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm_workflow.explain import explain
+from implicit_llm_workflow.explain_table import as_json, duration_text, running_table, summary_lines, total_text
+from implicit_llm_workflow.plan import FINGERPRINT_DIGITS, Plan
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.test_console import loaded_after
+from tests.unit.workflow.test_plan import ALL, EXPLICIT, FREE, finish
+
+GPU = "NVIDIA H200"
+
+
+@pytest.fixture
+def finished(tiny: ExperimentFile) -> ExperimentFile:
+    finish(tiny.plan())
+    return tiny
+
+
+def spend(plan: Plan, key: str, busy_s: list[float], device: str = "cpu", argv: tuple[str, ...] = ()) -> None:
+    """Provenance of a job as if its attempts had taken so long."""
+    fingerprint = plan.identities[key].fingerprint
+    attempts = [{"busy_s": seconds} for seconds in busy_s]
+    values = {"fingerprint": fingerprint, "attempts": attempts, "device": device, "argv": list(argv)}
+    (plan.run_dir(plan.nodes[key]) / "provenance.json").write_text(json.dumps(values))
+
+
+def cost_of(plan: Plan, key: str) -> dict[str, Any]:
+    return next(job["cost"] for job in as_json(explain(plan))["jobs"] if job["job"] == key)
+
+
+def test_nothing_runs_when_all_is_fresh(finished: ExperimentFile) -> None:
+    found = explain(finished.plan())
+    assert (found.jobs, {job.key for job in found.kept}) == ([], ALL)
+    assert next(summary_lines(found)) == f"Nothing will run: what is needed of {len(ALL)} jobs is there"
+
+
+def test_each_reason_stands_by_itself(finished: ExperimentFile) -> None:
+    plan = finished.edit("tol: 0.1", "tol: 0.2").plan({"evaluate": "new"})
+    jobs = {job["job"]: job for job in as_json(explain(plan))["jobs"]}
+    assert set(jobs) == {*FREE, "evaluate/explicit-s0/explicit/word-problem", "report"}
+    assert jobs["train/implicit-s0/free"]["config"] == ["phase.solver.tol 0.1 -> 0.2"]
+    evaluation = jobs["evaluate/implicit-s0/free/word-problem"]
+    assert evaluation["inputs"]["changed"] == ["train/implicit-s0/free"]
+    assert evaluation["code"]["new"] == "new"
+    assert evaluation["code"]["files"] is None  # nothing was recorded of the old code
+    assert all(job["runs"] for job in jobs.values())
+
+
+def test_a_target_is_explained_with_what_it_needs_alone(finished: ExperimentFile) -> None:
+    plan = finished.edit("batch_size: 8", "batch_size: 4").plan()
+    found = explain(plan, ["evaluate/explicit-s0/explicit/word-problem"])
+    assert {job.key for job in found.running} == EXPLICIT
+    assert {job.key for job in found.kept} == {"data/s3-train", "data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
+
+
+def test_a_job_takes_as_long_as_its_attempts_took_together(finished: ExperimentFile) -> None:
+    key = "train/explicit-s0/explicit"
+    spend(finished.plan(), key, [1800, 1800])
+    cost = cost_of(finished.plan({"train": "new"}), key)
+    assert cost == {"unit": "cpu", "hours": 1.0, "device": "cpu", "basis": "as last time"}
+
+
+def test_hours_of_several_gpus_are_added_up(finished: ExperimentFile) -> None:
+    key = "train/explicit-s0/explicit"
+    words = ("train", "--nodes", "2", "--processes-per-node=4", "--threads", "3")
+    spend(finished.plan(), key, [3600], GPU, words)
+    assert cost_of(finished.plan({"train": "new"}), key)["hours"] == 8
+    assert cost_of(finished.plan({"train": "new"}), key)["unit"] == "gpu"
+
+
+def test_another_seed_and_another_number_of_sequences_are_counted_in(finished: ExperimentFile) -> None:
+    plan = finished.plan()
+    spend(plan, "train/implicit-s0/unrolled", [3600])
+    changed = finished.edit("batch_size: 8", "batch_size: 4").plan()
+    assert cost_of(changed, "train/implicit-s0/unrolled")["hours"] == 0.5
+    other = cost_of(changed, "train/implicit-s1/unrolled")
+    assert (other["hours"], other["basis"]) == (0.5, "as another seed x 0.5, with other settings")
+
+
+def test_a_result_of_before_is_taken_up_again_for_nothing(finished: ExperimentFile) -> None:
+    plan = finished.edit("tol: 0.1", "tol: 0.2").plan()
+    key = "train/implicit-s0/free"
+    work = plan.run_dir(plan.nodes[key]) / "work" / plan.identities[key].fingerprint[:FINGERPRINT_DIGITS]
+    work.mkdir(parents=True)
+    (work / "manifest.json").write_text("{}")
+    assert cost_of(plan, key)["basis"] == "done before, is taken up again"
+
+
+def test_what_nothing_tells_is_not_known_and_counted(tiny: ExperimentFile) -> None:
+    found = explain(tiny.plan())
+    unknown = [job for job in found.jobs if job.cost.hours is None]
+    assert {"data/s3-train", "report"} <= {job.key for job in unknown}
+    assert total_text(job.cost for job in unknown) == f"{len(unknown)} of unknown cost"
+    assert as_json(found)["total"]["jobs"] == len(ALL)
+    assert as_json(found)["total"]["unknown"] == len(unknown)
+
+
+def test_a_missing_result_that_nobody_needs_does_not_run(finished: ExperimentFile) -> None:
+    plan = finished.plan()
+    (plan.run_dir(plan.nodes["data/s3-train"]) / "manifest.json").unlink()
+    found = explain(finished.plan())
+    assert [(job.key, job.runs) for job in found.jobs] == [("data/s3-train", False)]
+    assert list(summary_lines(found))[-1] == "1 missing but not needed: data/s3-train"
+    assert [job.key for job in explain(finished.plan(), ["data/s3-train"]).running] == ["data/s3-train"]
+
+
+def test_many_jobs_alike_share_a_row(tiny: ExperimentFile) -> None:
+    plan = tiny.edit("seeds: [0, 1]", "seeds: [0, 1, 2, 3, 4, 5, 6]").plan()
+    table = running_table(explain(plan).running)
+    assert "train/implicit-s0/unrolled and 14 like it" in list(table.columns[0].cells)
+
+
+@pytest.mark.parametrize(
+    ("hours", "unit", "text"),
+    [
+        (12 / 3600, "cpu", "12 s CPU"),
+        (0.5, "cpu", "30 min CPU"),
+        (3, "cpu", "3 h CPU"),
+        (0.5, "gpu", "0.5 GPU-hours"),
+        (12345.6, "gpu", "12,346 GPU-hours"),
+    ],
+)
+def test_durations_have_a_unit_that_fits(hours: float, unit: str, text: str) -> None:
+    assert duration_text(hours, unit) == text
+
+
+def test_explaining_loads_no_heavy_package(finished: ExperimentFile) -> None:
+    words = ["explain", "--config", str(finished.path), "--results", str(Path(finished.path).parent / "results")]
+    call = f"try:\n    main({words!r})\nexcept SystemExit:\n    pass"
+    assert loaded_after("from implicit_llm_workflow.console import main", f"exec({call!r})") == []

@@ -1,0 +1,80 @@
+"""`implicit-llm explain` and `implicit-llm accept` beside the Snakemake that they speak of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from tests.workflow.test_staleness import TRAINED
+from tests.workflow.tiny_project import NOTHING, Project
+
+EXPERIMENT = ("--config", "tiny.yaml")
+
+
+def explained(project: Project, *arguments: str) -> dict[str, dict]:
+    """What `explain` says, of each job that is not fresh."""
+    values = json.loads(project.command("implicit-llm", "explain", *arguments, *EXPERIMENT, "--json"))
+    assert values["total"]["jobs"] == sum(job["runs"] for job in values["jobs"])
+    return {job["job"]: job for job in values["jobs"]}
+
+
+def running(jobs: dict[str, dict]) -> set[str]:
+    return {key for key, job in jobs.items() if job["runs"]}
+
+
+def edit_solver(project: Project) -> None:
+    project.edit(project.library / "solver" / "fixed_point.py", "tol / 2", "tol / 3")
+
+
+def test_what_is_explained_is_what_snakemake_runs(project: Project) -> None:
+    edit_solver(project)
+    jobs = explained(project)
+    assert running(jobs) == project.planned() == TRAINED
+    free = jobs["train/implicit-s0/free"]
+    changed = {"name": "implicit_llm.solver.fixed_point", "change": "changed", "parts": ["solve"]}
+    assert free["code"]["files"] == [changed]
+    assert free["inputs"]["changed"] == ["train/implicit-s0/unrolled"]
+    assert (free["cost"]["unit"], free["cost"]["basis"]) == ("cpu", "as last time")
+    assert free["cost"]["hours"] > 0
+    text = project.command("implicit-llm", "explain", *EXPERIMENT)
+    assert "implicit_llm.solver.fixed_point (solve)" in text
+    assert f"{len(TRAINED)} of 9 jobs will run" in text
+
+
+def test_a_missing_result_is_explained_as_snakemake_takes_it(project: Project) -> None:
+    shutil.rmtree(project.results / "train/implicit-s0/unrolled")
+    assert running(explained(project)) == project.planned() == set()
+    target = "train/implicit-s0/unrolled"
+    assert running(explained(project, target)) == {target}
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    (project.results / "train/explicit-s0/explicit/manifest.json").write_text("{")
+    assert running(explained(project)) == project.planned()
+    assert explained(project)["train/explicit-s0/explicit"]["cost"]["basis"] == "done before, is taken up again"
+
+
+def test_what_is_accepted_stays_and_can_be_built_upon_until_it_is_revoked(project: Project) -> None:
+    edit_solver(project)
+    training = "train/*"
+    project.command("implicit-llm", "accept", training, "--why", "half or a third", *EXPERIMENT)
+    assert NOTHING in project.snakemake()
+    shutil.rmtree(project.dir / ".snakemake")
+    assert NOTHING in project.snakemake()
+    project.edit(project.config, "eval_block_len: 4", "eval_block_len: 8")
+    evaluations = {"evaluate/explicit-s0/explicit/word-problem", "evaluate/implicit-s0/free/word-problem"}
+    assert project.planned() == {*evaluations, "report"}
+    project.snakemake()
+    project.command("implicit-llm", "accept", "--revoke", training, *EXPERIMENT)
+    assert project.planned() == TRAINED
+
+
+@pytest.mark.slow
+def test_an_accepted_result_that_is_lost_is_made_with_the_code_of_now(project: Project) -> None:
+    edit_solver(project)
+    job = "train/explicit-s0/explicit"
+    project.command("implicit-llm", "accept", "train/*", "--why", "half or a third", *EXPERIMENT)
+    (project.results / job / "manifest.json").unlink()
+    project.snakemake(f"results/tiny/{job}/manifest.json")
+    assert job not in explained(project)
+    assert "report" in running(explained(project)) == project.planned()
