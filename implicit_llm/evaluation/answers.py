@@ -87,7 +87,8 @@ def answers(
     start = 0
     while start < job.num_samples:
         batch = job.dataset.fetch(np.arange(start, min(start + job.batch_size.size, job.num_samples)))
-        _check_tokens(job, batch)
+        columns = [column for column in ("input_ids", "labels") if column in batch]
+        check_tokens(job.model, max(int(np.max(batch[column], initial=-1)) for column in columns), job.where)
         answer: T | None
         try:
             with torch.inference_mode(), _autocast(job):
@@ -106,13 +107,12 @@ def answers(
         start += len(batch["input_ids"])
 
 
-def _check_tokens(job: EvaluationJob, batch: dict[str, np.ndarray]) -> None:
+def check_tokens(model: Any, highest: int, where: str) -> None:
     """Raises: UnknownToken, where the model would fail at an address or read another word's embedding."""
-    num_known = getattr(getattr(job.model, "config", None), "vocab_size", None)
-    highest = max(int(np.max(batch[column], initial=-1)) for column in ("input_ids", "labels") if column in batch)
+    num_known = getattr(getattr(model, "config", None), "vocab_size", None)
     if num_known is not None and highest >= num_known:
         raise UnknownToken(
-            f"{job.where}: the data has token {highest} and the model knows {num_known}; evaluate it on data that was "
+            f"{where}: the data has token {highest} and the model knows {num_known}; evaluate it on data that was "
             "encoded as its training data were"
         )
 

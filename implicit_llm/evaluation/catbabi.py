@@ -37,11 +37,11 @@ def evaluate_catbabi(job: EvaluationJob, question_id: int) -> Evaluation:
         batch_size, length = np.asarray(batch["labels"]).shape
         if answer is None:
             num_nonfinite += batch_size
-            continue
-        predictions_BL, losses_BL, stats = answer
-        num_nonfinite += int((~np.isfinite(losses_BL).all(axis=1)).sum())
-        tally.add(predictions_BL, losses_BL, batch)
-        solver.add(stats, (batch_size, length))
+        else:
+            predictions_BL, losses_BL, stats = answer
+            num_nonfinite += int((~np.isfinite(losses_BL).all(axis=1)).sum())
+            tally.add(predictions_BL, losses_BL, batch)
+            solver.add(stats, (batch_size, length))
         progress.tell(start + batch_size, lambda: _words(tally, solver))
     values = tally.values() | {"num_samples": job.num_samples}
     values["nonfinite_share"] = num_nonfinite / job.num_samples
@@ -55,8 +55,7 @@ def evaluate_catbabi(job: EvaluationJob, question_id: int) -> Evaluation:
 def no_answers() -> Evaluation:
     """What is recorded of a protocol that a model cannot follow."""
     values: dict[str, Any] = dict.fromkeys((*MEASURES, *COUNTS)) | {"num_samples": 0}
-    missing = ("nonfinite_share", "f_evaluations_per_token", "residual", "unconverged_share")
-    return Evaluation(values | dict.fromkeys(missing))
+    return Evaluation(values | {"nonfinite_share": None} | SolverTally().values(is_implicit=False))
 
 
 def _read(out: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, Any]:

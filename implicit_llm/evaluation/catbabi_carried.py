@@ -46,6 +46,7 @@ class StateCarrier(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self.config = model.config
         self.solver = model.solver
         self._cache = ConvergedStateCache()
 

@@ -52,10 +52,13 @@ class ModeConfig:
     batch_size: int | None = None
     sweep: SweptSetting | None = None  # set by `swept_modes`
 
-    @property
-    def coupled_batch_size(self) -> int | None:
-        """The batch size that belongs to the result, None when the sequences do not influence each other."""
-        return self.batch_size or (COUPLED_BATCH_SIZE if self.stop == "batch" else None)
+    def coupled_batch_size(self, trained: SolverConfig | None) -> int | None:
+        """The batch size that belongs to the result, None when the sequences do not influence each other.
+
+        `trained` is the solver the model was saved with, which may have the rule "batch" too; None: an explicit model.
+        """
+        is_coupled = trained is not None and self.solver(trained).eval_stop == "batch"
+        return self.batch_size or (COUPLED_BATCH_SIZE if is_coupled else None)
 
     @property
     def stop(self) -> str | None:
@@ -75,13 +78,19 @@ class ModeConfig:
         return dataclasses.replace(trained, **{key: value for key, value in changed.items() if value is not None})
 
     def record(self, trained: SolverConfig | None) -> dict[str, Any]:
-        """What a record of metrics.json says of the mode: the settings that were used, None for an explicit model."""
-        keys = ("eval_mode", "eval_max_iter", "eval_stop", "eval_block_len")
+        """What a record of metrics.json says of the mode: the settings that were used, None for an explicit model.
+
+        An explicit model has nothing to sweep; that its record is one of a sweep is told all the same, so that the
+        model does not stand in the report twice.
+        """
+        keys = ("eval_mode", "eval_stop", "eval_block_len")
         if trained is None:
-            return dict.fromkeys((*keys, "eval_tol", "sweep"))
+            is_swept = None if self.sweep is None else {"base": PARALLEL, "key": None, "value": None}
+            return dict.fromkeys((*keys, "eval_max_iter", "eval_tol")) | {"sweep": is_swept}
         used = self.solver(trained)
         sweep = None if self.sweep is None else dataclasses.asdict(self.sweep)
-        return {key: getattr(used, key) for key in keys} | {"eval_tol": used.tol, "sweep": sweep}
+        budget = {"eval_max_iter": used.eval_budget, "eval_tol": used.tol}
+        return {key: getattr(used, key) for key in keys} | budget | {"sweep": sweep}
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,14 @@ class SweepConfig:
 
     eval_max_iter: tuple[int, ...] = ()
     eval_tol: tuple[float, ...] = ()
+
+
+def modes_of(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None, where: str) -> tuple[ModeConfig, ...]:
+    """The modes that are evaluated: those of the config, or those of its sweep. Raises: EvaluateConfigError."""
+    check_modes(modes, f"{where}.modes")
+    swept = swept_modes(modes, sweep)
+    check_modes(swept, f"{where}.{'modes' if sweep is None else 'sweep'}")
+    return swept
 
 
 def swept_modes(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None) -> tuple[ModeConfig, ...]:

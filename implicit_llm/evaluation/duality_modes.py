@@ -42,6 +42,7 @@ class AllModes(nn.Module):
     def __init__(self, model: Any, modes: Sequence[ModeConfig]) -> None:
         super().__init__()
         self.model = model
+        self.config = model.config
         self.modes = tuple(modes)
         self.solver = getattr(model, "solver", None)
 

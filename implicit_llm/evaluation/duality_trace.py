@@ -42,6 +42,7 @@ class TracedModel(nn.Module):
     def __init__(self, model: Any, solver: SolverConfig) -> None:
         super().__init__()
         self.model = model
+        self.config = model.config
         self.solver = solver
         self.evaluations = looked_at(solver.eval_budget)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,19 @@ def write_metrics(work: Path, records: Sequence[Record]) -> Path:
 
 
 def tracked(records: Iterable[Record], keys: Iterable[str], label: Callable[[Record], str]) -> dict[str, float]:
-    """Metrics for the journal, one key a (metric, data set, mode); what is missing is left out.
-
-    MLflow takes few signs in a name: the mode "blockwise@eval_tol=0.2" is "blockwise.eval_tol-0.2" there.
-    """
+    """Metrics for the journal, one key a (metric, data set, mode); what is missing is left out."""
     keys = tuple(keys)
     return {
-        f"{key}.{label(record)}.{record['mode']}".replace("@", ".").replace("=", "-"): record[key]
+        tracked_name(key, label(record), record["mode"]): record[key]
         for record in records
         for key in keys
         if record[key] is not None
     }
+
+
+def tracked_name(*parts: str) -> str:
+    """A name with the few signs that MLflow takes: the mode "blockwise@eval_tol=0.2" is "blockwise.eval_tol-0.2"."""
+    return re.sub(r"[^\w.-]", "-", ".".join(parts).replace("@", "."))
 
 
 def by_data_and_mode(

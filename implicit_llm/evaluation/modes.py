@@ -32,7 +32,7 @@ class ModeRunner:
     def modes(self) -> tuple[ModeConfig, ...]:
         if getattr(self.model, "solver", None) is not None:
             return self.configured
-        return (ModeConfig(name=PARALLEL, eval_mode="simultaneous"),)
+        return (ModeConfig(name=PARALLEL, eval_mode="simultaneous", sweep=self.configured[0].sweep),)
 
     def results(
         self,
@@ -59,7 +59,8 @@ class ModeRunner:
                 self.model.solver = mode.solver(trained_solver)
             limits = [limit for limit in (max_samples, mode.max_samples) if limit is not None]
             num_samples = min([len(dataset), *limits])
-            where, size = f"{data} {mode.name}", self._batch_size(mode, default_batch_size)
+            where = f"{data} {mode.name}"
+            size = self._batch_size(mode.coupled_batch_size(trained_solver), default_batch_size)
             result = evaluate(EvaluationJob(self.model, dataset, num_samples, size, where, **self.job_options))
             found[mode.name] = Evaluation(mode.record(trained_solver) | result.values, result.predictions_NL)
             self.partial.keep(data, mode.name, found[mode.name])
@@ -67,6 +68,5 @@ class ModeRunner:
             self.model.solver = trained_solver
         return found
 
-    def _batch_size(self, mode: ModeConfig, default: int) -> BatchSize:
-        fixed = mode.coupled_batch_size
+    def _batch_size(self, fixed: int | None, default: int) -> BatchSize:
         return BatchSize(fixed or int(self.runtime.get("batch_size") or default), is_fixed=fixed is not None)

@@ -80,8 +80,7 @@ def evaluate_perplexity(job: EvaluationJob) -> Evaluation:
 def no_perplexity() -> Evaluation:
     """What is recorded of a length that no row of the test set reaches."""
     values: dict[str, Any] = dict.fromkeys(LOSSES) | {"num_tokens": 0, "num_document_starts": 0}
-    missing = ("nonfinite_share", "f_evaluations_per_token", "residual", "unconverged_share")
-    return Evaluation(values | dict.fromkeys(missing))
+    return Evaluation(values | {"nonfinite_share": None} | SolverTally().values(is_implicit=False))
 
 
 def _in_pieces(job: EvaluationJob) -> tuple[EvaluationJob, Any]:

@@ -35,13 +35,13 @@ class SolverTally:
     def f_evaluations_per_token(self) -> float | None:
         return finite(self.evaluations / self.num_tokens) if self.num_tokens else None
 
-    def values(self, is_implicit: bool, residual_key: str = "residual") -> dict[str, float | None]:
-        """The solver's part of a record of metrics.json; None where there is no number."""
+    def values(self, is_implicit: bool) -> dict[str, float | None]:
+        """The solver's part of a record of metrics.json, `residual` the largest; None where there is no number."""
         iterations = self.iterations / self.num_tokens if is_implicit and self.num_tokens else None
         return {
             "f_evaluations_per_token": self.f_evaluations_per_token,
             "iterations_per_token": None if iterations is None else finite(iterations),
-            residual_key: None if self.residual_max is None else finite(self.residual_max),
+            "residual": None if self.residual_max is None else finite(self.residual_max),
             "unconverged_share": self.unconverged_tokens / self.num_tokens if is_implicit and self.num_tokens else None,
         }
 

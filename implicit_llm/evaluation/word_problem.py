@@ -37,13 +37,13 @@ def evaluate_word_problem(job: EvaluationJob) -> Evaluation:
         labels_BL = np.asarray(batch["labels"])
         if answer is None:
             accuracy.add_nonfinite(len(labels_BL))
-            continue
-        predictions_BL, is_finite_B, stats = answer
-        accuracy.add(predictions_BL, labels_BL, is_finite_B)
-        solver.add(stats, labels_BL.shape)
-        predictions[start : start + len(labels_BL)] = predictions_BL
+        else:
+            predictions_BL, is_finite_B, stats = answer
+            accuracy.add(predictions_BL, labels_BL, is_finite_B)
+            solver.add(stats, labels_BL.shape)
+            predictions[start : start + len(labels_BL)] = predictions_BL
         progress.tell(accuracy.num_samples, lambda: _words(accuracy, solver))
-    values = accuracy.values() | solver.values(job.is_implicit, "residual_max") | {"num_samples": job.num_samples}
+    values = accuracy.values() | solver.values(job.is_implicit) | {"num_samples": job.num_samples}
     values["nonfinite_share"] = accuracy.num_nonfinite_samples / job.num_samples
     if accuracy.num_nonfinite_samples:
         counts = (accuracy.num_nonfinite_samples, job.num_samples)

@@ -54,7 +54,7 @@ class Point:
     chance_per_position: tuple[float, ...] | None
     f_evaluations_per_token: float | None
     iterations_per_token: float | None
-    residual_max: float | None
+    residual: float | None
     unconverged_share: float | None
     token_match_sequential: float | None
     phase: str | None = None

@@ -12,7 +12,7 @@ from implicit_llm.report.table_text import csv_text, escape, spread_columns, spr
 
 CSV_METRICS = (
     "accuracy_last10", "accuracy_sequence", "accuracy_token", "f_evaluations_per_token", "iterations_per_token",
-    "residual_max", "unconverged_share", "token_match_sequential",
+    "residual", "unconverged_share", "token_match_sequential",
 )  # fmt: skip
 
 

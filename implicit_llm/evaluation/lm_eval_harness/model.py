@@ -10,10 +10,10 @@ Shapes: `B` batch, `L` length, `V` vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
+from implicit_llm.evaluation.answers import check_tokens
 from implicit_llm.evaluation.batch_size import BatchSize, is_out_of_memory, release_memory
 from implicit_llm.evaluation.lm_eval_harness.cost import RequestCost
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import load_tokenizer, model_folder
@@ -97,7 +98,7 @@ class ImplicitLM(HFLM):
         if solver is None:
             key = "eval_tol" if "tol" in settings else next(iter(settings))
             raise SolverSettingError(f"{key}: the model is explicit and has no solver; leave the setting out")
-        self.model.solver = dataclasses.replace(solver, **settings)
+        self.model.solver = replace(solver, **settings)
 
     @property
     def batch_size(self) -> int:
@@ -127,6 +128,7 @@ class ImplicitLM(HFLM):
         for index, (_, context, continuation) in enumerate(requests):
             length = min(len(context) + len(continuation), self.max_length + 1)  # longer ones are cut on the left
             by_length.setdefault(length, []).append(index)
+            check_tokens(self.model, max(*context, *continuation, -1), f"{self.where}: tokenizer")
         answers: dict[int, Answer] = {}
         with tqdm(total=len(requests), desc=self.where, unit="request", disable=disable_tqdm) as bar:
             for length in sorted(by_length, reverse=True):
@@ -137,7 +139,9 @@ class ImplicitLM(HFLM):
 
     def _answers(self, requests: list[tuple[Any, list[int], list[int]]]) -> list[Answer]:
         """Answers to requests of one length; NaN where the iteration diverged. Raises: EvaluationOutOfMemory."""
+        cost = self.cost.solver
         while True:
+            self.cost.solver = replace(cost)  # so that what is tried again counts once
             try:
                 answers = super()._loglikelihood_tokens(requests, disable_tqdm=True)
                 break

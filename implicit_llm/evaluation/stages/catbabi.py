@@ -12,7 +12,7 @@ from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.answers import Evaluation
 from implicit_llm.evaluation.catbabi import QUESTION_MARK, WINDOWED, evaluate_catbabi, no_answers
 from implicit_llm.evaluation.catbabi_carried import StoriesInOrder, carries_state, evaluate_carried
-from implicit_llm.evaluation.config import CatbabiConfig, check_modes, swept_modes
+from implicit_llm.evaluation.config import CatbabiConfig, modes_of
 from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input
 from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
 from implicit_llm.evaluation.modes import ModeRunner
@@ -31,13 +31,13 @@ VOCABULARY_FILE = "vocabulary.json"  # beside the rows
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
     config = fill(CatbabiConfig, context.config, f"evaluate/{context.name}")
-    check_modes(config.modes, f"evaluate/{context.name}.modes")
+    modes = modes_of(config.modes, config.sweep, f"evaluate/{context.name}")
     trained = model_input(context)
     datasets = {role: open_dataset(source.work) for role, source in data_inputs(context).items()}
     questions = {role: question_id(dataset) for role, dataset in datasets.items()}
     model = load_model(trained, context.runtime)
     partial = PartialResults(context.work / "partial")
-    runner = ModeRunner(model, swept_modes(config.modes, config.sweep), partial, context.runtime, {})
+    runner = ModeRunner(model, modes, partial, context.runtime, {})
     about = about_model(model, trained)
     records: list[Record] = []
     for role, dataset in datasets.items():

@@ -10,14 +10,20 @@ from typing import Any
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, Sequences
 from implicit_llm.evaluation.batch_size import BatchSize
-from implicit_llm.evaluation.config import PARALLEL, SEQUENTIAL, ModeConfig, check_modes, swept_modes
+from implicit_llm.evaluation.config import (
+    PARALLEL,
+    SEQUENTIAL,
+    EvaluateConfigError,
+    ModeConfig,
+    modes_of,
+)
 from implicit_llm.evaluation.duality import compare_modes, is_plain, trace_convergence
 from implicit_llm.evaluation.duality_config import DualityConfig
 from implicit_llm.evaluation.duality_modes import AllModes, goes_by_token, pairs_of
 from implicit_llm.evaluation.duality_tally import DualityTally, PairTally
 from implicit_llm.evaluation.duality_trace import TracedModel
 from implicit_llm.evaluation.inputs import data_inputs, model_input
-from implicit_llm.evaluation.metrics_file import Record, write_metrics
+from implicit_llm.evaluation.metrics_file import Record, tracked_name, write_metrics
 from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.solver_tally import SolverTally
 from implicit_llm.evaluation.trained_model import about_model, load_model
@@ -52,22 +58,34 @@ class Comparison:
     partial: PartialResults
     batch_size: int | None
 
+    @property
+    def coupled_batch_size(self) -> int | None:
+        """The one that the modes ask for, None if none does. Raises: EvaluateConfigError where they differ."""
+        solver = getattr(self.model, "solver", None)
+        asked = {} if solver is None else {mode.name: mode.coupled_batch_size(solver) for mode in self.modes}
+        sizes = {name: size for name, size in asked.items() if size is not None}
+        if len(set(sizes.values())) > 1:
+            raise EvaluateConfigError(
+                f"modes: all are compared on the same batches, and the batch sizes differ ({sizes}); "
+                "give them the same batch_size"
+            )
+        return next(iter(sizes.values()), None)
+
     def job(self, reading: Reading, model: Any, num_rows: int, *, is_coupled: bool) -> EvaluationJob:
         """`model` stands for the model in another guise; a stopping rule that couples sequences fixes the batch."""
-        sizes = [mode.coupled_batch_size for mode in self.modes if mode.coupled_batch_size and is_coupled]
-        size = sizes[0] if sizes else self.batch_size or max(1, BATCH_TOKENS // reading.rows.length)
-        batch = BatchSize(size, is_fixed=bool(sizes))
+        fixed = self.coupled_batch_size if is_coupled else None
+        size = fixed or self.batch_size or max(1, BATCH_TOKENS // reading.rows.length)
+        batch = BatchSize(size, is_fixed=fixed is not None)
         return EvaluationJob(model, reading.rows, num_rows, batch, reading.label, self.config.precision)
 
 
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
     config = fill(DualityConfig, context.config, f"evaluate/{context.name}")
-    check_modes(config.modes, f"evaluate/{context.name}.modes")
+    modes = modes_of(config.modes, config.sweep, f"evaluate/{context.name}")
     trained, test_sets = model_input(context), data_inputs(context)
     model = load_model(trained, context.runtime)
     partial = PartialResults(context.work / "partial")
-    modes = swept_modes(config.modes, config.sweep)
     comparison = Comparison(model, modes, config, partial, int(context.runtime.get("batch_size") or 0) or None)
     about = about_model(model, trained)
     records: list[Record] = []
@@ -166,7 +184,10 @@ def _name(record: Record) -> str:
 def _tracked(records: Sequence[Record]) -> dict[str, float]:
     keys = ("token_agreement", "logit_distance_mean", "kl")
     return {
-        f"{key}.{_name(record)}": record[key] for record in _pairs(records) for key in keys if record[key] is not None
+        tracked_name(key, _name(record)): record[key]
+        for record in _pairs(records)
+        for key in keys
+        if record[key] is not None
     }
 
 

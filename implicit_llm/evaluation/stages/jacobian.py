@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from implicit_llm.data.shards import open_dataset
+from implicit_llm.evaluation.answers import check_tokens
 from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input
 from implicit_llm.evaluation.jacobian import (
     MEASURES,
@@ -53,6 +54,7 @@ def run(context: StageContext) -> StageResult:
     about = {"kind": config.kind, "layer": config.layer, **about_model(model, trained)}
     about["mode"] = "sequential" if about["is_implicit"] else "parallel"
     ids_BL = dataset.fetch(np.arange(min(config.num_sequences, len(dataset))))["input_ids"]
+    check_tokens(model, int(np.max(ids_BL)), f"{where} on {role}")
     progress = Progress(where, len(ids_BL) * len(config.positions) + len(RANDOM_SEEDS))
     read = {"data": role, "length": dataset.length}
     records: list[Record] = []

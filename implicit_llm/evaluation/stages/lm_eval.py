@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
-from implicit_llm.evaluation.config import check_modes, swept_modes
+from implicit_llm.evaluation.config import modes_of
 from implicit_llm.evaluation.inputs import model_input
 from implicit_llm.evaluation.lm_eval_harness.config import LmEvalConfig
 from implicit_llm.evaluation.lm_eval_harness.cost import RequestCost
@@ -13,7 +13,7 @@ from implicit_llm.evaluation.lm_eval_harness.model import DEFAULT_BATCH_SIZE, Im
 from implicit_llm.evaluation.lm_eval_harness.results import ask
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import TOKENIZER_FILE, load_tokenizer, run_tokenizer
-from implicit_llm.evaluation.metrics_file import Record, write_metrics
+from implicit_llm.evaluation.metrics_file import Record, tracked_name, write_metrics
 from implicit_llm.evaluation.modes import ModeRunner
 from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.trained_model import about_model, load_model, model_directory
@@ -26,13 +26,13 @@ TOKENIZER_ROLE = "tokenizer"
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm evaluate`: writes metrics.json, a record for each task and mode. Raises: UserError."""
     config = fill(LmEvalConfig, context.config, f"evaluate/{context.name}")
-    check_modes(config.modes, f"evaluate/{context.name}.modes")
+    modes = modes_of(config.modes, config.sweep, f"evaluate/{context.name}")
     tasks = load_tasks(config)
     trained = model_input(context)
     model = load_model(trained, context.runtime)
     lm = ImplicitLM(model, _tokenizer(context), mixed_precision_dtype=_autocast(config))
     partial = PartialResults(context.work / "partial")
-    runner = ModeRunner(model, swept_modes(config.modes, config.sweep), partial, context.runtime, {})
+    runner = ModeRunner(model, modes, partial, context.runtime, {})
     about = about_model(model, trained)
     records: list[Record] = []
     for name, task in tasks.items():
@@ -74,7 +74,7 @@ def _autocast(config: LmEvalConfig) -> str | None:
 def _tracked(records: list[Record]) -> dict[str, float]:
     """Metrics for the journal, one key a (metric, task, mode); what is missing is left out."""
     return {
-        f"{metric}.{record['task']}.{record['mode']}": value
+        tracked_name(metric, record["task"], record["mode"]): value
         for record in records
         for metric, value in record["metrics"].items()
         if value is not None

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from implicit_llm.evaluation.answers import Evaluation
-from implicit_llm.evaluation.config import PerplexityConfig, check_modes, swept_modes
+from implicit_llm.evaluation.config import PerplexityConfig, modes_of
 from implicit_llm.evaluation.inputs import data_inputs, model_input
 from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
 from implicit_llm.evaluation.modes import ModeRunner
@@ -26,11 +26,11 @@ TRACKED = ("loss", "perplexity", "perplexity_within_documents", "f_evaluations_p
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
     config = fill(PerplexityConfig, context.config, f"evaluate/{context.name}")
-    check_modes(config.modes, f"evaluate/{context.name}.modes")
+    modes = modes_of(config.modes, config.sweep, f"evaluate/{context.name}")
     trained, test_sets = model_input(context), data_inputs(context)
     model = load_model(trained, context.runtime)
     partial, options = PartialResults(context.work / "partial"), {"precision": config.precision}
-    runner = ModeRunner(model, swept_modes(config.modes, config.sweep), partial, context.runtime, options)
+    runner = ModeRunner(model, modes, partial, context.runtime, options)
     about = about_model(model, trained)
     records: list[Record] = []
     for role, source in test_sets.items():

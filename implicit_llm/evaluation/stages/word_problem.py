@@ -8,7 +8,7 @@ from typing import Any
 
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.answers import Evaluation
-from implicit_llm.evaluation.config import PARALLEL, SEQUENTIAL, EvaluateConfig, ModeConfig, check_modes, swept_modes
+from implicit_llm.evaluation.config import PARALLEL, SEQUENTIAL, EvaluateConfig, ModeConfig, modes_of
 from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input
 from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
 from implicit_llm.evaluation.modes import ModeRunner
@@ -34,13 +34,11 @@ class TestSet:
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
     config = fill(EvaluateConfig, context.config, f"evaluate/{context.name}")
-    check_modes(config.modes, f"evaluate/{context.name}.modes")
+    modes = modes_of(config.modes, config.sweep, f"evaluate/{context.name}")
     trained = model_input(context)
     test_sets = list(_test_sets(context, config.lengths))
     model = load_model(trained, context.runtime)
-    runner = ModeRunner(
-        model, swept_modes(config.modes, config.sweep), PartialResults(context.work / "partial"), context.runtime, {}
-    )
+    runner = ModeRunner(model, modes, PartialResults(context.work / "partial"), context.runtime, {})
     about = about_model(model, trained) | _trained_on(trained)
     records: list[Record] = []
     for test_set in test_sets:

@@ -7,6 +7,10 @@ import pytest
 
 from implicit_llm.evaluation.answers import EvaluationJob, UnknownToken, answers
 from implicit_llm.evaluation.batch_size import BatchSize
+from implicit_llm.evaluation.catbabi_carried import StateCarrier
+from implicit_llm.evaluation.config import ModeConfig
+from implicit_llm.evaluation.duality_modes import AllModes
+from implicit_llm.evaluation.duality_trace import TracedModel
 from tests.unit.evaluation.small_models import VOCAB, Rows, small_model
 
 
@@ -16,3 +20,12 @@ def test_a_token_that_the_model_does_not_know_is_named(column: str) -> None:
     job = EvaluationJob(small_model("gpt_neox"), rows, 2, BatchSize(2), "here")
     with pytest.raises(UnknownToken, match=f"here: the data has token {VOCAB} and the model knows {VOCAB};"):
         next(answers(job, lambda out, batch: out))
+
+
+def test_so_it_is_when_the_model_is_read_in_another_guise() -> None:
+    model = small_model("implicit")
+    modes = (ModeConfig("blockwise", "blockwise"),)
+    for guise in (StateCarrier(model), AllModes(model, modes), TracedModel(model, model.solver)):
+        job = EvaluationJob(guise, Rows(input_ids=np.full((7, 12), VOCAB)), 1, BatchSize(1), "here")
+        with pytest.raises(UnknownToken):
+            next(answers(job, lambda out, batch: out))

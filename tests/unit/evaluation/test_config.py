@@ -26,9 +26,25 @@ def test_mode_changes_only_what_it_names() -> None:
 def test_published_mode_stops_by_one_norm_over_a_batch_whose_size_is_part_of_the_result() -> None:
     published = ModeConfig("published", "simultaneous")
     assert published.solver(SolverConfig()).eval_stop == "batch"
-    assert published.coupled_batch_size == COUPLED_BATCH_SIZE
-    assert ModeConfig("published", "simultaneous", batch_size=512).coupled_batch_size == 512
-    assert ModeConfig("simultaneous", "simultaneous").coupled_batch_size is None
+    assert published.coupled_batch_size(SolverConfig()) == COUPLED_BATCH_SIZE
+    assert ModeConfig("published", "simultaneous", batch_size=512).coupled_batch_size(SolverConfig()) == 512
+    assert ModeConfig("simultaneous", "simultaneous").coupled_batch_size(SolverConfig()) is None
+    assert published.coupled_batch_size(None) is None
+
+
+def test_a_model_saved_with_the_published_rule_has_a_batch_size_that_is_part_of_the_result_in_every_mode() -> None:
+    saved = SolverConfig(eval_stop="batch")
+    assert ModeConfig("blockwise", "blockwise").coupled_batch_size(saved) == COUPLED_BATCH_SIZE
+    assert ModeConfig("blockwise", "blockwise", eval_stop="sequence").coupled_batch_size(saved) is None
+
+
+def test_the_record_says_the_iterations_allowed_even_where_they_follow_from_training() -> None:
+    assert ModeConfig("blockwise", "blockwise").record(SolverConfig(max_iter=16))["eval_max_iter"] == 64
+
+
+def test_an_explicit_model_in_a_sweep_is_marked_as_swept() -> None:
+    (swept,) = swept_modes((ModeConfig("blockwise", "blockwise"),), SweepConfig(eval_max_iter=(1,)))
+    assert swept.record(None)["sweep"] == {"base": "parallel", "key": None, "value": None}
 
 
 def test_a_sweep_changes_one_field_at_a_time_and_says_which() -> None:
@@ -47,7 +63,7 @@ def test_a_sweep_changes_one_field_at_a_time_and_says_which() -> None:
 def test_a_sweep_of_the_published_mode_keeps_its_stopping_rule() -> None:
     (swept,) = swept_modes((ModeConfig("published", "simultaneous"),), SweepConfig(eval_max_iter=(4,)))
     assert swept.stop == "batch"
-    assert swept.coupled_batch_size == ModeConfig("published", "simultaneous").coupled_batch_size
+    assert swept.coupled_batch_size(SolverConfig()) == COUPLED_BATCH_SIZE
 
 
 def test_the_record_of_a_mode_has_the_settings_that_were_used_and_none_for_an_explicit_model() -> None:

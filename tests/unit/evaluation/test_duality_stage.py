@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from implicit_llm.evaluation.config import EvaluateConfigError
 from implicit_llm.evaluation.stages import duality as stage
 from implicit_llm.runs.fill import ConfigError
 from implicit_llm.runs.manifest import Manifest
@@ -111,6 +112,14 @@ def test_interrupted_comparison_goes_on_with_the_same_numbers(
         evaluate(tmp_path / "cut", "explicit", text, lengths=[16])
     assert records(evaluate(tmp_path / "cut", "explicit", text, lengths=[16])) == whole
     assert len(seen) == 4 + 2  # of five rows three were kept
+
+
+def test_modes_that_couple_batches_of_different_sizes_are_not_compared(tmp_path: Path, text: Path) -> None:
+    modes = [
+        {**MODES[0], "name": name, "eval_stop": "batch", "batch_size": size} for name, size in (("a", 2), ("b", 4))
+    ]
+    with pytest.raises(EvaluateConfigError, match=r"batch sizes differ .*; give them the same batch_size"):
+        evaluate(tmp_path, "implicit", text, lengths=[16], modes=modes)
 
 
 @pytest.mark.parametrize("changes", [{"lengths": []}, {"max_tokens": 0}, {"trace_tokens": 0}])

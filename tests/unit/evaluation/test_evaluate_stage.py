@@ -12,6 +12,7 @@ import pytest
 
 from implicit_llm.data.stages import word_problem as data_stage
 from implicit_llm.evaluation.answers import EvaluationJob
+from implicit_llm.evaluation.config import EvaluateConfigError
 from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.stages import word_problem as stage
 from implicit_llm.runs.manifest import Manifest
@@ -148,6 +149,23 @@ def test_only_the_lengths_asked_for_are_evaluated(tmp_path: Path, tests_by_role:
     assert {record["length"] for record in records(evaluate(tmp_path, inputs, lengths=[24]))} == {24}
     with pytest.raises(EvaluateInputError, match=r"lengths: no test set has sequences of 48 tokens; there are 12, 24"):
         evaluate(tmp_path / "again", inputs, lengths=[24, 48])
+
+
+def test_an_explicit_model_in_a_sweep_is_told_from_its_plain_result(
+    tmp_path: Path, tests_by_role: dict[str, Path]
+) -> None:
+    inputs = {"model": train(tmp_path, "explicit"), **tests_by_role}
+    (record,) = records(evaluate(tmp_path, inputs, MODES[:1], lengths=[12], sweep={"eval_max_iter": [2, 4]}))
+    assert (record["mode"], record["sweep"]["base"]) == ("parallel", "parallel")
+
+
+def test_a_value_out_of_range_in_a_sweep_is_refused_before_anything_is_evaluated(
+    tmp_path: Path, tests_by_role: dict[str, Path]
+) -> None:
+    inputs = {"model": train(tmp_path, "implicit"), **tests_by_role}
+    with pytest.raises(EvaluateConfigError, match=r"sweep\.simultaneous@eval_tol=2\.eval_tol: 2.0 is outside"):
+        evaluate(tmp_path, inputs, MODES[:1], sweep={"eval_tol": [0.2, 2.0]})
+    assert not list(tmp_path.rglob("partial"))
 
 
 def test_the_names_of_swept_metrics_are_such_as_mlflow_takes(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:

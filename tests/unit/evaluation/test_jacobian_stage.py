@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from implicit_llm.data.stages import word_problem as data_stage
+from implicit_llm.evaluation.answers import UnknownToken
 from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.jacobian import JacobianConfig, choose_coordinates, measure, random_layer
 from implicit_llm.evaluation.stages import jacobian as stage
@@ -98,6 +99,21 @@ def test_coordinates_are_drawn_once_and_for_all() -> None:
     drawn = choose_coordinates(1000, 8)
     assert drawn.tolist() == sorted(set(drawn.tolist()))
     assert torch.equal(drawn, choose_coordinates(1000, 8))
+
+
+def test_rows_of_another_vocabulary_are_refused(
+    tmp_path: Path, test_set: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = stage.load_model
+
+    def knows_less(*arguments: Any) -> Any:
+        model = load(*arguments)
+        model.config.vocab_size = 2
+        return model
+
+    monkeypatch.setattr(stage, "load_model", knows_less)
+    with pytest.raises(UnknownToken, match="and the model knows 2"):
+        evaluate(tmp_path, "explicit", test_set)
 
 
 @pytest.mark.parametrize(

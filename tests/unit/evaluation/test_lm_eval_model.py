@@ -9,6 +9,7 @@ import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
 
+from implicit_llm.evaluation.answers import UnknownToken
 from implicit_llm.evaluation.batch_size import BatchSize, EvaluationOutOfMemory
 from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError
 from implicit_llm.solver.stats import NonFiniteState
@@ -74,21 +75,31 @@ def test_batches_hold_requests_of_one_length_and_equal_contexts_are_asked_once()
 
 def test_memory_that_runs_out_halves_the_batch_and_changes_no_answer() -> None:
     model = harness_model("llama3", eval_mode="blockwise")
-    expected = logprobs(ImplicitLM(model, harness_tokenizer(), batch_size=1))
+    alone = ImplicitLM(model, harness_tokenizer(), batch_size=1)
+    expected = logprobs(alone)
     lm = ImplicitLM(model, harness_tokenizer(), batch_size=8)
     call = lm._model_call
 
     def small_memory(inps: torch.Tensor, **options: Any) -> torch.Tensor:
         if len(inps) > 2:
+            call(inps, **options)  # has counted the batch before the memory ran out
             raise torch.OutOfMemoryError("out of memory")
         return call(inps, **options)
 
     lm._model_call = small_memory  # type: ignore[method-assign]
     np.testing.assert_allclose(logprobs(lm), expected, rtol=1e-5, atol=1e-4)
+    assert lm.cost.solver.num_tokens == alone.cost.solver.num_tokens  # what was tried again counts once
     assert lm.batches.size == 2
     lm.batches = BatchSize(8, is_fixed=True)
     with pytest.raises(EvaluationOutOfMemory, match="stopping rule"):
         logprobs(lm)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused() -> None:
+    model = harness_model("mamba2", "explicit")
+    model.config.vocab_size = 60
+    with pytest.raises(UnknownToken, match=r"tokenizer: the data has token .* and the model knows 60"):
+        logprobs(ImplicitLM(model, harness_tokenizer(), batch_size=4))
 
 
 def test_an_iteration_that_diverges_gives_no_number_and_is_counted() -> None:

@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from implicit_llm.evaluation.stages import lm_eval as stage
 from implicit_llm.runs.fill import ConfigError, fill
 from implicit_llm.runs.manifest import Manifest
 from implicit_llm.runs.stage import StageContext, StageResult, run_stage
+from implicit_llm.tracking import journal
 from tests.unit.evaluation.finished_runs import records, request
 from tests.unit.evaluation.harness_models import LOCAL_FOLDER, LOCAL_TASKS, harness_model, tokenizer_in
 
@@ -136,6 +138,10 @@ def test_a_sweep_is_done_beside_the_other_settings(tmp_path: Path, tokenizer: Pa
     assert [record["f_evaluations_per_token"] <= limit for record, limit in zip(found, (2, 3, 4), strict=True)]
     assert found[0]["sweep"] == {"base": "blockwise", "key": "eval_max_iter", "value": 2}
     assert (found[2]["eval_tol"], found[2]["eval_max_iter"]) == (0.5, 4)
+    (path,) = (tmp_path / "evaluate").rglob("journal.jsonl")
+    names = {name for point in journal.read(path) for name in point.values}
+    assert "acc.local_cloze.blockwise.eval_tol-0.5" in names
+    assert all(re.fullmatch(r"[\w\-. :/]+", name) for name in names)  # what MLflow takes
 
 
 def test_a_model_with_its_own_tokenizer_is_asked_with_that(tmp_path: Path, tokenizer: Path) -> None:

@@ -38,7 +38,7 @@ def test_solver_statistics_are_gathered_over_batches_with_the_closing_evaluation
     values = evaluate(stand_in()).values
     assert values["f_evaluations_per_token"] == 8.0
     assert values["iterations_per_token"] == 7.0
-    assert values["residual_max"] == pytest.approx(0.2)
+    assert values["residual"] == pytest.approx(0.2)
     assert values["unconverged_share"] == pytest.approx(3 * 3 / 120)  # one sequence in each of three batches
 
 
@@ -46,7 +46,7 @@ def test_explicit_model_costs_one_evaluation_and_has_no_residual() -> None:
     values = evaluate(stand_in(is_implicit=False)).values
     assert values["f_evaluations_per_token"] == 1.0
     assert values["iterations_per_token"] is None
-    assert values["residual_max"] is None
+    assert values["residual"] is None
     assert values["unconverged_share"] is None
 
 

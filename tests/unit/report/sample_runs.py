@@ -144,7 +144,7 @@ def _record(run: SampleRun, seed: int, length: int, hard_fraction: float, mode: 
         "accuracy_last10": sum(last) / len(last), "accuracy_sequence": min(curve) ** 2,
         "accuracy_token": sum(curve) / len(curve),
         "accuracy_per_position": curve, "f_evaluations_per_token": cost * (length / run.train_length) ** growth,
-        "residual_max": 0.049 if run.is_implicit else None, "unconverged_share": 0.0 if run.is_implicit else None,
+        "residual": 0.049 if run.is_implicit else None, "unconverged_share": 0.0 if run.is_implicit else None,
         "iterations_per_token": cost - 1.0 if run.is_implicit else None,
         "token_match_sequential": 0.98 if run.is_implicit and mode != "sequential" else None, "nonfinite_share": 0.0,
     }  # fmt: skip
