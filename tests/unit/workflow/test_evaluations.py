@@ -10,6 +10,18 @@ from implicit_llm_workflow.report_outputs import report_figures, report_tables
 from tests.unit.workflow.experiments import ExperimentFile
 
 ITEM = "evaluations:\n  word-problem:\n    kind: word_problem\n"
+COMPUTE = """  compute:
+    kind: word_problem
+    sweep: {eval_max_iter: [1, 4]}
+    modes:
+      - {name: blockwise, eval_mode: blockwise}
+"""
+LONG = """  long:
+    kind: word_problem
+    lengths: [16]
+    modes:
+      - {name: blockwise, eval_mode: blockwise}
+"""
 MODES = "    modes:\n      - {name: blockwise, eval_mode: blockwise, eval_block_len: 4}\n"
 
 
@@ -48,3 +60,28 @@ def test_the_jacobian_has_no_modes_and_every_other_kind_needs_some(tiny: Experim
     tiny.path.write_text(f"{tiny.path.read_text().rstrip()}\n{MODES}")
     with pytest.raises(ConfigError, match="kind jacobian has no modes; remove it"):
         tiny.load()
+
+
+def test_a_sweep_is_not_done_for_explicit_runs_which_would_stand_in_the_report_twice(tiny: ExperimentFile) -> None:
+    tiny.path.write_text(tiny.path.read_text() + COMPUTE)
+    evaluated = {node.name for node in build_graph(tiny.load()).values() if node.stage == "evaluate"}
+    assert "implicit-s0/free/compute" in evaluated
+    assert "explicit-s0/explicit/word-problem" in evaluated
+    assert "explicit-s0/explicit/compute" not in evaluated
+    tiny.edit("kind: word_problem\n    sweep", "kind: word_problem\n    runs: [explicit]\n    sweep")
+    with pytest.raises(ConfigError, match=r"evaluations\.compute\.runs: explicit matches no implicit run"):
+        tiny.load()
+
+
+def test_a_number_that_two_evaluations_would_give_is_refused(tiny: ExperimentFile) -> None:
+    tiny.path.write_text(tiny.path.read_text() + LONG)
+    tiny.edit(ITEM, f"{ITEM}    lengths: [8]\n")
+    tiny.load()
+    tiny.edit("    lengths: [8]\n", "")
+    with pytest.raises(ConfigError, match=r"evaluations\.long\.lengths: word-problem gives the same numbers of impl"):
+        tiny.load()
+    tiny.edit("{name: blockwise, eval_mode: blockwise}", "{name: blocks, eval_mode: blockwise}")
+    with pytest.raises(ConfigError, match="gives the same numbers of explicit; let them have different lengths"):
+        tiny.load()
+    tiny.edit("  long:\n", "  long:\n    runs: [implicit]\n")
+    tiny.load()

@@ -17,18 +17,22 @@ PERPLEXITY, LM_EVAL, DUALITY, JACOBIAN = "perplexity", "lm_eval", "duality", "ja
 
 @dataclass(frozen=True)
 class Kind:
-    """`data`: kinds of data whose models it applies to; `settings`: its own keys of the experiment file."""
+    """`data`: kinds of data whose models it applies to; `settings`: its own keys of the experiment file.
+
+    `parts`: the setting that says of which parts of the data there are numbers, all of them where it is left out.
+    """
 
     data: tuple[str, ...]
     settings: tuple[str, ...] = ()
     has_modes: bool = True
+    parts: str = "lengths"
 
 
 KINDS = {
     WORD_PROBLEM: Kind((WORD_PROBLEM,), ("lengths",)),
-    CATBABI: Kind((CATBABI,), ("protocols", "carried_max_tokens")),
+    CATBABI: Kind((CATBABI,), ("protocols", "carried_max_tokens"), parts="protocols"),
     PERPLEXITY: Kind((LANGUAGE_MODEL,), ("lengths", "max_tokens", "precision")),
-    LM_EVAL: Kind((LANGUAGE_MODEL,), LM_EVAL_SETTINGS),
+    LM_EVAL: Kind((LANGUAGE_MODEL,), LM_EVAL_SETTINGS, parts="tasks"),
     DUALITY: Kind((LANGUAGE_MODEL,), ("lengths", "max_tokens", "trace_tokens", "precision")),
     JACOBIAN: Kind(
         (WORD_PROBLEM, CATBABI, LANGUAGE_MODEL),
@@ -55,6 +59,18 @@ class Evaluation:
     def applies_to(self, run: str, data: DataSet) -> bool:
         """Whether it is done for the run of this name, trained on `data`."""
         return data.kind in KINDS[self.kind].data and any(fnmatchcase(run, pattern) for pattern in self.runs)
+
+    def repeats(self, other: Evaluation, *, is_implicit: bool | None) -> bool:
+        """Whether both give the same number of a model they are done for; `is_implicit` None: not known.
+
+        An explicit model has one mode, whatever the modes are called.
+        """
+        if self.kind != other.kind or self.sweep or other.sweep or not self.modes:
+            return False
+        mine, theirs = (self.settings.get(KINDS[self.kind].parts), other.settings.get(KINDS[self.kind].parts))
+        is_same_part = mine is None or theirs is None or not set(mine).isdisjoint(theirs)
+        names = {mode["name"] for mode in self.modes}
+        return is_same_part and (not is_implicit or any(mode["name"] in names for mode in other.modes))
 
 
 def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluation:

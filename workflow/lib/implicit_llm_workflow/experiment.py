@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ class Experiment:
     peers: Mapping[str, Peer] = field(default_factory=dict)
 
     def evaluations_of(self, run: Run) -> list[Evaluation]:
-        """Those that are done for a run."""
-        return [item for item in self.evaluations.values() if item.applies_to(run.name, self.data[run.data])]
+        """Those that are done for a run; a sweep is for implicit ones, an explicit one has nothing to sweep."""
+        mine = [item for item in self.evaluations.values() if item.applies_to(run.name, self.data[run.data])]
+        return [item for item in mine if run.is_implicit or not item.sweep]
 
     def evaluations_of_peer(self, peer: Peer) -> list[Evaluation]:
         """Those that are done for a peer."""
@@ -56,6 +58,7 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     experiment = Experiment(values["name"], source, data, runs, evaluations, values.get("report", {}), peers)
     _check_evaluations(experiment)
     check_peers(experiment.peers.values(), data, evaluations, _trained(runs), source)
+    _check_repeated(experiment)
     return experiment
 
 
@@ -73,17 +76,41 @@ def _run(point: GridPoint, builder: RunBuilder) -> Run:
 def _check_evaluations(experiment: Experiment) -> None:
     """An evaluation that meets no run is a mistake, not an empty table."""
     for name, item in experiment.evaluations.items():
-        if any(item.applies_to(run.name, experiment.data[run.data]) for run in experiment.runs.values()):
+        if any(item in experiment.evaluations_of(run) for run in experiment.runs.values()):
             continue
         if any(peer.has(item, experiment.data[peer.data]) for peer in experiment.peers.values()):
             continue
         kinds = KINDS[item.kind].data
         if any(experiment.data[run.data].kind in kinds for run in experiment.runs.values()):
+            run = "implicit run" if item.sweep else "run"
             raise ConfigError(
-                f"{experiment.source}: evaluations.{name}.runs: {', '.join(item.runs)} matches no run with "
+                f"{experiment.source}: evaluations.{name}.runs: {', '.join(item.runs)} matches no {run} with "
                 f"{' or '.join(kinds)} data; runs are {', '.join(experiment.runs)}"
             )
         raise ConfigError(
             f"{experiment.source}: evaluations.{name}.kind: no run has {' or '.join(kinds)} data, which "
             f"{item.kind} is for; add a run or remove the evaluation"
         )
+
+
+def _check_repeated(experiment: Experiment) -> None:
+    """A number that two evaluations give would count in the report as that of another seed."""
+    for run in experiment.runs.values():
+        evaluations = experiment.evaluations_of(run)
+        _refuse_repeated(experiment.source, run.name, evaluations, is_implicit=run.is_implicit, choose="`runs`")
+    for peer in experiment.peers.values():
+        choose = f"`peers.{peer.name}.evaluations`"
+        evaluations = experiment.evaluations_of_peer(peer)
+        _refuse_repeated(experiment.source, peer.name, evaluations, is_implicit=None, choose=choose)
+
+
+def _refuse_repeated(
+    source: str, model: str, evaluations: list[Evaluation], *, is_implicit: bool | None, choose: str
+) -> None:
+    for first, second in combinations(evaluations, 2):
+        if first.repeats(second, is_implicit=is_implicit):
+            parts = KINDS[first.kind].parts
+            raise ConfigError(
+                f"{source}: evaluations.{second.name}.{parts}: {first.name} gives the same numbers of {model}; "
+                f"let them have different {parts}, or choose one by {choose}"
+            )

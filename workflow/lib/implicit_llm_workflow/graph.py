@@ -91,7 +91,7 @@ def _evaluate_node(model: Node, name: str, evaluation: Evaluation, data: DataSet
     if evaluation.sweep:
         config["sweep"] = {key: list(values) for key, values in evaluation.sweep.items()}
     if isinstance(data, LanguageModel) and evaluation.kind in (PERPLEXITY, DUALITY):
-        config["lengths"] = list(data.test_lengths if evaluation.kind == PERPLEXITY else data.test_lengths[:1])
+        config["lengths"] = list(data.test_lengths) if evaluation.kind == PERPLEXITY else [min(data.test_lengths)]
     config |= evaluation.settings
     if evaluation.kind == LM_EVAL and isinstance(data, LanguageModel):
         read = {"tokenizer": tokenizer_node(data).key}

@@ -62,7 +62,7 @@ def where_to_look(plan: Plan) -> Iterator[str]:
 
 def _evaluated(plan: Plan, data: DataSet, evaluation: Evaluation) -> Iterator[Evaluated]:
     for run in plan.experiment.runs.values():
-        if run.data == data.name and evaluation.applies_to(run.name, data):
+        if run.data == data.name and evaluation in plan.experiment.evaluations_of(run):
             for phase in run.final_phases:
                 keys = tuple(f"evaluate/{run.name}-s{seed}/{phase.name}/{evaluation.name}" for seed in run.seeds)
                 yield Evaluated(run, phase.name, run.seeds, keys)
