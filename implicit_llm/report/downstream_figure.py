@@ -94,7 +94,8 @@ def _panel(
         if sweep is not None and sweep["base"] == shown:
             by_name.setdefault(row.name, []).append((sweep["value"], row))
     lines = tuple(Line(name, shown or "", tuple(sorted(rows, key=_value))) for name, rows in sorted(by_name.items()))
-    explicit = [p for p in points if p.task in suite.tasks and p.sweep is None and not p.is_implicit]
+    trained_here = [p for p in points if p.task in suite.tasks and p.sweep is None and p.source is None]
+    explicit = [p for p in trained_here if not p.is_implicit]
     references = tuple(sorted(rows_of(group, explicit), key=lambda row: row.name)) if lines else ()
     return SweptPanel(suite, group, lines, references)
 

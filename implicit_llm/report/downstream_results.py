@@ -148,9 +148,8 @@ class DownstreamTable:
 
 
 def points_of(records: Iterable[Record]) -> tuple[DownstreamPoint, ...]:
-    """Each once: an explicit model is the same in an evaluation and in a sweep of it."""
-    points = (_point(record) for record in records)
-    return tuple({(*point.key, point.seed, point.task): point for point in points}.values())
+    """All of them, those of sweeps and of models trained elsewhere too."""
+    return tuple(_point(record) for record in records)
 
 
 def groups_of(points: Iterable[DownstreamPoint], training: Iterable[TrainingRun]) -> tuple[ModelGroup, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm.report.babi_results import PROTOCOL_WORDS
 from implicit_llm.report.inputs import is_peer
 from implicit_llm.report.results import Spread, headline_mode
 from implicit_llm.report.section import Section, SectionInputs
@@ -76,11 +77,17 @@ def source_words(source: Mapping[str, Any]) -> str:
 def _tables(given: SectionInputs, kind: str) -> Iterator[PeersTable]:
     measure, words, form = MEASURES[kind]
     records = [record for record in given.inputs.records.get(kind, ()) if not record.get("sweep")]
-    for data in sorted({record["data"] for record in records if is_peer(record)}):
-        mine = [record for record in records if record["data"] == data]
+    for data, protocol in sorted({_test(record) for record in records if is_peer(record)}):
+        mine = [record for record in records if _test(record) == (data, protocol)]
         lengths = tuple(sorted({record["length"] for record in mine if record["length"] is not None}))
         rows = tuple(_rows(mine, lengths, measure, given.config.headline_mode))
-        yield PeersTable(kind, data, words, form, lengths, rows)
+        name = f"{data}, {PROTOCOL_WORDS.get(protocol, protocol)}" if protocol else data
+        yield PeersTable(kind, name, words, form, lengths, rows)
+
+
+def _test(record: Record) -> tuple[str, str]:
+    """What the models of a table share: the test set, and how CatbAbI was read."""
+    return record["data"], record.get("protocol") or ""
 
 
 def _rows(records: Sequence[Record], lengths: Sequence[int], measure: str, wanted: str | None) -> Iterator[Row]:

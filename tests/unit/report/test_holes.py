@@ -200,6 +200,19 @@ def test_peers_stand_beside_our_models_and_touch_no_claim_and_no_other_table(
     assert not (alone / "tables" / "peers.csv").exists()
 
 
+def test_protocols_of_catbabi_are_not_taken_for_seeds_of_a_peer(tmp_path: Path, text: dict[str, Path]) -> None:
+    records = [
+        {"kind": "catbabi", "data": "babi-test", "length": 200, "protocol": protocol, "accuracy": accuracy}
+        for protocol, accuracy in (("windowed", 0.25), ("carried", 0.75))
+    ]
+    rows = rows_of(make_report(tmp_path / "report", text | peer(tmp_path / "results", "catbabi", records)), "peers")
+    assert [(row["mean"], row["low"], row["high"]) for row in rows] == [("0.75",) * 3, ("0.25",) * 3]
+    assert [row["data"].partition(", ")[2] for row in rows] == [
+        "state carried over all stories",
+        "every row from an empty state",
+    ]
+
+
 def test_where_a_peer_comes_from_is_said_in_words() -> None:
     assert source_words({"path": "models/x", "sha256": {"config.json": "a", "b": "12" * 32, "c": "34" * 32}}) == (
         "models/x, sha256 121212121212 and others"
