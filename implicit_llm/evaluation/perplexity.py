@@ -22,12 +22,15 @@ from implicit_llm.models.causal_lm import ImplicitForCausalLM
 log = logging.getLogger(__name__)
 
 LOSSES = ("loss", "perplexity", "loss_within_documents", "perplexity_within_documents", "loss_by_position")
+# What is not known of a stream that does not say which token ends a document.
+OF_DOCUMENTS = ("loss_within_documents", "perplexity_within_documents", "num_document_starts")
 
 
 class PerplexityTally:
     """Losses of all targets, of those that do not start a document, and by position."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, *, knows_documents: bool) -> None:
+        self.knows_documents = knows_documents
         self.all, self.within_documents = LossTally(), LossTally()
         self.by_position = PositionTally(length)
         self.num_document_starts = self.num_nonfinite_rows = 0
@@ -52,7 +55,8 @@ class PerplexityTally:
             "loss_by_position": self.by_position.values(),
         }
         counts = {"num_tokens": self.all.num_tokens, "num_document_starts": self.num_document_starts}
-        return (known if self.num_nonfinite_rows == 0 else dict.fromkeys(LOSSES)) | counts
+        values = (known if self.num_nonfinite_rows == 0 else dict.fromkeys(LOSSES)) | counts
+        return values if self.knows_documents else values | dict.fromkeys(OF_DOCUMENTS)
 
 
 def evaluate_perplexity(job: EvaluationJob) -> Evaluation:
@@ -60,7 +64,8 @@ def evaluate_perplexity(job: EvaluationJob) -> Evaluation:
 
     Raises: EvaluationOutOfMemory.
     """
-    tally, solver = PerplexityTally(job.dataset.length), SolverTally()
+    knows_documents = getattr(job.dataset, "end_of_text", None) is not None
+    tally, solver = PerplexityTally(job.dataset.length, knows_documents=knows_documents), SolverTally()
     progress = Progress(job.where, job.num_samples)
     job, read = _in_pieces(job)
     for start, batch, answer in answers(job, read):

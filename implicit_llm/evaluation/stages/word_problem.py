@@ -39,7 +39,7 @@ def run(context: StageContext) -> StageResult:
     test_sets = list(_test_sets(context, config.lengths))
     model = load_model(trained, context.runtime)
     runner = ModeRunner(model, modes, PartialResults(context.work / "partial"), context.runtime, {})
-    about = about_model(model, trained) | _trained_on(trained)
+    about = {"kind": config.kind, **about_model(model, trained), **_trained_on(trained)}
     records: list[Record] = []
     for test_set in test_sets:
         records += _evaluate_data(runner, test_set, about)

@@ -103,7 +103,7 @@ def test_manifest_has_the_headline_and_no_partial_result_is_left(implicit_run: P
 
 def test_explicit_model_has_the_one_mode_parallel(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
     found = records(evaluate(tmp_path, {"model": train(tmp_path, "explicit"), **tests_by_role}))
-    assert [record["mode"] for record in found] == ["parallel", "parallel"]
+    assert [(record["kind"], record["mode"]) for record in found] == [("word_problem", "parallel")] * 2
     assert {record["f_evaluations_per_token"] for record in found} == {1.0}
 
 

@@ -70,6 +70,15 @@ def test_perplexity_equals_an_independent_pass_for_every_token(tmp_path: Path, k
         assert loss == (pytest.approx(np.mean(expected), rel=2e-5) if expected else None)
 
 
+def test_documents_of_a_stream_that_does_not_say_where_they_end_have_no_number(tmp_path: Path) -> None:
+    write_stream(tmp_path, random_documents([3, 9, 20]))
+    rows = TextRows(tmp_path, 8)
+    rows.end_of_text = None
+    values = evaluate(small_model("gpt_neox"), rows).values
+    assert values["perplexity"] is not None
+    assert (values["perplexity_within_documents"], values["num_document_starts"]) == (None, None)
+
+
 @pytest.mark.parametrize("kind", ["implicit", "explicit"])
 def test_perplexity_and_cost_do_not_depend_on_the_batch_size(rows: TextRows, kind: str) -> None:
     model = small_model(kind)
