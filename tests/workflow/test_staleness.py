@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.workflow.tiny_project import NOTHING, Project
 
 FREE = {"train/implicit-s0/free", "evaluate/implicit-s0/free/word-problem", "report"}
@@ -22,9 +24,36 @@ def test_a_change_of_the_solver_reruns_the_training_but_not_the_data(project: Pr
     assert project.planned() == TRAINED
 
 
+EVALUATED = {"evaluate/implicit-s0/free/word-problem", "evaluate/explicit-s0/explicit/word-problem", "report"}
+DATA = {"data/s3-train", "data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
+
+
+@pytest.mark.parametrize(
+    ("module", "jobs"),
+    [
+        ("data/stages/word_problem.py", {*DATA, *TRAINED}),
+        ("training/stage.py", TRAINED),
+        ("evaluation/stages/word_problem.py", EVALUATED),
+        ("evaluation/stages/perplexity.py", set()),  # of a kind that the experiment does not have
+        ("report/stage.py", {"report"}),
+    ],
+)
+def test_changed_code_of_one_stage_reruns_it_and_what_follows(project: Project, module: str, jobs: set[str]) -> None:
+    with open(project.library / module, "a") as file:
+        file.write("\nANOTHER = 1\n")
+    assert project.planned() == jobs
+
+
+def test_a_file_of_a_finished_result_that_is_deleted_reruns_nothing(project: Project) -> None:
+    for path in project.results.glob("train/*/*/work/*/model.json"):
+        path.unlink()
+    assert NOTHING in project.snakemake()
+
+
 def test_comments_plumbing_and_machine_facts_rerun_nothing(project: Project) -> None:
     project.edit(project.library / "solver" / "fixed_point.py", "# a comment", "# another")
     project.edit(project.library / "solver" / "fixed_point.py", "Half of it.", "A half.")
+    (project.dir / "README.md").write_text("Another page.\n")
     with open(project.library / "tracking" / "journal.py", "a") as file:
         file.write("\nANOTHER = 1\n")
     project.edit(project.config, "name: tiny", "name: tiny\ndescription: another one")

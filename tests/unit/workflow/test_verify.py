@@ -25,7 +25,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two data sets as their jobs leave them, one of them in four shards."""
     path = tmp_path_factory.mktemp("made") / "tiny.yaml"
     path.write_text(TINY)
-    plan = ExperimentFile(path).edit("group: S3", "group: S3\n    shard_samples: 16").plan()
+    ExperimentFile(path).edit("group: S3", "group: S3\n    shard_samples: 16")
+    plan = plan_of(path)
     for key in (JOB, OTHER):
         make(plan, key)
     return path.parent
@@ -35,7 +36,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(template: Path, tmp_path: Path) -> Plan:
     """The plan of a copy."""
     shutil.copytree(template, tmp_path / "copy")
-    return ExperimentFile(tmp_path / "copy" / "tiny.yaml").plan()
+    return plan_of(tmp_path / "copy" / "tiny.yaml")
+
+
+def plan_of(path: Path) -> Plan:
+    """With the digests of the real code, which the jobs compare with their own."""
+    return Plan(load_experiment(path), path.parent / "results")
 
 
 def make(plan: Plan, key: str) -> None:
@@ -150,7 +156,7 @@ def test_a_manifest_that_points_out_of_its_directory_is_refused(made: Plan, caps
 
 def test_a_changed_copy_of_a_declared_file_is_found(made: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     path = made.root / JOB / "manifest.json"
-    work = next((made.root / JOB).glob("work/*"))
+    work = next((made.root / JOB).glob("work/[0-9a-f]*"))
     page = work / "declared" / "page.html"
     page.parent.mkdir()
     page.write_text("page")

@@ -83,12 +83,12 @@ def headline(config: Config = DEFAULT_CONFIG, results: Results = DEFAULT_RESULTS
 COMMANDS = (identity, nodes, headline)
 
 
-def wide_console() -> Console:
-    """As wide as the terminal; into a file or a pipe wide enough for whole lines."""
+def wide_console(is_error: bool = False) -> Console:
+    """As wide as the terminal; into a file or a pipe wide enough for whole lines. `is_error`: on stderr."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=240, highlight=False)
+    console = Console(highlight=False, stderr=is_error)
+    return console if console.is_terminal else Console(width=240, highlight=False, stderr=is_error)
 
 
 def make_plan(config: str, results: Path) -> Plan:

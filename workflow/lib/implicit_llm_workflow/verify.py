@@ -62,7 +62,7 @@ def take_inventory(plan: Plan, nodes: Iterable[Node]) -> Inventory:
     for node in nodes:
         manifest = plan.run_dir(node) / MANIFEST
         try:
-            files = _vouched(node.key, plan.run_dir(node), manifest.read_bytes())
+            files = vouched_files(node.key, plan.run_dir(node), manifest.read_bytes())
         except FileNotFoundError:
             found.unfinished.append(node.key)
             continue
@@ -96,8 +96,11 @@ def rebuild_commands(plan: Plan, jobs: Iterable[str]) -> list[str]:
     return [shlex.join(["rm", "-f", *map(plan.manifest, nodes)]), plan.command_for(nodes)]
 
 
-def _vouched(job: str, run_dir: Path, content: bytes) -> list[VouchedFile]:
-    """The files of a manifest. Raises: ValueError, KeyError or TypeError for one that is no good."""
+def vouched_files(job: str, run_dir: Path, content: bytes, is_published: bool = True) -> list[VouchedFile]:
+    """The files of a manifest; of one that is not the run's published one without the copies of declared files.
+
+    Raises: ValueError, KeyError or TypeError for one that is no good.
+    """
     values = json.loads(content)
     identity = {key: values["identity"][key] for key in ("config", "code", "upstream")}
     if digest({"stage": values["stage"], **identity}) != values["fingerprint"]:
@@ -105,7 +108,8 @@ def _vouched(job: str, run_dir: Path, content: bytes) -> list[VouchedFile]:
     work = run_dir / "work" / values["fingerprint"][:FINGERPRINT_DIGITS]
     if _read(work / MANIFEST) != content:
         raise ValueError(f"differs from its copy {work / MANIFEST}")
-    return [file for record in values["files"] for file in _records(job, run_dir, work, record)]
+    files = [file for record in values["files"] for file in _records(job, run_dir, work, record)]
+    return [file for file in files if is_published or file.path.is_relative_to(work)]
 
 
 def _records(job: str, run_dir: Path, work: Path, record: Mapping[str, Any]) -> Iterator[VouchedFile]:
@@ -133,7 +137,7 @@ def _check(file: VouchedFile, progress: Progress) -> Broken | None:
         if size != file.size:
             progress(file.size)
             return Broken(file.job, file.path, f"expected {file.size} bytes, found {size}")
-        found = _sha256(file.path, progress)
+        found = sha256_of(file.path, progress)
     except FileNotFoundError:
         progress(file.size)
         return Broken(file.job, file.path, f"expected {file.size} bytes, found no file")
@@ -144,7 +148,8 @@ def _check(file: VouchedFile, progress: Progress) -> Broken | None:
     return Broken(file.job, file.path, f"expected sha256 {file.sha256[:16]}, found {found[:16]}")
 
 
-def _sha256(path: Path, progress: Progress) -> str:
+def sha256_of(path: Path, progress: Progress = lambda size: None) -> str:
+    """sha256 (hexadecimal) of a file."""
     total = hashlib.sha256()
     with open(path, "rb", buffering=0) as stream:
         while block := stream.read(BLOCK_BYTES):
