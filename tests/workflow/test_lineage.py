@@ -101,7 +101,7 @@ def test_an_accepted_exception_is_part_of_the_lineage(project: Project) -> None:
     acceptance = Acceptance(fingerprint, "1" * 64, "2" * 64, "3" * 64, ("solver (solve)",), "2026-11-21", "no matter")
     save_acceptance(project.results / FREE, acceptance)
     found = trace(project.results / EVALUATION)
-    assert "ACCEPTED 2026-11-21 with other code (222222222222 -> 333333333333; solver (solve)): no matter" in text_of(
+    assert "accepted 2026-11-21 with other code (222222222222 -> 333333333333; solver (solve)): no matter" in text_of(
         found
     )
     accepted = {job["job"]: job["accepted"] for job in as_json(found)["runs"] if job["accepted"]}

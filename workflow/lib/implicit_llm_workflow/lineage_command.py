@@ -68,7 +68,7 @@ def lineage(
         typer.echo(json.dumps(lineage_tree.as_json(found), indent=1, ensure_ascii=False))
     console = wide_console(is_error=as_json)
     if not as_json:
-        console.print(lineage_tree.tree_of(found), soft_wrap=True)
+        console.print(lineage_tree.tree_of(found))
     if ro_crate is not None:
         from implicit_llm_workflow.ro_crate import write_crate
 

@@ -31,13 +31,13 @@ def tree_of(lineage: Lineage) -> Tree:
 
 
 def run_text(run: Ancestor) -> str:
-    """Fingerprint, MLflow run, commit, device, time and exceptions of a run, in one line."""
+    """Fingerprint, MLflow run, commit, device and time of a run in one line, and a line for each exception."""
     parts = [run.key, run.fingerprint[:FINGERPRINT_DIGITS], f"mlflow {run.mlflow_run_id or 'none'}"]
     if not run.provenance:
         parts.append("provenance not recorded")
     else:
         parts += [_commit_text(run), str(run.provenance.get("device")), str(run.provenance.get("finished"))]
-    return "  ".join([*parts, *map(_acceptance_text, run.acceptances)])
+    return "\n".join(["  ".join(parts), *map(_acceptance_text, run.acceptances)])
 
 
 def as_json(lineage: Lineage) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _commit_text(run: Ancestor) -> str:
 def _acceptance_text(acceptance: Acceptance) -> str:
     changed = "what changed is not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
     codes = f"{acceptance.recorded_code[:12]} -> {acceptance.wanted_code[:12]}"
-    return f"ACCEPTED {acceptance.when[:10]} with other code ({codes}; {changed}): {acceptance.why}"
+    return f"accepted {acceptance.when[:10]} with other code ({codes}; {changed}): {acceptance.why}"
 
 
 def _run_values(run: Ancestor) -> dict[str, Any]:
