@@ -18,6 +18,8 @@ from implicit_llm.report.svg import Figure, Panel
 
 NAME = "convergence-by-iteration"
 LEAST_RESIDUAL = 1e-9  # below lies rounding, and zero has no logarithm
+Curve = Mapping[str, Sequence[float]]
+DrawnLine = tuple[ConvergenceLine, list[Curve]]
 
 
 def convergence_by_iteration(records: Iterable[Mapping[str, Any]]) -> Figure | None:
@@ -39,18 +41,14 @@ def convergence_by_iteration(records: Iterable[Mapping[str, Any]]) -> Figure | N
 
 def _draw_residual(lines: Sequence[ConvergenceLine], series: Mapping[str, Series], axis: Axes) -> None:
     """The median over tokens as a line, up to the 90 % quantile as a band; of seeds the geometric mean."""
-    drawn = []
-    for line in reversed(lines):
-        curves = _curves(line)
-        if not curves:
-            continue
-        drawn.append(line)
+    drawn = _with_curves(lines)
+    for line, curves in drawn:
         style = series[line.name]
         median, high = (_geometric_mean(curves, f"residual_token_{name}") for name in ("median", "q90"))
         evaluations = curves[0]["f_evaluations"]
         axis.fill_between(evaluations, median, high, color=style.color, alpha=0.16, linewidth=0)
         axis.plot(evaluations, median, **style.line(has_markers=False))
-    for tolerance in sorted({line.cell.first.eval_tol for line in drawn if line.cell.first.eval_tol}):
+    for tolerance in sorted({line.cell.first.eval_tol for line, _ in drawn if line.cell.first.eval_tol}):
         axis.axhline(tolerance, color=MUTED, linewidth=0.8, linestyle=(0, (1.2, 1.2)))
         axis.annotate(f"tolerance {tolerance:g}", (1, tolerance), xycoords=("axes fraction", "data"), fontsize=7,
                       color=MUTED, ha="right", va="bottom")  # fmt: skip
@@ -65,12 +63,8 @@ def _draw_residual(lines: Sequence[ConvergenceLine], series: Mapping[str, Series
 
 def _draw_agreement(lines: Sequence[ConvergenceLine], series: Mapping[str, Series], axis: Axes) -> None:
     """The mean over seeds as a line, their range as a band."""
-    drawn = []
-    for line in reversed(lines):
-        curves = _curves(line)
-        if not curves:
-            continue
-        drawn.append(line)
+    drawn = _with_curves(lines)
+    for line, curves in drawn:
         style = series[line.name]
         shares = np.array([curve["agreement_with_last"] for curve in curves])
         evaluations = curves[0]["f_evaluations"]
@@ -84,19 +78,24 @@ def _draw_agreement(lines: Sequence[ConvergenceLine], series: Mapping[str, Serie
     tell_if_empty(axis, drawn)
 
 
-def _curves(line: ConvergenceLine) -> list[Mapping[str, Sequence[float]]]:
+def _with_curves(lines: Sequence[ConvergenceLine]) -> list[DrawnLine]:
+    """Those that have curves, with them; the first line is drawn last, on top."""
+    return [(line, curves) for line in reversed(lines) if (curves := _curves(line))]
+
+
+def _curves(line: ConvergenceLine) -> list[Curve]:
     """Those of the seeds, as far as they look at the same evaluations."""
     curves = [point.convergence for point in line.cell.points if point.convergence is not None]
     return [curve for curve in curves if curve["f_evaluations"] == curves[0]["f_evaluations"]]
 
 
-def _geometric_mean(curves: Sequence[Mapping[str, Sequence[float]]], key: str) -> np.ndarray:
+def _geometric_mean(curves: Sequence[Curve], key: str) -> np.ndarray:
     values = np.array([curve[key] for curve in curves], dtype=float)
     return np.exp(np.log(np.maximum(values, LEAST_RESIDUAL)).mean(axis=0))
 
 
-def _evaluations_axis(axis: Axes, drawn: Sequence[ConvergenceLine]) -> None:
-    last = max((_curves(line)[0]["f_evaluations"][-1] for line in drawn), default=2)
+def _evaluations_axis(axis: Axes, drawn: Sequence[DrawnLine]) -> None:
+    last = max((curves[0]["f_evaluations"][-1] for _, curves in drawn), default=2)
     axis.set_xscale("log", base=2)
     ticks = [2**power for power in range(13) if 2**power <= last]
     axis.xaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())

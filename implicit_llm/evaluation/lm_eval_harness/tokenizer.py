@@ -44,8 +44,9 @@ def load_tokenizer(given: str | Path | None, model: str | Path) -> Any:
         return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else str(given or model))
     except (OSError, ValueError, KeyError) as error:
         raise TokenizerMissing(
-            f"{path}: no tokenizer there; name one: tokenizer=PATH in --model_args, for a model trained here the run "
-            "directory of its data set's tokenizer, such as results/miniature/data/text-tokenizer"
+            f"{path}: no tokenizer there; name one, for a model trained here the run directory of its data set's "
+            "tokenizer, such as results/miniature/data/text-tokenizer: with `evaluate lm-eval` as --data DIR, with "
+            "`lm-eval` as tokenizer=DIR in --model_args"
         ) from error
 
 
