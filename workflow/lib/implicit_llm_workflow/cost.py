@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from implicit_llm_workflow.canonical import canonical_json
+from implicit_llm_workflow.data_estimate import TokenisationRate, data_estimate, tokenisation_rate
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.estimate import TrainingEstimator
 from implicit_llm_workflow.evaluation_estimate import EvaluationEstimate, evaluation_estimates
-from implicit_llm_workflow.hardware import read_hardware
+from implicit_llm_workflow.hardware import Hardware, read_hardware
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import FINGERPRINT_DIGITS, Plan
 from implicit_llm_workflow.recorded import MANIFEST, Damaged, Recorded, read_recorded
@@ -85,6 +86,9 @@ class CostModel:
     def _modelled(self, node: Node) -> Cost:
         if self._training is None:
             return NO_MODEL
+        if node.stage == "data":
+            hours = data_estimate(node.name, node.config, *self._tokenisation).core_hours
+            return UNKNOWN if hours is None else Cost(CPU, hours, CPU, "rate of tokenisation")
         if node.stage == "train":
             estimate = self._training.of(node)
             price, card = estimate.prices.get(estimate.card), estimate.card
@@ -102,6 +106,11 @@ class CostModel:
             return TrainingEstimator(self._plan, read_hardware())
         except ConfigError:
             return None
+
+    @cached_property
+    def _tokenisation(self) -> tuple[Hardware, TokenisationRate]:
+        hardware = read_hardware()
+        return hardware, tokenisation_rate(hardware)
 
     @cached_property
     def _evaluations(self) -> dict[str, EvaluationEstimate]:

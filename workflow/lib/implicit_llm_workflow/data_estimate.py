@@ -54,7 +54,7 @@ def data_estimates(plan: Plan, hardware: Hardware, rate: TokenisationRate) -> li
     found: dict[tuple[str, str], DataEstimate] = {}
     for node in plan.nodes.values():
         if node.stage == "data":
-            estimate = _estimate(_PART.sub("", node.name), node.config, hardware, rate)
+            estimate = data_estimate(_PART.sub("", node.name), node.config, hardware, rate)
             key = (estimate.data, estimate.kind)
             found[key] = found[key].plus(estimate) if key in found else estimate
     return list(found.values())
@@ -74,7 +74,8 @@ def tokenisation_rate(hardware: Hardware, project: Path = PROJECT_DIR) -> Tokeni
         return TokenisationRate(hardware.tokens_per_s_per_core, why)
 
 
-def _estimate(data: str, config: Mapping[str, Any], hardware: Hardware, rate: TokenisationRate) -> DataEstimate:
+def data_estimate(data: str, config: Mapping[str, Any], hardware: Hardware, rate: TokenisationRate) -> DataEstimate:
+    """Of one job. `data`: the data set that it belongs to."""
     kind = config["kind"]
     if kind == "word_problem":
         tokens = config["num_samples"] * config["length"]
