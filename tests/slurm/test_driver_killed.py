@@ -24,6 +24,7 @@ def test_a_running_job_is_taken_over(on_slurm: ToyProject) -> None:
     said = on_slurm.run(steps=16)
     assert said.endswith("exit code 0"), said
     assert "taken over" in said
+    assert "%s" not in said
     assert on_slurm.steps() == list(range(1, 17))
     assert submitted(on_slurm) == before + 2  # train and result
 
@@ -83,6 +84,7 @@ def test_a_driver_killed_within_sbatch_leaves_one_job(on_slurm: ToyProject, tmp_
     said = on_slurm.run(steps=8)
     assert said.endswith("exit code 0"), said
     assert "taken over" in said
+    assert "%s" not in said
     assert on_slurm.steps() == list(range(1, 9))
     assert submitted(on_slurm) == before + 2
 

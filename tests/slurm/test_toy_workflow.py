@@ -51,6 +51,7 @@ def test_a_local_job_is_taken_over_and_goes_on_after_its_time_limit(on_this_mach
     said = project.run(**config)
     assert said.endswith("exit code 0"), said
     assert "taken over" in said
+    assert "%s" not in said
     assert project.steps() == list(range(1, 71))
     assert len(project.starts()) == 2
     assert len((project.path / "train.log").read_text().splitlines()) == 2

@@ -39,7 +39,7 @@ class Known:
 
 
 class Dispatcher:
-    """`log`: of Snakemake, so that its user sees what was taken over."""
+    """`log`: of Snakemake, so that its user sees what was taken over; it shows messages without their arguments."""
 
     def __init__(self, settings: ExecutorSettings, folder: Path, queue: SlurmQueue, log: logging.Logger) -> None:
         self.log = log
@@ -112,13 +112,11 @@ class Dispatcher:
         outcome = read_json(job.files.outcome(found.number))
         if outcome.get("failure_class", "") is None:
             if found.key == job.key and not job.is_forced and has_all_outputs(job.job):
-                self.log.info("%s: job %s has finished meanwhile; its outputs are taken over", job.rule, found.job_id)
+                self.log.info(f"{job.rule}: job {found.job_id} has finished meanwhile; its outputs are taken over")
                 return self._tracked(job, found)
             return None
         if outcome and not is_provisional(outcome):
-            self.log.info(
-                "%s: job %s has failed (%s); submitted anew", job.rule, found.job_id, outcome["failure_class"]
-            )
+            self.log.info(f"{job.rule}: job {found.job_id} has failed ({outcome['failure_class']}); submitted anew")
             return None
         if not self._is_alive(job.files, found, known):
             if found.cluster == "local":
@@ -129,7 +127,7 @@ class Dispatcher:
                 f"job {found.job_id} still makes these outputs with other parameters; "
                 f"wait for it or type `{_cancel_command(found)}`, then start again"
             )
-        self.log.info("%s: job %s is still there; taken over", job.rule, found.job_id)
+        self.log.info(f"{job.rule}: job {found.job_id} is still there; taken over")
         return self._tracked(job, found)
 
     def _find(self, files: JobFiles, found: Record) -> Record | None:
@@ -218,7 +216,7 @@ class Dispatcher:
         every = visible_gpus() or list(range(count))
         free = [gpu for gpu in every if gpu not in self.gpus_in_use]
         if len(free) < count:
-            self.log.warning("%d GPUs wanted, %d of this machine are free; they are shared", count, len(free))
+            self.log.warning(f"{count} GPUs wanted, {len(free)} of this machine are free; they are shared")
             free = every
         taken = tuple(free[:count])
         self.gpus_in_use.update(taken)

@@ -84,7 +84,7 @@ class SlurmQueue:
         except NoAnswer as error:
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
             self._next = self._clock() + self._pause_s
-            self.log.warning("%s; asked again in %.0f s", error, self._pause_s)
+            self.log.warning(f"{error}; asked again in {self._pause_s:.0f} s")
             raise
         self._pause_s = self.interval_s
         self._next = self._clock() + self._pause_s
@@ -120,7 +120,7 @@ class SlurmQueue:
                     "this cluster has no accounting; squeue is asked instead, which forgets jobs after minutes"
                 )
             else:
-                self.log.warning("%s; squeue is asked instead", error)
+                self.log.warning(f"{error}; squeue is asked instead")
             return {}
         return _select(ids, (line.split("|") for line in answer.splitlines()))
 
