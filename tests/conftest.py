@@ -2,5 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 # A command that makes data, run in this process by its test, would otherwise leave the package without its models.
 import implicit_llm  # noqa: F401
+from implicit_llm.testing import faults
+
+
+@pytest.fixture(autouse=True)
+def _fault_points_count_from_zero() -> None:
+    """A test that forks hands its count of passages on, and with it those of the tests before."""
+    faults.reset()
