@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from implicit_llm.report.model_groups import FAMILIES, Variant
-from implicit_llm.report.results import Cell, Spread, from_record, headline_mode, mode_rank
+from implicit_llm.report.model_point import ModelPoint
+from implicit_llm.report.results import Cell, Spread, headline_mode, mode_rank
 
 NUM_TASKS = 20
 TEST, VALIDATION = "-test", "-valid"
@@ -21,18 +20,10 @@ PROTOCOL_WORDS = {WINDOWED: "every row from an empty state", "carried": "state c
 
 
 @dataclass(frozen=True)
-class BabiPoint:
+class BabiPoint(ModelPoint):
     """One record of a CatbAbI evaluation; None is a missing number."""
 
-    role: str
-    run: str
-    phase: str | None
-    phase_label: str | None
-    seed: int | None
-    is_implicit: bool
-    model_type: str | None
     num_layers: int | None
-    num_parameters: int | None
     data: str
     mode: str
     protocol: str | None
@@ -45,23 +36,9 @@ class BabiPoint:
     lm_accuracy_by_task: Mapping[str, float] | None
     lm_perplexity_by_task: Mapping[str, float | None] | None
     num_words: int | None
-    f_evaluations_per_token: float | None
     residual: float | None
-    unconverged_share: float | None
     train_tokens: float | None
     train_flops: float | None
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any], role: str) -> BabiPoint:
-        return from_record(cls, record, role)
-
-    @property
-    def variant(self) -> Variant:
-        return Variant(self.run, self.phase, self.phase_label, self.is_implicit)
-
-    @property
-    def family(self) -> str:
-        return FAMILIES.get(self.model_type or "", self.model_type or "model")
 
     def of_task(self, task: int) -> float | None:
         return (self.accuracy_by_task or {}).get(str(task))

@@ -8,9 +8,10 @@ from typing import Any
 
 from implicit_llm.report.downstream_suites import Average, Column, Suite, suites_shown
 from implicit_llm.report.model_groups import Model, ModelGroup, Variant, group_models
+from implicit_llm.report.model_point import ModelPoint
 from implicit_llm.report.published import Published
 from implicit_llm.report.published_downstream import PublishedDownstream
-from implicit_llm.report.results import Spread, from_record, headline_mode, mode_rank
+from implicit_llm.report.results import Spread, headline_mode, mode_rank
 from implicit_llm.report.training_runs import LANGUAGE_MODEL, TrainingRun
 
 COST = "f_evaluations_per_token"
@@ -18,17 +19,9 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class DownstreamPoint:
+class DownstreamPoint(ModelPoint):
     """One record: one task for one seed in one mode; a metric of None is a missing number."""
 
-    role: str
-    run: str
-    phase: str | None
-    phase_label: str | None
-    seed: int | None
-    is_implicit: bool
-    model_type: str | None
-    num_parameters: int | None
     train_tokens: float | None
     source: Mapping[str, Any] | None
     task: str
@@ -38,15 +31,9 @@ class DownstreamPoint:
     stderr: Mapping[str, float | None]
     num_documents: int | None
     num_fewshot: int | None
-    f_evaluations_per_token: float | None
-    unconverged_share: float | None
     task_version: Any
     task_hash: str | None
     harness_version: str | None
-
-    @property
-    def variant(self) -> Variant:
-        return Variant(self.run, self.phase, self.phase_label, self.is_implicit)
 
     @property
     def key(self) -> tuple[Variant, str]:
@@ -230,7 +217,7 @@ def _order(row: Row) -> tuple:
 
 
 def _point(record: Record) -> DownstreamPoint:
-    point = from_record(DownstreamPoint, dict(record), record["role"])
+    point = DownstreamPoint.from_record(record, record["role"])
     return replace(point, metrics=point.metrics or {}, stderr=point.stderr or {})
 
 

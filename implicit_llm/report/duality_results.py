@@ -6,28 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from implicit_llm.report.model_groups import FAMILIES, Variant
+from implicit_llm.report.model_point import ModelPoint
 from implicit_llm.report.published import Published, PublishedDuality
-from implicit_llm.report.results import Cell, Spread, from_record, mode_rank
+from implicit_llm.report.results import Cell, Spread, mode_rank
 
 PAIR, CONVERGENCE = "pair", "convergence"
 
 
 @dataclass(frozen=True)
-class DualityPoint:
+class DualityPoint(ModelPoint):
     """One record of a duality evaluation: a pair of modes, or (against None) a convergence; None is a missing number.
 
     token_agreement: share of tokens with the same prediction; distances are of logits, kl in nats a token.
     """
 
-    role: str
-    run: str
-    phase: str | None
-    phase_label: str | None
-    seed: int | None
-    is_implicit: bool
-    model_type: str | None
-    num_parameters: int | None
     data: str
     length: int
     mode: str
@@ -40,18 +32,8 @@ class DualityPoint:
     logit_distance_max: float | None
     logit_std: float | None
     kl: float | None
-    f_evaluations_per_token: float | None
     against_f_evaluations_per_token: float | None
-    unconverged_share: float | None
     convergence: Mapping[str, Sequence[float]] | None
-
-    @property
-    def variant(self) -> Variant:
-        return Variant(self.run, self.phase, self.phase_label, self.is_implicit)
-
-    @property
-    def family(self) -> str:
-        return FAMILIES.get(self.model_type or "", self.model_type or "model")
 
 
 DualityCell = Cell[DualityPoint]
@@ -135,7 +117,7 @@ def name_of(cell: DualityCell, points: Sequence[DualityPoint]) -> str:
 def _points(records: Iterable[Mapping[str, Any]], measure: str) -> list[DualityPoint]:
     """Those of one measure, without sweeps."""
     chosen = [dict(record) for record in records if record.get("measure") == measure and not record.get("sweep")]
-    return [from_record(DualityPoint, record, record["role"]) for record in chosen]
+    return [DualityPoint.from_record(record, record["role"]) for record in chosen]
 
 
 def _cells(points: Iterable[DualityPoint], key: Any) -> list[DualityCell]:

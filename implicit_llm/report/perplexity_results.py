@@ -8,44 +8,27 @@ from functools import cached_property
 from typing import Any
 
 from implicit_llm.report.model_groups import Model, ModelGroup, Variant, group_models
-from implicit_llm.report.results import Cell, Spread, from_record, headline_mode, mode_rank
+from implicit_llm.report.model_point import ModelPoint
+from implicit_llm.report.results import Cell, Spread, headline_mode, mode_rank
 from implicit_llm.report.training_runs import LANGUAGE_MODEL, TrainingRun
 
 
 @dataclass(frozen=True)
-class PerplexityPoint:
+class PerplexityPoint(ModelPoint):
     """One record of a perplexity evaluation; None is a missing number."""
 
-    role: str
-    run: str
-    phase: str | None
-    phase_label: str | None
-    seed: int | None
-    is_implicit: bool
-    model_type: str | None
-    num_parameters: int | None
     data: str
     length: int
     mode: str
     loss: float | None
     perplexity: float | None
     num_tokens: int | None
-    f_evaluations_per_token: float | None
     residual: float | None
-    unconverged_share: float | None
     train_length: int | None
     train_tokens: float | None
     train_flops: float | None
     perplexity_within_documents: float | None = None
     loss_by_position: Mapping[str, Any] | None = None
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any], role: str) -> PerplexityPoint:
-        return from_record(cls, record, role)
-
-    @property
-    def variant(self) -> Variant:
-        return Variant(self.run, self.phase, self.phase_label, self.is_implicit)
 
 
 PerplexityCell = Cell[PerplexityPoint]

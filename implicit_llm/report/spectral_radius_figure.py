@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from implicit_llm.report.axes import tell_if_empty
-from implicit_llm.report.style import MUTED, Series, run_series
+from implicit_llm.report.style import MUTED, Series
 from implicit_llm.report.svg import Figure, Panel
-from implicit_llm.report.training_figures import KIND_WORDS, WORD_PROBLEM
+from implicit_llm.report.training_figures import by_kind_of_task, implicit_series
 from implicit_llm.report.training_runs import TrainingRun
 
 SPECTRAL_RADIUS = "spectral_radius"  # journal key
@@ -22,11 +22,7 @@ def spectral_radius_along_training(runs: Sequence[TrainingRun]) -> Figure | None
     implicit = [run for run in runs if run.is_implicit]
     if not implicit:
         return None
-    names = dict.fromkeys(run.run for run in implicit)
-    series = {name: run_series(name, index, is_implicit=True) for index, name in enumerate(names)}
-    by_kind: dict[str, list[TrainingRun]] = {}
-    for run in implicit:
-        by_kind.setdefault(KIND_WORDS.get(run.task or WORD_PROBLEM, run.task or ""), []).append(run)
+    series, by_kind = implicit_series(implicit), by_kind_of_task(implicit)
     panels = tuple(
         Panel(
             kind.capitalize() if kind.islower() else kind,

@@ -49,16 +49,26 @@ def training_curves(runs: Sequence[TrainingRun], results: Results, groups: Seque
     return Figure("training-curves", "Training curves", tuple(panels), tuple(dict.fromkeys(legend)), tuple(roles))
 
 
+def implicit_series(implicit: Sequence[TrainingRun]) -> dict[str, Series]:
+    """How the line of each implicit run is drawn, by its name."""
+    names = dict.fromkeys(run.run for run in implicit)
+    return {name: run_series(name, index, is_implicit=True) for index, name in enumerate(names)}
+
+
+def by_kind_of_task(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
+    """The runs by the words for their task."""
+    found: dict[str, list[TrainingRun]] = {}
+    for run in runs:
+        found.setdefault(KIND_WORDS.get(run.task or WORD_PROBLEM, run.task or ""), []).append(run)
+    return found
+
+
 def solver_health(runs: Sequence[TrainingRun]) -> Figure | None:
     """Iterations, residual and share of unconverged tokens of implicit runs along training, a row a kind of task."""
     implicit = [run for run in runs if run.is_implicit]
     if not implicit:
         return None
-    names = dict.fromkeys(run.run for run in implicit)
-    series = {name: run_series(name, index, is_implicit=True) for index, name in enumerate(names)}
-    by_kind: dict[str, list[TrainingRun]] = {}
-    for run in implicit:
-        by_kind.setdefault(KIND_WORDS.get(run.task or WORD_PROBLEM, run.task or ""), []).append(run)
+    series, by_kind = implicit_series(implicit), by_kind_of_task(implicit)
     panels = tuple(
         Panel(
             title if len(by_kind) == 1 else f"{title}: {kind}",

@@ -1,0 +1,38 @@
+"""What every record about a language model or a CatbAbI model has in common, whatever was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from implicit_llm.report.model_groups import FAMILIES, Variant
+from implicit_llm.report.results import from_record
+
+
+@dataclass(frozen=True)
+class ModelPoint:
+    """One record of an evaluation: which model it is about, and what solving cost; None is a missing number."""
+
+    role: str
+    run: str
+    phase: str | None
+    phase_label: str | None
+    seed: int | None
+    is_implicit: bool
+    model_type: str | None
+    num_parameters: int | None
+    f_evaluations_per_token: float | None
+    unconverged_share: float | None
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], role: str) -> Self:
+        return from_record(cls, dict(record), role)
+
+    @property
+    def variant(self) -> Variant:
+        return Variant(self.run, self.phase, self.phase_label, self.is_implicit)
+
+    @property
+    def family(self) -> str:
+        return FAMILIES.get(self.model_type or "", self.model_type or "model")
