@@ -25,6 +25,7 @@ from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.projection import NormedWeight
 from implicit_llm.models.published_layout import is_published, read_published_weights
 from implicit_llm.models.stack import LayerState, Prefix, StackInput
+from implicit_llm.models.stack_map import StackMap
 from implicit_llm.models.token_graph import can_replay, replay_sequence
 from implicit_llm.solver.config import SolverConfig
 from implicit_llm.solver.passes import evaluation_pass, free_pass, unrolled_pass
@@ -109,32 +110,6 @@ class ImplicitPreTrainedModel(PreTrainedModel):
             nn.init.ones_(module.weight)
         elif isinstance(module, nn.Embedding | nn.Linear):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
-
-
-class _StackMap:
-    """f(., x) of a model for one input: what the solver iterates (solver.passes: SequenceMap and BlockMap)."""
-
-    def __init__(self, model: ImplicitModel, x: StackInput) -> None:
-        self.model, self.x = model, x
-
-    @property
-    def valid_BL(self) -> Tensor | None:
-        return self.x.valid_BL
-
-    def __call__(self, z_BLD: Tensor) -> Tensor:
-        if self.model.gradient_checkpointing and torch.is_grad_enabled() and self.model.training:
-            return self.model._gradient_checkpointing_func(lambda z: self.model.apply_stack(z, self.x)[0], z_BLD)
-        return self.model.apply_stack(z_BLD, self.x)[0]
-
-    def select(self, index_B: Tensor) -> _StackMap:
-        return _StackMap(self.model, self.x.select(index_B))
-
-    def block(self, start: int, end: int, state: Prefix | None) -> _StackMap:
-        return _StackMap(self.model, self.x.block(start, end, state))
-
-    def close(self, z_BLD: Tensor) -> tuple[Tensor, Prefix]:
-        out_BLD, layers = self.model.apply_stack(z_BLD, self.x, return_states=True)
-        return out_BLD, self.x.extend_prefix(layers, z_BLD.shape[1])
 
 
 class ImplicitModel(ImplicitPreTrainedModel):
@@ -261,7 +236,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         self, h_BLD: Tensor, x: StackInput, with_state: bool, collect: list[Tensor] | None
     ) -> tuple[Tensor, Prefix | None]:
         if self.gradient_checkpointing and self.training and collect is None and not with_state:
-            return _StackMap(self, x)(h_BLD), None
+            return StackMap(self, x)(h_BLD), None
         out_BLD, layers = self.apply_stack(h_BLD, x, return_states=with_state, collect=collect)
         return out_BLD, x.extend_prefix(layers, h_BLD.shape[1]) if with_state else None
 
@@ -270,7 +245,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
     ) -> tuple[Tensor, Prefix | None, SolverStats]:
         solver = self.solver
         assert solver is not None
-        f, z0_BLD = _StackMap(self, x), torch.zeros_like(embedding_BLD)
+        f, z0_BLD = StackMap(self, x), torch.zeros_like(embedding_BLD)
         if not self.training:
             if solver.eval_mode == "sequential" and not positions:
                 replayed = self._sequential_pass(embedding_BLD, x, solver)
@@ -293,7 +268,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
         if length < MIN_REPLAYED_TOKENS or is_padded or not can_replay(self, embedding_BLD):
             return None
-        f, first = _StackMap(self, x.block(0, 1, x.prefix)), embedding_BLD[:, :1]
+        f, first = StackMap(self, x.block(0, 1, x.prefix)), embedding_BLD[:, :1]
         # The first token makes states of the right shapes and kinds where there are none yet.
         z_B1D, prefix, stats = evaluation_pass(f, torch.zeros_like(first), solver, x.prefix)
         z_BLD, prefix, statistics = replay_sequence(self, embedding_BLD[:, 1:], prefix)
