@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from implicit_llm.runs import job_status, logs, provenance
+from implicit_llm.runs import job_status, logs, provenance, signals
 from implicit_llm.runs.errors import Preempted, UserError
 from implicit_llm.runs.identity import Identity, IdentityError, compute_fingerprint
 from implicit_llm.runs.manifest import FILE_NAME, Level, Manifest, ManifestError, finite
@@ -241,11 +241,11 @@ def _sigterm_as_exit() -> Iterator[None]:
     if not is_ours:
         yield
         return
-    signal.signal(signal.SIGTERM, _exit)
+    previous = signals.handle(signal.SIGTERM, _exit)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signals.restore(signal.SIGTERM, previous)
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:

@@ -8,6 +8,7 @@ import threading
 import time
 from types import FrameType
 
+from implicit_llm.runs import signals
 from implicit_llm.runs.launched import LaunchFolder
 from implicit_llm.testing import faults
 
@@ -34,7 +35,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python has no signal handlers
-            self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
+            self._previous = {number: signals.handle(number, self._receive) for number in SIGNALS}
             folder = LaunchFolder.of_this_process()
             if folder is not None:
                 folder.announce()
@@ -42,7 +43,7 @@ class StopRequest:
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signals.restore(number, handler)
 
     def let_main_end_first(self) -> None:
         """On a rank above 0, when all ranks end early: wait until rank 0 has written down why.

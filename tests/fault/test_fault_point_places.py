@@ -19,13 +19,16 @@ FOLDERS = ("data", "report", "runs", "tracking", "training")
 CALLS = {
     *(f"os.{name}" for name in ("rename", "replace", "link", "symlink", "write", "truncate", "fsync", "kill")),
     *(f"shutil.{name}" for name in ("copy", "copy2", "copyfile", "copyfileobj", "copytree", "move", "rmtree")),
-    *("np.save", "np.savez", "save_file", "torch.save", "signal.signal"),
+    *("np.save", "np.savez", "save_file", "torch.save", "signal.signal", "signals.handle", "signals.restore"),
 }
 METHODS = {"write_text", "write_bytes", "rename", "replace", "tofile", "save_pretrained", "symlink_to", "hardlink_to"}
 TRACKER = ("create_", "log_", "set_", "update_", "delete_")
 # Functions that need no point, and why.
 WITHOUT = {
     "runs/atomic.py:fsync_file": "also for reading; those who commit by it pass a point right before",
+    "runs/signals.py:handle": "those who call it set a handler, which has the point",
+    "runs/signals.py:restore": "takes the handler away again",
+    "runs/signals.py:_leave_to_parent": "in a fork, which goes on without handlers",
     "training/preemption.py:__enter__": "sets the handler, which has the point",
     "training/preemption.py:__exit__": "takes the handler away again",
     "training/watchdog.py:_stop": "what a person may read; the process ends either way",
@@ -99,7 +102,7 @@ def test_every_change_has_a_fault_point() -> None:
         ("retried(lambda: os.rename(a, b))", True),
         ("self._client.log_batch(x)", True),
         ("self._client.get_run(x)", False),
-        ("signal.signal(number, handler)", True),
+        ("signals.handle(number, handler)", True),
     ],
 )
 def test_the_search_finds_what_it_should(tmp_path: Path, body: str, is_found: bool) -> None:

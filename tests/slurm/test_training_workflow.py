@@ -49,6 +49,7 @@ class OnSlurm(Project):
         return output
 
 
+@pytest.mark.timeout(3000)
 @pytest.mark.slow
 def test_the_whole_graph_runs_on_slurm_and_a_second_start_has_nothing_to_do(
     slurm: SlurmCluster, tmp_path: Path

@@ -15,7 +15,7 @@ import typer
 
 from implicit_llm_workflow.code_digest import stage_module
 from implicit_llm_workflow.errors import UserError
-from implicit_llm_workflow.library_module import leave_out_models
+from implicit_llm_workflow.library_module import leave_out_models, load_library_module
 from implicit_llm_workflow.submitted_code import require_submitted_code
 
 STAGES_WITHOUT_MODELS = ("data", "report")
@@ -77,7 +77,8 @@ class Job:
 def run_job(job: Job) -> None:
     """Hand the job to its stage, with the options that were set. Raises: UserError, and what the stage raises."""
     if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # it is ignored where a launcher passes it on later
-        signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(EXIT_START_AGAIN))
+        signals = load_library_module("runs/signals.py")
+        signals.handle(signal.SIGUSR2, lambda number, frame: sys.exit(EXIT_START_AGAIN))
     # Compute nodes are often without internet, and a look at the hub then waits for a timeout each time: what is needed
     # has been fetched before. To read from the hub inside jobs, set HF_HUB_OFFLINE=0.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

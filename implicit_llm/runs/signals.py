@@ -1,0 +1,43 @@
+"""Signal handlers that hold for this process alone, not for those it forks.
+
+`multiprocessing` ends its workers by SIGTERM and waits for them. A worker that had a Python handler of its parent, and
+was about to wait for a lock, would never come to run it, and the parent would wait for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+# What a forked process does instead. Slurm sends USR2 to every process of a step, and only the parent is to act on it.
+IN_FORKS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR2: signal.SIG_IGN}
+
+_handled: set[signal.Signals] = set()
+
+
+def handle(number: signal.Signals, handler: Callable[[int, FrameType | None], Any]) -> object:
+    """Let `handler` take SIGTERM or SIGUSR2 in this process. Returns: the handler before it, for `restore`."""
+    if number not in IN_FORKS:
+        raise ValueError(f"{number.name}: only {', '.join(known.name for known in IN_FORKS)} are handled")
+    previous = signal.signal(number, handler)
+    _handled.add(number)
+    return previous
+
+
+def restore(number: signal.Signals, previous: object) -> None:
+    """Give the signal back to the handler it had."""
+    signal.signal(number, previous)  # type: ignore[arg-type]
+    if not callable(previous):
+        _handled.discard(number)
+
+
+def _leave_to_parent() -> None:
+    for number in _handled:
+        signal.signal(number, IN_FORKS[number])
+    _handled.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
