@@ -20,6 +20,7 @@ from implicit_llm.report.sections import build_sections
 from implicit_llm.report.svg import file_svg
 from implicit_llm.runs.atomic import write_atomic
 from implicit_llm.runs.fill import fill
+from implicit_llm.runs.project_files import workflow_dir
 from implicit_llm.runs.run_directory import DECLARED
 from implicit_llm.runs.stage import StageContext, StageResult
 
@@ -31,7 +32,7 @@ DEFAULT_TITLE = "Implicit language models are RNNs"
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm report`; the runtime option `assets` is the folder workflow/report. Raises: UserError."""
     config = fill(ReportConfig, context.config, "report")
-    assets = Path(context.runtime.get("assets") or Path(__file__).parents[2] / "workflow" / "report")
+    assets = Path(context.runtime.get("assets") or workflow_dir() / "report")
     check_assets(assets, config.assets or {})
     inputs = load_inputs(context.inputs, config.holes)
     if not inputs.sources:

@@ -16,8 +16,9 @@ from lm_eval.tasks import TaskManager
 
 from implicit_llm.evaluation.lm_eval_harness.config import LmEvalConfig
 from implicit_llm.runs.errors import UserError
+from implicit_llm.runs.project_files import workflow_dir
 
-TASK_FOLDERS = Path(__file__).parents[3] / "workflow" / "config" / "lm_eval"
+TASK_FOLDERS = workflow_dir() / "config" / "lm_eval"
 IGNORED = "__pycache__"
 
 

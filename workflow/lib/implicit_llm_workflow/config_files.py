@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.project_dirs import CONFIG_DIR
 from implicit_llm_workflow.validation import nearest, validate
 from implicit_llm_workflow.yaml_files import plain, read_yaml
 
-CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 _SCHEMAS = {"models": "model", "tasks": "task", "curricula": "curriculum"}
 
 

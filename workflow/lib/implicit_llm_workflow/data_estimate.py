@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.groups import MONOID_ORDER, group_order
-from implicit_llm_workflow.hardware import PROJECT_DIR, Hardware
+from implicit_llm_workflow.hardware import Hardware
 from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.project_dirs import PROJECT_DIR
 
 TOKENISATION_FILE = Path("results") / "benchmarks" / "tokenisation-cpu.json"
 TOKEN_BYTES = 2  # token streams are uint16

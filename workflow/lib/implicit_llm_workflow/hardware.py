@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.config_files import CONFIG_DIR
 from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.project_dirs import CONFIG_DIR, PROJECT_DIR
 from implicit_llm_workflow.validation import nearest, validate
 from implicit_llm_workflow.yaml_files import read_yaml
 
 HARDWARE_FILE = CONFIG_DIR / "estimate" / "hardware.yaml"
-PROJECT_DIR = CONFIG_DIR.parents[1]
 
 
 @dataclass(frozen=True)

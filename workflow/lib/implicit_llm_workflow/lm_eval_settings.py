@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.config_files import CONFIG_DIR
 from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.project_dirs import CONFIG_DIR, REPORT_DIR
 from implicit_llm_workflow.validation import nearest
 from implicit_llm_workflow.yaml_files import read_yaml
 
 TASK_FOLDERS = CONFIG_DIR / "lm_eval"
-SUITES_FILE = Path(__file__).resolve().parents[2] / "report" / "downstream.yaml"
+SUITES_FILE = REPORT_DIR / "downstream.yaml"
 IGNORED = "__pycache__"
 SETTINGS = ("tasks", "num_fewshot", "limit", "precision", "task_path", "bootstrap_draws")
 

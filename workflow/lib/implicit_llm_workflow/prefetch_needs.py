@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.config_files import CONFIG_DIR
 from implicit_llm_workflow.file_digests import PICKLE_FILE
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.project_dirs import CONFIG_DIR
 from implicit_llm_workflow.validation import validate
 from implicit_llm_workflow.yaml_files import read_yaml
 

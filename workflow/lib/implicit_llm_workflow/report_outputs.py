@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 from implicit_llm_workflow.data_sets import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
 from implicit_llm_workflow.evaluations import DUALITY, JACOBIAN, LM_EVAL, PERPLEXITY
 from implicit_llm_workflow.experiment import Experiment
+from implicit_llm_workflow.project_dirs import REPORT_DIR
 
-REPORT_DIR = Path(__file__).resolve().parents[2] / "report"
 REPORT_SUFFIXES = {".css", ".html", ".j2", ".rst", ".yaml"}
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from implicit_llm_workflow.accepted import ACCEPTED
 from implicit_llm_workflow.atomic_text import write_text
 from implicit_llm_workflow.errors import UserError
-from implicit_llm_workflow.hardware import PROJECT_DIR
 from implicit_llm_workflow.lineage import PROVENANCE, WORK, Ancestor, Lineage
 from implicit_llm_workflow.plan import FINGERPRINT_DIGITS
+from implicit_llm_workflow.project_dirs import PROJECT_DIR
 from implicit_llm_workflow.recorded import MANIFEST
 from implicit_llm_workflow.verify import sha256_of
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.config_files import CONFIG_DIR, ConfigFiles, shown_path
+from implicit_llm_workflow.config_files import ConfigFiles, shown_path
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.experiment import build_experiment
 from implicit_llm_workflow.hardware_classes import hardware_of, largest_checkpoint_bytes, rule_of
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.project_dirs import ENVIRONMENTS_DIR
 from implicit_llm_workflow.yaml_files import plain, read_yaml
 
 # The wildcards of a stage's rules, in the order in which they make up a node's name.
@@ -25,8 +26,6 @@ _NAME_WILDCARDS = {
 }
 # Which of them tells the kind of a job.
 _KIND_WILDCARD = {"data": -1, "train": 0, "evaluate": -1}
-
-ENVIRONMENTS = CONFIG_DIR.parents[1] / "envs"
 
 _NUMBER = re.compile(r"(?<=-)[0-9]{5}$")
 _NOTHING = r"[^\s\S]"  # matches no character
@@ -125,7 +124,7 @@ class RuleInputs:
 
         def environment(wildcards: Any) -> str | None:
             hardware = hardware_of(workflow, rule_of(self.node(stage, wildcards)))
-            return str(path) if (path := ENVIRONMENTS / f"{hardware}.yaml").is_file() else None
+            return str(path) if (path := ENVIRONMENTS_DIR / f"{hardware}.yaml").is_file() else None
 
         return environment
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.errors import ConfigError
-
-SCHEMA_DIR = Path(__file__).resolve().parents[2] / "schemas"
+from implicit_llm_workflow.project_dirs import SCHEMA_DIR
 
 
 def validate(value: Any, schema: str, where: str, *, prefix: str = "", is_partial: bool = False) -> None:
