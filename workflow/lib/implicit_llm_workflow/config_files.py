@@ -11,6 +11,7 @@ from implicit_llm_workflow.project_dirs import CONFIG_DIR
 from implicit_llm_workflow.validation import nearest, validate
 from implicit_llm_workflow.yaml_files import plain, read_yaml
 
+OWN_CONFIG_DIR = Path("workflow") / "config"
 _SCHEMAS = {"models": "model", "tasks": "task", "curricula": "curriculum"}
 
 
@@ -45,14 +46,18 @@ class ConfigFiles:
 
 
 def experiment_path(name_or_path: str) -> Path:
-    """The file of an experiment, given by path or by its name in workflow/config/. Raises: ConfigError."""
+    """The file of an experiment, given by path or by its name in workflow/config/, here or of the project.
+
+    Raises: ConfigError.
+    """
     path = Path(name_or_path)
     if path.is_file():
         return path
-    named = CONFIG_DIR / f"{name_or_path}.yaml"
-    if named.is_file():
-        return shown_path(named)
-    names = [item.stem for item in CONFIG_DIR.glob("*.yaml")]
+    folders = (OWN_CONFIG_DIR, CONFIG_DIR)
+    for named in (folder / f"{name_or_path}.yaml" for folder in folders):
+        if named.is_file():
+            return shown_path(named)
+    names = sorted({item.stem for folder in folders for item in folder.glob("*.yaml")})
     raise ConfigError(f"{name_or_path}: no such config file; {nearest(path.stem, names)}")
 
 

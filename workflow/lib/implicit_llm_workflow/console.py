@@ -11,7 +11,9 @@ from implicit_llm_workflow import (
     accept_command,
     estimate_command,
     evaluate_commands,
+    excerpts_command,
     explain_command,
+    init_command,
     lineage_command,
     lm_eval_command,
     plan_commands,
@@ -37,7 +39,9 @@ app = typer.Typer(
 app.add_typer(evaluate_commands.evaluate, name="evaluate", rich_help_panel="Jobs")
 app.add_typer(stage_commands.mlflow, name="mlflow")
 _experiments = (
+    init_command.init,
     *plan_commands.COMMANDS,
+    excerpts_command.excerpts,
     explain_command.explain,
     accept_command.accept,
     lineage_command.lineage,

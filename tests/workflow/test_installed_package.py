@@ -1,0 +1,73 @@
+"""The package as `pip install .` leaves it, without the checkout around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from implicit_llm_workflow.init_command import InitError, write_project
+from implicit_llm_workflow.plan_commands import make_plan
+from implicit_llm_workflow.project_dirs import PROJECT_DIR
+
+JOB = "data/a5-test-L16-h0.2"
+SNAKEMAKE = ("snakemake", "--profile", "profiles/local", "--configfile", "workflow/config/demo.yaml")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel holds; this environment has the packages it depends on."""
+    folder = tmp_path_factory.mktemp("installed")
+    build = [sys.executable, "-m", "pip", "wheel", str(PROJECT_DIR), "--no-deps", "--no-build-isolation", "--quiet"]
+    done = subprocess.run([*build, "--wheel-dir", str(folder)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    return folder / "site"
+
+
+def command(folder: Path, site: Path, *words: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW", "SNAKEMAKE"))}
+    binaries = site.parent / "bin"
+    binaries.mkdir(exist_ok=True)
+    script = binaries / "implicit-llm"  # as pip makes it
+    script.write_text(f"#!{sys.executable}\nfrom implicit_llm_workflow.console import main\nmain()\n")
+    script.chmod(0o755)
+    environment["PATH"] = f"{binaries}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment["PYTHONPATH"] = str(site)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_folder_of_ones_own_runs_the_workflow_of_the_installed_package(site: Path, tmp_path: Path) -> None:
+    command(tmp_path, site, "implicit-llm", "init", "study")
+    study = tmp_path / "study"
+    planned = command(study, site, *SNAKEMAKE, "--dry-run")
+    jobs = set(re.findall(r"output: results/demo/(\S+)/manifest\.json", planned))
+    assert jobs == set(make_plan("demo", study / "results").identities)
+
+
+def test_an_edited_experiment_of_the_folder_holds_there(site: Path, tmp_path: Path) -> None:
+    command(tmp_path, site, "implicit-llm", "init", "study")
+    study = tmp_path / "study"
+    before = json.loads(command(study, site, "implicit-llm", "identity", JOB, "--config", "demo"))
+    demo = study / "workflow" / "config" / "demo.yaml"
+    demo.write_text(demo.read_text().replace("num_samples: 512", "num_samples: 64"))
+    after = json.loads(command(study, site, "implicit-llm", "identity", JOB, "--config", "demo"))
+    assert (before["config"]["num_samples"], after["config"]["num_samples"]) == (512, 64)
+    command(study, site, *SNAKEMAKE, "--", f"results/demo/{JOB}/manifest.json")
+    assert (study / "results" / "demo" / JOB / "manifest.json").is_file()
+
+
+def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "Snakefile").write_text("rule mine:\n")
+    with pytest.raises(InitError, match="Snakefile: is there already"):
+        write_project(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Snakefile"]
