@@ -43,7 +43,10 @@ def test_the_blocks_of_the_library_page_run_in_order(tmp_path: Path, monkeypatch
     assert names["off_diagonal_mass"](names["implicit_jacobian"](names["step"])) > 0
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/library.md", "results/README.md"])
+@pytest.mark.parametrize(
+    "document",
+    ["README.md", "results/README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))],
+)
 def test_links_of_a_document_lead_to_files_of_the_project(document: str) -> None:
     path = ROOT / document
     links = re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8"))

@@ -1,0 +1,63 @@
+"""docs/experiments.md: its files and commands, as a reader would write and type them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+FILES = re.findall(r"^```yaml\n# (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    shlex.split(line, comments=True) for line in re.findall(r"^    ((?:implicit-llm|snakemake) .*)$", PAGE, re.M)
+]
+INIT, *LOOKS = COMMANDS[:4]
+RUN, HEADLINE, EXPLAIN = COMMANDS[4:]
+
+
+def typed(folder: Path, words: list[str]) -> str:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW", "SNAKEMAKE"))}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """The folder with the files of the page."""
+    typed(tmp_path, INIT)
+    folder = tmp_path / INIT[-1]
+    for name, text in FILES:
+        assert not (folder / name).exists()
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_the_files_of_the_page_plan_what_it_says(study: Path) -> None:
+    nodes, estimate, dry_run = (typed(study, words) for words in LOOKS)
+    assert nodes.count("never finished") == len(set(re.findall(r"output: (\S+)/manifest\.json", dry_run))) > 15
+    assert "z60-implicit" in estimate
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_the_experiment_of_the_page_runs_and_a_change_reruns_the_free_phases(study: Path) -> None:
+    experiment = study / "workflow" / "config" / "solvable.yaml"
+    experiment.write_text(experiment.read_text().replace("total_steps: 2000", "total_steps: 200"))
+    typed(study, RUN)
+    assert "z60-explicit" in typed(study, HEADLINE)
+    assert (study / "results" / "solvable" / "report" / "index.html").is_file()
+    curriculum = study / "workflow" / "config" / "curricula" / "short-bounded.yaml"
+    curriculum.write_text(curriculum.read_text().replace("tol: 0.05", "tol: 0.02"))
+    stale = re.findall(r"^(\S+) +stale", typed(study, EXPLAIN), re.MULTILINE)
+    runs = [f"{group}-implicit-s0/free" for group in ("a5", "z60")]
+    assert sorted(stale) == sorted(
+        [*(f"train/{run}" for run in runs), *(f"evaluate/{run}/word-problem" for run in runs), "report"]
+    )
