@@ -5,7 +5,8 @@ what must be true of it. It is judged on the mean over seeds. A claim that somet
 the best matching run and must hold on all of that run's matching test sets; one that something cannot be done
 (`at_most`) must hold for every run. So a sweep of settings, some of them bad, does not refute what one of them shows.
 
-A claim that compares two kinds of models (`compare`) is judged by pair_claims.py, by rules that stand there.
+A claim that compares two kinds of models (`compare`) is judged by pair_claims.py, one about a number that is derived
+from several tests (`quantity`) by quantity_claims.py, by rules that stand there.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from implicit_llm.report.config import ReportError
-from implicit_llm.report.pair_measure import PairMeasure
+from implicit_llm.report.evidence import Evidence
+from implicit_llm.report.pair_measure import PairMeasure, iterations_of
 from implicit_llm.report.published import Mark
-from implicit_llm.report.results import Cell, Point, Results, Spread, seeds_words
+from implicit_llm.report.quantity_measure import Quantity
+from implicit_llm.report.results import Cell, Point, Results, Spread
 from implicit_llm.report.yaml_file import read_yaml
 from implicit_llm.runs.fill import fill
 
@@ -47,7 +50,8 @@ class Measure:
 
     `modes` are two modes to compare (first minus or divided by second) for the kinds difference and ratio; `mode` is
     one mode, "headline" for the one that speaks for its run. `length_factor` is test length over training length;
-    `is_harder` asks for tests with more, or no more, hard tokens than training had.
+    `is_harder` asks for tests with more, or no more, hard tokens than training had; `most_iterations` for models whose
+    solver was allowed no more of them in training.
     """
 
     metric: str
@@ -57,6 +61,8 @@ class Measure:
     monoid: str | None = None
     num_layers: int | None = None
     train_length: int | None = None
+    train_hard_fraction: float | None = None
+    most_iterations: int | None = None
     length_factor: float | None = None
     is_harder: bool | None = None
     mode: str | None = None
@@ -99,7 +105,7 @@ class Condition:
 class Claim:
     """A checkable statement. `origin`: the paper's own, or one of this project; `scales`: where it can be judged.
 
-    It either has `measure` and `holds_if`, or `compare`.
+    It has one of `measure` and `quantity`, with `holds_if`, or `compare` without.
     """
 
     id: str
@@ -112,10 +118,12 @@ class Claim:
     measure: Measure | None = None
     holds_if: Condition | None = None
     compare: PairMeasure | None = None
+    quantity: Quantity | None = None
 
     def __post_init__(self) -> None:
-        if (self.measure is None) == (self.compare is None) or (self.measure is None) != (self.holds_if is None):
-            raise ValueError("give either measure and holds_if, or compare")
+        given = [item for item in (self.measure, self.quantity, self.compare) if item is not None]
+        if len(given) != 1 or (self.compare is None) != (self.holds_if is not None):
+            raise ValueError("give either measure or quantity, with holds_if, or compare without")
 
     @property
     def needs(self) -> str:
@@ -125,35 +133,20 @@ class Claim:
     @property
     def words(self) -> str:
         """What the number is, for the reader."""
-        return (self.measure or self.compare).words  # type: ignore[union-attr]
+        return self._measured.words
 
     @property
     def metric(self) -> str:
-        return (self.measure or self.compare).metric  # type: ignore[union-attr]
+        return self._measured.metric
 
     @property
-    def is_ratio(self) -> bool:
-        return (self.measure or self.compare).kind == "ratio"  # type: ignore[union-attr]
+    def is_share(self) -> bool:
+        """Whether the number is an accuracy, a share or a difference of two: shown with three decimals."""
+        return self.quantity is None and self._measured.kind != "ratio"
 
-
-@dataclass(frozen=True)
-class Evidence:
-    """What a verdict rests on: `text` for the reader, and the evaluations by their roles."""
-
-    text: str
-    run: str
-    data: str
-    modes: tuple[str, ...]
-    num_seeds: int
-    roles: tuple[str, ...]
-
-    @classmethod
-    def of_cells(cls, cells: tuple[Cell[Point], ...], spread: Spread) -> Evidence:
-        point, modes = cells[0].first, tuple(cell.first.mode for cell in cells)
-        hard = f"{100 * point.hard_fractions[-1]:g} % hard"
-        text = f"{point.run}, {' and '.join(modes)}, length {point.length}, {hard}, {seeds_words(spread)}"
-        roles = tuple(sorted({role for cell in cells for role in cell.roles}))
-        return cls(text, point.run, point.data, modes, len(spread.values), roles)
+    @property
+    def _measured(self) -> Measure | PairMeasure | Quantity:
+        return self.measure or self.quantity or self.compare  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -254,11 +247,13 @@ def _is_mode(mode: str | None, cell: Cell, results: Results) -> bool:
 
 
 def _is_meant(measure: Measure, point: Point) -> bool:
-    for key in ("group", "monoid", "num_layers", "train_length", "is_harder"):
+    for key in ("group", "monoid", "num_layers", "train_length", "train_hard_fraction", "is_harder"):
         wanted = getattr(measure, key)
         if wanted is not None and getattr(point, key) != wanted:
             return False
     if measure.model is not None and point.is_implicit != (measure.model == "implicit"):
+        return False
+    if measure.most_iterations is not None and not 0 < iterations_of(point.phase_label) <= measure.most_iterations:
         return False
     return measure.length_factor is None or _factor(point) == measure.length_factor
 

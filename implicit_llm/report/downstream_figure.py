@@ -61,10 +61,7 @@ def downstream_by_iterations(
     points: Sequence[DownstreamPoint], groups: Sequence[ModelGroup], suites: Sequence[Suite], wanted_mode: str | None
 ) -> Figure | None:
     """A panel for each suite and group of models with a swept number of iterations; None without any."""
-    swept = [point for point in points if point.sweep is not None and point.sweep["key"] == KEY and point.is_implicit]
-    asked = suites_shown(suites, [(point.task, metric) for point in swept for metric in point.metrics])
-    found = [_panel(suite, group, swept, points, wanted_mode) for suite in asked for group in groups]
-    panels = [panel for panel in found if panel.lines]
+    panels = swept_downstream(points, groups, suites, wanted_mode)
     if not panels:
         return None
     names = [(line.name, True) for panel in panels for line in panel.lines]
@@ -76,6 +73,16 @@ def downstream_by_iterations(
     )
     roles = tuple(dict.fromkeys(role for panel in panels for row in panel.rows for role in row.roles))
     return Figure(NAME, "Downstream accuracy by iterations at test time", drawn, tuple(series.values()), roles)
+
+
+def swept_downstream(
+    points: Sequence[DownstreamPoint], groups: Sequence[ModelGroup], suites: Sequence[Suite], wanted_mode: str | None
+) -> list[SweptPanel]:
+    """What was swept, by suite and group of models."""
+    swept = [point for point in points if point.sweep is not None and point.sweep["key"] == KEY and point.is_implicit]
+    asked = suites_shown(suites, [(point.task, metric) for point in swept for metric in point.metrics])
+    found = [_panel(suite, group, swept, points, wanted_mode) for suite in asked for group in groups]
+    return [panel for panel in found if panel.lines]
 
 
 def _panel(

@@ -26,7 +26,7 @@ def choose_line(rivals: Sequence[Line], length: float, training: Sequence[Traini
     """The line that speaks for `rivals`, at least one; `length` is that of the test rows, in tokens."""
     if len(rivals) == 1:
         return LineChoice(rivals[0])
-    losses = [_end_loss(line, training) for line in rivals]
+    losses = [end_loss_of(line.variant.run, line.first.phase, training) for line in rivals]
     known = [loss for loss in losses if loss is not None]
     if len(known) == len(rivals):
         chosen = rivals[known.index(min(known))]
@@ -41,16 +41,10 @@ def length_tested(line: Line, length_factor: float) -> float:
     return (line.first.train_length or 0) * length_factor
 
 
-def _end_loss(line: Line, training: Sequence[TrainingRun]) -> float | None:
-    """Mean over the seeds; None when one of them has no loss at the end."""
-    phases = [
-        phase
-        for run in training
-        if run.run == line.variant.run
-        for phase in run.phases
-        if phase.name == line.first.phase
-    ]
-    losses = [end_loss(phase) for phase in phases]
+def end_loss_of(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
+    """Training loss at the end of a phase, mean over the seeds; None when one of them has none."""
+    mine = (trained for trained in training if trained.run == run)
+    losses = [end_loss(one) for trained in mine for one in trained.phases if one.name == phase]
     known = [loss for loss in losses if loss is not None]
     return sum(known) / len(known) if known and len(known) == len(losses) else None
 

@@ -51,11 +51,17 @@ def minimum_layers_section(given: SectionInputs) -> Section | None:
     if config is None:
         return None
     title = f"{Task(config.group, config.monoid).label}: layers needed"
-    points = tuple(_placed(point, given.inputs) for point in given.results.points)
-    results = Results(points, given.results.headline_mode)
-    table = MinimumLayersTable(title, config, layers_needed(results, config))
+    table = MinimumLayersTable(title, config, needed_of(given))
     files = {NAME: {"csv": _csv(table), "tex": _latex(table)}}
     return Section(NAME, "sections/minimum-layers.html.j2", [table], [_figure(table)], files)
+
+
+def needed_of(given: SectionInputs) -> tuple[LayersNeeded, ...]:
+    """By kind of model; nothing where the report's configuration names no group."""
+    if given.config.minimum_layers is None:
+        return ()
+    points = tuple(_placed(point, given.inputs) for point in given.results.points)
+    return layers_needed(Results(points, given.results.headline_mode), given.config.minimum_layers)
 
 
 def _placed(point: Point, inputs: ReportInputs) -> Point:

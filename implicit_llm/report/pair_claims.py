@@ -1,4 +1,5 @@
-"""Judging claims that compare two kinds of models: language models by perplexity, CatbAbI models task by task.
+"""Judging claims that compare two kinds of models: language models by perplexity, CatbAbI models task by task; and
+language models on downstream tasks, whose pairs downstream_pairs.py finds.
 
 Every model speaks in the mode that is its headline. Language models are equal in parameters when these agree within
 10 %, in tokens within 1 %, in FLOPs within 10 %. CatbAbI models are compared at equal layers and tokens: in one layer
@@ -18,38 +19,38 @@ and with one seed each there is no more than one pair to go by. Of several group
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from implicit_llm.report.babi_choice import SAME_TOKENS, Choice, fields_of
 from implicit_llm.report.babi_results import BabiPoint, BabiResults
-from implicit_llm.report.claims import FAILS, HOLDS, MISSING, NOT_RUN, Claim, Evidence, Judgement, Verdict
+from implicit_llm.report.claims import FAILS, HOLDS, MISSING, NOT_RUN, Claim, Judgement, Verdict
 from implicit_llm.report.equal_flops import SAME_FLOPS, flops_of, is_close, tokens_of
+from implicit_llm.report.evidence import Evidence
 from implicit_llm.report.line_choice import LineChoice, choose_line, length_tested
-from implicit_llm.report.pair_measure import PairMeasure
+from implicit_llm.report.pair_measure import Pair, PairMeasure, phase_kinds, seeds_text
 from implicit_llm.report.perplexity_results import Comparison, Line, PerplexityResults
 from implicit_llm.report.results import Spread
 
 SAME_PARAMETERS = 0.10
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The number for every pair of seeds of the two runs that speak for a group, and what it comes from."""
-
-    spread: Spread
-    evidence: Evidence
-
-
 def judge_pair(claim: Claim, perplexities: PerplexityResults, babi: BabiResults, scale: str) -> Judgement:
-    """The verdict on a claim with `compare`, see the head of this file."""
+    """The verdict on a claim about perplexity or CatbAbI, see the head of this file."""
     measure = claim.compare
-    if scale not in claim.scales or measure is None:
+    if measure is None:
         return Judgement(claim, NOT_RUN, Spread(()))
     is_perplexity = measure.metric == "perplexity"
-    pairs = list(_perplexity_pairs(measure, perplexities) if is_perplexity else _babi_pairs(measure, babi))
-    if not pairs:
+    return judge_pairs(
+        claim, _perplexity_pairs(measure, perplexities) if is_perplexity else _babi_pairs(measure, babi), scale
+    )
+
+
+def judge_pairs(claim: Claim, found: Iterable[Pair], scale: str) -> Judgement:
+    """The verdict on a claim with `compare` by the pairs that it speaks of."""
+    measure = claim.compare
+    pairs = list(found) if scale in claim.scales else []
+    if not pairs or measure is None:
         return Judgement(claim, NOT_RUN, Spread(()))
-    sign = 1 if is_perplexity else -1
+    sign = 1 if measure.metric == "perplexity" else -1
     worst = max(pairs, key=lambda pair: float("inf") if pair.spread.mean is None else sign * pair.spread.mean)
     if worst.spread.mean is None or worst.spread.num_missing:
         return Judgement(claim, MISSING, worst.spread, worst.evidence)
@@ -62,7 +63,7 @@ def judge_pair(claim: Claim, perplexities: PerplexityResults, babi: BabiResults,
 def _says_so(measure: PairMeasure, spread: Spread) -> bool:
     if measure.metric == "perplexity":
         return spread.high is not None and spread.high < 1
-    return spread.low is not None and spread.low > 0.5
+    return spread.low is not None and spread.low > measure.threshold
 
 
 def _perplexity_pairs(measure: PairMeasure, results: PerplexityResults) -> Iterator[Pair]:
@@ -98,21 +99,8 @@ def kinds_of(line: Line, comparison: Comparison) -> set[str]:
     """The names under which a claim means a line: explicit; or implicit, and bounded or free where a run has both."""
     if not line.variant.is_implicit:
         return {"explicit"}
-    labels = {
-        other.variant.phase_label: _iterations(other.variant.phase_label)
-        for other in comparison.headlines
-        if other.variant.run == line.variant.run
-    }
-    if len(set(labels.values())) < 2:
-        return {"implicit"}
-    is_bounded = labels[line.variant.phase_label] == min(labels.values())
-    return {"implicit", "bounded" if is_bounded else "free"}
-
-
-def _iterations(label: str | None) -> int:
-    """The solver iterations in a short form: 24 in "(24+4)"."""
-    digits = "".join(letter if letter.isdigit() else " " for letter in label or "").split()
-    return int(digits[0]) if digits else 0
+    of_run = {other.variant.phase_label for other in comparison.headlines if other.variant.run == line.variant.run}
+    return phase_kinds(line.variant.phase_label, of_run)
 
 
 def _is_equal(measure: PairMeasure, first: Line, second: Line) -> bool:
@@ -157,7 +145,7 @@ def _perplexity_pair(
         spread,
         Evidence(
             text=f"{names[0]} ({first.mode}){chosen.words} over {names[1]} ({second.mode}){other.words}, "
-            f"{comparison.data}, length {length:g}, " + _seeds_text(spreads),
+            f"{comparison.data}, length {length:g}, " + seeds_text(spreads),
             run=first.variant.run,
             data=comparison.data,
             modes=(first.mode, second.mode),
@@ -185,7 +173,7 @@ def _babi_pair(data: str, results: BabiResults, implicit: Choice, explicit: Choi
         f"{results.name(second)} ({second.first.mode}){explicit.words}, {data}, "
     )
     evidence = Evidence(
-        text=text + _seeds_text([first.spread("accuracy"), second.spread("accuracy")]),
+        text=text + seeds_text([first.spread("accuracy"), second.spread("accuracy")]),
         run=first.first.run,
         data=data,
         modes=(first.first.mode, second.first.mode),
@@ -217,10 +205,3 @@ def _share_better(first: BabiPoint, second: BabiPoint) -> float | None:
         return None
     better = [(first.of_task(int(task)) or 0.0) > (second.of_task(int(task)) or 0.0) for task in tasks]
     return sum(better) / len(better)
-
-
-def _seeds_text(spreads: list[Spread]) -> str:
-    counts = [len(spread.values) for spread in spreads]
-    words = f"{counts[0]} and {counts[1]} seeds"
-    missing = sum(spread.num_missing for spread in spreads)
-    return words + (f", {missing} missing" if missing else "") + (", no spread" if max(counts) <= 1 else "")

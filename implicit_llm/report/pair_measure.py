@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal
 
-PairMetric = Literal["perplexity", "babi_tasks"]
+from implicit_llm.report.evidence import Evidence
+from implicit_llm.report.results import Spread
+
+PairMetric = Literal["perplexity", "downstream", "babi_tasks"]
 
 
 @dataclass(frozen=True)
 class PairMeasure:
     """A comparison of models of one size, `first` against `second`; the rules are in pair_claims.py.
 
-    metric: "perplexity" on held-out text, as the ratio first over second; "babi_tasks", the share of CatbAbI's tasks on
-    which the first is more accurate. implicit is any implicit model; bounded and free are the phases of one run with
-    the fewest and with more solver iterations. length_factor is test length over training length; equal says what the
-    two models share beside their size: training tokens, or training FLOPs.
+    metric: "perplexity" on held-out text, as the ratio first over second; "downstream", by how much the first does
+    better in the `column` of a suite, or in its first average; "babi_tasks", the share of CatbAbI's tasks on which the
+    first is more accurate. implicit is any implicit model; bounded and free are the phases of one run with the fewest
+    and with more solver iterations. length_factor is test length over training length; equal says what the two models
+    share beside their size: training tokens, or training FLOPs.
     """
 
     metric: PairMetric
@@ -25,18 +30,59 @@ class PairMeasure:
     length_factor: float = 1.0
     equal: Literal["tokens", "flops"] = "tokens"
     num_layers: int | None = None
+    column: str | None = None
 
     @property
     def kind(self) -> str:
         return "ratio" if self.metric == "perplexity" else "value"
 
     @property
+    def threshold(self) -> float:
+        """What a share or a difference must lie above."""
+        return 0.5 if self.metric == "babi_tasks" else 0.0
+
+    @property
     def needs(self) -> str:
-        return "< 1 for every pair of seeds" if self.metric == "perplexity" else "> 0.5 for every pair of seeds"
+        words = "< 1" if self.metric == "perplexity" else f"> {self.threshold:g}"
+        return f"{words} for every pair of seeds"
 
     @property
     def words(self) -> str:
         if self.metric == "babi_tasks":
             return f"share of the tasks on which the {self.first} model is more accurate"
         shared = "training FLOPs" if self.equal == "flops" else "training tokens"
-        return f"perplexity of the {self.first} over that of the {self.second} model, at equal parameters and {shared}"
+        equal = f"at equal parameters and {shared}"
+        if self.metric == "perplexity":
+            return f"perplexity of the {self.first} over that of the {self.second} model, {equal}"
+        of = self.column or "average accuracy"
+        return f"by how much the {self.first} model is better than the {self.second} one, {of}, {equal}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The number for every pair of seeds of the two runs that speak for a group, and what it comes from."""
+
+    spread: Spread
+    evidence: Evidence
+
+
+def phase_kinds(label: str | None, labels_of_run: Set[str | None]) -> set[str]:
+    """implicit, and bounded or free where the run has phases of both; `label` is the short form "(24+4)"."""
+    iterations = {iterations_of(other) for other in labels_of_run}
+    if len(iterations) < 2:
+        return {"implicit"}
+    return {"implicit", "bounded" if iterations_of(label) == min(iterations) else "free"}
+
+
+def iterations_of(label: str | None) -> int:
+    """The solver iterations in a short form: 24 in "(24+4)"."""
+    digits = "".join(letter if letter.isdigit() else " " for letter in label or "").split()
+    return int(digits[0]) if digits else 0
+
+
+def seeds_text(spreads: list[Spread]) -> str:
+    """ "2 and 3 seeds, 1 missing"."""
+    counts = [len(spread.values) for spread in spreads]
+    words = f"{counts[0]} and {counts[1]} seeds"
+    missing = sum(spread.num_missing for spread in spreads)
+    return words + (f", {missing} missing" if missing else "") + (", no spread" if max(counts) <= 1 else "")

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.report.claims import judge, load_claims
+from implicit_llm.report.claims import Claim, Judgement, judge, load_claims
 from implicit_llm.report.config import ReportConfig, ReportError
+from implicit_llm.report.downstream_pairs import downstream_pairs
 from implicit_llm.report.downstream_suites import load_suites
 from implicit_llm.report.inputs import load_inputs
 from implicit_llm.report.page import PageContent, render
-from implicit_llm.report.pair_claims import judge_pair
+from implicit_llm.report.pair_claims import judge_pair, judge_pairs
 from implicit_llm.report.published import load_published
+from implicit_llm.report.quantity_claims import judge_quantity
 from implicit_llm.report.section import SectionInputs
 from implicit_llm.report.sections import build_sections
 from implicit_llm.report.svg import file_svg
@@ -41,12 +43,7 @@ def run(context: StageContext) -> StageResult:
         )
     published, suites = load_published(assets / "published.yaml"), load_suites(assets / "downstream.yaml")
     given = SectionInputs(inputs, config, published, suites)
-    judgements = [
-        judge(claim, given.results, config.experiment)
-        if claim.compare is None
-        else judge_pair(claim, given.perplexities, given.babi, config.experiment)
-        for claim in load_claims(assets / "claims.yaml")
-    ]
+    judgements = [_judge(claim, given) for claim in load_claims(assets / "claims.yaml")]
     content = PageContent(
         title=config.title or DEFAULT_TITLE,
         experiment=config.experiment,
@@ -59,6 +56,17 @@ def run(context: StageContext) -> StageResult:
     files = _write(context.work / DECLARED, content, assets)
     context.log.info("page: %s", context.run_dir / "index.html")
     return StageResult(files=files, summary=_summary(content))
+
+
+def _judge(claim: Claim, given: SectionInputs) -> Judgement:
+    scale = given.config.experiment
+    if claim.compare is not None and claim.compare.metric == "downstream":
+        return judge_pairs(claim, downstream_pairs(claim.compare, given), scale)
+    if claim.compare is not None:
+        return judge_pair(claim, given.perplexities, given.babi, scale)
+    if claim.quantity is not None:
+        return judge_quantity(claim, given, scale)
+    return judge(claim, given.results, scale)
 
 
 def check_assets(assets: Path, digests: Mapping[str, str]) -> None:

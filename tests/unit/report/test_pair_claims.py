@@ -243,5 +243,5 @@ def test_language_models_that_compete_are_chosen_by_the_training_loss_at_the_end
 
 
 def test_claim_takes_either_a_measure_or_a_comparison() -> None:
-    with pytest.raises(ValueError, match="either measure and holds_if, or compare"):
+    with pytest.raises(ValueError, match="either measure or quantity, with holds_if, or compare"):
         Claim("id", "s", "paper", "w", None, None, ("demo",))

@@ -1,0 +1,227 @@
+"""The quantities of claims, each as a number for every model that has it, over its seeds.
+
+record: the mean of a value over the records of a model (over tokens and seeds, where each has a record).
+gain_by_iterations, above_explicit: of sweeps of the iterations allowed at test time, seed by seed; explicit models by
+their mean over seeds. A model in each mode that was swept is a model of its own.
+layers_needed, growth_of_layers: by the mean over seeds, as in minimum_layers.py; a length that none of the depths
+solves counts as one layer more than the deepest, which it needs at least.
+growth_of_perplexity: seed by seed, in the mode that speaks for the model.
+over_other_shares: of the branches of one curriculum, seed by seed, at the training length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from implicit_llm.report.downstream_figure import swept_downstream
+from implicit_llm.report.downstream_results import groups_of, points_of
+from implicit_llm.report.minimum_layers_section import needed_of
+from implicit_llm.report.perplexity_results import Line, PerplexityCell
+from implicit_llm.report.quantity_measure import Quantity
+from implicit_llm.report.results import Spread
+from implicit_llm.report.section import SectionInputs
+from implicit_llm.report.swept_results import ITERATIONS, SweptCell, swept_panels
+
+SAME_SHARE = 0.02  # a branch leaves at a step, which no share of the steps meets exactly
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The quantity of one model: `name` says which and how it was tested."""
+
+    name: str
+    run: str
+    data: str
+    modes: tuple[str, ...]
+    spread: Spread
+    roles: tuple[str, ...]
+
+
+def find(quantity: Quantity, given: SectionInputs) -> list[Found]:
+    """Of every model that has it; a model that was tested and gave no number has a spread that counts it."""
+    return list(_FINDERS[quantity.name](quantity, given))
+
+
+def _records(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    groups: dict[tuple, list[Record]] = {}
+    for record in given.inputs.records.get(quantity.kind, ()):
+        is_trained_here = not record.get("sweep") and record.get("source") is None
+        if is_trained_here and all(record.get(key) == value for key, value in (quantity.where or {}).items()):
+            groups.setdefault((record["run"], record.get("phase"), record.get("data")), []).append(record)
+    for (run, phase, data), records in groups.items():
+        modes = tuple(str(records[0][key]) for key in ("mode", "against") if records[0].get(key))
+        name = f"{run}/{phase}" + (f", {data}" if data else "")
+        spread = Spread.of(record.get(quantity.key or "") for record in records)
+        yield Found(name, run, data or "", modes, _mean_by_seed(records, spread, quantity), _roles(records))
+
+
+def _mean_by_seed(records: list[Record], spread: Spread, quantity: Quantity) -> Spread:
+    """A value a seed: the mean over its records."""
+    by_seed: dict[Any, list[float]] = {}
+    for record in records:
+        value = record.get(quantity.key or "")
+        if value is not None:
+            by_seed.setdefault(record.get("seed"), []).append(value)
+    return Spread(tuple(sum(values) / len(values) for values in by_seed.values()), spread.num_missing)
+
+
+def _roles(records: list[Record]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(record["role"] for record in records))
+
+
+def _by_iterations(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    yield from _swept_tasks(quantity, given) if quantity.kind == "lm_eval" else _swept_words(quantity, given)
+
+
+def _swept_words(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    panels = swept_panels({quantity.kind: given.inputs.records.get(quantity.kind, ())}, ())
+    for panel in panels:
+        if panel.key != ITERATIONS:
+            continue
+        explicit = [panel.spread(reference.cell) for reference in panel.references]
+        for line in panel.lines:
+            (_, fewest), (_, most) = line.cells[0], line.cells[-1]
+            values = _by_seed(most, panel.measure)
+            if quantity.name == "gain_by_iterations":
+                spread = _minus(values, _by_seed(fewest, panel.measure))
+            elif explicit:
+                spread = _above(Spread.of(values.values()), explicit)
+            else:
+                continue
+            first = most.first
+            name = f"{first.run}, {line.base}, {panel.title}"
+            yield Found(name, first.run, first.data, (line.base,), spread, line.roles)
+
+
+def _swept_tasks(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    points = points_of(given.inputs.records.get(quantity.kind, ()))
+    groups = groups_of(points, given.inputs.training)
+    for panel in swept_downstream(points, groups, given.suites, given.config.headline_mode):
+        if quantity.family not in (None, panel.group.family):
+            continue
+        explicit = [panel.average(row) for row in panel.references]
+        for line in panel.lines:
+            fewest, most = panel.average(line.rows[0][1]), panel.average(line.rows[-1][1])
+            first = line.rows[0][1].first
+            if quantity.name == "gain_by_iterations":
+                spread = _minus(dict(enumerate(most.values)), dict(enumerate(fewest.values)))
+            elif explicit:
+                spread = _above(most, explicit)
+            else:
+                continue
+            roles = tuple(dict.fromkeys(role for _, row in line.rows for role in row.roles))
+            name = f"{panel.title}, {line.name}, {line.base}"
+            yield Found(name, first.run, panel.suite.name, (line.base,), spread, roles)
+
+
+def _by_seed(cell: SweptCell, measure: str) -> dict[Any, float | None]:
+    return {point.seed: getattr(point, measure) for point in cell.points}
+
+
+def _minus(most: Mapping[Any, float | None], fewest: Mapping[Any, float | None]) -> Spread:
+    pairs = [(most.get(seed), fewest.get(seed)) for seed in {**most, **fewest}]
+    return Spread.of(None if first is None or second is None else first - second for first, second in pairs)
+
+
+def _above(spread: Spread, explicit: list[Spread]) -> Spread:
+    """Over the best of the explicit models."""
+    means = [other.mean for other in explicit if other.mean is not None]
+    if not means:
+        return Spread((), spread.num_missing + 1)
+    return Spread(tuple(value - max(means) for value in spread.values), spread.num_missing)
+
+
+def _layers(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    for needed in needed_of(given):
+        if quantity.model not in (None, "implicit" if needed.is_implicit else "explicit"):
+            continue
+        counts = [_count(at.by_mean.num_layers, at.by_mean.deepest, at.by_mean.is_bound) for at in needed.at_lengths]
+        lengths = [at.length for at in needed.at_lengths]
+        if quantity.name == "growth_of_layers":
+            if len(counts) < 2:
+                continue
+            ends = (counts[0], counts[-1])
+            value = None if ends[0] is None or ends[1] is None else float(ends[1] - ends[0])
+        else:
+            value = None if None in counts else float(max(count for count in counts if count is not None))
+        words = ", ".join(f"{at.by_mean.words} at {at.length}" for at in needed.at_lengths)
+        name = f"{needed.label}: {words}"
+        yield Found(name, needed.label, f"lengths {lengths[0]} to {lengths[-1]}", (), Spread.of([value]), needed.roles)
+
+
+def _count(num_layers: int | None, deepest: int | None, is_bound: bool) -> int | None:
+    if num_layers is not None:
+        return num_layers
+    return None if deepest is None or is_bound else deepest + 1
+
+
+def _perplexity_growth(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    for comparison in given.perplexities.comparisons:
+        if quantity.family not in (None, comparison.group.family):
+            continue
+        for line in comparison.headlines:
+            if quantity.model not in (None, "implicit" if line.variant.is_implicit else "explicit"):
+                continue
+            length = line.first.train_length
+            short, long = line.at(length), line.at((length or 0) * quantity.length_factor)
+            if short is not None and long is not None:
+                name = f"{line.variant.run} ({line.mode}), {comparison.data}, length {long.first.length}"
+                roles = (*short.roles, *long.roles)
+                yield Found(name, line.variant.run, comparison.data, (line.mode,), _over(long, [short]), roles)
+
+
+def _over_other_shares(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    for comparison in given.perplexities.comparisons:
+        runs = dict.fromkeys(line.variant.run for line in comparison.headlines if line.variant.is_implicit)
+        for run in runs:
+            branches = {
+                share: line
+                for line in comparison.headlines
+                if line.variant.run == run and (share := share_bounded(line, given)) is not None
+            }
+            wanted = next((share for share in branches if abs(share - quantity.share) <= SAME_SHARE), None)
+            if wanted is None or len(branches) < 2:
+                continue
+            cells = {share: line.at(line.first.train_length) for share, line in branches.items()}
+            others = [cell for share, cell in cells.items() if share != wanted and cell is not None]
+            mine = cells[wanted]
+            if mine is not None and others:
+                words = " and ".join(f"{share:.0%}" for share in sorted(branches) if share != wanted)
+                name = f"{run}, {comparison.data}, {wanted:.0%} against {words}"
+                roles = (*mine.roles, *(role for cell in others for role in cell.roles))
+                modes = (branches[wanted].mode,)
+                yield Found(name, run, comparison.data, modes, _over(mine, others), roles)
+
+
+def share_bounded(line: Line, given: SectionInputs) -> float | None:
+    """The share of a branch's steps before its last phase began; None where the phase starts from none."""
+    for run in given.inputs.training:
+        for phase in run.phases:
+            is_its = (run.run, phase.name) == (line.variant.run, line.variant.phase)
+            if is_its and run.before(phase) is not None and phase.end_step:
+                return phase.start_step / phase.end_step
+    return None
+
+
+def _over(cell: PerplexityCell, others: list[PerplexityCell]) -> Spread:
+    """Seed by seed the perplexity over the lowest of the others."""
+    found = []
+    for point in cell.points:
+        beside = [other.perplexity for o in others for other in o.points if other.seed == point.seed]
+        known = [value for value in beside if value]
+        found.append(point.perplexity / min(known) if point.perplexity and known else None)
+    return Spread.of(found)
+
+
+_FINDERS: dict[str, Callable[[Quantity, SectionInputs], Iterator[Found]]] = {
+    "record": _records,
+    "gain_by_iterations": _by_iterations,
+    "above_explicit": _by_iterations,
+    "layers_needed": _layers,
+    "growth_of_layers": _layers,
+    "growth_of_perplexity": _perplexity_growth,
+    "over_other_shares": _over_other_shares,
+}
