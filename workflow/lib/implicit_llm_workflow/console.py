@@ -9,6 +9,7 @@ import typer
 
 from implicit_llm_workflow import (
     accept_command,
+    compare_command,
     estimate_command,
     evaluate_commands,
     excerpts_command,
@@ -20,7 +21,9 @@ from implicit_llm_workflow import (
     prefetch_command,
     preflight_command,
     report_command,
+    runs_command,
     stage_commands,
+    status_command,
     verify_command,
 )
 from implicit_llm_workflow.launch import tell_who_started_this
@@ -41,6 +44,9 @@ app.add_typer(stage_commands.mlflow, name="mlflow")
 _experiments = (
     init_command.init,
     *plan_commands.COMMANDS,
+    status_command.status,
+    runs_command.runs,
+    compare_command.compare,
     excerpts_command.excerpts,
     explain_command.explain,
     accept_command.accept,

@@ -71,7 +71,7 @@ def trace(artifact: Path) -> Lineage:
     manifest = _manifest_of(artifact, run_dir)
     top = read_run(run_dir, manifest)
     name = _record_of(artifact, top)
-    shelf = Shelf(_root_of(run_dir, top.key))
+    shelf = Shelf(root_of(run_dir, top.key))
     runs: dict[str, Ancestor] = {}
     waiting = [top]
     while waiting:
@@ -167,7 +167,7 @@ def _record_of(artifact: Path, run: Ancestor) -> str | None:
     raise NoLineage(f"{artifact}: {run.key} does not vouch for this file; {run.path} lists those that it vouches for")
 
 
-def _root_of(run_dir: Path, key: str) -> Path:
+def root_of(run_dir: Path, key: str) -> Path:
     """The folder of the experiment."""
     return run_dir.parents[key.count("/")] if run_dir.as_posix().endswith(f"/{key}") else run_dir.parent
 

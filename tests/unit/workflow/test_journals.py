@@ -1,0 +1,79 @@
+"""Journals as the driver reads them, also while they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from implicit_llm.tracking import journal
+from implicit_llm_workflow import journals
+from implicit_llm_workflow.journals import read_points, read_tail
+
+
+def written(path: Path, *, points: int = 0) -> journal.Journal:
+    """A journal of the library itself, with a start and so many points."""
+    open_journal = journal.Journal(path)
+    open_journal.event("stage_started", host="here", pid=1)
+    for step in range(1, points + 1):
+        open_journal.metrics(step, {"loss": 1 / step, "learning_rate": 0.1})
+    return open_journal
+
+
+def test_points_are_those_that_the_library_reads(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    open_journal = written(path, points=8)
+    open_journal.rewind(5)
+    open_journal.metrics(6, {"loss": 9.0})
+    found = [(point.step, dict(point.values)) for point in read_points(path)]
+    assert found == [(point.step, point.values) for point in journal.read(path)]
+    assert [step for step, _ in found] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_number_that_is_not_finite_is_not_known(tmp_path: Path) -> None:
+    written(tmp_path / "j").metrics(1, {"loss": float("nan"), "residual": 0.5})
+    assert read_points(tmp_path / "j")[-1].values == {"residual": 0.5}
+
+
+def test_a_torn_and_a_damaged_line_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    written(path, points=2).close()
+    with open(path, "ab") as file:
+        file.write(b'\xff{"kind"\n[1]\n{"kind": "metrics", "step": 3}\n{"kind": "metrics", "step": 4, "ti')
+    assert [point.step for point in read_points(path)] == [1, 2]
+    tail = read_tail(path)
+    assert tail.is_open
+    assert tail.last is not None
+    assert tail.last.step == 2
+
+
+def test_the_end_is_enough_of_a_long_journal(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    open_journal = written(path, points=2000)
+    assert path.stat().st_size > 2 * journals.TAIL_BYTES
+    assert read_tail(path).is_open
+    open_journal.event("stage_failed", error="ValueError: no")
+    tail = read_tail(path)
+    assert tail.event is not None
+    assert tail.event["error"] == "ValueError: no"
+    assert not tail.is_open
+    assert [point.step for point in tail.points][-1] == 2000
+    assert len(tail.points) < 1000
+
+
+def test_the_points_of_an_attempt_are_those_since_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    lines = [
+        '{"kind": "event", "name": "stage_started", "time": "2026-01-01T00:00:00+00:00"}',
+        '{"kind": "metrics", "step": 10, "time": "2026-01-01T00:00:10+00:00", "values": {"loss": 2}}',
+        '{"kind": "event", "name": "stage_preempted", "time": "2026-01-01T00:00:11+00:00"}',
+        '{"kind": "event", "name": "stage_started", "time": "2026-01-01T09:00:00+00:00"}',
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    assert [point.step for point in read_tail(path).points] == [10]  # nothing else is known yet
+    with open(path, "a") as file:
+        file.write('{"kind": "metrics", "step": 20, "time": "2026-01-01T09:00:10+00:00", "values": {"loss": 1}}\n')
+    assert [point.step for point in read_tail(path).points] == [20]
+
+
+def test_without_a_journal_nothing_is_known(tmp_path: Path) -> None:
+    assert read_tail(tmp_path / "none") == journals.Tail()
+    assert read_points(tmp_path / "none") == []

@@ -1,0 +1,59 @@
+"""Who holds a lock, seen from outside."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from implicit_llm_workflow import lock_holder
+from implicit_llm_workflow.lock_holder import Holder, holder_of
+from implicit_llm_workflow.snakemake_driver import DriverRunning, hold_lock
+from tests.unit.workflow.run_dirs import DRIVER, JOB, held
+
+
+@pytest.mark.parametrize(("text", "host"), [(JOB, socket.gethostname()), (DRIVER, None)])
+def test_a_holder_is_alive_until_its_process_ends(tmp_path: Path, text: str, host: str | None) -> None:
+    with held(tmp_path / "lock", text) as pid:
+        assert holder_of(tmp_path / "lock") == Holder(pid, host, True)
+    assert holder_of(tmp_path / "lock") == Holder(pid, host, False)
+
+
+def test_looking_takes_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text("1\n")
+    assert holder_of(path) == Holder(1, None, False)
+    with open(path) as file:
+        holder_of(path)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_process_that_lives_and_has_let_go_holds_nothing(tmp_path: Path) -> None:
+    hold_lock(tmp_path / "lock").close()
+    assert holder_of(tmp_path / "lock") == Holder(os.getpid(), None, False)
+    with hold_lock(tmp_path / "lock"):
+        assert holder_of(tmp_path / "lock") == Holder(os.getpid(), None, True)
+        with pytest.raises(DriverRunning):
+            hold_lock(tmp_path / "lock")
+
+
+def test_without_a_list_of_locks_the_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_holder, "LOCKS", tmp_path / "none")
+    with held(tmp_path / "lock") as pid:
+        assert holder_of(tmp_path / "lock") == Holder(pid, socket.gethostname(), True)
+    assert holder_of(tmp_path / "lock") == Holder(pid, socket.gethostname(), False)
+
+
+def test_of_another_machine_nothing_is_known(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("process 7 on elsewhere\n")
+    assert holder_of(tmp_path / "lock") == Holder(7, "elsewhere", None)
+
+
+@pytest.mark.parametrize("text", [None, "", "unknown", "process on"])
+def test_a_file_that_names_nobody_has_no_holder(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "lock").write_text(text)
+    assert holder_of(tmp_path / "lock") is None

@@ -1,0 +1,128 @@
+"""The journals of jobs as the driver reads them, without the library and while a job writes: of a damaged or torn line
+nothing is taken. The format is that of implicit_llm/tracking/journal.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+JOURNAL = "journal.jsonl"
+TAIL_BYTES = 1 << 16
+STAGE_EVENTS = ("stage_started", "stage_finished", "stage_failed", "stage_stopped", "stage_preempted")
+
+
+@dataclass(frozen=True)
+class Point:
+    """Metrics after `step` steps, at a time in seconds since 1970; what is not finite is left out."""
+
+    step: int
+    unix_s: float
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The end of a journal. `event`: the last start or end of the stage; `points`: of the last attempt, that count.
+
+    `unix_s`: when the last line was written.
+    """
+
+    event: Mapping[str, Any] | None = None
+    points: tuple[Point, ...] = ()
+    unix_s: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the stage has begun and not ended, as far as it could say so."""
+        return self.event is not None and self.event["name"] == "stage_started"
+
+    @property
+    def last(self) -> Point | None:
+        return self.points[-1] if self.points else None
+
+
+def read_tail(path: Path) -> Tail:
+    """The last lines of a journal, as many as it takes to know a point; without a file nothing."""
+    limit = TAIL_BYTES
+    while True:
+        raw, is_whole = _read_end(path, limit)
+        tail = _tail_of(list(_records(raw.split(b"\n")[:-1])), is_whole=is_whole)
+        if is_whole or tail.points:
+            return tail
+        limit *= 8
+
+
+def read_points(path: Path) -> list[Point]:
+    """All points that count, in order of writing: what stands before a rewind to an earlier step does not."""
+    raw, _ = _read_end(path, None)
+    return _points(_records(raw.split(b"\n")[:-1]))
+
+
+def _read_end(path: Path, limit: int | None) -> tuple[bytes, bool]:
+    """The last bytes of the file from the start of a line, and whether they are all of it."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = 0 if limit is None else max(0, size - limit)
+            file.seek(start)
+            raw = file.read(size - start)
+    except OSError:
+        return b"", True
+    return (raw, True) if start == 0 else (raw.partition(b"\n")[2], False)
+
+
+def _records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def _tail_of(records: list[dict[str, Any]], *, is_whole: bool) -> Tail:
+    times = [_unix_s(record) for record in records]
+    starts = [i for i, record in enumerate(records) if record.get("name") in STAGE_EVENTS]
+    event: Mapping[str, Any] | None = records[starts[-1]] if starts else None
+    if event is None and records and not is_whole:
+        event = {"name": "stage_started"}  # farther back: nothing is written after an end but another start
+    points = _points(records)
+    begun = next((i for i in reversed(starts) if records[i]["name"] == "stage_started"), None)
+    since = times[begun] if begun is not None else None
+    recent = [point for point in points if since is None or point.unix_s >= since]
+    return Tail(event, tuple(recent or points[-1:]), next((time for time in reversed(times) if time is not None), None))
+
+
+def _points(records: Iterable[Mapping[str, Any]]) -> list[Point]:
+    points: list[Point] = []
+    for record in records:
+        try:
+            if record.get("kind") == "rewind":
+                step = int(record["step"])
+                points = [point for point in points if point.step <= step]
+            elif record.get("kind") == "metrics":
+                points.append(_point(record))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue
+    return points
+
+
+def _point(record: Mapping[str, Any]) -> Point:
+    values = {key: float(value) for key, value in record["values"].items() if value is not None}
+    finite = {key: value for key, value in values.items() if math.isfinite(value)}
+    return Point(int(record["step"]), datetime.fromisoformat(record["time"]).timestamp(), finite)
+
+
+def _unix_s(record: Mapping[str, Any]) -> float | None:
+    try:
+        return datetime.fromisoformat(record["time"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,46 @@
+"""How the jobs of a plan are doing. Reads only, and takes no lock, so that it may look at any time, however often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from implicit_llm_workflow.job_look import JobLook, Observed
+from implicit_llm_workflow.lock_holder import Holder, holder_of
+from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.staleness import Status, status_of
+from implicit_llm_workflow.submitted_jobs import submitted_jobs
+
+
+class Observer:
+    """Looks at a plan, again and again if wanted; identities are computed once."""
+
+    def __init__(self, plan: Plan, submitit_folder: Path | None = None) -> None:
+        self.plan = plan
+        self._folder = submitit_folder
+
+    def driver(self) -> Holder | None:
+        """The Snakemake that works, or last worked, on the experiment."""
+        return holder_of(self.plan.root / ".driver.lock")
+
+    def observe(self, keys: Iterable[str] | None = None) -> dict[str, Observed]:
+        """The jobs of these keys, which come with what they are made from; all of the plan without."""
+        plan = self.plan
+        wanted = plan.nodes if keys is None else {key: plan.nodes[key] for key in keys}
+        statuses = {key: self._status(key) for key in wanted}
+        unfinished = [node for key, node in wanted.items() if statuses[key].state != "fresh"]
+        submitted = submitted_jobs(plan, unfinished, self._folder)
+        driver = self.driver()
+        has_driver = driver is not None and bool(driver.is_alive)
+        found: dict[str, Observed] = {}
+        for key, node in wanted.items():
+            is_ready = has_driver and all(
+                (statuses.get(item) or self._status(item)).state == "fresh" for item in node.upstream.values()
+            )
+            found[key] = JobLook(plan, node, statuses[key], submitted.get(key), is_ready).observed()
+        return found
+
+    def _status(self, key: str) -> Status:
+        """As it is now: the plan remembers what it saw first."""
+        plan, node = self.plan, self.plan.nodes[key]
+        return status_of(plan.run_dir(node), plan.identities[key], node, plan.accepted.get(key))
