@@ -1,11 +1,19 @@
+import sys
+from pathlib import Path
+
 from snakemake.utils import min_version
+
+from implicit_llm_workflow.command_targets import config_file_of
 
 min_version("9.11")
 
-# Snakemake merges config files, so the default must not lie below another one.
+# Snakemake merges config files, so the chosen one must not lie below another one. Jobs on other machines are told the same.
 if not workflow.configfiles:
+    chosen = config_file_of(sys.argv[1:])
 
-    configfile: "workflow/config/demo.yaml"
+    configfile: chosen
+
+    workflow.overwrite_configfiles.append(Path(chosen).absolute())
 
 
 include: "workflow/rules/plan.smk"
@@ -45,3 +53,21 @@ rule train:
 rule evaluate:
     input:
         plan.manifests("evaluate"),
+
+
+# `snakemake paper`: everything, of the experiment of this name.
+rule:
+    name:
+        plan.experiment.name
+    input:
+        plan.manifests("report"),
+
+
+# `snakemake figure_1_right`: one figure or table of the paper; `implicit-llm excerpts` lists them.
+for excerpt in plan.experiment.excerpts:
+
+    rule:
+        name:
+            excerpt
+        input:
+            plan.manifest(plan.find(excerpt)),

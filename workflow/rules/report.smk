@@ -22,3 +22,28 @@ rule report:
     shell:
         "implicit-llm report --run-dir results/{wildcards.config}/report"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
+
+
+# A figure or table of the paper by itself, from the jobs behind it alone.
+rule excerpt:
+    input:
+        results=job.upstream("excerpt"),
+        tracking=ancient(rules.mlflow_init.output.ready),
+    output:
+        manifest="results/{config}/excerpt/{excerpt}/manifest.json",
+        page="results/{config}/excerpt/{excerpt}/index.html",
+        claims="results/{config}/excerpt/{excerpt}/claims.json",
+    log:
+        "results/{config}/excerpt/{excerpt}/job.log",
+    benchmark:
+        "results/{config}/excerpt/{excerpt}/benchmark.tsv"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=30,
+    params:
+        identity=job.identity("excerpt"),
+        inputs=job.inputs("excerpt"),
+    shell:
+        "implicit-llm report --run-dir results/{wildcards.config}/excerpt/{wildcards.excerpt}"
+        " --identity {params.identity:q} {params.inputs:q} --log {log:q}"

@@ -98,7 +98,7 @@ def test_holes_say_what_is_in_the_way_and_what_makes_them(language: ExperimentFi
         '{"name": "stage_failed", "error": "CheckpointError: no such"}',
     ]
     (failed / "journal.jsonl").write_text("\n".join([*events, '{"torn']))
-    holes = {hole.job: hole for hole in find_holes(language.plan())}
+    holes = {hole.job: hole for hole in find_holes(plan, plan.nodes["report"])}
     assert set(holes) == {"train/flat-s0/explicit", "checkpoint/other", "evaluate/other/checkpoint/perplexity"}
     imported, evaluated = holes["checkpoint/other"], holes["evaluate/other/checkpoint/perplexity"]
     assert (imported.state, imported.why) == ("failed", "CheckpointError: no such")

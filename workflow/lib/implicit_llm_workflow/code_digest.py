@@ -56,7 +56,7 @@ def stage_module(stage: str, config: Mapping[str, Any]) -> str:
 
     So editing how one kind of data is made leaves the other kinds as they are.
     """
-    package = {"train": "training", "evaluate": "evaluation"}.get(stage, stage)
+    package = {"train": "training", "evaluate": "evaluation", "excerpt": "report"}.get(stage, stage)
     return f"{LIBRARY}.{package}.stages.{config['kind']}" if "kind" in config else f"{LIBRARY}.{package}.stage"
 
 

@@ -12,6 +12,7 @@ from implicit_llm_workflow.config_files import ConfigFiles
 from implicit_llm_workflow.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.evaluations import KINDS, Evaluation, build_evaluation
+from implicit_llm_workflow.excerpts import Excerpt, build_excerpt, check_origins
 from implicit_llm_workflow.grids import GridPoint, expand_grids
 from implicit_llm_workflow.peers import Peer, build_peer, check_peers
 from implicit_llm_workflow.runs import Run, RunBuilder
@@ -27,6 +28,7 @@ class Experiment:
     evaluations: Mapping[str, Evaluation]
     report: Mapping[str, Any]
     peers: Mapping[str, Peer] = field(default_factory=dict)
+    excerpts: Mapping[str, Excerpt] = field(default_factory=dict)
 
     def evaluations_of(self, run: Run) -> list[Evaluation]:
         """Those that are done for a run; a sweep is for implicit ones, an explicit one has nothing to sweep."""
@@ -36,6 +38,13 @@ class Experiment:
     def evaluations_of_peer(self, peer: Peer) -> list[Evaluation]:
         """Those that are done for a peer."""
         return [item for item in self.evaluations.values() if peer.has(item, self.data[peer.data])]
+
+    @property
+    def evaluated(self) -> dict[str, list[str]]:
+        """Names of the evaluations that are done, by run and peer."""
+        runs = {run.name: [item.name for item in self.evaluations_of(run)] for run in self.runs.values()}
+        peers = {peer.name: [item.name for item in self.evaluations_of_peer(peer)] for peer in self.peers.values()}
+        return runs | peers
 
 
 def load_experiment(path: Path) -> Experiment:
@@ -55,10 +64,13 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     runs = {point.name: _run(point, builder) for point in points}
     evaluations = {name: build_evaluation(name, item, source) for name, item in values.get("evaluations", {}).items()}
     peers = {name: build_peer(name, item, source) for name, item in values.get("peers", {}).items()}
-    experiment = Experiment(values["name"], source, data, runs, evaluations, values.get("report", {}), peers)
+    excerpts = {name: build_excerpt(name, item) for name, item in values.get("excerpts", {}).items()}
+    report = values.get("report", {})
+    experiment = Experiment(values["name"], source, data, runs, evaluations, report, peers, excerpts)
     _check_evaluations(experiment)
     check_peers(experiment.peers.values(), data, evaluations, _trained(runs), source)
     _check_repeated(experiment)
+    check_origins(excerpts.values(), experiment.evaluated, source)
     return experiment
 
 

@@ -11,10 +11,11 @@ from implicit_llm_workflow.curricula import Phase
 from implicit_llm_workflow.data_nodes import data_nodes, nodes_of_test_data, tokenizer_node, train_data_node
 from implicit_llm_workflow.data_sets import DataSet, LanguageModel
 from implicit_llm_workflow.evaluations import DUALITY, LM_EVAL, PERPLEXITY, Evaluation
+from implicit_llm_workflow.excerpts import check_shown
 from implicit_llm_workflow.experiment import Experiment
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.peers import PHASE, Peer
-from implicit_llm_workflow.report_outputs import report_assets
+from implicit_llm_workflow.report_outputs import report_assets, report_figures, report_tables
 from implicit_llm_workflow.runs import Run
 
 
@@ -29,18 +30,29 @@ def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = l
 def _all_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[Node]:
     for data in experiment.data.values():
         yield from data_nodes(data)
-    report_inputs: dict[str, str] = {}
+    shown: dict[str, Node] = {}
+    models: dict[str, str] = {}
+    for model, node in _model_nodes(experiment, digest):
+        role = f"{node.stage}:{node.name}"
+        shown[role], models[role] = node, model
+        yield node
+    config = {"experiment": experiment.name, **experiment.report, "assets": report_assets()}
+    report = Node("report", "report", config, {role: node.key for role, node in shown.items()})
+    yield report
+    excerpts = experiment.excerpts.values()
+    check_shown(excerpts, report_figures(experiment), report_tables(experiment), experiment.source)
+    nodes = {node.key: node for node in shown.values()}
+    for excerpt in excerpts:
+        yield excerpt.node(report, nodes, models)
+
+
+def _model_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[tuple[str, Node]]:
+    """What the report shows: (name of the run or peer, job) for all models, their training and their evaluations."""
     for run in experiment.runs.values():
         for seed in run.seeds:
-            for node in _run_nodes(experiment, run, seed):
-                report_inputs[f"{node.stage}:{node.name}"] = node.key
-                yield node
+            yield from ((run.name, node) for node in _run_nodes(experiment, run, seed))
     for peer in experiment.peers.values():
-        for node in _peer_nodes(experiment, peer, digest):
-            report_inputs[f"{node.stage}:{node.name}"] = node.key
-            yield node
-    config = {"experiment": experiment.name, **experiment.report, "assets": report_assets()}
-    yield Node("report", "report", config, report_inputs)
+        yield from ((peer.name, node) for node in _peer_nodes(experiment, peer, digest))
 
 
 def _run_nodes(experiment: Experiment, run: Run, seed: int) -> Iterator[Node]:

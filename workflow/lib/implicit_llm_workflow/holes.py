@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.code_digest import module_digest, stage_module
+from implicit_llm_workflow.code_digest import stage_module
 from implicit_llm_workflow.fingerprint import Identity
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import FINGERPRINT_DIGITS, Plan
 
-REPORT, NAME = "report", "report-with-holes"
+WITH_HOLES = "-with-holes"
 MODEL_ROLE = "model"
 
 
@@ -35,19 +35,20 @@ class Hole:
     is_implicit: bool | None = None
 
 
-def find_holes(plan: Plan) -> list[Hole]:
-    """In the order of the report's inputs."""
-    upstream = plan.nodes[REPORT].upstream
+def find_holes(plan: Plan, page: Node) -> list[Hole]:
+    """What a report or an excerpt of it lacks, in the order of its inputs."""
+    upstream = page.upstream
     return [_hole(plan, role, plan.nodes[key]) for role, key in upstream.items() if _is_hole(plan, key)]
 
 
-def report_with_holes(plan: Plan, holes: Sequence[Hole]) -> tuple[Identity, list[str]]:
-    """The identity of the report of what is fresh, and its inputs as ROLE=DIR."""
-    node, lacking = plan.nodes[REPORT], {hole.role for hole in holes}
-    there = {role: key for role, key in node.upstream.items() if role not in lacking}
-    config = {**node.config, "holes": [asdict(hole) for hole in holes]}
+def report_with_holes(plan: Plan, page: Node, holes: Sequence[Hole]) -> tuple[Identity, list[str]]:
+    """The identity of the page made of what is fresh, and its inputs as ROLE=DIR; it lies in a folder of its own."""
+    lacking = {hole.role for hole in holes}
+    there = {role: key for role, key in page.upstream.items() if role not in lacking}
+    config = {**page.config, "holes": [asdict(hole) for hole in holes]}
     upstream = {role: plan.identities[key].fingerprint for role, key in there.items()}
-    identity = Identity(REPORT, NAME, config, module_digest(stage_module(REPORT, config)), upstream)
+    code = plan.code_of(stage_module(page.stage, config))
+    identity = Identity(page.stage, f"{page.name}{WITH_HOLES}", config, code, upstream)
     return identity, [f"{role}={plan.run_dir(plan.nodes[key])}" for role, key in there.items()]
 
 

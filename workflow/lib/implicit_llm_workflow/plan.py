@@ -14,6 +14,7 @@ from implicit_llm_workflow.accepted import Acceptance, find_acceptance, with_cod
 from implicit_llm_workflow.code_digest import module_digest, stage_module
 from implicit_llm_workflow.code_record import record_code
 from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment import Experiment
 from implicit_llm_workflow.file_digests import FileDigests
 from implicit_llm_workflow.fingerprint import Identity, identify
@@ -82,8 +83,10 @@ class Plan:
         record_code(self.root, modules, {module: self.code_of(module) for module in modules})
 
     def find(self, target: str) -> Node:
-        """A node by key, run directory or manifest. Raises: UnknownTarget that names the nearest one."""
+        """A node by key, run directory or manifest, an excerpt by name. Raises: UnknownTarget; it names the nearest."""
         key = target.rstrip("/").removesuffix(f"/{MANIFEST}").removeprefix(f"{self.root.as_posix()}/")
+        if key in self.experiment.excerpts:
+            key = f"{EXCERPT}/{key}"
         if key not in self.nodes:
             raise UnknownTarget(
                 f"{target}: experiment {self.experiment.name} has no such job; {nearest(key, self.nodes)}"

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from implicit_llm_workflow.holes import Hole
+    from implicit_llm_workflow.node import Node
+    from implicit_llm_workflow.plan import Plan
 
 EXIT_HOLES = 2
+PAGES = ("report", "excerpt")  # stages
 _STYLE = {"failed": "red", "stale": "yellow", "missing": "dim"}
 
 
@@ -33,6 +36,10 @@ def report(
     log: Log = None,
     config: Config = DEFAULT_CONFIG,
     results: Results = DEFAULT_RESULTS,
+    only: Annotated[
+        str | None,
+        typer.Option(help="A figure or table of the paper instead of all, such as figure_1_right.", metavar="NAME"),
+    ] = None,
     holes: Annotated[
         bool, typer.Option("--holes", help="Make the report from the fresh results, and name in it those that are not.")
     ] = False,
@@ -46,6 +53,7 @@ def report(
 
         implicit-llm report --config miniature
         implicit-llm report --config miniature --holes
+        implicit-llm report --config paper --only figure_1_right --holes
     """
     if run_dir is not None and identity is not None:
         run_job(Job("report", run_dir, identity, inputs, log))
@@ -55,24 +63,30 @@ def report(
     from implicit_llm_workflow.holes import find_holes, report_with_holes
 
     plan = make_plan(config, results)
-    found = find_holes(plan)
+    page = plan.find(only or "report")
+    if page.stage not in PAGES:
+        raise OptionError(f"--only {only}: is no figure or table; `implicit-llm excerpts --config {config}` lists them")
+    found = find_holes(plan, page)
     _show(found)
     if not holes:
-        made = plan.run_dir(plan.nodes["report"]) / "index.html"
-        if found or plan.statuses["report"].state != "fresh":
-            command = plan.command_for([plan.nodes["report"]])
-            more = ", or add --holes for a report without them" if found else ""
-            wide_console().print(f"the report is not there; type: {command}{more}", soft_wrap=True)
-            raise typer.Exit(EXIT_HOLES)
-        wide_console().print(f"the report is there: {made}", soft_wrap=True)
+        _say_whether_there(plan, page, found)
         return
-    if len(found) == len(plan.nodes["report"].upstream):
-        raise OptionError(f"--holes: no result is fresh; type: {plan.command_for([plan.nodes['report']])}")
-    folder = plan.root / "report-with-holes"
-    wanted, options = report_with_holes(plan, found)
+    if len(found) == len(page.upstream):
+        raise OptionError(f"--holes: no result is fresh; type: {plan.command_for([page])}")
+    wanted, options = report_with_holes(plan, page, found)
+    folder = plan.run_dir(page).with_name(wanted.name)
     run_job(Job("report", folder, wanted.to_json(), options, log))
-    wide_console().print(f"{len(found)} of {len(plan.nodes['report'].upstream)} results are not in it", soft_wrap=True)
+    wide_console().print(f"{len(found)} of {len(page.upstream)} results are not in it", soft_wrap=True)
     wide_console().print(str(folder / "index.html"), soft_wrap=True)
+
+
+def _say_whether_there(plan: Plan, page: Node, found: Sequence[Hole]) -> None:
+    """Raises: Exit where the page is not there or stale."""
+    if found or plan.statuses[page.key].state != "fresh":
+        more = ", or add --holes for a report without them" if found else ""
+        wide_console().print(f"the report is not there; type: {plan.command_for([page])}{more}", soft_wrap=True)
+        raise typer.Exit(EXIT_HOLES)
+    wide_console().print(f"the report is there: {plan.run_dir(page) / 'index.html'}", soft_wrap=True)
 
 
 def _show(holes: Sequence[Hole]) -> None:

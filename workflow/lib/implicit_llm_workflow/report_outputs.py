@@ -20,11 +20,21 @@ def report_assets() -> dict[str, str]:
 
 def report_figures(experiment: Experiment) -> list[str]:
     """Names of the figures that the report of an experiment has."""
+    return [name for name, is_there in figures_of_reports(experiment).items() if is_there]
+
+
+def report_tables(experiment: Experiment) -> list[str]:
+    """Names of the tables, each of which is written as .csv and .tex."""
+    return [name for name, is_there in tables_of_reports(experiment).items() if is_there]
+
+
+def figures_of_reports(experiment: Experiment) -> dict[str, bool]:
+    """Every figure that a report can have, and whether the one of this experiment has it."""
     runs = experiment.runs.values()
     has_implicit = any(run.is_implicit for run in runs)
     has_words = WORD_PROBLEM in _evaluated(experiment)
     has_language = any(experiment.data[run.data].kind == LANGUAGE_MODEL for run in runs)
-    names = {
+    return {
         "accuracy-by-length": has_words,
         "accuracy-by-position": has_words,
         "accuracy-by-mode": has_words and WORD_PROBLEM in _evaluated(experiment, implicit_only=True),
@@ -43,13 +53,12 @@ def report_figures(experiment: Experiment) -> list[str]:
         "solver-health": has_implicit,
         "spectral-radius": has_implicit,
     }
-    return [name for name, is_there in names.items() if is_there]
 
 
-def report_tables(experiment: Experiment) -> list[str]:
-    """Names of the tables, each of which is written as .csv and .tex."""
+def tables_of_reports(experiment: Experiment) -> dict[str, bool]:
+    """Likewise every table."""
     evaluated = _evaluated(experiment)
-    names = {
+    return {
         "accuracy": WORD_PROBLEM in evaluated,
         "perplexity": PERPLEXITY in evaluated,
         "downstream": LM_EVAL in evaluated,
@@ -60,7 +69,6 @@ def report_tables(experiment: Experiment) -> list[str]:
         "jacobian": JACOBIAN in evaluated,
         "peers": _has_peer_table(experiment),
     }
-    return [name for name, is_there in names.items() if is_there]
 
 
 def _has_peer_table(experiment: Experiment) -> bool:

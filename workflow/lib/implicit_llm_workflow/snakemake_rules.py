@@ -23,6 +23,7 @@ _NAME_WILDCARDS = {
     "evaluate": ("run", "phase", "evaluation"),
     "checkpoint": ("peer",),
     "report": (),
+    "excerpt": ("excerpt",),
 }
 # Which of them tells the kind of a job.
 _KIND_WILDCARD = {"data": -1, "train": 0, "evaluate": -1}
@@ -73,6 +74,7 @@ class RuleInputs:
             "evaluation": name,
             "peer": name,
             "hardware": name,
+            "excerpt": name,
         }
 
     def names(self, stage: str, kind: str) -> str:

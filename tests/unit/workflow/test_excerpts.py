@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from implicit_llm_workflow.config_files import experiment_path
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.experiment import Experiment, load_experiment
+from implicit_llm_workflow.explain import upstream_closure
+from implicit_llm_workflow.graph import build_graph
+from implicit_llm_workflow.report_outputs import figures_of_reports, tables_of_reports
+from tests.unit.workflow.experiments import ExperimentFile
+
+EXCERPTS = """
+excerpts:
+  figure_3:
+    title: "Figure 3"
+    figures: [accuracy-by-length]
+    tables: [accuracy]
+    from: [{runs: [implicit], evaluations: ["word-*"]}]
+  figure_training:
+    title: "Training"
+    figures: [training-curves]
+    from: [{runs: [explicit], evaluations: []}]
+"""
+
+
+@pytest.fixture
+def shown(tiny: ExperimentFile) -> ExperimentFile:
+    tiny.path.write_text(tiny.path.read_text() + EXCERPTS)
+    return tiny
+
+
+def load(name: str) -> Experiment:
+    return load_experiment(experiment_path(name))
+
+
+def test_an_excerpt_needs_the_evaluations_that_it_shows_and_their_models(shown: ExperimentFile) -> None:
+    plan = shown.plan()
+    figure = plan.find("figure_3")
+    assert sorted(figure.upstream) == [
+        "evaluate:implicit-s0/free/word-problem",
+        "evaluate:implicit-s1/free/word-problem",
+        *(f"train:implicit-s{seed}/{phase}" for seed in (0, 1) for phase in ("free", "unrolled")),
+    ]
+    assert not any("explicit" in key.partition("implicit")[0] for key in upstream_closure(plan, [figure.key]))
+    assert list(plan.find("figure_training").upstream) == ["train:explicit-s0/explicit"]
+
+
+def test_an_excerpt_is_made_by_the_report_s_code_with_its_own_title_and_names(shown: ExperimentFile) -> None:
+    plan = shown.plan()
+    figure, report = plan.find("figure_3"), plan.find("report")
+    assert plan.module(figure) == plan.module(report)
+    changed = {key for key in figure.config if figure.config[key] != report.config.get(key)}
+    assert changed == {"title", "figures", "tables"}
+    assert (figure.config["figures"], figure.config["tables"]) == (["accuracy-by-length"], ["accuracy"])
+    assert plan.manifests("report") == [plan.manifest(report)]  # no part of what is made by default
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("runs: [implicit]", "runs: [implicid]", r"excerpts\.figure_3\.from\[0\]\.runs: .*did you mean 'implicit'"),
+        ('"word-*"', "word-problems", r"excerpts\.figure_3\.from\[0\]\.evaluations: .*did you mean 'word-problem'"),
+        ("[accuracy-by-length]", "[accuracy-by-lenght]", r"excerpts\.figure_3\.figures: .*did you mean"),
+        ("[accuracy]", "[perplexity]", r"excerpts\.figure_3\.tables: unknown key 'perplexity'"),
+        ("  figure_3:", "  figure-3:", r"figure-3.*figure_ or table_ with lower-case"),
+    ],
+)
+def test_an_excerpt_of_what_there_is_not_is_refused(shown: ExperimentFile, old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_graph(shown.edit(old, new).load())
+
+
+@pytest.mark.parametrize("name", ["paper", "miniature"])
+def test_every_figure_and_table_that_a_report_can_have_is_in_the_report_and_in_an_excerpt(name: str) -> None:
+    experiment = load(name)
+    figures, tables = figures_of_reports(experiment), tables_of_reports(experiment)
+    assert [figure for figure, is_there in figures.items() if not is_there] == []
+    assert [table for table, is_there in tables.items() if not is_there] == []
+    excerpts = experiment.excerpts.values()
+    assert set(figures) == {figure for excerpt in excerpts for figure in excerpt.figures}
+    assert set(tables) == {table for excerpt in excerpts for table in excerpt.tables}
+
+
+def test_the_miniature_has_the_excerpts_of_the_paper_and_the_other_scales_have_no_others() -> None:
+    names = list(load("paper").excerpts)
+    assert list(load("miniature").excerpts) == names
+    for name in ("demo", "h200"):
+        assert set(load(name).excerpts) <= set(names)
+
+
+def test_the_page_of_excerpts_has_a_row_for_each() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "paper.md").read_text()
+    for name in load("paper").excerpts:
+        assert f"| `{name}` |" in page, name

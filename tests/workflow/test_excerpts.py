@@ -1,0 +1,60 @@
+"""Figures and tables by themselves, and experiments by name, through Snakemake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+from tests.workflow.tiny_project import NOTHING, Project
+
+EXCERPTS = """
+excerpts:
+  figure_3:
+    title: "Figure 3"
+    figures: [accuracy-by-length]
+    tables: [accuracy]
+    from: [{runs: [implicit], evaluations: [word-problem]}]
+"""
+IMPLICIT = {"train/implicit-s0/free", "evaluate/implicit-s0/free/word-problem"}
+
+
+def with_excerpts(project: Project) -> Project:
+    project.config.write_text(project.config.read_text() + EXCERPTS)
+    return project
+
+
+def test_a_figure_is_made_by_its_name_and_from_its_own_jobs(project: Project) -> None:
+    with_excerpts(project)
+    assert project.planned("figure_3") == {"excerpt/figure_3"}
+    project.snakemake("figure_3")
+    made = json.loads((project.results / "excerpt" / "figure_3" / "manifest.json").read_text())
+    assert made["identity"]["config"]["figures"] == ["accuracy-by-length"]
+    assert made["summary"]["num_inputs"] == 3  # two phases and an evaluation
+    project.edit(project.config, "batch_size: 8", "batch_size: 4")
+    both = {"train/implicit-s0/unrolled", *IMPLICIT, "excerpt/figure_3"}
+    assert project.planned("figure_3") == both  # nothing of the explicit run
+
+
+def test_a_figure_with_holes_is_made_from_what_is_there(project: Project) -> None:
+    with_excerpts(project)
+    shutil.rmtree(project.results / "evaluate" / "implicit-s0")
+    said = project.command("implicit-llm", "report", "--config", "tiny.yaml", "--only", "figure_3", code=2)
+    assert "evaluate/implicit-s0/free/word-problem" in said
+    assert "explicit" not in said
+    project.command("implicit-llm", "report", "--config", "tiny.yaml", "--only", "figure_3", "--holes")
+    made = json.loads((project.results / "excerpt" / "figure_3-with-holes" / "manifest.json").read_text())
+    assert [hole["job"] for hole in made["summary"]["holes"]] == ["evaluate/implicit-s0/free/word-problem"]
+    assert "is no figure or table" in project.command(
+        "implicit-llm", "report", "--config", "tiny.yaml", "--only", "train/implicit-s0/free", code=2
+    )
+
+
+def test_an_experiment_is_a_target_that_chooses_its_configuration(project: Project) -> None:
+    assert NOTHING in project.snakemake("tiny")
+    said = project.command("snakemake", "--dry-run", "--profile", "profiles/local", "demo")
+    assert "workflow/config/demo.yaml" in said
+    assert "results/demo/report/manifest.json" in said
+    mine = project.dir / "workflow" / "config" / "tiny.yaml"
+    shutil.copy(project.config, mine)
+    shutil.copytree(project.dir / "curricula", mine.parent / "curricula", dirs_exist_ok=True)
+    assert NOTHING in project.command("snakemake", "--dry-run", "--profile", "profiles/local", "tiny")
