@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 IN_FORKS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR2: signal.SIG_IGN}
 
 _handled: set[signal.Signals] = set()
+_masks = threading.local()
 
 
 def handle(number: signal.Signals, handler: Callable[[int, FrameType | None], Any]) -> object:
@@ -34,10 +36,20 @@ def restore(number: signal.Signals, previous: object) -> None:
         _handled.discard(number)
 
 
+def _hold_back() -> None:
+    """Before a fork: a signal that came to the child while it still has the handlers would be lost."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
 def _leave_to_parent() -> None:
     for number in _handled:
         signal.signal(number, IN_FORKS[number])
     _handled.clear()
+    _let_through()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_leave_to_parent)
