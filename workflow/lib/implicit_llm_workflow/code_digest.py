@@ -16,6 +16,7 @@ from typing import Any
 
 from implicit_llm_workflow.library_configs import LIBRARY, package_dir
 from implicit_llm_workflow.project_sources import Imported, Project, Source, SourceError
+from implicit_llm_workflow.source_cache import SourceCache
 
 PLUMBING = (
     "implicit_llm.runs",
@@ -37,7 +38,9 @@ RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".y
 @functools.cache
 def module_digest(module: str) -> str:
     """Digest of the code behind a stage's module. Raises: SourceError when it is missing or no valid Python."""
-    return code_digest(module, _library())
+    digest = code_digest(module, _library())
+    _library().cache.save()
+    return digest
 
 
 def stage_sources(module: str) -> dict[str, Source]:
@@ -48,7 +51,8 @@ def stage_sources(module: str) -> dict[str, Source]:
 @functools.cache
 def _library() -> Project:
     """One for all stages, which share most of what they import."""
-    return Project({LIBRARY: package_dir(LIBRARY)})
+    folder = package_dir(LIBRARY)
+    return Project({LIBRARY: folder}, SourceCache(folder / "__pycache__" / "code-digests"))
 
 
 def stage_module(stage: str, config: Mapping[str, Any]) -> str:
@@ -77,7 +81,7 @@ def total_digest(digests: Mapping[str, str]) -> str:
 
 def module_text_digest(source: Source) -> str:
     """sha256 (hexadecimal) of what counts of a module. Raises: SourceError."""
-    return hashlib.sha256(tree_text(source.tree).encode()).hexdigest()
+    return source.find("digest", lambda: hashlib.sha256(tree_text(source.tree).encode()).hexdigest())
 
 
 def resource_digests(sources: Iterable[Source]) -> dict[str, str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.source_cache import SourceCache
 
 
 class SourceError(UserError):
@@ -30,16 +32,23 @@ class Source:
     module: str
     path: Path
     is_package: bool
+    cache: SourceCache = field(default_factory=SourceCache, compare=False)
+
+    @cached_property
+    def content(self) -> bytes:
+        """Raises: SourceError."""
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise SourceError(f"{self.path}: cannot be read ({error.strerror}); check the installation") from error
 
     @cached_property
     def tree(self) -> ast.Module:
         """Raises: SourceError that names file and line."""
         try:
-            return ast.parse(self.path.read_bytes(), filename=str(self.path))
+            return ast.parse(self.content, filename=str(self.path))
         except SyntaxError as error:
             raise SourceError(f"{self.path}:{error.lineno}: is not valid Python ({error.msg}); correct it") from error
-        except OSError as error:
-            raise SourceError(f"{self.path}: cannot be read ({error.strerror}); check the installation") from error
 
     @property
     def package(self) -> str:
@@ -48,7 +57,12 @@ class Source:
     @cached_property
     def imports(self) -> tuple[Imported, ...]:
         """Every import that can run, those inside functions included; not those for type checkers alone."""
-        return tuple(self._find_imports())
+        found = self.find("imports", lambda: [[item.module, item.names] for item in self._find_imports()])
+        return tuple(Imported(module, None if names is None else tuple(names)) for module, names in found)
+
+    def find(self, what: str, look: Callable[[], Any]) -> Any:
+        """What `look` finds in it, or found at an earlier time; it must be JSON. Raises: SourceError."""
+        return self.cache.find(f"{self.module} {self.is_package}", self.content, what, look)
 
     def _find_imports(self) -> Iterator[Imported]:
         for node in _running_nodes(self.tree):
@@ -73,10 +87,11 @@ class Source:
 
 
 class Project:
-    """The packages below `roots`: {"implicit_llm": its folder}."""
+    """The packages below `roots`: {"implicit_llm": its folder}. `cache`: what is known of their files."""
 
-    def __init__(self, roots: dict[str, Path]) -> None:
+    def __init__(self, roots: dict[str, Path], cache: SourceCache | None = None) -> None:
         self._roots = roots
+        self.cache = cache or SourceCache()
         self._found: dict[str, Source | None] = {}
 
     def source(self, module: str) -> Source | None:
@@ -91,9 +106,11 @@ class Project:
             return None
         base = self._roots[top].joinpath(*rest)
         if (base / "__init__.py").is_file():
-            return Source(module, base / "__init__.py", is_package=True)
+            return Source(module, base / "__init__.py", is_package=True, cache=self.cache)
         path = base.with_name(f"{base.name}.py")
-        return Source(module, path, is_package=False) if rest and path.is_file() else None
+        if not rest or not path.is_file():
+            return None
+        return Source(module, path, is_package=False, cache=self.cache)
 
 
 def _running_nodes(node: ast.AST) -> Iterator[ast.AST]:

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from implicit_llm_workflow import code_digest as digests
+from implicit_llm_workflow.code_digest import code_digest
+from implicit_llm_workflow.project_sources import Project, Source
+from implicit_llm_workflow.source_cache import SourceCache
+
+ENTRY = "library.stage"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    folder = tmp_path / "library"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "stage.py").write_text("from library import solver\n")
+    (folder / "solver.py").write_text("tol = 0.1\n")
+    return folder
+
+
+def digest(library: Path, path: Path | None = None) -> str:
+    """As a new process computes it, with what an earlier one left at `path`."""
+    cache = SourceCache(path)
+    found = code_digest(ENTRY, Project({"library": library}, cache))
+    cache.save()
+    return found
+
+
+def test_an_unchanged_file_is_parsed_once(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = digest(library, tmp_path / "kept")
+    assert first == digest(library)
+    parsed: list[str] = []
+    tree = Source.tree.func
+    monkeypatch.setattr(Source, "tree", property(lambda source: parsed.append(source.module) or tree(source)))
+    assert digest(library, tmp_path / "kept") == first
+    assert parsed == []
+    (library / "solver.py").write_text("tol = 0.2\n")
+    changed = digest(library, tmp_path / "kept")
+    assert changed not in (first,)
+    assert set(parsed) == {"library.solver"}
+    assert changed == digest(library)
+
+
+def test_new_imports_are_followed(library: Path, tmp_path: Path) -> None:
+    before = digest(library, tmp_path / "kept")
+    (library / "other.py").write_text("a = 1\n")
+    assert digest(library, tmp_path / "kept") == before
+    (library / "solver.py").write_text("import library.other\ntol = 0.1\n")
+    with_other = digest(library, tmp_path / "kept")
+    (library / "other.py").write_text("a = 2\n")
+    assert len({before, with_other, digest(library, tmp_path / "kept")}) == 3
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"library.solver False digest": "x"}'])
+def test_a_damaged_file_is_made_again(library: Path, tmp_path: Path, text: str) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text(text)
+    assert digest(library, kept) == digest(library)
+    assert kept.read_text() != text
+
+
+def test_a_place_that_cannot_be_written_stops_nothing(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert digest(library, tmp_path / "file" / "kept") == digest(library)
+
+
+def test_what_other_code_found_does_not_count(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = digest(library, tmp_path / "kept")
+    monkeypatch.setattr(digests, "tree_text", lambda tree: "something else")
+    assert digest(library, tmp_path / "kept") == first
+    monkeypatch.setattr(SourceCache, "_version", b"of other code")
+    assert digest(library, tmp_path / "kept") != first
