@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from implicit_llm_workflow.data_sets import Catbabi, DataSet, LanguageModel, WordProblem
@@ -110,8 +111,14 @@ def _shard_nodes(data: LanguageModel) -> Iterator[Node]:
 
 
 def _stream_node(data: LanguageModel, split: str, length: int) -> Node:
-    upstream = {_shard_role(shard): f"data/{data.name}-{_shard_role(shard)}" for shard in range(data.num_shards)}
-    return Node("data", f"{data.name}-{split}", {"kind": "token_stream", "split": split, "length": length}, upstream)
+    config = {"kind": "token_stream", "split": split, "length": length}
+    return Node("data", f"{data.name}-{split}", config, _shard_keys(data.name, data.num_shards))
+
+
+@functools.cache  # every job that reads text asks for its thousands of shards
+def _shard_keys(data: str, num_shards: int) -> Mapping[str, str]:
+    roles = map(_shard_role, range(num_shards))
+    return {role: f"data/{data}-{role}" for role in roles}
 
 
 def _shard_role(shard: int) -> str:

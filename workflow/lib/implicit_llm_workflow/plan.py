@@ -98,7 +98,7 @@ class Plan:
 
     def manifest(self, node: Node) -> str:
         """Path of the node's declared output."""
-        return (self.run_dir(node) / MANIFEST).as_posix()
+        return f"{self.root.as_posix()}/{node.key}/{MANIFEST}"
 
     def identity_file(self, node: Node) -> Path:
         """Where a job finds its identity; its name holds the fingerprint, so that a changed one is another file."""

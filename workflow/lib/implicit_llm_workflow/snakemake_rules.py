@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from implicit_llm_workflow.config_files import ConfigFiles, shown_path
 from implicit_llm_workflow.errors import ConfigError
@@ -28,6 +29,7 @@ _NAME_WILDCARDS = {
 # Which of them tells the kind of a job.
 _KIND_WILDCARD = {"data": -1, "train": 0, "evaluate": -1}
 
+_FUNCTION = TypeVar("_FUNCTION", bound=Callable[..., Any])
 _NUMBER = re.compile(r"(?<=-)[0-9]{5}$")
 _NOTHING = r"[^\s\S]"  # matches no character
 
@@ -49,6 +51,12 @@ def the_config_file(config: Mapping[str, Any], config_paths: list[str]) -> str:
         files = ", ".join(str(shown_path(Path(item))) for item in config_paths)
         raise ConfigError(f"{files}: not the whole configuration is in {shown_path(path)}; put it into one file")
     return str(path)
+
+
+def _asked_by_snakemake(function: _FUNCTION) -> _FUNCTION:
+    """The function with its signature at hand, for which Snakemake asks several times for each job: seconds in all."""
+    function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return function
 
 
 class RuleInputs:
@@ -100,6 +108,7 @@ class RuleInputs:
     def upstream(self, stage: str, role: str | None = None) -> Callable[[Any], list[str]]:
         """An input function: manifests of the nodes that a job reads from, of one role or of all."""
 
+        @_asked_by_snakemake
         def manifests(wildcards: Any) -> list[str]:
             node = self.node(stage, wildcards)
             paths = [
@@ -115,6 +124,7 @@ class RuleInputs:
     def preflight(self, stage: str, workflow: Any) -> Callable[[Any], list[str]]:
         """An input function: the look at the hardware class of the job's rule, where the profile names one."""
 
+        @_asked_by_snakemake
         def report(wildcards: Any) -> list[str]:
             hardware = hardware_of(workflow, rule_of(self.node(stage, wildcards)))
             return [self._ancient(f"{self._plan.root}/.preflight/{hardware}.json")] if hardware else []
@@ -124,6 +134,7 @@ class RuleInputs:
     def conda_env(self, stage: str, workflow: Any) -> Callable[[Any], str | None]:
         """A `conda` directive: for a hardware class the file of its name in envs/, if there is one."""
 
+        @_asked_by_snakemake
         def environment(wildcards: Any) -> str | None:
             hardware = hardware_of(workflow, rule_of(self.node(stage, wildcards)))
             return str(path) if (path := ENVIRONMENTS_DIR / f"{hardware}.yaml").is_file() else None
@@ -136,15 +147,18 @@ class RuleInputs:
 
     def identity(self, stage: str) -> Callable[[Any], str]:
         """A parameter function: the identity of a job, as @FILE, which keeps commands short enough to be read."""
-        return lambda wildcards: f"@{self._plan.identity_file(self.node(stage, wildcards)).as_posix()}"
+        return _asked_by_snakemake(
+            lambda wildcards: f"@{self._plan.identity_file(self.node(stage, wildcards)).as_posix()}"
+        )
 
     def kind(self, stage: str) -> Callable[[Any], str]:
         """A parameter function: the kind of a job, as the name of the sub-command that does it."""
-        return lambda wildcards: self.node(stage, wildcards).config["kind"].replace("_", "-")
+        return _asked_by_snakemake(lambda wildcards: self.node(stage, wildcards).config["kind"].replace("_", "-"))
 
     def inputs(self, stage: str) -> Callable[[Any], list[str]]:
         """A parameter function: `--input ROLE=DIR` for everything that a job reads, `--input @FILE` for many."""
 
+        @_asked_by_snakemake
         def options(wildcards: Any) -> list[str]:
             node = self.node(stage, wildcards)
             if self._plan.has_many_inputs(node):
