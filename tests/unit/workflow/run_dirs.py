@@ -8,12 +8,19 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.plan import FINGERPRINT_DIGITS, Plan
+from tests.unit.workflow.experiments import ExperimentFile
 
 START_S = 1_700_000_000.0  # seconds since 1970, in November 2023
+
+
+def real_plan(experiment: ExperimentFile) -> Plan:
+    """The plan with the code digests of now, as the commands make it."""
+    return Plan(experiment.load(), experiment.path.parent / "results")
 
 
 def work_of(plan: Plan, key: str) -> Path:
@@ -26,8 +33,6 @@ def work_of(plan: Plan, key: str) -> Path:
 
 def at(seconds: float) -> str:
     """A time of the journal, so many seconds after the first."""
-    from datetime import UTC, datetime
-
     return datetime.fromtimestamp(START_S + seconds, UTC).isoformat(timespec="milliseconds")
 
 

@@ -143,6 +143,8 @@ class JobLook:
             return "queued", submitted.reason, None
         if self._runs_elsewhere(tail):
             return "running", "", None
+        if submitted is not None and submitted.state is None and tail.event is None:
+            return "queued", f"{'Slurm' if submitted.cluster == 'slurm' else 'its machine'} gives no answer", None
         ended = self._how_it_ended(tail)
         if ended is not None:
             return ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from implicit_llm_workflow.job_look import JobLook, Observed
+from implicit_llm_workflow.job_look import JobLook, Observed, last_lines
 from implicit_llm_workflow.lock_holder import Holder, holder_of
 from implicit_llm_workflow.plan import Plan
 from implicit_llm_workflow.staleness import Status, status_of
@@ -22,6 +22,16 @@ class Observer:
     def driver(self) -> Holder | None:
         """The Snakemake that works, or last worked, on the experiment."""
         return holder_of(self.plan.root / ".driver.lock")
+
+    def failed_steps(self) -> dict[str, Path]:
+        """What comes before all jobs, belongs to no result, and failed: its rule and its log."""
+        results, preflight = self.plan.root.parent, self.plan.root / ".preflight"
+        steps = [("mlflow_init", results / ".mlflow-init.log", results / ".mlflow-ready")]
+        steps += [("preflight", log, log.with_suffix(".json")) for log in sorted(preflight.glob("*.log"))]
+        driver = self.driver()
+        if driver is not None and driver.is_alive:
+            return {}  # it may be at work on them
+        return {name: log for name, log, output in steps if not output.exists() and last_lines(log, 1)}
 
     def observe(self, keys: Iterable[str] | None = None) -> dict[str, Observed]:
         """The jobs of these keys, which come with what they are made from; all of the plan without."""

@@ -69,7 +69,9 @@ def status(
     keys, observer = upstream_closure(plan, wanted), Observer(plan, submitit_folder)
 
     def look() -> Snapshot:
-        return status_view.Snapshot(plan, observer.observe(keys), observer.driver(), wanted, lines)
+        return status_view.Snapshot(
+            plan, observer.observe(keys), observer.driver(), wanted, lines, observer.failed_steps()
+        )
 
     console = wide_console()
     if as_json:
@@ -84,7 +86,7 @@ def _show(snapshot: Snapshot, console: Console) -> None:
     from implicit_llm_workflow.status_view import last_words, view
 
     console.print(view(snapshot, console.width))
-    console.print(last_words(snapshot), soft_wrap=True, markup=False)  # a command that is broken cannot be copied
+    console.print(last_words(snapshot), soft_wrap=True)  # a command that is broken cannot be copied
 
 
 def _watch(look: Callable[[], Snapshot], console: Console, every_s: float) -> None:
@@ -92,16 +94,17 @@ def _watch(look: Callable[[], Snapshot], console: Console, every_s: float) -> No
     import time
     from contextlib import nullcontext, suppress
 
+    from rich.console import Group
     from rich.live import Live
 
-    from implicit_llm_workflow.status_view import one_line, view
+    from implicit_llm_workflow.status_view import last_words, one_line, view
 
     snapshot, told = look(), ""
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     with live or nullcontext(), suppress(KeyboardInterrupt):
         while snapshot.is_moving:
             if live is not None:
-                live.update(view(snapshot, console.width), refresh=True)
+                live.update(Group(view(snapshot, console.width), last_words(snapshot)), refresh=True)
             elif one_line(snapshot) != told:
                 told = one_line(snapshot)
                 console.print(f"{time.strftime('%H:%M:%S')} {told}", markup=False)

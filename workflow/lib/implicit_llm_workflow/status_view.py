@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -29,13 +30,15 @@ SHOWN_FAILED = 5
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was seen at one time. `targets`: keys of what was asked for; `lines`: how many of a failed job's log."""
+    """What was seen at one time. `targets`: keys of what was asked for; `lines`: how many of a failed job's log;
+    `failed_steps`: by rule, the logs of what comes before all jobs."""
 
     plan: Plan
     jobs: Mapping[str, Observed]
     driver: Holder | None
     targets: tuple[str, ...]
     lines: int = 8
+    failed_steps: Mapping[str, Path] = field(default_factory=dict)
 
     def of(self, *states: str) -> list[Observed]:
         return [job for job in self.jobs.values() if job.state in states]
@@ -61,6 +64,9 @@ def view(snapshot: Snapshot, width: int) -> RenderableType:
         parts += [Text(), _running_table(running, width)]
     if queued := [job for job in snapshot.of("queued") if job.submitted is not None]:
         parts += [Text(), _queued_table(queued)]
+    for name, log in snapshot.failed_steps.items():
+        head = Text(f"failed {name}", style=STATE_STYLE["failed"]).append(", which all jobs wait for", style="default")
+        parts += [Text(), head, *_log_parts(log, snapshot.lines)]
     failed = snapshot.of("failed")
     for job in failed[:SHOWN_FAILED]:
         parts += [Text(), *_failed_parts(snapshot, job)]
@@ -71,13 +77,13 @@ def view(snapshot: Snapshot, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def last_words(snapshot: Snapshot) -> str:
+def last_words(snapshot: Snapshot) -> Text:
     """What is stale and who says why, and what to type next."""
     lines = [f"next: {next_step(snapshot)}"]
     if stale := snapshot.of("stale"):
         why = f"implicit-llm explain --config {snapshot.plan.experiment.source}"
         lines.insert(0, f"{len(stale):,} stale: `{why}` says why, and what making them again takes")
-    return "\n".join(["", *lines])
+    return Text("\n".join(["", *lines]))
 
 
 def one_line(snapshot: Snapshot) -> str:
@@ -139,6 +145,7 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
         "experiment": snapshot.plan.experiment.name,
         "driver": None if snapshot.driver is None else {"pid": snapshot.driver.pid, "is_alive": snapshot.is_driven},
         "stages": stages,
+        "failed_steps": {name: str(log) for name, log in snapshot.failed_steps.items()},
         "jobs": [_job_values(snapshot, job) for job in snapshot.jobs.values()],
         "next": next_step(snapshot),
     }
@@ -194,17 +201,22 @@ def _failed_parts(snapshot: Snapshot, job: Observed) -> Iterator[RenderableType]
     head.append(f" ({', '.join(facts)})", style="not bold default")
     yield head
     if job.why:
-        yield Padding(Text(job.why), (0, 0, 0, 2))
+        yield Padding(Text(job.why), (0, 0, 0, 2), expand=False)
     if advice := _advice(job.failure_class):
-        yield Padding(Text(f"advice: {advice}"), (0, 0, 0, 2))
-    log = _log_of(snapshot, job)
-    lines = last_lines(log, snapshot.lines)
-    yield Padding(Text(f"{'the end of ' if lines else 'no '}{log}{':' if lines else ''}", style="dim"), (0, 0, 0, 2))
+        yield Padding(Text(f"advice: {advice}"), (0, 0, 0, 2), expand=False)
+    yield from _log_parts(_log_of(snapshot, job), snapshot.lines)
+
+
+def _log_parts(log: Path, number: int) -> Iterator[RenderableType]:
+    lines = last_lines(log, number)
+    yield Padding(
+        Text(f"{'the end of ' if lines else 'no '}{log}{':' if lines else ''}", style="dim"), (0, 0, 0, 2), expand=False
+    )
     if lines:
-        yield Padding(Text("\n".join(lines), style="dim"), (0, 0, 0, 4))
+        yield Padding(Text("\n".join(lines), style="dim"), (0, 0, 0, 4), expand=False)
 
 
-def _log_of(snapshot: Snapshot, job: Observed) -> Any:
+def _log_of(snapshot: Snapshot, job: Observed) -> Path:
     """The job's own log; what it printed where it did not come to write one."""
     log = snapshot.plan.run_dir(job.node) / LOG
     return job.submitted.output_log if job.submitted is not None and not last_lines(log, 1) else log

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from snakemake_executor_plugin_submitit.job_files import JobFiles
     from snakemake_executor_plugin_submitit.record import Record
 
-log = logging.getLogger(__name__)
+_SILENT = logging.getLogger(f"{__name__}.slurm")  # what goes wrong with a question is said in the answer
+_SILENT.addHandler(logging.NullHandler())
+_SILENT.propagate = False
 
 FOLDER = Path(".snakemake/submitit")  # the executor's default, in the working directory of Snakemake
 DIGITS = 16
@@ -59,7 +61,7 @@ def submitted_jobs(plan: Plan, nodes: Iterable[Node], folder: Path | None = None
         record = load(files) if files is not None else None
         if files is not None and record is not None:
             found[node.key] = (files, record)
-    slurm = _ask_slurm(record for _, record in found.values())
+    slurm = _ask_slurm(record for files, record in found.values() if not files.outcome(record.number).exists())
     return {key: _submitted(files, record, slurm) for key, (files, record) in found.items()}
 
 
@@ -85,7 +87,7 @@ def _ask_slurm(records: Iterable[Record]) -> Mapping[str, Any] | None:
     if not ids:
         return {}
     try:
-        return SlurmQueue(interval_s=0, log=log).ask(ids)
+        return SlurmQueue(interval_s=0, log=_SILENT).ask(ids)
     except NoAnswer:
         return None
 

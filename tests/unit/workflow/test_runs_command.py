@@ -1,0 +1,196 @@
+"""The list of runs, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from implicit_llm_workflow.observed import Observer
+from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.run_names import NotComparable, find_model
+from implicit_llm_workflow.runs_table import runs_table
+from implicit_llm_workflow.shown_numbers import number_text, share_text, time_text
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.run_dirs import event, finish_with, held, metrics, real_plan, work_of, write_journal
+from tests.unit.workflow.test_console import loaded_after, run
+
+MLFLOW_ID = "0123456789abcdef0123456789abcdef"
+EXPLICIT, FREE, UNROLLED = "train/explicit-s0/explicit", "train/implicit-s0/free", "train/implicit-s0/unrolled"
+
+
+@pytest.fixture
+def worked(tiny: ExperimentFile) -> ExperimentFile:
+    """One phase done, one at work, one failed."""
+    plan = real_plan(tiny)
+    finish_with(plan, UNROLLED, {"global_step": 4, "metrics": {"loss": 1.25}})
+    (work_of(plan, UNROLLED) / "mlflow.json").write_text(json.dumps({"run_id": MLFLOW_ID}))
+    values = {"loss": 0.5, "residual": 0.0301, "num_iter": 7.25, "unconverged_share": 0.012}
+    write_journal(plan, FREE, event("stage_started"), metrics(7, 5, **values), torn='{"kind": "metr')
+    write_journal(plan, EXPLICIT, event("stage_started"), event("stage_failed", error="ValueError: no"))
+    return tiny
+
+
+def words(tiny: ExperimentFile) -> tuple[str, ...]:
+    return ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+
+
+def listed(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, *arguments: str) -> list[str]:
+    """Run and phase of each run in the order of the list."""
+    code, out, err = run(capsys, "runs", *words(tiny), *arguments, "--json")
+    assert code == 0, err
+    return [f"{item['run']}/{item['phase']}" for item in json.loads(out)["runs"]]
+
+
+def table_text(plan: Plan, width: int) -> list[str]:
+    jobs = [job for job in Observer(plan).observe().values() if job.node.stage == "train"]
+    console = Console(width=width, highlight=False)
+    with console.capture() as captured:
+        console.print(runs_table(jobs, width))
+    return captured.get().splitlines()
+
+
+def test_each_phase_is_a_line_that_says_how_it_is_doing(
+    capsys: pytest.CaptureFixture[str], worked: ExperimentFile
+) -> None:
+    plan = real_plan(worked)
+    with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"):
+        code, out, _ = run(capsys, "runs", *words(worked))
+    assert code == 0
+    assert re.search(rf"^implicit-s0 +done +unrolled +4/4 +1\.25 +- +- +- +0 s +{MLFLOW_ID}$", out, re.MULTILINE)
+    assert re.search(r"^implicit-s0 +running +free +7/10 +0\.5 +0\.03 +7\.25 +1\.2 % +\d+ d +- *$", out, re.MULTILINE)
+    assert re.search(r"^implicit-s1 +waiting +free +-/10 +- ", out, re.MULTILINE)
+    assert re.search(r"^explicit-s0 +failed +explicit +-/10 ", out, re.MULTILINE)
+    assert out.splitlines()[-1] == "1 running, 1 failed, 2 waiting, 1 done"
+
+
+@pytest.mark.parametrize(("width", "shown_id"), [(100, MLFLOW_ID[:8]), (200, MLFLOW_ID)])
+def test_the_table_fits_a_terminal(worked: ExperimentFile, width: int, shown_id: str) -> None:
+    lines = table_text(real_plan(worked), width)
+    assert len(lines) == 6  # no line of a run is broken
+    assert all(len(line) <= width for line in lines)
+    assert lines[1].split()[-1] == shown_id
+
+
+def test_a_long_name_is_broken_and_not_cut(tiny: ExperimentFile) -> None:
+    tiny.path.write_text(tiny.path.read_text().replace("explicit:\n    data", f"{'x' * 70}:\n    data"))
+    text = "".join(line.split(" ")[0] for line in table_text(tiny.plan(), 100))
+    assert "x" * 70 + "-s0" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), ["implicit-s0/unrolled", "implicit-s0/free", "implicit-s1/unrolled", "implicit-s1/free"]),
+        (("--phase", "free"), ["implicit-s0/free", "implicit-s1/free"]),
+        (("--seed", "1", "--phase", "free"), ["implicit-s1/free"]),
+        (("--family", "mamba2", "--task", "word_problem", "implicit-s0"), ["implicit-s0/unrolled", "implicit-s0/free"]),
+        (("implicit", "--seed", "1"), ["implicit-s1/unrolled", "implicit-s1/free"]),
+        (("imp*s1/free", "train/implicit-s0/free"), ["implicit-s0/free", "implicit-s1/free"]),
+        (("--status", "done"), ["implicit-s0/unrolled"]),
+        (("--status", "done", "--status", "stopped", "--sort", "status"), ["implicit-s0/free", "implicit-s0/unrolled"]),
+        (("--sort", "loss", "implicit-s0"), ["implicit-s0/free", "implicit-s0/unrolled"]),
+        (("--sort", "name", "implicit-s*"), [f"implicit-s{s}/{p}" for s in (0, 1) for p in ("free", "unrolled")]),
+        (("--sort", "age", "implicit-s0"), ["implicit-s0/unrolled", "implicit-s0/free"]),
+    ],
+)
+def test_runs_are_chosen_and_sorted(
+    capsys: pytest.CaptureFixture[str], worked: ExperimentFile, arguments: tuple[str, ...], expected: list[str]
+) -> None:
+    found = listed(capsys, worked, *arguments)
+    assert found == ([*expected, "explicit-s0/explicit"] if not arguments else expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--task", "word_problems"),
+            "--task word_problems: experiment tiny has no such run; did you mean 'word_problem'",
+        ),
+        (("--family", "mamba"), "--family mamba: .*did you mean 'mamba2'"),
+        (("--seed", "7"), "--seed 7: .*valid: 0, 1"),
+        (("--status", "finished"), "--status finished: is not a status; valid: "),
+        (("--sort", "step"), "--sort step: is not an order; choose one of file, name, status, loss, age"),
+        (("implizit-s0",), "name implizit-s0: .*did you mean 'implicit-s0'"),
+    ],
+)
+def test_a_filter_that_nothing_meets_is_one_line(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, arguments: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(capsys, "runs", *words(tiny), *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert re.search(f"error: {message}", err)
+
+
+def test_machines_get_everything(capsys: pytest.CaptureFixture[str], worked: ExperimentFile) -> None:
+    _, out, _ = run(capsys, "runs", *words(worked), "--status", "failed", "--json")
+    (found,) = json.loads(out)["runs"]
+    assert (found["job"], found["why"], found["mlflow_run_id"]) == (EXPLICIT, "ValueError: no", None)
+    assert found["progress"]["end_step"] == 10
+    assert found["age_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "keys"),
+    [
+        (FREE, "implicit-s0/free", [FREE]),
+        ("implicit-s0/unrolled", "implicit-s0/unrolled", [UNROLLED]),
+        ("implicit-s0", "implicit-s0/free", [FREE]),
+        ("implicit", "implicit/free", [FREE, "train/implicit-s1/free"]),
+        ("implicit/unrolled", "implicit/unrolled", [UNROLLED, "train/implicit-s1/unrolled"]),
+        ("explicit", "explicit/explicit", [EXPLICIT]),
+        ("s1/free", "implicit-s1/free", ["train/implicit-s1/free"]),
+        ("explicit/", "explicit/explicit", [EXPLICIT]),
+    ],
+)
+def test_a_run_is_found_by_what_people_call_it(tiny: ExperimentFile, name: str, label: str, keys: list[str]) -> None:
+    assert find_model(name, tiny.plan()) == (label, keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("free", "free: means several runs; name one of implicit-s0/free, implicit-s1/free"),
+        ("s0", "s0: means several runs; name one of implicit-s0/free, explicit-s0/explicit"),
+        ("implicit-s3", "has no such run; did you mean implicit-s1 or implicit-s0"),
+        ("qqq", "has no such run; `implicit-llm runs` lists them"),
+        ("plicit", "has no such run; did you mean"),
+    ],
+)
+def test_a_name_of_none_or_of_several_runs_is_refused(tiny: ExperimentFile, name: str, message: str) -> None:
+    with pytest.raises(NotComparable, match=message):
+        find_model(name, tiny.plan())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (12345, "12,345"),
+        (1e-7, "1e-07"),
+        (0.123456, "0.1235"),
+        (5061.3, "5,061"),
+        (2.5e12, "2.5e+12"),
+    ],
+)
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert number_text(value) == text
+
+
+def test_times_and_shares_have_a_unit_that_fits() -> None:
+    assert [time_text(s) for s in (None, 0, 89, 90, 5000, 6000, 86400 * 20)] == [
+        "-", "0 s", "89 s", "2 min", "83 min", "1.7 h", "20 d",
+    ]  # fmt: skip
+    assert [share_text(share) for share in (None, 0.0, 0.004, 0.5, 1.0)] == ["-", "0 %", "0.4 %", "50 %", "100 %"]
+
+
+@pytest.mark.parametrize("command", ["runs", "status", "compare implicit-s0 implicit-s0/unrolled"])
+def test_looking_at_runs_loads_no_heavy_package(worked: ExperimentFile, command: str) -> None:
+    arguments: list[Any] = [*command.split(), *words(worked)]
+    call = f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass"
+    assert loaded_after("from implicit_llm_workflow.console import main", f"exec({call!r})") == []

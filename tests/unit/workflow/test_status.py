@@ -1,0 +1,193 @@
+"""The state of an experiment at a glance."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from implicit_llm_workflow import status_command
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.run_dirs import (
+    DRIVER,
+    event,
+    finish_with,
+    held,
+    log,
+    metrics,
+    real_plan,
+    write_journal,
+)
+from tests.unit.workflow.test_console import run
+
+EXPLICIT, FREE, UNROLLED = "train/explicit-s0/explicit", "train/implicit-s0/free", "train/implicit-s0/unrolled"
+DEADLINE_S = 60
+
+
+@pytest.fixture
+def failed(tiny: ExperimentFile) -> ExperimentFile:
+    """Data and a phase done, another one failed."""
+    plan = real_plan(tiny)
+    finish_with(plan, "data/s3-train", {})
+    finish_with(plan, UNROLLED, {"global_step": 4})
+    ended = event("stage_failed", 4, error="OSError: [Errno 28] full", failure_class="quota")
+    write_journal(plan, EXPLICIT, event("stage_started"), ended)
+    log(plan, EXPLICIT, *[f"INFO implicit_llm.train: line {number}" for number in range(20)])
+    return tiny
+
+
+def words(tiny: ExperimentFile) -> tuple[str, ...]:
+    return ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+
+
+def test_stages_are_counted_and_a_failure_is_told_with_its_log(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    code, out, _ = run(capsys, "status", *words(failed), "--lines", "3")
+    assert code == 0
+    assert out.splitlines()[0] == "tiny: no driver has worked on it yet"
+    assert re.search(r"^stage +done +of +failed +waiting$", out, re.MULTILINE)
+    assert re.search(r"^data\W+1 +3 +0 +2$", out, re.MULTILINE)
+    assert re.search(r"^train\W+1 +5 +1 +3$", out, re.MULTILINE)
+    assert re.search(rf"^failed {EXPLICIT} \(class quota, \d+ d ago\)$", out, re.MULTILINE)
+    assert "OSError: [Errno 28] full\n" in out
+    assert "advice: free some space\n" in out
+    assert [int(number) for number in re.findall(r"line (\d+)", out)] == [17, 18, 19]
+    assert re.search(r"^next: snakemake --configfile \S+ --profile profiles/local .*report/manifest.json$", out, re.M)
+
+
+def test_a_running_job_is_told_with_step_rate_and_time_left(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    plan = real_plan(failed)
+    write_journal(plan, FREE, event("stage_started", host="here"), metrics(5, 10, loss=2.0), metrics(6, 13, loss=1.5))
+    with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"), held(plan.root / ".driver.lock", DRIVER) as driver:
+        code, out, _ = run(capsys, "status", *words(failed))
+    assert code == 0
+    assert out.splitlines()[0] == f"tiny: driver is process {driver}, since 0 s"
+    assert re.search(rf"^{FREE} +6/10 +33 % +3.0 s/step +12 s +\d+ d ago +on here +loss 1.5", out, re.MULTILINE)
+    assert "next: nothing to type, the driver goes on; it leaves out what failed" in out
+
+
+def test_a_target_is_counted_with_what_it_needs_alone(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    code, out, _ = run(capsys, "status", UNROLLED, *words(failed), "--json")
+    found = json.loads(out)
+    assert (code, found["next"]) == (0, "nothing, all is done")
+    assert {stage: counts["done"] for stage, counts in found["stages"].items()} == {"data": 1, "train": 1}
+    assert [job["job"] for job in found["jobs"]] == ["data/s3-train", UNROLLED]
+
+
+def test_machines_get_every_job(capsys: pytest.CaptureFixture[str], failed: ExperimentFile) -> None:
+    _, out, _ = run(capsys, "status", *words(failed), "--json", "--lines", "2")
+    found = json.loads(out)
+    assert found["driver"] is None
+    assert sum(found["stages"]["train"].values()) == 5
+    (job,) = [job for job in found["jobs"] if job["status"] == "failed"]
+    assert (job["failure_class"], len(job["last_lines"])) == ("quota", 2)
+    assert job["log"].endswith(f"{EXPLICIT}/job.log")
+
+
+def test_stale_results_are_told_with_the_command_that_says_why(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    _, out, _ = run(capsys, "status", *words(failed.edit("{steps: 4}", "{steps: 5}")))
+    assert f"1 stale: `implicit-llm explain --config {failed.path}` says why" in out
+
+
+def test_a_step_before_all_jobs_that_failed_is_told(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    results = tiny.path.parent / "results"
+    results.mkdir()
+    (results / ".mlflow-init.log").write_text("no space left\n")
+    _, out, _ = run(capsys, "status", *words(tiny))
+    assert "failed mlflow_init, which all jobs wait for" in out
+    assert "    no space left\n" in out
+    (results / ".mlflow-ready").touch()
+    _, out, _ = run(capsys, "status", *words(tiny))
+    assert "failed" not in out
+
+
+def test_an_unknown_target_is_one_line(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    code, out, err = run(capsys, "status", "train/implicit-s0/fre", *words(tiny))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "did you mean 'train/implicit-s0/free'" in err
+
+
+def test_watching_into_a_pipe_writes_a_line_for_each_change_and_ends(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = real_plan(failed)
+    looks = 0
+
+    def pause(seconds: float) -> None:
+        nonlocal looks
+        assert seconds == 2.5
+        looks += 1
+        if looks == 2:
+            finish_with(plan, FREE, {})
+        if looks == 4:
+            driver.__exit__(None, None, None)
+
+    driver = held(plan.root / ".driver.lock", DRIVER)
+    driver.__enter__()
+    monkeypatch.setattr(time, "sleep", pause)
+    code, out, _ = run(capsys, "status", *words(failed), "--watch", "--every-s", "2.5")
+    lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in out.splitlines()[:3]]
+    assert code == 0
+    assert lines[0].endswith("2 done, driver lives")
+    assert lines[1].endswith("3 done, driver lives")
+    assert lines[2].startswith("tiny: no driver lives on this machine")
+    assert "next: snakemake" in out
+
+
+def test_watching_on_a_terminal_draws_anew_and_ends(failed: ExperimentFile) -> None:
+    plan = real_plan(failed)
+    command = ["status", *words(failed), "--watch", "--every-s", "0.1"]
+    code = f"from implicit_llm_workflow.console import main; main({command!r})"
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
+    primary, secondary = pty.openpty()
+    with (
+        held(plan.root / ".driver.lock", DRIVER) as driver,
+        subprocess.Popen([sys.executable, "-c", code], stdout=secondary, stderr=secondary, env=environment) as process,
+        open(primary, "rb", buffering=0) as screen,
+    ):
+        os.close(secondary)
+        try:
+            seen = read_until(screen, b"nothing to type")
+            os.kill(driver, signal.SIGKILL)
+            seen += read_until(screen, b"next: snakemake")
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()
+    assert b"driver is process" in seen
+    assert b"no driver lives" in seen
+
+
+def read_until(screen: IO[bytes], wanted: bytes) -> bytes:
+    """What the terminal shows up to these words."""
+    seen, end = b"", time.monotonic() + DEADLINE_S
+    while wanted not in seen:
+        assert time.monotonic() < end, seen
+        if select.select([screen], [], [], 1)[0]:
+            seen += screen.read(65536)
+    return seen
+
+
+def test_the_command_needs_no_experiment_that_has_begun(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, tmp_path: Path
+) -> None:
+    code, out, _ = run(capsys, "status", "--config", str(tiny.path), "--results", str(tmp_path / "none"))
+    assert (code, "done" in out) == (0, True)
+    assert status_command.status.__doc__ is not None
+    assert "Example" in status_command.status.__doc__

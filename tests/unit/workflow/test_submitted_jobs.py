@@ -1,0 +1,123 @@
+"""The executor's records as `status` reads them, with a Slurm that answers from files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from implicit_llm_workflow.observed import Observer
+from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.submitted_jobs import FOLDER, submitted_jobs
+from snakemake_executor_plugin_submitit import record
+from snakemake_executor_plugin_submitit.job_files import JobFiles, write_json
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.run_dirs import event, metrics, write_journal
+
+FREE, UNROLLED = "train/implicit-s0/free", "train/implicit-s0/unrolled"
+
+
+@pytest.fixture
+def plan(tiny: ExperimentFile) -> Plan:
+    return tiny.plan()
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose file `answer` squeue prints; without one it fails. There is no accounting."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, line in (("squeue", f"cat {folder}/answer"), ("sacct", "echo accounting is disabled >&2; exit 1")):
+        (folder / name).write_text(f"#!/bin/sh\necho {name} >> {folder}/asked\n{line}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+def submit(plan: Plan, key: str, rule: str = "train_word_problem", **changes: object) -> JobFiles:
+    """A record as the executor writes it before it waits."""
+    plan.write_job_files()
+    home = plan.root.parent.parent.absolute()
+    outputs = [str(home / "results" / "tiny" / key / "manifest.json")]
+    files = record.job_files(home / FOLDER, rule, outputs)
+    values = {"key": "k", "name": "n", "number": 1, "cluster": "slurm", "folder": str(files.submission(1))}
+    record.save(files, record.Record(**values, state="submitted", job_id="12").changed(**changes))
+    return files
+
+
+def test_nothing_was_submitted_where_there_is_no_record(plan: Plan) -> None:
+    assert submitted_jobs(plan, plan.nodes.values()) == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "why"),
+    [
+        ("12|PENDING||(Resources)\n", "queued", "(Resources)"),
+        ("12|REQUEUED||BeginTime\n", "queued", "BeginTime"),
+        ("12|RUNNING||gpu-node-3|None\n", "running", ""),
+        ("12|COMPLETING||gpu-node-3|None\n", "running", ""),
+    ],
+)
+def test_slurm_says_whether_a_job_waits_or_runs(plan: Plan, slurm: Path, answer: str, state: str, why: str) -> None:
+    submit(plan, FREE)
+    (slurm / "answer").write_text(answer.replace("||(", "|||(").replace("||B", "|||B"))
+    job = Observer(plan).observe()[FREE]
+    assert (job.state, job.why) == (state, why)
+    assert job.submitted is not None
+    assert (job.submitted.job_id, job.submitted.nodes) == ("12", "gpu-node-3" if state == "running" else "")
+
+
+def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan: Plan, slurm: Path) -> None:
+    (slurm / "answer").write_text("12|RUNNING||n1|None\n13|PENDING|||Priority\n")
+    submit(plan, FREE)
+    submit(plan, UNROLLED, job_id="13")
+    submit(plan, "train/implicit-s1/free", job_id="14", state="reported")
+    found = submitted_jobs(plan, plan.nodes.values())
+    assert {key: job.state for key, job in found.items()} == {
+        FREE: "running",
+        UNROLLED: "queued",
+        "train/implicit-s1/free": "ended",
+    }
+    assert (slurm / "asked").read_text().split() == ["sacct", "squeue"]
+
+
+def test_the_class_and_the_words_of_a_failure_are_those_of_the_executor(plan: Plan) -> None:
+    files = submit(plan, FREE, state="reported")
+    write_json(files.outcome(1), {"exit_code": 1, "failure_class": "oom", "message": "killed for\nwant of memory"})
+    job = Observer(plan).observe()[FREE]
+    assert (job.state, job.failure_class, job.why) == ("failed", "oom", "killed for want of memory")
+    write_journal(plan, FREE, event("stage_started"), metrics(6, 1, loss=1.0))  # a kill leaves no last word
+    assert Observer(plan).observe()[FREE].failure_class == "oom"
+
+
+def test_a_job_that_was_preempted_too_often_is_stopped(plan: Plan) -> None:
+    files = submit(plan, FREE, state="reported")
+    write_json(files.outcome(1), {"exit_code": 75, "failure_class": "preempted", "message": "requeued 50 times"})
+    write_journal(plan, FREE, event("stage_started"), event("stage_preempted", error="Preempted: at 6"))
+    assert Observer(plan).observe()[FREE].state == "stopped"
+
+
+def test_a_failure_of_former_settings_is_not_one_of_the_wanted_job(tiny: ExperimentFile) -> None:
+    files = submit(tiny.plan(), FREE, state="reported", submitted_unix_s=1.7e9)
+    write_json(files.outcome(1), {"exit_code": 2, "failure_class": "user", "message": "no"})
+    plan = tiny.edit("tol: 0.1", "tol: 0.2").plan()
+    plan.write_job_files()
+    assert Observer(plan).observe()[FREE].state == "waiting"
+
+
+def test_a_slurm_that_does_not_answer_is_said(plan: Plan, slurm: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    submit(plan, FREE)
+    job = Observer(plan).observe()[FREE]
+    assert (job.state, job.why) == ("queued", "Slurm gives no answer")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_job_of_this_machine_lives_as_long_as_its_process(plan: Plan) -> None:
+    from snakemake_executor_plugin_submitit.processes import start_ticks
+
+    mine = start_ticks(os.getpid())
+    submit(plan, FREE, cluster="local", job_id=str(os.getpid()), started=mine)
+    assert Observer(plan).observe()[FREE].state == "running"
+    submit(plan, FREE, cluster="local", job_id=str(os.getpid()), started=(mine or 0) - 1)  # another one with its number
+    assert Observer(plan).observe()[FREE].state == "waiting"
