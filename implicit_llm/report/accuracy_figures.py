@@ -54,7 +54,7 @@ def accuracy_by_length(results: Results, published: Sequence[PublishedNumber] = 
     series = _series_of_runs(results)
     panels, known = [], []
     for setting in settings_of(cells, results):
-        mine = [cell for cell in cells if _setting(cell) == setting]
+        mine = [cell for cell in cells if setting_of(cell) == setting]
         beside = [n for n in published if n.metric == LAST_TEN and any(n.is_beside(cell.first) for cell in mine)]
         known += beside
         panels.append(Panel(setting.title, partial(_draw_lengths, cells=mine, known=beside, series=series)))
@@ -66,7 +66,7 @@ def accuracy_by_position(results: Results) -> Figure | None:
     """Accuracy at each position of the longest test sequences, in every mode."""
     panels, shown = [], []
     for setting in settings_of(results.cells, results):
-        cells = [cell for cell in results.cells if _setting(cell) == setting]
+        cells = [cell for cell in results.cells if setting_of(cell) == setting]
         longest = max(cell.first.length for cell in cells)
         mine = _one_run_or_headlines([cell for cell in cells if cell.first.length == longest], results)
         title = f"{setting.title}, length {longest}"
@@ -84,7 +84,7 @@ def accuracy_by_mode(results: Results) -> Figure | None:
         return None
     panels, shown = [], []
     for setting in settings_of(results.cells, results):
-        of_setting = [cell for cell in results.cells if _setting(cell) == setting]
+        of_setting = [cell for cell in results.cells if setting_of(cell) == setting]
         mine = _best_run(of_setting, results) + [cell for cell in of_setting if not cell.first.is_implicit]
         panels.append(Panel(setting.title, partial(_draw_modes, cells=mine)))
         shown += mine
@@ -103,7 +103,7 @@ def _draw_lengths(axis: Axes, cells: list[Cell], known: list[PublishedNumber], s
     for number in known:
         axis.plot(number.test.length, number.value, **PUBLISHED.line(), zorder=6, clip_on=False)
     length_axis(axis, lengths)
-    _accuracy_axis(axis, "accuracy, last 10 tokens")
+    accuracy_axis(axis, "accuracy, last 10 tokens")
     tell_missing(
         axis, [f"{cell.first.run} at {cell.first.length}" for cell in cells if not cell.spread(LAST_TEN).values]
     )
@@ -150,7 +150,7 @@ def _draw_positions(axis: Axes, cells: list[Cell]) -> None:
             line = mode_series(cell.first.mode).line(has_markers=False) | {"linewidth": 2.8 if index == 0 else 1.4}
             axis.plot(*_by_position(curves), **line)
     axis.set(xlim=(1, max(2, length)), xlabel="position in the sequence (token)")
-    _accuracy_axis(axis, "accuracy at this position")
+    accuracy_axis(axis, "accuracy at this position")
     tell_if_empty(axis, drawn)
 
 
@@ -174,7 +174,7 @@ def _draw_modes(axis: Axes, cells: list[Cell]) -> None:
     ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if tick <= right]
     axis.xaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    _accuracy_axis(axis, "accuracy, last 10 tokens")
+    accuracy_axis(axis, "accuracy, last 10 tokens")
     tell_if_empty(axis, cells)
 
 
@@ -190,13 +190,13 @@ def _draw_mode(axis: Axes, cells: list[Cell], lengths: list[int]) -> None:
         axis.plot(cost, accuracy, **marker, clip_on=False)  # type: ignore[arg-type]
 
 
-def _accuracy_axis(axis: Axes, label: str) -> None:
+def accuracy_axis(axis: Axes, label: str) -> None:
     axis.set(ylim=ACCURACY_LIMITS, ylabel=label)
     axis.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
     axis.grid(visible=False, axis="x")
 
 
-def _setting(cell: Cell) -> Setting:
+def setting_of(cell: Cell) -> Setting:
     return Setting(cell.first.task, cell.first.hard_fractions)
 
 

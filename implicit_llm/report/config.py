@@ -47,3 +47,10 @@ class ReportConfig:
     assets: dict[str, str] | None = None
     holes: tuple[Hole, ...] = ()  # the results that it does without
     minimum_layers: MinimumLayersConfig | None = None
+    figures: tuple[str, ...] | None = None  # those that are made, by name; None for all
+    tables: tuple[str, ...] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is shown, not one figure or table for itself."""
+        return self.figures is None and self.tables is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from implicit_llm.report.section import Section, SectionInputs
 from implicit_llm.report.table_text import csv_text, escape
 
+NAME = "holes"
 HEAD = ("result", "state", "why", "made by")
 
 
@@ -17,4 +18,4 @@ def holes_section(given: SectionInputs) -> Section | None:
     lines = [" & ".join(escape(text) for text in row[:3]) + r" \\" for row in rows]
     head = [r"\begin{tabular}{lll}", r"\toprule", r"result & state & why \\", r"\midrule"]
     tex = "\n".join([*head, *lines, r"\bottomrule", r"\end{tabular}", ""])
-    return Section("holes", "sections/holes.html.j2", holes, files={"holes": {"csv": csv_text(HEAD, rows), "tex": tex}})
+    return Section(NAME, "sections/holes.html.j2", holes, files={NAME: {"csv": csv_text(HEAD, rows), "tex": tex}})

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from implicit_llm.report.babi_results import BabiPoint
 from implicit_llm.report.config import ReportError
+from implicit_llm.report.data_runs import find_data
 from implicit_llm.report.holes import Hole, missing_records
 from implicit_llm.report.perplexity_results import PerplexityPoint
 from implicit_llm.report.results import Point, name_phases
@@ -50,7 +51,8 @@ class ReportInputs:
     """Everything the report knows.
 
     `records`: every record of every evaluation by kind, with "role" and the run, phase and seed it belongs to; points
-    are made of those that belong to no sweep and to a model trained here.
+    are made of those that belong to no sweep and to a model trained here. `data`: by fingerprint the data sets that
+    lie beside the inputs.
     """
 
     points: tuple[Point, ...]
@@ -59,6 +61,7 @@ class ReportInputs:
     training: tuple[TrainingRun, ...]
     sources: Mapping[str, Source]
     records: Mapping[str, Sequence[Mapping[str, Any]]]
+    data: Mapping[str, Source] = field(default_factory=dict)
 
 
 def load_inputs(inputs: Mapping[str, Input], holes: Sequence[Hole] = ()) -> ReportInputs:
@@ -87,7 +90,15 @@ def load_inputs(inputs: Mapping[str, Input], holes: Sequence[Hole] = ()) -> Repo
         training=training,
         sources=sources,
         records=records,
+        data=_data(sources, inputs),
     )
+
+
+def _data(sources: Mapping[str, Source], inputs: Mapping[str, Input]) -> dict[str, Source]:
+    made = {source.fingerprint for source in sources.values()}
+    wanted = {fingerprint for source in sources.values() for fingerprint in source.upstream.values()} - made
+    found = find_data(inputs.values(), wanted)
+    return {fingerprint: _source(f"data:{run.manifest.name}", run) for fingerprint, run in found.items()}
 
 
 def _points(kind: Any, records: Mapping[str, list[dict[str, Any]]], name: str) -> list[Any]:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from markupsafe import Markup
 
 from implicit_llm.report.axes import power_of_ten
 from implicit_llm.report.claims import FAILS, HOLDS, MISSING, NOT_RUN, Judgement
-from implicit_llm.report.config import ReportError
+from implicit_llm.report.config import ReportConfig, ReportError
 from implicit_llm.report.inputs import ReportInputs, Source
+from implicit_llm.report.lineage_jobs import SHORT, LineageJobs, lineage_jobs
+from implicit_llm.report.lineage_picture import lineage_svg
 from implicit_llm.report.model_groups import short_count
+from implicit_llm.report.number_origin import origin_linker
 from implicit_llm.report.published import MARK_WORDS, Published
 from implicit_llm.report.results import LAST_TEN, Cell, Results, Spread, seeds_words
 from implicit_llm.report.section import Section
@@ -34,12 +38,17 @@ class PageContent:
     """Everything the page shows."""
 
     title: str
-    experiment: str
+    config: ReportConfig
+    fingerprint: str
     results: Results
     inputs: ReportInputs
     judgements: Sequence[Judgement]
     sections: Mapping[str, Section]
     published: Published
+
+    @cached_property
+    def lineage(self) -> LineageJobs:
+        return lineage_jobs(self.inputs, self.config.holes)
 
     @property
     def figures(self) -> list[Figure]:
@@ -69,6 +78,8 @@ def render(content: PageContent, assets: Path) -> str:
         "short": lambda value: "unknown" if value is None else short_count(value),
         "perplexity": perplexity,
         "power": power_of_ten,
+        "by": origin_linker(content.inputs.sources),
+        "python_format": lambda form, value: minus(format(value, form)),
     }
     environment.globals |= {
         "sources_of": lambda roles: sources_of(content.inputs, roles),
@@ -89,9 +100,10 @@ def render(content: PageContent, assets: Path) -> str:
         light_css=Markup(theme_css(1)),
         dark_css=Markup(theme_css(2)),
         counts={verdict: sum(judgement.verdict == verdict for judgement in content.judgements) for verdict in SYMBOLS},
-        glances=glances(content.results.of_lengths),
+        glances=glances(content.results.of_lengths) if content.config.is_whole else [],
+        lineage=Markup(lineage_svg(content.lineage, content.fingerprint[:SHORT], is_page=True)),
         figures=[_figure(index, figure, assets) for index, figure in enumerate(content.figures, start=1)],
-        training=[_training(run, content.inputs.sources) for run in content.inputs.training],
+        training=[_training(run, content.inputs.sources) for run in content.inputs.training if content.config.is_whole],
         all_sources=list(content.inputs.sources.values()),
         anchors={source.fingerprint: source.anchor for source in content.inputs.sources.values()},
         used_marks=sorted(content.published.all_marks | {j.claim.mark for j in content.judgements if j.claim.mark}),
@@ -132,7 +144,7 @@ def _glance(cells: Sequence[Cell], length: int) -> dict[str, Any]:
             continue
         key, spread = "implicit" if cell.first.is_implicit else "explicit", cell.spread(LAST_TEN)
         if row[key] is None or (spread.mean or 0.0) > (row[key]["spread"].mean or 0.0):
-            row[key] = {"spread": spread, "mode": cell.first.mode}
+            row[key] = {"spread": spread, "mode": cell.first.mode, "roles": cell.roles}
         row |= {"chance": cell.first.chance_last10, "is_trained": cell.first.is_trained_length}
     return row
 

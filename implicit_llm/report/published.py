@@ -32,8 +32,12 @@ class DualityMeasured(Protocol):
     def num_parameters(self) -> int | None: ...
 
 
-Mark = Literal["paper", "other_paper", "secondary", "reference_run"]
+Mark = Literal["paper", "other_paper", "secondary", "reference_run", "reference_code", "derived", "not_known"]
+NOT_KNOWN = "not_known"
 MARK_WORDS = {
+    "reference_code": "published code",
+    "derived": "derived",
+    "not_known": "not known",
     "paper": "paper",
     "other_paper": "another paper",
     "secondary": "secondary source",
@@ -157,7 +161,23 @@ class BabiYardstick:
     num_layers: int | None = None
 
 
-Entry = PublishedNumber | PublishedPerplexity | BabiYardstick | PublishedDuality | PublishedDownstream
+@dataclass(frozen=True)
+class PublishedFact:
+    """A setting, a size or a statement; `value` None and the mark not_known for what was not found."""
+
+    id: str
+    part: str
+    what: str
+    value: str | None
+    source: str
+    mark: Mark
+
+    def __post_init__(self) -> None:
+        if (self.value is None) != (self.mark == NOT_KNOWN):
+            raise ValueError(f"{self.id}: the mark {NOT_KNOWN} goes with the value null, and no other mark does")
+
+
+Entry = PublishedNumber | PublishedPerplexity | BabiYardstick | PublishedDuality | PublishedDownstream | PublishedFact
 
 
 @dataclass(frozen=True)
@@ -170,6 +190,7 @@ class Published:
     babi: tuple[BabiYardstick, ...] = ()
     downstream: tuple[PublishedDownstream, ...] = ()
     duality: tuple[PublishedDuality, ...] = ()
+    facts: tuple[PublishedFact, ...] = ()
 
     def beside(self, point: Point, metric: str) -> PublishedNumber | None:
         """The published number of the same thing, None where there is none."""
@@ -189,7 +210,7 @@ class Published:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        return (*self.numbers, *self.perplexities, *self.babi, *self.duality, *self.downstream)
+        return (*self.numbers, *self.perplexities, *self.babi, *self.duality, *self.downstream, *self.facts)
 
 
 def load_published(path: Path) -> Published:

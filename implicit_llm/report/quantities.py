@@ -18,7 +18,8 @@ from typing import Any
 from implicit_llm.report.downstream_figure import swept_downstream
 from implicit_llm.report.downstream_results import groups_of, points_of
 from implicit_llm.report.minimum_layers_section import needed_of
-from implicit_llm.report.perplexity_results import Line, PerplexityCell
+from implicit_llm.report.perplexity_results import PerplexityCell
+from implicit_llm.report.phase_share import branches_of
 from implicit_llm.report.quantity_measure import Quantity
 from implicit_llm.report.results import Spread
 from implicit_llm.report.section import SectionInputs
@@ -177,11 +178,7 @@ def _over_other_shares(quantity: Quantity, given: SectionInputs) -> Iterator[Fou
     for comparison in given.perplexities.comparisons:
         runs = dict.fromkeys(line.variant.run for line in comparison.headlines if line.variant.is_implicit)
         for run in runs:
-            branches = {
-                share: line
-                for line in comparison.headlines
-                if line.variant.run == run and (share := share_bounded(line, given)) is not None
-            }
+            branches = branches_of(comparison, run, given.inputs.training)
             wanted = next((share for share in branches if abs(share - quantity.share) <= SAME_SHARE), None)
             if wanted is None or len(branches) < 2:
                 continue
@@ -194,16 +191,6 @@ def _over_other_shares(quantity: Quantity, given: SectionInputs) -> Iterator[Fou
                 roles = (*mine.roles, *(role for cell in others for role in cell.roles))
                 modes = (branches[wanted].mode,)
                 yield Found(name, run, comparison.data, modes, _over(mine, others), roles)
-
-
-def share_bounded(line: Line, given: SectionInputs) -> float | None:
-    """The share of a branch's steps before its last phase began; None where the phase starts from none."""
-    for run in given.inputs.training:
-        for phase in run.phases:
-            is_its = (run.run, phase.name) == (line.variant.run, line.variant.phase)
-            if is_its and run.before(phase) is not None and phase.end_step:
-                return phase.start_step / phase.end_step
-    return None
 
 
 def _over(cell: PerplexityCell, others: list[PerplexityCell]) -> Spread:

@@ -6,12 +6,16 @@ A new kind of result adds a module with its builder, which imports from section.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from implicit_llm.report.accuracy_figures import accuracy_by_length, accuracy_by_mode, accuracy_by_position
 from implicit_llm.report.babi_figures import accuracy_by_babi_task
 from implicit_llm.report.babi_tables import babi_csv, babi_latex, babi_tables
+from implicit_llm.report.curriculum_figure import curriculum
 from implicit_llm.report.downstream_section import downstream_section
 from implicit_llm.report.duality_section import duality_section
+from implicit_llm.report.hard_fraction_figure import accuracy_by_hard_fraction, without_fraction_sweep
+from implicit_llm.report.holes_section import NAME as HOLES
 from implicit_llm.report.holes_section import holes_section
 from implicit_llm.report.jacobian_section import jacobian_section
 from implicit_llm.report.loss_figures import loss_by
@@ -20,6 +24,8 @@ from implicit_llm.report.peers_section import peers_section
 from implicit_llm.report.perplexity_figures import perplexity_by_length
 from implicit_llm.report.perplexity_position_figure import perplexity_by_position
 from implicit_llm.report.perplexity_tables import perplexity_csv, perplexity_latex, perplexity_tables
+from implicit_llm.report.published_section import published_section
+from implicit_llm.report.scaling_figure import perplexity_by_parameters
 from implicit_llm.report.section import Section, SectionInputs
 from implicit_llm.report.spectral_radius_figure import spectral_radius_along_training
 from implicit_llm.report.tables import accuracy_tables, to_csv, to_latex
@@ -33,11 +39,12 @@ def accuracy_section(given: SectionInputs) -> Section | None:
     tables = accuracy_tables(given.results, given.published)
     if not tables:
         return None
-    shown = given.results.of_lengths
+    shown = without_fraction_sweep(given.results.of_lengths)
     figures = (
         accuracy_by_length(shown, given.published.numbers),
         accuracy_by_position(shown),
         accuracy_by_mode(shown),
+        accuracy_by_hard_fraction(given.results),
     )
     files = {"accuracy": {"csv": to_csv(given.results, given.published), "tex": to_latex(tables)}}
     return Section("accuracy", "sections/accuracy.html.j2", tables, figures, files)
@@ -49,7 +56,9 @@ def perplexity_section(given: SectionInputs) -> Section | None:
     if not tables:
         return None
     files = {"perplexity": {"csv": perplexity_csv(tables), "tex": perplexity_latex(tables)}}
-    figures = (perplexity_by_length(given.perplexities), perplexity_by_position(given.perplexities))
+    found = given.perplexities
+    by_rows = (perplexity_by_length(found), perplexity_by_position(found))
+    figures = (*by_rows, perplexity_by_parameters(found), curriculum(found))
     return Section("perplexity", "sections/perplexity.html.j2", tables, figures, files)
 
 
@@ -95,11 +104,24 @@ BUILDERS: tuple[Callable[[SectionInputs], Section | None], ...] = (
     test_time_section,
     duality_section,
     jacobian_section,
+    published_section,
     training_section,
 )
 
 
 def build_sections(given: SectionInputs) -> dict[str, Section]:
-    """By name, those that have something to show."""
-    sections = [section for build in BUILDERS if (section := build(given)) is not None]
-    return {section.name: section for section in sections}
+    """By name, those that have something to show of what the configuration asks for."""
+    sections = [_asked(section, given) for build in BUILDERS if (section := build(given)) is not None]
+    return {section.name: section for section in sections if section is not None}
+
+
+def _asked(section: Section, given: SectionInputs) -> Section | None:
+    """The section with the figures and tables that the configuration names; None where nothing is left."""
+    config = given.config
+    if config.is_whole or section.name == HOLES:
+        return section
+    figures = [f for f in section.figures if f is not None and (config.figures is None or f.name in config.figures)]
+    files = {name: forms for name, forms in section.files.items() if config.tables is None or name in config.tables}
+    if not figures and not files:
+        return None
+    return replace(section, figures=figures, files=files, template=section.template if files else None)

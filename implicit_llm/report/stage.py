@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.report.claims import Claim, Judgement, judge, load_claims
+from implicit_llm.report import latex_numbers
+from implicit_llm.report.claims import NOT_RUN, Claim, Judgement, judge, load_claims
 from implicit_llm.report.config import ReportConfig, ReportError
 from implicit_llm.report.downstream_pairs import downstream_pairs
 from implicit_llm.report.downstream_suites import load_suites
 from implicit_llm.report.inputs import load_inputs
+from implicit_llm.report.lineage_jobs import SHORT
+from implicit_llm.report.lineage_picture import lineage_svg
 from implicit_llm.report.page import PageContent, render
 from implicit_llm.report.pair_claims import judge_pair, judge_pairs
 from implicit_llm.report.published import load_published
@@ -44,9 +47,12 @@ def run(context: StageContext) -> StageResult:
     published, suites = load_published(assets / "published.yaml"), load_suites(assets / "downstream.yaml")
     given = SectionInputs(inputs, config, published, suites)
     judgements = [_judge(claim, given) for claim in load_claims(assets / "claims.yaml")]
+    if not config.is_whole:  # a figure for itself does not speak of claims that it says nothing about
+        judgements = [judgement for judgement in judgements if judgement.verdict != NOT_RUN]
     content = PageContent(
         title=config.title or DEFAULT_TITLE,
-        experiment=config.experiment,
+        config=config,
+        fingerprint=context.fingerprint,
         results=given.results,
         inputs=inputs,
         judgements=judgements,
@@ -80,11 +86,18 @@ def check_assets(assets: Path, digests: Mapping[str, str]) -> None:
 
 
 def _write(folder: Path, content: PageContent, assets: Path) -> list[Path]:
-    claims = {"experiment": content.experiment, "claims": [judgement.to_dict() for judgement in content.judgements]}
+    claims = {
+        "experiment": content.config.experiment,
+        "claims": [judgement.to_dict() for judgement in content.judgements],
+    }
     texts: dict[str, str | bytes] = {
         "index.html": render(content, assets),
         "claims.json": json.dumps(claims, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
     }
+    texts[latex_numbers.FILE_NAME] = latex_numbers.latex_numbers(
+        content.config.experiment, content.inputs, content.judgements, content.config.holes
+    )
+    texts["lineage.svg"] = lineage_svg(content.lineage, content.fingerprint[:SHORT], is_page=False)
     for table, forms in content.files.items():
         texts |= {f"tables/{table}.{suffix}": text for suffix, text in forms.items()}
     texts |= {f"figures/{figure.name}.svg": file_svg(figure) for figure in content.figures}

@@ -88,8 +88,10 @@ def test_every_declared_file_is_there_and_figures_are_whole_svg(made: Path) -> N
     assert sorted(path.stem for path in (made / "figures").iterdir()) == sorted(FIGURES)
     for name in FIGURES:
         assert ElementTree.parse(made / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
-    assert {"index.html", "claims.json"} <= {path.name for path in made.iterdir()}
-    assert {path.name for path in (made / "tables").iterdir()} == {"accuracy.csv", "accuracy.tex"}
+    assert {"index.html", "claims.json", "numbers.tex", "lineage.svg"} <= {path.name for path in made.iterdir()}
+    assert {path.name for path in (made / "tables").iterdir()} == {
+        f"{table}.{form}" for table in ("accuracy", "published") for form in ("csv", "tex")
+    }
 
 
 def test_equal_inputs_give_equal_bytes(made: Path, tmp_path: Path) -> None:
@@ -115,7 +117,9 @@ def test_each_number_names_mode_seeds_and_spread(made: Path) -> None:
     text = (made / "index.html").read_text()
     row = re.search(r"<tr class=\"headline\">.*?a5-implicit.*?</tr>", text, re.DOTALL)[0]  # type: ignore[index]
     assert "blockwise<small>2 seeds, 512 samples" in row
-    assert re.search(r">0\.99\d<small>0\.99\d to 0\.99\d</small><small>best: seed 0</small><small>9\.2 f/token", row)
+    assert re.search(
+        r">0\.99\d</a><small>0\.99\d to 0\.99\d</small><small>best: seed 0</small><small>9\.2 f/token", row
+    )
 
 
 def test_provenance_of_every_run_is_on_the_page(made: Path) -> None:

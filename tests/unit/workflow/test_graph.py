@@ -113,11 +113,12 @@ def test_an_explicit_experiment_has_no_figure_of_solvers(tiny: ExperimentFile) -
 
 
 def test_the_figures_and_tables_are_those_of_what_is_evaluated(tiny: ExperimentFile, language: ExperimentFile) -> None:
-    assert report_tables(tiny.load()) == ["accuracy"]
-    assert report_tables(language.load()) == ["perplexity", "babi", "duality"]
+    assert report_tables(tiny.load()) == ["accuracy", "published"]
+    assert report_tables(language.load()) == ["perplexity", "babi", "duality", "published"]
     assert report_figures(language.load()) == [
         "perplexity-by-length",
         "perplexity-by-position",
+        "curriculum",
         "loss-by-tokens",
         "loss-by-flops",
         "accuracy-by-babi-task",
@@ -129,6 +130,6 @@ def test_the_figures_and_tables_are_those_of_what_is_evaluated(tiny: ExperimentF
     language.path.write_text(text.replace('["flat*"]', '["flat*", trunk]'))
     assert "convergence-by-iteration" in report_figures(language.load())  # of the implicit run alone
     language.path.write_text(text[: text.index("evaluations:")])
-    assert report_tables(language.load()) == []
+    assert report_tables(language.load()) == ["published"]
     training = ["training-curves", "solver-health", "spectral-radius"]
     assert report_figures(language.load()) == ["loss-by-tokens", "loss-by-flops", *training]

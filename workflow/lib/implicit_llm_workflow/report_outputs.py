@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
-from implicit_llm_workflow.data_sets import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
+from implicit_llm_workflow.data_sets import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM, WordProblem
 from implicit_llm_workflow.evaluations import DUALITY, JACOBIAN, LM_EVAL, PERPLEXITY
 from implicit_llm_workflow.experiment import Experiment
 from implicit_llm_workflow.project_dirs import REPORT_DIR
+from implicit_llm_workflow.runs import Run
 
 REPORT_SUFFIXES = {".css", ".html", ".j2", ".rst", ".yaml"}
 
@@ -38,8 +40,11 @@ def figures_of_reports(experiment: Experiment) -> dict[str, bool]:
         "accuracy-by-length": has_words,
         "accuracy-by-position": has_words,
         "accuracy-by-mode": has_words and WORD_PROBLEM in _evaluated(experiment, implicit_only=True),
+        "accuracy-by-hard-fraction": _has_shares_of_hard_tokens(experiment),
         "perplexity-by-length": PERPLEXITY in _evaluated(experiment),
         "perplexity-by-position": PERPLEXITY in _evaluated(experiment),
+        "perplexity-by-parameters": _has_sizes(experiment),
+        "curriculum": _has_branches(experiment),
         "downstream-by-iterations": "eval_max_iter" in _swept(experiment, LM_EVAL),
         "loss-by-tokens": has_language,
         "loss-by-flops": has_language,
@@ -68,7 +73,43 @@ def tables_of_reports(experiment: Experiment) -> dict[str, bool]:
         "duality": DUALITY in evaluated,
         "jacobian": JACOBIAN in evaluated,
         "peers": _has_peer_table(experiment),
+        "published": True,
     }
+
+
+def _has_shares_of_hard_tokens(experiment: Experiment) -> bool:
+    """Whether models of one kind, task and training length differ in the share of hard tokens in training."""
+    shares: dict[tuple, set[tuple[float, ...]]] = {}
+    for run in _runs_in(experiment, WORD_PROBLEM):
+        data = experiment.data[run.data]
+        if isinstance(data, WordProblem):
+            key = (data.group, data.monoid, data.train.length, data.test, run.is_implicit)
+            shares.setdefault(key, set()).add(data.train.hard_fractions)
+    return any(len(found) > 1 for found in shares.values())
+
+
+def _has_sizes(experiment: Experiment) -> bool:
+    """Whether language models of one family and kind differ in size on one data set."""
+    sizes: dict[tuple, set[tuple]] = {}
+    for run in _runs_in(experiment, PERPLEXITY):
+        size = tuple(run.model.get(key) for key in ("hidden_size", "num_hidden_layers"))
+        sizes.setdefault((run.data, run.model.get("model_type"), run.is_implicit), set()).add(size)
+    return any(len(found) > 1 for found in sizes.values())
+
+
+def _has_branches(experiment: Experiment) -> bool:
+    """Whether several free phases of one curriculum, which leave its trunk at different steps, are evaluated."""
+    return any(
+        len({phase.start_step for phase in run.final_phases if phase.after is not None}) > 1
+        for run in _runs_in(experiment, PERPLEXITY)
+    )
+
+
+def _runs_in(experiment: Experiment, kind: str) -> Iterator[Run]:
+    """The runs that are evaluated in this kind, without sweeps."""
+    for run in experiment.runs.values():
+        if any(evaluation.kind == kind and not evaluation.sweep for evaluation in experiment.evaluations_of(run)):
+            yield run
 
 
 def _has_peer_table(experiment: Experiment) -> bool:

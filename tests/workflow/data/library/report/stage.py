@@ -6,8 +6,11 @@ FIGURES = (
     "accuracy-by-length",
     "accuracy-by-position",
     "accuracy-by-mode",
+    "accuracy-by-hard-fraction",
     "perplexity-by-length",
     "perplexity-by-position",
+    "perplexity-by-parameters",
+    "curriculum",
     "downstream-by-iterations",
     "loss-by-tokens",
     "loss-by-flops",
@@ -21,7 +24,18 @@ FIGURES = (
     "solver-health",
     "spectral-radius",
 )
-TABLES = ("accuracy", "perplexity", "babi", "minimum-layers", "test-time", "duality", "jacobian", "downstream", "peers")
+TABLES = (
+    "accuracy",
+    "perplexity",
+    "babi",
+    "minimum-layers",
+    "test-time",
+    "duality",
+    "jacobian",
+    "downstream",
+    "peers",
+    "published",
+)
 
 
 def run(context: StageContext) -> StageResult:

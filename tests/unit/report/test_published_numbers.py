@@ -1,0 +1,115 @@
+"""Published numbers: the file itself, and how the report shows them beside ours."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm.report.config import ReportConfig
+from implicit_llm.report.downstream_suites import load_suites
+from implicit_llm.report.inputs import ReportInputs
+from implicit_llm.report.perplexity_results import PerplexityPoint
+from implicit_llm.report.published import MARK_WORDS, Published, load_published
+from implicit_llm.report.published_section import published_section
+from implicit_llm.report.results import Point
+from implicit_llm.report.section import SectionInputs
+from implicit_llm.runs.fill import ConfigError
+
+ASSETS = Path(__file__).parents[3] / "workflow" / "report"
+PUBLISHED = load_published(ASSETS / "published.yaml")
+SUITES = load_suites(ASSETS / "downstream.yaml")
+
+
+def rows(given: SectionInputs) -> dict[str, dict[str, str]]:
+    text = published_section(given).files["published"]["csv"]
+    return {row["id"]: row for row in csv.DictReader(io.StringIO(text))}
+
+
+def inputs(records: dict[str, Any] | None = None, points: Any = (), perplexities: Any = ()) -> SectionInputs:
+    read = ReportInputs(tuple(points), tuple(perplexities), (), (), {}, records or {})
+    return SectionInputs(read, ReportConfig("paper"), PUBLISHED, SUITES)
+
+
+def test_every_entry_has_a_source_a_mark_that_is_explained_and_a_number_or_words() -> None:
+    assert set(PUBLISHED.marks) == set(MARK_WORDS)
+    for entry in PUBLISHED.entries:
+        assert entry.id
+        assert entry.source
+        assert entry.mark in PUBLISHED.marks
+        values = getattr(entry, "values", None) or {"": getattr(entry, "value", None)}
+        for value in values.values():
+            is_number = isinstance(value, float | int) and math.isfinite(value) and value > 0
+            assert is_number or isinstance(value, str) or entry.mark == "not_known", entry.id
+
+
+def test_averages_of_published_downstream_results_are_those_of_their_tasks() -> None:
+    suite = next(suite for suite in SUITES if suite.name == "paper")
+    for entry in PUBLISHED.downstream:
+        averages = [average for average in suite.averages if average.label in entry.values]
+        assert averages, entry.id
+        for average in averages:
+            found = [entry.values[column] for column in average.columns]
+            assert sum(found) / len(found) == pytest.approx(entry.values[average.label], abs=6e-4), entry.id
+
+
+def test_every_entry_stands_in_the_table_with_source_and_mark() -> None:
+    found = rows(inputs())
+    wanted = {entry.id for entry in (*PUBLISHED.numbers, *PUBLISHED.perplexities, *PUBLISHED.babi, *PUBLISHED.facts)}
+    wanted |= {entry.id for entry in PUBLISHED.duality}
+    wanted |= {f"{e.id}-{label.lower().replace(' ', '-')}" for e in PUBLISHED.downstream for label in e.values}
+    assert set(found) == wanted
+    assert all(row["source"] and row["mark"] for row in found.values())
+    assert all((row["published"] == "") == (row["mark"] == "not_known") for row in found.values())
+    assert {row["ours_mean"] for row in found.values()} == {""}
+
+
+def test_ours_stands_beside_the_published_number_of_the_same_thing() -> None:
+    word = {"run": "a5m", "is_implicit": True, "group": "A5", "monoid": "aperiodic", "num_layers": 1, "length": 1024}
+    word |= {"hard_fraction": 0.1, "train_length": 256, "train_hard_fraction": 0.1, "mode": "published", "data": "x"}
+    points = [Point.from_record(word | {"seed": seed, "accuracy_last10": 0.6 + seed / 10}, "r") for seed in (0, 1)]
+    about = {"run": "m", "seed": 0, "phase": "free", "phase_label": "(24+4)", "is_implicit": True, "mode": "blockwise"}
+    about |= {"model_type": "implicit_mamba2", "num_parameters": 790_000_000, "train_tokens": 207e9, "role": "r"}
+    ppl = PerplexityPoint.from_record(about | {"data": "pile-test", "length": 2048, "perplexity": 8.4}, "r")
+    records = {
+        "duality": [
+            about | {"measure": "pair", "data": "t", "length": 2048, "mode": "simultaneous", "token_agreement": 0.97}
+            | {"eval_mode": "simultaneous", "against": "sequential", "num_parameters": 1_361_000_000}
+        ],
+        "lm_eval": [about | {"task": "piqa", "metrics": {"acc": 0.73}, "data": "piqa", "sweep": None, "source": None}],
+    }  # fmt: skip
+    found = rows(inputs(records, points, [ppl]))
+    assert float(found["reference-a5m-1024-published"]["ours_mean"]) == pytest.approx(0.65)
+    assert found["reference-a5m-1024-published"]["num_seeds"] == "2"
+    assert found["d-pile-mamba2-760m-24-4"]["ours_mean"] == "8.4"
+    assert found["downstream-d-pile-mamba2-760m-24-4-piqa"]["ours_mean"] == "0.73"
+    assert found["duality-mamba2-1.3b"]["ours_mean"] == "0.97"
+    assert found["d-pile-mamba2-1.3b-24-4"]["ours_mean"] == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"value": None}, "not_known goes with the value null"),
+        ({"mark": "not_known"}, "not_known goes with the value null"),
+        ({"mark": "rumour"}, "mark"),
+        ({"sauce": "x"}, "unknown key 'sauce'"),
+    ],
+)
+def test_a_damaged_entry_is_refused_with_file_and_key(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    fact = {"id": "a", "part": "model", "what": "b", "value": "c", "source": "d", "mark": "paper"} | change
+    words = ", ".join(f"{key}: {'null' if value is None else value}" for key, value in fact.items())
+    path = tmp_path / "published.yaml"
+    path.write_text(f"marks: {{paper: x, not_known: y}}\nnumbers: []\nfacts: [{{{words}}}]\n")
+    with pytest.raises(ConfigError, match=re.escape(named)) as caught:
+        load_published(path)
+    assert str(path) in str(caught.value)
+
+
+def test_no_number_is_published_by_default() -> None:
+    assert Published({}, ()).entries == ()

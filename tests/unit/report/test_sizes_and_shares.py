@@ -1,0 +1,94 @@
+"""Figures over several models: by parameters, by the share of the bounded phase, by the share of hard tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm.report import stage
+from implicit_llm.report.hard_fraction_figure import without_fraction_sweep
+from implicit_llm.report.results import Point, Results
+from tests.unit.report.sample_language_runs import LanguageRun, make_language_runs
+from tests.unit.report.sample_runs import SampleRun, make_context, make_runs
+
+
+def make_report(folder: Path, roles: dict[str, Path], **config: Any) -> Path:
+    context = make_context(folder / "report", roles, {"experiment": "miniature", **config})
+    stage.run(context)
+    return context.work / "declared"
+
+
+def names(declared: Path, kind: str) -> set[str]:
+    return {path.stem for path in (declared / kind).iterdir()} if (declared / kind).is_dir() else set()
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two sizes of Mamba2, the larger one with three branches."""
+    small = {"seeds": (0,), "steps": 200, "num_parameters": 90_000}
+    large = {"seeds": (0,), "steps": 200, "num_parameters": 226_000}
+    runs = (
+        LanguageRun("small-implicit", "implicit_mamba2", True, gain=0.09, **small),
+        LanguageRun("small-explicit", "implicit_mamba2", False, **small),
+        LanguageRun("text-implicit", "implicit_mamba2", True, gain=0.09, branches=(0.7, 0.8, 0.9), **large),
+        LanguageRun("text-explicit", "implicit_mamba2", False, **large),
+    )
+    return make_language_runs(tmp_path_factory.mktemp("sizes"), runs)
+
+
+def test_sizes_and_branches_have_their_figures_and_the_claim_on_branches_is_judged(
+    tmp_path: Path, language: dict[str, Path]
+) -> None:
+    declared = make_report(tmp_path, language)
+    assert {"perplexity-by-parameters", "curriculum"} <= names(declared, "figures")
+    page = (declared / "index.html").read_text()
+    for number in ("70 %", "80 %", "90 %", "100 %", "share of the steps in the bounded phase", "implicit, free phase"):
+        assert number in page
+    claims = {claim["id"]: claim for claim in json.loads((declared / "claims.json").read_text())["claims"]}
+    assert claims["eighty-percent-bounded"]["verdict"] in ("holds", "fails")
+
+
+def test_one_size_without_branches_has_neither(tmp_path: Path, language: dict[str, Path]) -> None:
+    small = {role: path for role, path in language.items() if "small-" in role}
+    assert not {"perplexity-by-parameters", "curriculum"} & names(make_report(tmp_path, small), "figures")
+
+
+def test_a_report_of_one_figure_shows_and_writes_nothing_else(tmp_path: Path, language: dict[str, Path]) -> None:
+    declared = make_report(tmp_path, language, figures=["curriculum", "jacobian"], tables=["perplexity"])
+    assert names(declared, "figures") == {"curriculum"}
+    assert names(declared, "tables") == {"perplexity"}
+    page = (declared / "index.html").read_text()
+    assert 'id="figure-curriculum"' in page
+    assert 'id="figure-perplexity-by-length"' not in page
+    assert 'class="glances"' not in page
+    verdicts = {claim["verdict"] for claim in json.loads((declared / "claims.json").read_text())["claims"]}
+    assert verdicts
+    assert "not run at this scale" not in verdicts
+
+
+def test_shares_of_hard_tokens_in_training_have_their_figure(tmp_path: Path) -> None:
+    runs = [
+        SampleRun(f"a5-{kind}-h{share:g}", "A5", kind == "implicit", share, (0.2,), steps=20, lengths=(16, 64))
+        for share in (0.2, 0.5)
+        for kind in ("implicit", "explicit")
+    ]
+    declared = make_report(tmp_path, make_runs(tmp_path / "results", runs))
+    assert "accuracy-by-hard-fraction" in names(declared, "figures")
+    assert "hard tokens in training (%)" in (declared / "index.html").read_text()
+
+
+def test_of_many_shares_those_evaluated_in_one_mode_leave_the_figures_by_length() -> None:
+    def point(share: float, mode: str, *, is_implicit: bool = True) -> Point:
+        kind = "i" if is_implicit else "e"
+        record = {"run": f"{kind}{share}", "seed": 0, "is_implicit": is_implicit, "group": "A5", "monoid": "none"}
+        record |= {"length": 16, "hard_fraction": 0.2, "train_length": 16, "train_hard_fraction": share, "mode": mode}
+        return Point.from_record(record | {"data": "x", "chance_last10": 0.1, "accuracy_last10": 1.0}, "r")
+
+    sweep = [point(share, "blockwise") for share in (0.0, 0.1, 0.5, 1.0)]
+    sweep += [point(share, "parallel", is_implicit=False) for share in (0.1, 0.5)]
+    everything = Results((*sweep, point(0.1, "sequential")))
+    assert without_fraction_sweep(everything).run_names == {"i0.1", "e0.1"}
+    assert without_fraction_sweep(Results(tuple(sweep[:3]))).run_names == {"i0.0", "i0.1", "i0.5"}
