@@ -16,13 +16,14 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from implicit_llm.runs import job_status, logs, provenance, signals
-from implicit_llm.runs.errors import Preempted, UserError
+from implicit_llm.runs.errors import Preempted, UserError, failure_class_of
 from implicit_llm.runs.identity import Identity, IdentityError, compute_fingerprint
 from implicit_llm.runs.manifest import FILE_NAME, Level, Manifest, ManifestError, finite
 from implicit_llm.runs.run_directory import PROVENANCE, RunDirectory, work_directory
 from implicit_llm.runs.visibility import wait_for_files
 from implicit_llm.testing import faults
 from implicit_llm.tracking import mlflow_writer
+from implicit_llm.tracking.invocation import Invocation
 from implicit_llm.tracking.journal import Journal
 
 log = logging.getLogger(__name__)
@@ -138,8 +139,9 @@ def _run_and_publish(request: StageRequest, run: RunDirectory, inputs: dict[str,
     with ExitStack() as stack:
         journal = Journal(run.journal)
         stack.callback(journal.close)
-        journal.event("stage_started", host=socket.gethostname(), pid=os.getpid())
-        tracker = mlflow_writer.open_run(_tracked(request, run))
+        tracked = _tracked(request, run)
+        journal.event("stage_started", host=socket.gethostname(), pid=os.getpid(), **_about(run.identity, tracked))
+        tracker = mlflow_writer.open_run(tracked)
         try:
             result = body(_context(request, run, inputs, journal, is_main=True))
             journal.event("stage_finished", summary=finite(result.summary))
@@ -161,7 +163,8 @@ def _stop(error: BaseException, journal: Journal, tracker: mlflow_writer.MlflowW
     is_stopped = is_preempted or isinstance(error, SystemExit | KeyboardInterrupt)
     with suppress(OSError):
         event = "stage_preempted" if is_preempted else "stage_stopped" if is_stopped else "stage_failed"
-        journal.event(event, error=f"{type(error).__name__}: {error}"[:500])
+        about = {} if is_stopped else {"failure_class": failure_class_of(error)}
+        journal.event(event, error=f"{type(error).__name__}: {error}"[:500], **about)
     tracker.finish("SCHEDULED" if is_preempted else "KILLED" if is_stopped else "FAILED")
     raise error
 
@@ -187,12 +190,25 @@ def _context(
 
 def _tracked(request: StageRequest, run: RunDirectory) -> mlflow_writer.TrackedRun:
     identity = run.identity
-    works = {role: work_directory(path, identity.upstream.get(role, "")) for role, path in request.inputs.items()}
-    upstream = {role: mlflow_writer.run_id_of(work) for role, work in works.items()}
+    inputs = {
+        role: mlflow_writer.TrackedInput(path.absolute(), identity.upstream.get(role, ""))
+        for role, path in request.inputs.items()
+    }
     commit = (provenance.git_state() or {}).get("commit")
     return mlflow_writer.TrackedRun(
-        run.path, run.work, identity.stage, identity.name, identity.fingerprint, identity.config, upstream, commit
+        run.path, run.work, identity.stage, identity.name, identity.fingerprint, identity.config, inputs, commit
     )
+
+
+def _about(identity: Identity, tracked: mlflow_writer.TrackedRun) -> dict[str, Any]:
+    """What the journal tells of the run, so that MLflow can be told even of one that has no manifest yet."""
+    invocation = Invocation.current()
+    about = {key: getattr(identity, key) for key in ("stage", "name", "fingerprint", "config", "upstream")}
+    return {
+        "identity": about,
+        "commit": tracked.commit,
+        "invocation": None if invocation is None else invocation.to_values(),
+    }
 
 
 def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:

@@ -122,6 +122,31 @@ class Journal:
                 self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
 
 
+class JournalTail:
+    """Reads a journal from its first line, each whole line once; `lines`: how many were read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = 0
+        self._bytes_read = 0
+
+    def new_records(self) -> list[dict[str, Any]]:
+        """Records of the lines that were written since the last call; none when there is no file.
+
+        Raises: JournalError for a damaged line.
+        """
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._bytes_read)
+                raw = b"".join(file.read().rpartition(b"\n")[0:2])
+        except FileNotFoundError:
+            return []
+        records = list(parse_lines(raw.split(b"\n")[:-1], self.path, self.lines + 1))
+        self._bytes_read += len(raw)
+        self.lines += len(records)
+        return records
+
+
 def read(path: Path) -> list[Point]:
     """Points that count, in order of writing: later points than a rewind are dropped, a torn last line is ignored."""
     points: list[Point] = []

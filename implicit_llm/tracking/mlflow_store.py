@@ -8,6 +8,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 
 from implicit_llm.runs.atomic import fsync_file, remove_temporary, storage_errors, temporary_name
@@ -15,11 +16,32 @@ from implicit_llm.runs.errors import UserError
 from implicit_llm.testing import faults
 
 SQLITE = "sqlite:///"
-_NOISY = ("mlflow", "alembic", "sqlalchemy")
+# Of MLflow, where they are not set. Its report of use goes to the internet, which a cluster's jobs should leave alone.
+# Without a pool each call opens the store anew, and so finds one that was made in place of a damaged one. What a call
+# to a server could not do is tried again here, every few seconds, and does not have to wait long in MLflow.
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+_NOISY = ("mlflow", "alembic", "sqlalchemy", "urllib3")
+
+log = logging.getLogger(__name__)
 
 
 class TrackingError(UserError):
     """The MLflow store cannot be made or used."""
+
+
+class DamagedStore(TrackingError):
+    """The file of the store is none."""
+
+
+def prepare_environment() -> None:
+    """Set what MLflow reads from the environment; call it before MLflow is imported."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
 def default_uri(results: Path) -> str:
@@ -41,19 +63,45 @@ def sqlite_path(uri: str) -> Path | None:
 def initialise(uri: str) -> None:
     """Make the SQLite store if there is none yet; other stores are left to their server. Many processes may call it.
 
-    Raises: TrackingError for a file that is no MLflow store, StorageError when it cannot be written.
+    Raises: DamagedStore for a file that is no MLflow store, StorageError when it cannot be written.
+    """
+    path = sqlite_path(uri)
+    if path is not None:
+        with _locked(path):
+            if not _is_store(path):
+                _create(path)
+
+
+def repair(uri: str) -> Path | None:
+    """Make the SQLite store if there is none, or if the file is damaged: that one is moved aside, to *.bad-<n>.
+
+    Returns: its new name, None if nothing was damaged. Every page of the file is looked at. Raises: StorageError.
     """
     path = sqlite_path(uri)
     if path is None:
-        return
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        faults.point("mlflow_store.before_lock")
-        # Processes that create the tables of one store at the same time crash each other: one does, the others wait.
-        with open(path.with_name(f".{path.name}.lock"), "a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_store(path):
-                _create(path)
+        return None
+    with _locked(path):
+        aside = None
+        try:
+            is_store = _is_store(path)
+            if is_store:
+                _check_pages(path)
+        except DamagedStore as error:
+            is_store, aside = False, _set_aside(path)
+            log.warning("%s; moved to %s", str(error).partition(";")[0], aside.name)
+        if not is_store:
+            _create(path)
+        return aside
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep other processes out, by a lock on the file `path`."""
+    faults.point("tracker.before_lock")
+    # Not flock: a data worker, forked in between, would hold that on.
+    with open(path, "a", encoding="utf-8") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager
@@ -70,24 +118,65 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    # Processes that create the tables of one store at the same time crash each other: one does, the others wait.
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        faults.point("mlflow_store.before_lock")
+        with open(path.with_name(f".{path.name}.lock"), "a", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
 def _is_store(path: Path) -> bool:
+    """Raises: DamagedStore for another file, TrackingError for one that cannot be opened now."""
     if not path.exists() or path.stat().st_size == 0:
         return False
-    advice = f"type `mv {path} {path}.bad` and `implicit-llm mlflow init`"
+    with _reading(path) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not {"alembic_version", "experiments", "runs", "metrics"} <= tables:
+        raise DamagedStore(f"{path}: expected an MLflow store, found another database; {_advice(path)}")
+    return True
+
+
+def _check_pages(path: Path) -> None:
+    """Raises: DamagedStore."""
+    with _reading(path) as connection:
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise DamagedStore(f"{path}: the SQLite database is damaged ({found}); {_advice(path)}")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60)) as connection:
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        # Not read-only: what a killed process has left of a transaction is rolled back by the next one that may write.
+        with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=60)) as connection:
+            yield connection
     except sqlite3.OperationalError as error:
         raise TrackingError(f"{path}: cannot open the MLflow store ({error}); try again when it is free") from error
     except sqlite3.DatabaseError as error:
-        raise TrackingError(f"{path}: expected an SQLite database, found none ({error}); {advice}") from error
-    if not {"alembic_version", "experiments", "runs", "metrics"} <= tables:
-        raise TrackingError(f"{path}: expected an MLflow store, found another database; {advice}")
-    return True
+        raise DamagedStore(f"{path}: expected an SQLite database, found none ({error}); {_advice(path)}") from error
+
+
+def _advice(path: Path) -> str:
+    return f"type `implicit-llm mlflow rebuild --results {path.parent}`"
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename the store, and what SQLite may have left beside it, to the first free name; nothing is replaced."""
+    number = next(n for n in count(1) if not path.with_name(f"{path.name}.bad-{n}").exists())
+    for suffix in ("-journal", "-wal", "-shm", ""):
+        source = path.with_name(path.name + suffix)
+        if source.exists():
+            os.rename(source, path.with_name(f"{path.name}.bad-{number}{suffix}"))
+    return path.with_name(f"{path.name}.bad-{number}")
 
 
 def _create(path: Path) -> None:
     """Make the tables in a temporary file and rename it: a store that exists is complete."""
+    prepare_environment()
     try:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
     except ImportError as error:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from implicit_llm.tracking.mlflow_bridge import Bridge, BridgeState, TrackedRun, is_complete
-from implicit_llm.tracking.mlflow_store import TrackingError, initialise
+from implicit_llm.tracking.kept_runs import KeptRuns
+from implicit_llm.tracking.machine import MachineMonitor
+from implicit_llm.tracking.mlflow_bridge import Bridge, is_complete
+from implicit_llm.tracking.mlflow_store import TrackingError, initialise, prepare_environment
+from implicit_llm.tracking.tracked_run import TrackedInput, TrackedRun
 
-__all__ = ["MlflowWriter", "TrackedRun", "TrackingError", "catch_up", "initialise", "open_run", "run_id_of"]
+__all__ = ["MlflowWriter", "TrackedInput", "TrackedRun", "TrackingError", "catch_up", "initialise", "open_run"]
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +37,9 @@ class _Request:
 class MlflowWriter:
     """The thread of one stage; made by `open_run`."""
 
-    def __init__(self, bridge: Bridge | None) -> None:
+    def __init__(self, bridge: Bridge | None, machine: MachineMonitor | None = None) -> None:
         self._bridge = bridge
+        self._machine = machine
         self._requests: queue.Queue[_Request] = queue.Queue()
         self._has_warned = False
         self._is_late = False
@@ -52,7 +57,9 @@ class MlflowWriter:
         self._ask(None, wait_s)
 
     def finish(self, status: str) -> None:
-        """Bring the rest, set the run's status (FINISHED, FAILED, KILLED, SCHEDULED) and end the thread."""
+        """Bring the rest, set the run's status (FINISHED, FAILED, KILLED, SCHEDULED) and end the threads."""
+        if self._machine is not None:
+            self._machine.stop()
         self._ask(status, WAIT_S if status in ("FINISHED", "FAILED") else STOP_WAIT_S)
 
     def _ask(self, status: str | None, wait_s: float) -> None:
@@ -68,9 +75,13 @@ class MlflowWriter:
     def _serve(self) -> None:
         assert self._bridge is not None
         request: _Request | None = None
+        has_looked_back = False
         while True:
             try:
                 self._bridge.bring(request.status if request else None)
+                if request is None and not has_looked_back:
+                    self._bring_late_inputs(self._bridge.run)
+                    has_looked_back = True
             except Exception as error:  # whatever it is: the tracker stops no run
                 self._warn(self._bridge, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
             if request is not None:
@@ -82,6 +93,13 @@ class MlflowWriter:
             except queue.Empty:
                 request = None
 
+    def _bring_late_inputs(self, run: TrackedRun) -> None:
+        """The store is there: bring what finished runs that this one reads could not bring when it was not."""
+        for late in late_inputs(run):
+            if not self._requests.empty():  # this run comes first
+                return
+            Bridge(late).bring("FINISHED")
+
     def _warn(self, bridge: Bridge, reason: str) -> None:
         if not self._has_warned:
             self._has_warned = True
@@ -90,22 +108,36 @@ class MlflowWriter:
 
 def open_run(run: TrackedRun) -> MlflowWriter:
     """Start bringing the journal of `run` to its MLflow run, the same as before if it was begun before."""
+    prepare_environment()
     try:
         # Here and not in the thread: a stage that imports torch at the same time must not meet a half-made module.
         import mlflow  # noqa: F401
     except ImportError:
         log.info("mlflow is not installed; metrics stay in %s", run.journal)
         return MlflowWriter(None)
-    return MlflowWriter(Bridge(run))
+    machine = MachineMonitor(run.machine_journal)
+    machine.start()
+    return MlflowWriter(Bridge(run), machine)
 
 
 def catch_up(run: TrackedRun) -> None:
     """Bring what an earlier process of a finished run could not bring."""
-    if run.journal.exists() and not is_complete(run):
-        open_run(run).finish("FINISHED")
+    if is_complete(run.work):
+        return
+    prepare_environment()
+    with suppress(ImportError):
+        import mlflow  # noqa: F401
+
+        MlflowWriter(Bridge(run)).finish("FINISHED")
 
 
-def run_id_of(work: Path) -> str | None:
-    """The MLflow run of the work directory `work`, None when it never had one."""
-    state = BridgeState.read(work)
-    return state.run_id if state else None
+def late_inputs(run: TrackedRun) -> Iterator[TrackedRun]:
+    """The finished runs that this one reads, those that these read included, with journals not wholly brought."""
+    kept = KeptRuns(run.config_dir)
+    for given in run.inputs.values():
+        if is_complete(given.work) or given.manifest is None:
+            continue
+        late = kept.run_in(given.work)
+        if late is not None:
+            yield from late_inputs(late)
+            yield late

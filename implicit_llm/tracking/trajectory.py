@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from implicit_llm.tracking.journal import Point, point_of
+from implicit_llm.tracking.metric_keys import SUMMARY
 
 # Units of what is measured on the machine and so differs between equal trajectories (`tokens_per_s`, `memory_mib`).
 MEASURED_SUFFIXES = ("_s", "_mib", "_utilisation")
-SUMMARY = "summary."
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Trajectory:
         self._branch = 0
         self._is_rewound = False
         self._is_branching = False
+        self.summary: BranchPoint | None = None  # of the last end of the stage, as it was taken
 
     def take(self, record: Mapping[str, Any]) -> BranchPoint | None:
         """The new metrics of a record, None when it has none."""
@@ -49,19 +50,20 @@ class Trajectory:
             self._branch += 1
         values = point.values if self._is_branching else {k: v for k, v in point.values.items() if k not in known}
         known.update(values)
-        return BranchPoint(self._branch, Point(point.step, point.time, values)) if values else None
+        if not values:
+            return None
+        taken = BranchPoint(self._branch, Point(point.step, point.time, values))
+        if record["kind"] == "event":
+            self.summary = taken
+        return taken
 
 
 def _point(record: Mapping[str, Any]) -> Point | None:
     if record["kind"] == "metrics":
         return point_of(record)
     if record.get("name") == "stage_finished":
-        numbers = {
-            SUMMARY + key: float(value)
-            for key, value in (record.get("summary") or {}).items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
-        return Point(0, record["time"], numbers)
+        numbers = _summary_numbers(record.get("summary") or {})
+        return Point(0, record["time"], {f"{SUMMARY}/{key}": value for key, value in numbers.items()})
     return None
 
 
@@ -71,3 +73,17 @@ def _differs(known: Mapping[str, float], values: Mapping[str, float]) -> bool:
         for key, value in values.items()
         if not key.endswith(MEASURED_SUFFIXES)
     )
+
+
+def _summary_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The summary's own numbers, those of its `metrics`, and the best ones by data set."""
+    found = {key: value for key, value in summary.items() if _is_number(value)}
+    for key, values in summary.items():
+        if isinstance(values, Mapping) and (key == "metrics" or key.startswith("best_")):
+            prefix = "" if key == "metrics" else f"{key}."
+            found |= {f"{prefix}{name}": value for name, value in values.items() if _is_number(value)}
+    return {key: float(value) for key, value in found.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,7 +1,7 @@
 """Runs a tiny stage for test_fault_points.py.
 
-An order is {"run_dir": ..., "identity": ..., "env": {...}}. The argument is an order that is done in the server itself,
-with "store", a file in which it finds an initialised MLflow store.
+An order is {"run_dir": ..., "identity": ..., "data": ..., "env": {...}}. The argument is an order that is done in the
+server itself, with "store", a file in which it finds an initialised MLflow store.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def body(context: StageContext) -> StageResult:
         tmp = context.work / ".model.new.tmp"
         tmp.mkdir()
         (tmp / "weights").write_text("weights")
+        (tmp / "config.json").write_text("{}")
         commit_directory(tmp, context.work / "model")
     elsewhere = context.run_dir.parent / "elsewhere"
     elsewhere.mkdir(exist_ok=True)
@@ -75,13 +76,14 @@ def use_copies_of(store: Path) -> None:
 
 
 def run(order: dict[str, Any]) -> None:
-    run_stage(StageRequest(Path(order["run_dir"]), order["identity"]), body)
+    run_stage(StageRequest(Path(order["run_dir"]), order["identity"], {"data": Path(order["data"])}), body)
 
 
 rename = os.rename
 os.rename = rename_within_one_file_system  # type: ignore[assignment]
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # its threads would not live on in the forks
+os.environ["MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"] = "false"  # each attempt has points of its own
 first = json.loads(sys.argv[1])
 while not Path(first["store"]).exists():  # it is made while this process imports MLflow
     time.sleep(0.01)

@@ -33,6 +33,7 @@ WITHOUT = {
     "training/preemption.py:__exit__": "takes the handler away again",
     "training/watchdog.py:_stop": "what a person may read; the process ends either way",
     "runs/stage.py:_sigterm_as_exit": "sets the handler, which has the point",
+    "tracking/mlflow_store.py:_set_aside": "of a command, not a job; the file has the one or the other name",
 }
 
 

@@ -17,6 +17,7 @@ from implicit_llm.runs.identity import compute_fingerprint
 from implicit_llm.runs.manifest import Manifest
 from implicit_llm.testing import faults
 from implicit_llm.tracking import journal
+from implicit_llm.tracking.invocation import VARIABLE
 from implicit_llm.tracking.mlflow_writer import initialise
 from tests.fault.forks import Server
 
@@ -25,7 +26,10 @@ POINTS = tuple(sorted({*faults.registered(PACKAGE / "runs"), *faults.registered(
 # Every point with a kill and with one of the other kinds; all of them together are among the slow tests.
 SAMPLE = [(point, kind) for n, point in enumerate(POINTS) for kind in ("kill9", ("sigterm", "raise", "enospc")[n % 3])]
 IN_TRACKER = ("tracker.", "mlflow_store.")
-PARTS = {"stage": "train", "config": {"seed": 0}, "code": "c0de", "upstream": {}}
+DATA_PARTS = {"stage": "data", "config": {}, "code": "c0de", "upstream": {}}
+DATA = compute_fingerprint(**DATA_PARTS)  # type: ignore[arg-type]
+PARTS = {"stage": "train", "config": {"seed": 0}, "code": "c0de", "upstream": {"data": DATA}}
+INVOCATION = json.dumps({"id": "0" * 16, "started": "2026-01-01T00:00:00+00:00", "command": "snakemake"})
 IDENTITY = json.dumps({**PARTS, "name": "x", "fingerprint": compute_fingerprint(**PARTS)})  # type: ignore[arg-type]
 
 
@@ -40,11 +44,17 @@ class Stage:
 
     def run(self, run_dir: Path, **env: str) -> int:
         """Exit code of the stage, or minus the signal that ended it."""
-        return self.server.run(order(run_dir), **env)
+        return self.server.run(order(run_dir), **{VARIABLE: INVOCATION, **env})
 
 
 def order(run_dir: Path) -> dict[str, str]:
-    return {"run_dir": str(run_dir), "identity": IDENTITY}
+    """With the data set that the stage reads, which is made if need be."""
+    data = run_dir.parents[1] / "data" / "d"
+    parts = {key: DATA_PARTS[key] for key in ("config", "code", "upstream")}
+    for path in (data, data / "work" / DATA[:16]):
+        path.mkdir(parents=True, exist_ok=True)
+        Manifest("data", "d", DATA, parts, (), {}).write(path / "manifest.json")
+    return {"run_dir": str(run_dir), "identity": IDENTITY, "data": str(data)}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +102,7 @@ class Undisturbed:
 
 
 def prepare(stage: Stage, way: Way, run_dir: Path) -> None:
-    run_dir.parents[2].mkdir(parents=True)
+    run_dir.parents[2].mkdir(parents=True, exist_ok=True)
     if way.has_store:
         shutil.copyfile(stage.store, run_dir.parents[2] / "mlflow.db")
     if way.damage is not None:
@@ -108,7 +118,7 @@ def undisturbed(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Undis
 def tracked(run_dir: Path) -> list[tuple]:
     """Runs, states and points in the MLflow store, but for measured values and ids."""
     query = (
-        "SELECT runs.name, runs.status, key, step, CASE key WHEN 'tokens_per_s' THEN 0 ELSE value END "
+        "SELECT runs.name, runs.status, key, step, CASE key WHEN 'cost/tokens_per_s' THEN 0 ELSE value END "
         "FROM runs LEFT JOIN metrics USING (run_uuid) ORDER BY key, step"
     )
     with closing(sqlite3.connect(run_dir.parents[2] / "mlflow.db")) as connection:
@@ -121,7 +131,7 @@ def check_final_names(run_dir: Path, is_damaged: bool = False) -> None:
     for work in run_dir.glob("work/*/"):
         for name, content in contents.items():
             assert not (work / name).exists() or (work / name).read_text() == content
-        assert not (work / "model").exists() or [path.name for path in (work / "model").iterdir()] == ["weights"]
+        assert not (work / "model").exists() or is_whole(work / "model")
         assert not (work / "checkpoint").exists() or (work / "checkpoint").read_text() in "12345"
         journal.read(work / "journal.jsonl")
         check_manifest(work / "manifest.json", run_dir, is_damaged)
@@ -130,6 +140,10 @@ def check_final_names(run_dir: Path, is_damaged: bool = False) -> None:
         assert (run_dir / "index.html").read_text() == "page", "published before what it vouches for"
     for path in [*run_dir.rglob("mlflow.json"), *run_dir.rglob("provenance.json")]:
         json.loads(path.read_bytes())
+
+
+def is_whole(model: Path) -> bool:
+    return {path.name for path in model.iterdir()} == {"config.json", "weights"}
 
 
 def check_manifest(path: Path, run_dir: Path, is_damaged: bool) -> None:
@@ -166,11 +180,12 @@ def test_the_tiny_stage_passes_every_fault_point(undisturbed: Undisturbed) -> No
 
 
 def test_the_tracker_has_every_point_once(undisturbed: Undisturbed) -> None:
-    assert {row[:2] for row in undisturbed.tracked} == {("train/x", "FINISHED")}
-    keys = [(key, step) for _, _, key, step, _ in undisturbed.tracked]
+    above = "snakemake 2026-01-01 00:00"
+    assert {row[:2] for row in undisturbed.tracked} == {("train/x", "FINISHED"), (above, "FINISHED")}
+    keys = [(key, step) for name, _, key, step, _ in undisturbed.tracked if name != above]
     assert keys == sorted(
-        [(key, step) for key in ("loss", "tokens_per_s") for step in (1, 2, 3, 4)]
-        + [("summary.loss", 0), ("summary.steps", 0)]
+        [(key, step) for key in ("loss", "cost/tokens_per_s") for step in (1, 2, 3, 4)]
+        + [("summary/loss", 0), ("summary/steps", 0)]
     )
 
 

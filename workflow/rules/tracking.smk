@@ -1,3 +1,9 @@
+from implicit_llm_workflow.invocation import announce
+
+if workflow.is_main_process:
+    announce()
+
+
 localrules:
     mlflow_init,
 

@@ -8,17 +8,23 @@ from typing import Any
 
 import pytest
 
+from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm.testing import faults
+from implicit_llm.tracking.invocation import VARIABLE
 from implicit_llm.tracking.journal import Journal
-from implicit_llm.tracking.mlflow_bridge import Bridge, TrackedRun
+from implicit_llm.tracking.kept_runs import KeptRuns
+from implicit_llm.tracking.mlflow_bridge import Bridge
 from implicit_llm.tracking.mlflow_client import flatten
+from implicit_llm.tracking.tracked_run import TrackedRun
+from tests.unit.tracking.small_stages import make_data, make_model, train
+from tests.unit.tracking.stored import Stored
 
 
 @pytest.fixture
 def run(results: Path) -> TrackedRun:
     run_dir = results / "demo" / "train" / "a5-s0" / "free"
     config = {"model": {"hidden_size": 64}, "betas": [0.9, 0.95], "long": "x" * 600}
-    run = TrackedRun(run_dir, run_dir / "work" / "f00d", "train", "a5-s0/free", "f00d" * 16, config, {"data": "d" * 32})
+    run = TrackedRun(run_dir, run_dir / "work" / "f00d", "train", "a5-s0/free", "f00d" * 16, config)
     run.work.mkdir(parents=True)
     return run
 
@@ -61,9 +67,11 @@ def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, journa
         "name": "a5-s0/free",
         "fingerprint": run.fingerprint,
         "run_dir": "train/a5-s0/free",
-        "upstream.data": "d" * 32,
+        "config": "demo",
+        "run": "a5",
+        "phase": "free",
     }.items()  # fmt: skip
-    assert found.data.metrics["summary.accuracy"] == 0.75
+    assert found.data.metrics["summary/accuracy"] == 0.75
     assert history(run) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     state = json.loads((run.work / "mlflow.json").read_text())
     assert (state["run_id"], state["lines_written"]) == (found.info.run_id, 4)
@@ -111,7 +119,7 @@ def test_a_restart_goes_on_in_the_same_run_and_repeats_no_point(run: TrackedRun,
     Bridge(run).bring("FINISHED")
     assert len(runs(run)) == 1
     assert history(run) == [(step, 1 / step) for step in range(1, 7)]
-    assert history(run, "tokens_per_s") == [(step, 1.0) for step in range(1, 5)] + [(5, 2.0), (6, 2.0)]
+    assert history(run, "cost/tokens_per_s") == [(step, 1.0) for step in range(1, 5)] + [(5, 2.0), (6, 2.0)]
 
 
 def test_a_resume_that_goes_another_way_becomes_a_child_run(run: TrackedRun, journal: Journal) -> None:
@@ -129,11 +137,16 @@ def test_a_resume_that_goes_another_way_becomes_a_child_run(run: TrackedRun, jou
 
 @pytest.mark.parametrize("point", [point for point in faults.registered() if point.startswith("tracker.")])
 def test_bringing_that_fails_anywhere_is_made_good_by_the_next(
-    run: TrackedRun, journal: Journal, monkeypatch: pytest.MonkeyPatch, point: str
+    results: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    write(journal, 1, 3)
-    journal.rewind(1)
-    write(journal, 2, 3, scale=2.0)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{results / 'none' / 'mlflow.db'}")
+    (results / "none").touch()  # the stages run without a store
+    monkeypatch.setenv(
+        VARIABLE, '{"id": "0123456789abcdef", "started": "2026-11-22T01:00:00+00:00", "command": "snakemake"}'
+    )
+    make_model(results, {"data": make_data(results)}, goes_another_way)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    *_, run = KeptRuns(results).in_order()
     faults.reset()
     monkeypatch.setenv("FAULT", f"{point}:raise")
     with pytest.raises(faults.FaultInjected):
@@ -141,9 +154,26 @@ def test_bringing_that_fails_anywhere_is_made_good_by_the_next(
     monkeypatch.delenv("FAULT")
     for _ in range(2):
         Bridge(run).bring("FINISHED")
-    assert len(runs(run)) == 2
-    assert history(run, number=0) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
-    assert history(run, number=1) == [(2, 1.0), (3, 2 / 3)]
+    stored = Stored(results)
+    name = "train/s3-implicit-s3/free"
+    assert set(stored.runs) == {name, f"{name} branch 1", "snakemake 2026-11-22 01:00"}
+    assert stored.history(name, "loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert stored.history(f"{name} branch 1", "loss") == [(2, 1.0), (3, 2 / 3)]
+    content = stored.content()[name]
+    assert (content["parent"], len(content["inputs"]), content["num_made_models"]) == (
+        "snakemake 2026-11-22 01:00",
+        1,
+        1,
+    )
+    assert len(stored.models()) == 1
+    assert {run.info.status for run in stored.runs.values()} == {"FINISHED"}
+
+
+def goes_another_way(context: StageContext) -> StageResult:
+    result = train(context)
+    context.journal.rewind(1)
+    write(context.journal, 2, 3, scale=2.0)
+    return result
 
 
 def test_a_lost_offset_repeats_no_point(run: TrackedRun, journal: Journal) -> None:
@@ -207,3 +237,16 @@ def test_a_config_becomes_dotted_keys_that_mlflow_takes() -> None:
         "d_e": "true",
         "f": "text",
     }
+
+
+def test_params_and_tags_stay_below_the_limits_of_mlflow(run: TrackedRun) -> None:
+    Journal(run.journal).metrics(1, {f"accuracy@{'x' * 400}=1": 1.0})
+    config = {f"{'key' * 100}{number}": "x" * 10_000 for number in range(3)} | {str(n): n for n in range(300)}
+    many = replace(run, config={"a": {"b": config}}, commit="c" * 10_000)
+    Bridge(many).bring("FINISHED")
+    data = runs(many)[0].data
+    assert len(data.params) == 301, "300 short keys, and the long ones, whose first 250 characters are the same"
+    assert max(len(key) for key in data.params) == 250
+    assert max(len(value) for value in data.params.values()) == 500
+    assert len(data.tags["mlflow.source.git.commit"]) == 5000
+    assert len(data.metrics) == 1

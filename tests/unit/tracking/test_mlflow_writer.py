@@ -12,7 +12,10 @@ import pytest
 
 from implicit_llm.tracking import mlflow_writer
 from implicit_llm.tracking.journal import Journal
-from implicit_llm.tracking.mlflow_writer import TrackedRun, TrackingError, catch_up, initialise, open_run, run_id_of
+from implicit_llm.tracking.mlflow_bridge import Bridge, BridgeState
+from implicit_llm.tracking.mlflow_writer import TrackedRun, TrackingError, catch_up, initialise, open_run
+
+LOSS = "SELECT step, value FROM metrics WHERE key = 'data/loss' ORDER BY step"
 
 
 @pytest.fixture
@@ -31,10 +34,12 @@ def rows(results: Path, query: str) -> list[tuple]:
 def test_a_writer_brings_the_journal_and_ends_with_the_status(run: TrackedRun, results: Path) -> None:
     writer = open_run(run)
     writer.sync()
-    assert writer.run_id == run_id_of(run.work) is not None
+    state = BridgeState.read(run.work)
+    assert state is not None
+    assert writer.run_id == state.run_id is not None
     Journal(run.journal).metrics(2, {"loss": 0.5})
     writer.finish("FINISHED")
-    assert rows(results, "SELECT step, value FROM metrics ORDER BY step") == [(1, 1.0), (2, 0.5)]
+    assert rows(results, LOSS) == [(1, 1.0), (2, 0.5)]
     assert rows(results, "SELECT status FROM runs") == [("FINISHED",)]
 
 
@@ -63,7 +68,7 @@ def test_a_store_that_fails_is_one_warning_and_a_later_writer_makes_it_good(
     assert warning.endswith(f"the run goes on, its metrics wait in {run.journal}")
     (results / "mlflow.db").write_bytes(good)
     catch_up(run)
-    assert rows(results, "SELECT step, value FROM metrics") == [(1, 1.0)]
+    assert rows(results, LOSS) == [(1, 1.0)]
     assert rows(results, "SELECT status FROM runs") == [("FINISHED",)]
 
 
@@ -82,7 +87,7 @@ def test_a_store_that_does_not_answer_is_waited_for_once(
     deadline = time.monotonic() + 60
     while rows(results, "SELECT status FROM runs") != [("FINISHED",)] and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert rows(results, "SELECT step, value FROM metrics") == [(1, 1.0)]
+    assert rows(results, LOSS) == [(1, 1.0)]
 
 
 def test_without_mlflow_there_is_no_run_and_no_error(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,23 +114,35 @@ def test_initialising_again_changes_nothing(results: Path) -> None:
     assert (results / "mlflow.db").read_bytes() == before
 
 
-def test_processes_that_start_together_make_one_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_processes", [4, pytest.param(32, marks=pytest.mark.slow)])
+def test_processes_that_start_together_make_one_store_and_each_its_run(tmp_path: Path, num_processes: int) -> None:
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  (once, for all forks)
 
+    results = tmp_path / "results"
+    results.mkdir()
     start = multiprocessing.get_context("fork")
-    together = start.Barrier(4)
+    together = start.Barrier(num_processes)
 
-    def make() -> None:
+    def work(number: int) -> None:
+        run_dir = results / "demo" / "data" / f"d{number}"
+        run = TrackedRun(run_dir, run_dir / "work" / "f00d", "data", f"d{number}", "f00d" * 16, {})
+        journal = Journal(run.journal)
+        journal.event("stage_started", invocation={"id": "1" * 16, "started": "2026-11-22T01:00:00", "command": "x"})
+        journal.metrics(1, {"loss": 1.0})
         together.wait(60)
-        initialise(f"sqlite:///{tmp_path / 'mlflow.db'}")
+        Bridge(run).bring("FINISHED")
 
-    processes = [start.Process(target=make) for _ in range(4)]
+    processes = [start.Process(target=work, args=(number,)) for number in range(num_processes)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0, 0, 0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".mlflow.db.lock", "mlflow.db"]
+        process.join(600)
+    assert [process.exitcode for process in processes] == [0] * num_processes
+    assert [path.name for path in results.glob("mlflow.db*")] == ["mlflow.db"]
+    assert rows(results, "SELECT name, count(*) FROM experiments GROUP BY name") == [("Default", 1), ("demo", 1)]
+    names = sorted([f"data/d{number}" for number in range(num_processes)] + ["snakemake 2026-11-22 01:00"])
+    assert rows(results, "SELECT name, status FROM runs ORDER BY name") == [(name, "FINISHED") for name in names]
+    assert rows(results, "SELECT count(*) FROM metrics") == [(num_processes,)]
 
 
 def test_a_new_store_is_made_whole_with_nothing_beside_it(empty_store: Path) -> None:
@@ -145,7 +162,7 @@ def test_a_file_that_is_no_store_is_refused_and_kept(tmp_path: Path, content: by
     else:
         path.write_bytes(content)
     before = path.read_bytes()
-    with pytest.raises(TrackingError, match=rf"{found}.*type `mv {path} {path}\.bad` and `implicit-llm mlflow init`"):
+    with pytest.raises(TrackingError, match=rf"{found}.*type `implicit-llm mlflow rebuild --results {tmp_path}`"):
         initialise(f"sqlite:///{path}")
     assert path.read_bytes() == before
 

@@ -67,4 +67,15 @@ def test_the_summary_counts_once() -> None:
         "time": "t",
         "summary": {"loss": 0.5, "name": "x", "is": True},
     }
-    assert taken(finished, finished) == [(0, 0, {"summary.loss": 0.5})]
+    assert taken(finished, finished) == [(0, 0, {"summary/loss": 0.5})]
+
+
+def test_of_a_nested_summary_metrics_and_best_numbers_count() -> None:
+    summary = {
+        "metrics": {"loss": 0.5, "by_task": {"a": 1.0}},
+        "best_accuracy": {"test": 0.9, "valid": None},
+        "accuracy": {"test": {"blockwise": 0.9}},
+        "data": {"length": 16},
+    }
+    finished = {"kind": "event", "name": "stage_finished", "time": "t", "summary": summary}
+    assert taken(finished) == [(0, 0, {"summary/loss": 0.5, "summary/best_accuracy.test": 0.9})]

@@ -16,7 +16,7 @@ from implicit_llm_workflow.plan import Plan
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.test_plan import finish
 
-JOBS = ["data", "train", "checkpoint", "report", "mlflow", "mlflow init"]
+JOBS = ["data", "train", "checkpoint", "report", "mlflow", "mlflow init", "mlflow rebuild"]
 EVALUATIONS = ["word-problem", "catbabi", "perplexity", "lm-eval", "duality", "jacobian"]
 COMMANDS = [
     *JOBS,

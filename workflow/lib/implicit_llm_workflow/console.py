@@ -17,6 +17,7 @@ from implicit_llm_workflow import (
     init_command,
     lineage_command,
     lm_eval_command,
+    mlflow_command,
     plan_commands,
     prefetch_command,
     preflight_command,
@@ -40,7 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(evaluate_commands.evaluate, name="evaluate", rich_help_panel="Jobs")
-app.add_typer(stage_commands.mlflow, name="mlflow")
+app.add_typer(mlflow_command.mlflow, name="mlflow")
 _experiments = (
     init_command.init,
     *plan_commands.COMMANDS,

@@ -151,30 +151,3 @@ def train(
 
 
 COMMANDS = (data, train, checkpoint)
-
-mlflow = typer.Typer(
-    help="The store in which MLflow keeps what the runs report.", no_args_is_help=True, rich_markup_mode="markdown"
-)
-
-
-@mlflow.callback()
-def mlflow_options() -> None:
-    """Keeps `init` a sub-command although it is the only one."""
-
-
-@mlflow.command("init")
-def mlflow_init(
-    results: Annotated[
-        Path, typer.Option(help="Folder of the SQLite store, unless MLFLOW_TRACKING_URI is set.", metavar="DIR")
-    ] = Path("results"),
-) -> None:
-    """Make the store, once, before the jobs that write to it. Harmless when it is there already.
-
-    **Example**
-
-        implicit-llm mlflow init
-        mlflow ui --backend-store-uri sqlite:///results/mlflow.db
-    """
-    from implicit_llm.tracking.mlflow_store import default_uri, initialise
-
-    initialise(default_uri(results))

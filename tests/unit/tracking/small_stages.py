@@ -1,0 +1,91 @@
+"""Tiny stages, run as all stages are: a data set, a model that is trained on it, an evaluation of both."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from implicit_llm.runs.identity import compute_fingerprint
+from implicit_llm.runs.manifest import Manifest
+from implicit_llm.runs.stage import Body, StageContext, StageRequest, StageResult, run_stage
+
+WEIGHTS = b"\x02\x00\x00\x00\x00\x00\x00\x00{}"  # a safetensors file without tensors
+MODEL = {"model_type": "implicit_mamba2", "is_implicit": True, "num_hidden_layers": 1, "hidden_size": 32}
+TRAIN_CONFIG = {"task": "word_problem", "model": MODEL, "phase": {"name": "free", "tol": 0.05}, "seed": 3}
+
+
+def make_data(results: Path, body: Body | None = None) -> Path:
+    """Run directory of the data set s3-train."""
+    return make(results / "demo" / "data" / "s3-train", {"kind": "word_problem", "length": 8}, body=body or data)
+
+
+def make_model(results: Path, inputs: dict[str, Path], body: Body | None = None, run: str = "s3-implicit-s3") -> Path:
+    """Run directory of the phase `free`."""
+    return make(results / "demo" / "train" / run / "free", TRAIN_CONFIG, inputs, body or train)
+
+
+def make_evaluation(results: Path, inputs: dict[str, Path]) -> Path:
+    """Run directory of an evaluation of `model` on `s3-test`."""
+    run_dir = results / "demo" / "evaluate" / "s3-implicit-s3" / "free" / "word-problem"
+    return make(run_dir, {"kind": "word_problem", "modes": [{"name": "blockwise"}]}, inputs, evaluate)
+
+
+def make_chain(results: Path) -> tuple[Path, Path, Path]:
+    """All three."""
+    made = make_data(results)
+    model = make_model(results, {"data": made})
+    return made, model, make_evaluation(results, {"model": model, "s3-test": made})
+
+
+def make(
+    run_dir: Path, config: dict[str, Any], inputs: dict[str, Path] | None = None, body: Body | None = None
+) -> Path:
+    """Run a stage, named after the place of its directory."""
+    stage, *name = run_dir.parts[run_dir.parts.index("results") + 2 :]
+    inputs = inputs or {}
+    upstream = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in inputs.items()}
+    fingerprint = compute_fingerprint(stage, config, "c0de", upstream)
+    identity = {"stage": stage, "name": "/".join(name), "config": config, "code": "c0de", "upstream": upstream}
+    run_stage(StageRequest(run_dir, json.dumps({**identity, "fingerprint": fingerprint}), inputs), body or data)
+    return run_dir
+
+
+def data(context: StageContext) -> StageResult:
+    (context.work / "tokens.npy").write_bytes(bytes(64))
+    return StageResult(["tokens.npy"], {"num_samples": 8})
+
+
+def train(context: StageContext) -> StageResult:
+    for step in (1, 2, 3):
+        context.journal.metrics(step, {"loss": 1 / step, "residual": 0.1 / step, "tokens_per_s": 100.0})
+    folder = context.work / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    summary = {"global_step": 3, "num_parameters": 1234, "metrics": {"loss": 1 / 3}}
+    return StageResult(["model"], summary)
+
+
+def evaluate(context: StageContext) -> StageResult:
+    context.journal.metrics(1, {"accuracy_last10.s3-test.blockwise": 0.75})
+    return StageResult([], {"best_accuracy_last10": {"s3-test": 0.75}})
+
+
+def preempted(context: StageContext) -> StageResult:
+    """Ends after a step, as a job does that is asked to stop."""
+    context.journal.metrics(1, {"loss": 1.0, "residual": 0.1, "tokens_per_s": 100.0})
+    raise SystemExit(75)
+
+
+def deadline(seconds: float = 120.0) -> Callable[[], None]:
+    """For loops that wait: to be called each time round; fails when it takes too long."""
+    end = time.monotonic() + seconds
+
+    def pause() -> None:
+        assert time.monotonic() < end, f"not so within {seconds:g} s"
+        time.sleep(0.05)
+
+    return pause

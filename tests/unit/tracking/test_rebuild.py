@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from implicit_llm.tracking import rebuild
+from implicit_llm.tracking.invocation import VARIABLE
+from implicit_llm.tracking.mlflow_store import TrackingError
+from tests.unit.tracking import small_stages
+from tests.unit.tracking.small_stages import make_chain, make_model
+from tests.unit.tracking.stored import Stored
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
+    """Results of three finished runs and one that was preempted, all in one invocation, tracked as they ran."""
+    results = tmp_path_factory.mktemp("made") / "results"
+    results.mkdir()
+    shutil.copyfile(empty_store, results / "mlflow.db")
+    about = {"id": "1" * 16, "started": "2026-11-22T01:00:00+00:00", "command": "snakemake", "user": "jo"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.setenv(VARIABLE, json.dumps(about))
+        make_chain(results)
+        with pytest.raises(SystemExit):
+            make_model(results, {}, small_stages.preempted, run="other-s0")
+    return results
+
+
+@pytest.fixture
+def results(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return Path(shutil.copytree(made, tmp_path / "results"))
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(b"this is no database" * 100)
+
+
+def overwrite_the_header(path: Path) -> None:
+    path.write_bytes(bytes(100) + path.read_bytes()[100:])
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def overwrite_pages(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:20_000] + bytes(60_000) + content[80_000:])
+
+
+def replace_by_another_database(path: Path) -> None:
+    path.unlink()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE mine (x)")
+
+
+@pytest.mark.parametrize(
+    "damage", [overwrite, overwrite_the_header, truncate, overwrite_pages, replace_by_another_database]
+)
+def test_a_damaged_store_is_moved_aside_and_rebuilt_as_it_was(results: Path, damage: Callable[[Path], None]) -> None:
+    before = Stored(results).content()
+    damage(results / "mlflow.db")
+    damaged = (results / "mlflow.db").read_bytes()
+    done = rebuild.rebuild(results)
+    assert (done.num_runs, done.failed) == (4, ())
+    assert done.set_aside == results / "mlflow.db.bad-1"
+    assert (results / "mlflow.db.bad-1").read_bytes() == damaged
+    assert Stored(results).content() == before
+
+
+def test_a_lost_store_is_rebuilt_with_new_ids(results: Path) -> None:
+    before = Stored(results)
+    content = before.content()
+    shutil.move(results / "mlflow.db", results / "lost.db")
+    assert rebuild.rebuild(results).set_aside is None
+    after = Stored(results)
+    assert after.content() == content
+    assert len(after.runs) == 5, "four jobs and their invocation"
+    ids = {run.info.run_id for stored in (before, after) for run in stored.runs.values()}
+    assert len(ids) == 10
+
+
+def test_a_store_that_lacks_nothing_stays_as_it_is(results: Path) -> None:
+    before = Stored(results)
+    content = before.content()
+    assert rebuild.rebuild(results).num_runs == 4
+    after = Stored(results)
+    assert after.content() == content
+    assert {run.info.run_id for run in after.runs.values()} == {run.info.run_id for run in before.runs.values()}
+    assert [path.name for path in results.glob("mlflow.db*")] == ["mlflow.db"]
+
+
+def test_a_run_that_was_deleted_in_mlflow_comes_back(results: Path) -> None:
+    stored = Stored(results)
+    before = stored.content()
+    stored.client.delete_run(stored.runs["train/s3-implicit-s3/free"].info.run_id)
+    rebuild.rebuild(results)
+    assert Stored(results).content().keys() == before.keys()
+
+
+def test_a_deleted_experiment_comes_back(results: Path) -> None:
+    stored = Stored(results)
+    before = stored.content()
+    stored.client.delete_experiment(stored.experiment_ids[0])
+    rebuild.rebuild(results)
+    assert Stored(results).content() == before
+
+
+def test_a_run_that_goes_on_while_its_store_is_replaced_goes_on_in_the_new_one(results: Path) -> None:
+    (results / "mlflow.db").unlink()
+
+    def work(context: small_stages.StageContext) -> small_stages.StageResult:
+        context.journal.metrics(1, {"loss": 1.0})
+        wait_for_points(1)
+        overwrite(results / "mlflow.db")
+        rebuild.rebuild(results)
+        context.journal.metrics(2, {"loss": 0.5})
+        return small_stages.StageResult([], {})
+
+    def wait_for_points(number: int) -> None:
+        pause = small_stages.deadline()
+        while len(points()) < number:
+            pause()
+
+    def points() -> list[tuple[int, float]]:
+        if not (results / "mlflow.db").exists():
+            return []
+        stored = Stored(results)
+        return stored.history("train/live-s0/free", "loss") if "train/live-s0/free" in stored.runs else []
+
+    make_model(results, {}, work, run="live-s0")
+    assert points() == [(1, 1.0), (2, 0.5)]
+    assert len(Stored(results).runs) == 6
+
+
+def test_a_damaged_journal_is_named_and_the_others_are_brought(results: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (results / "mlflow.db").unlink()
+    journal = next((results / "demo" / "data").rglob("journal.jsonl"))
+    journal.write_text(f"nonsense\n{journal.read_text()}")
+    done = rebuild.rebuild(results)
+    assert done.failed == ("data/s3-train",)
+    assert done.num_runs == 3
+    assert "journal.jsonl: line 1 is damaged" in caplog.text
+
+
+def test_making_the_store_rebuilds_a_damaged_one_only(results: Path) -> None:
+    before = Stored(results).content()
+    assert rebuild.ensure_store(results) is None
+    overwrite(results / "mlflow.db")
+    done = rebuild.ensure_store(results)
+    assert done is not None
+    assert Stored(results).content() == before
+
+
+def test_results_that_do_not_exist_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match="no such directory"):
+        rebuild.rebuild(tmp_path / "none")

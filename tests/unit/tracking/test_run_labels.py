@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from implicit_llm.tracking.metric_keys import SECTIONS, TRAINING, mlflow_key
+from implicit_llm.tracking.run_labels import labels, model_labels
+from implicit_llm.training.metrics import ACCURACY, StepMetrics
+
+LLAMA = {"model_type": "implicit_llama3", "is_implicit": False, "num_hidden_layers": 12, "hidden_size": 768}
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "config", "summary", "expected"),
+    [
+        (
+            "train",
+            "mamba2-1.3b-implicit-s1/free-80",
+            {"task": "language_model", "seed": 1, "model": {"model_type": "implicit_mamba2", "is_implicit": True}},
+            {},
+            {"task": "language_model", "family": "mamba2", "size": "1.3b", "run": "mamba2-1.3b-implicit", "seed": "1"}
+            | {"phase": "free-80", "is_implicit": "true"},
+        ),
+        (
+            "train",
+            "text-s0/explicit",
+            {"task": "language_model", "seed": 0, "model": LLAMA},
+            {},
+            {"task": "language_model", "family": "llama3", "size": "12x768", "run": "text", "phase": "explicit"}
+            | {"seed": "0", "is_implicit": "false"},
+        ),
+        (
+            "checkpoint",
+            "mamba2-130m-300b",
+            {"hub": "state-spaces/mamba2-130m"},
+            {"model_type": "mamba2"},
+            {"family": "mamba2", "size": "130m", "run": "mamba2-130m-300b", "phase": "checkpoint"}
+            | {"is_implicit": "false"},
+        ),
+        (
+            "train",
+            "mine-s0/explicit",
+            {"task": "catbabi", "model": {"pretrained": "gpt2"}, "seed": 0},
+            {},
+            {"task": "catbabi", "run": "mine", "phase": "explicit", "seed": "0"},
+        ),
+    ],
+)
+def test_a_run_is_labelled_by_what_its_name_and_config_tell(
+    stage: str, name: str, config: dict[str, Any], summary: dict[str, Any], expected: dict[str, str]
+) -> None:
+    assert model_labels(stage, name, config, summary) == expected
+
+
+def test_an_evaluation_has_the_labels_of_its_model_and_its_own_kind() -> None:
+    of_model = {"task": "language_model", "family": "llama3", "seed": "0"}
+    found = labels("evaluate", {"kind": "perplexity"}, of_model)
+    assert found == {"task": "perplexity", "family": "llama3", "seed": "0"}
+    assert labels("data", {"kind": "tokenizer"}, {}) == {"task": "tokenizer"}
+    assert labels("report", {}, {}) == {}
+
+
+@pytest.mark.parametrize("task", list(ACCURACY))
+def test_every_metric_of_training_is_in_the_list(task: str) -> None:
+    listed = {key for section in TRAINING.values() for key in section}
+    assert set(StepMetrics(task).columns) <= listed
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "expected"),
+    [
+        ("train", "loss", "loss"),
+        ("train", "residual", "solver/residual"),
+        ("train", "mfu", "cost/mfu"),
+        ("train", "something_new", "something_new"),
+        ("train", "summary/loss", "summary/loss"),
+        ("evaluate", "residual.trained", "evaluation/residual.trained"),
+        ("evaluate", "acc.task.blockwise@eval_tol=0.2", "evaluation/acc.task.blockwise.eval_tol-0.2"),
+        ("data", "tokens", "data/tokens"),
+        ("report", "pages", "pages"),
+    ],
+)
+def test_keys_stand_in_the_section_of_their_stage(stage: str, key: str, expected: str) -> None:
+    assert mlflow_key(stage, key) == expected
+    assert mlflow_key(stage, expected) == expected or stage in SECTIONS

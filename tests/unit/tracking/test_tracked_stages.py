@@ -1,0 +1,145 @@
+"""What MLflow shows of stages that read from one another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm.runs.manifest import Manifest
+from implicit_llm.tracking.invocation import VARIABLE
+from tests.unit.tracking import small_stages
+from tests.unit.tracking.small_stages import make_chain, make_data, make_model
+from tests.unit.tracking.stored import Stored
+
+TRAINED = "train/s3-implicit-s3/free"
+EVALUATED = "evaluate/s3-implicit-s3/free/word-problem"
+
+
+@pytest.fixture(autouse=True)
+def _no_invocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def start_invocation(monkeypatch: pytest.MonkeyPatch, number: int) -> str:
+    """What the driver does; the name of the invocation's run."""
+    about = {"id": f"{number:016x}", "started": f"2026-11-22T0{number}:00:00+00:00", "command": "snakemake --cores 2"}
+    monkeypatch.setenv(VARIABLE, json.dumps(about))
+    return f"snakemake 2026-11-22 0{number}:00"
+
+
+def test_a_chain_of_stages_is_there_with_data_sets_models_and_labels(results: Path) -> None:
+    made, model, _ = make_chain(results)
+    stored = Stored(results)
+    manifest = Manifest.read(model / "manifest.json")
+
+    (given,) = stored.runs[TRAINED].inputs.dataset_inputs
+    fingerprint = Manifest.read(made / "manifest.json").fingerprint
+    assert (given.dataset.name, given.dataset.digest) == ("s3-train", fingerprint[:16])
+    assert json.loads(given.dataset.source) == {"uri": "demo/data/s3-train"}
+    assert json.loads(given.dataset.profile)["fingerprint"] == fingerprint
+    assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "training")]
+
+    (logged,) = stored.models()
+    weights = next(record for record in manifest.files if record.path.endswith(".safetensors"))
+    assert (logged.name, logged.status, logged.model_type) == ("s3-implicit-s3-free", "READY", "mamba2")
+    assert (
+        logged.tags.items()
+        >= {
+            "fingerprint": manifest.fingerprint,
+            "weights": f"demo/{TRAINED}/work/{manifest.fingerprint[:16]}/model",
+            "sha256.model.safetensors": weights.sha256,
+            "num_parameters": "1234",
+        }.items()
+    )
+    assert logged.params.items() >= {"model.hidden_size": "32", "phase.tol": "0.05"}.items()
+    assert [output.model_id for output in stored.runs[TRAINED].outputs.model_outputs] == [logged.model_id]
+    assert [given.model_id for given in stored.runs[EVALUATED].inputs.model_inputs] == [logged.model_id]
+    # The model has the numbers of its training and of its evaluation.
+    assert {metric.key: metric.value for metric in logged.metrics} == {
+        "summary/global_step": 3,
+        "summary/num_parameters": 1234,
+        "summary/loss": 1 / 3,
+        "evaluation/accuracy_last10.s3-test.blockwise": 0.75,
+        "summary/best_accuracy_last10.s3-test": 0.75,
+    }
+    assert not (results / "mlflow-artifacts").exists(), "weights are not copied"
+
+    labels = {"config": "demo", "task": "word_problem", "family": "mamba2", "size": "1x32", "run": "s3-implicit"}
+    for name in (TRAINED, EVALUATED):
+        tags = stored.runs[name].data.tags
+        assert tags.items() >= {**labels, "phase": "free", "seed": "3", "is_implicit": "true"}.items()
+    assert stored.runs[EVALUATED].data.tags["upstream.model"] == stored.runs[TRAINED].info.run_id
+    assert "parentRunId" not in stored.runs[TRAINED].data.tags, "begun by hand, and so below no invocation"
+
+
+def test_metrics_stand_in_sections_and_those_of_the_machine_come_with_them(results: Path) -> None:
+    make_model(results, {})
+    stored = Stored(results)
+    assert stored.history(TRAINED, "loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert [step for step, _ in stored.history(TRAINED, "solver/residual")] == [1, 2, 3]
+    assert [step for step, _ in stored.history(TRAINED, "cost/tokens_per_s")] == [1, 2, 3]
+    assert [step for step, _ in stored.history(TRAINED, "system/cpu_utilization_percentage")] == [0]
+
+
+def test_the_jobs_of_one_invocation_lie_below_one_run(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = start_invocation(monkeypatch, 1)
+    make_chain(results)
+    stored = Stored(results)
+    assert len(stored.runs) == 4
+    assert {stored.parent(run) for run in stored.runs if run != name} == {name}
+    above = stored.runs[name]
+    assert above.data.tags.items() >= {"config": "demo", "command": "snakemake --cores 2", "stage": "workflow"}.items()
+    assert above.info.status == "FINISHED"
+    assert above.info.end_time == max(run.info.end_time for run in stored.runs.values())
+
+
+def test_a_run_that_another_invocation_goes_on_with_stays_where_it_was(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start_invocation(monkeypatch, 1)
+    with pytest.raises(SystemExit):
+        make_model(results, {}, small_stages.preempted)
+    assert Stored(results).runs[first].info.status == "RUNNING", "its job is to be started again"
+    second = start_invocation(monkeypatch, 2)
+    make_model(results, {})
+    make_model(results, {})  # already done
+    stored = Stored(results)
+    assert stored.parent(TRAINED) == first
+    assert stored.runs[TRAINED].data.tags["invocations"] == f"{1:016x} {2:016x}"
+    assert f"LIKE '%{2:016x}%'" in stored.runs[second].data.tags["mlflow.note.content"]
+    assert {stored.runs[name].info.status for name in (first, second)} == {"FINISHED"}
+
+
+def test_an_invocation_with_a_failed_job_has_failed(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(context: Any) -> Any:
+        raise RuntimeError("no")
+
+    name = start_invocation(monkeypatch, 1)
+    make_data(results)
+    with pytest.raises(RuntimeError):
+        make_model(results, {}, fail)
+    assert Stored(results).runs[name].info.status == "FAILED"
+
+
+def test_an_input_that_no_store_took_comes_with_the_run_that_reads_it(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'file' / 'mlflow.db'}")
+    made = make_data(results)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert Stored(results).runs == {}
+
+    def wait(context: Any) -> Any:
+        deadline = small_stages.deadline()
+        while "data/s3-train" not in Stored(results).runs:
+            deadline()
+        return small_stages.train(context)
+
+    make_model(results, {"data": made}, wait)
+    stored = Stored(results)
+    assert stored.runs["data/s3-train"].info.status == "FINISHED"
+    assert set(stored.runs) == {"data/s3-train", TRAINED}

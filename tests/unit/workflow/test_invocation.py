@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from implicit_llm.tracking import invocation as jobs_side
+from implicit_llm_workflow import invocation
+
+
+def test_a_job_reads_what_the_driver_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment: dict[str, str] = {}
+    invocation.announce(["/usr/bin/snakemake", "--configfile", "my file.yaml"], environment)
+    assert list(environment) == [invocation.VARIABLE] == [jobs_side.VARIABLE]
+    monkeypatch.setenv(*environment.popitem())
+    found = jobs_side.Invocation.current()
+    assert found is not None
+    assert found.command == "snakemake --configfile 'my file.yaml'"
+    assert len(found.id) == 16
+    assert found.started.endswith("+00:00")
+
+
+def test_each_invocation_has_an_id_of_its_own_and_a_command_that_fits_the_environment() -> None:
+    first: dict[str, str] = {}
+    second: dict[str, str] = {}
+    for environment in (first, second):
+        invocation.announce(["snakemake", *["x" * 100] * 1000], environment)
+    ids = {json.loads(environment[invocation.VARIABLE])["id"] for environment in (first, second)}
+    assert len(ids) == 2
+    assert len(first[invocation.VARIABLE]) < 4000
+
+
+def test_a_job_that_was_started_by_hand_belongs_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("", "null", "{", '{"id": "x"}', "[]"):
+        monkeypatch.setenv(jobs_side.VARIABLE, text)
+        assert jobs_side.Invocation.current() is None

@@ -1,0 +1,51 @@
+"""Tells the jobs which invocation of Snakemake they belong to, so that they can tell MLflow."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import secrets
+import shlex
+import subprocess
+import sys
+from collections.abc import MutableMapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+VARIABLE = "IMPLICIT_LLM_INVOCATION"  # the library reads it
+COMMAND_CHARS = 2000
+
+
+def announce(arguments: Sequence[str] = sys.argv, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Describe this invocation in a variable that all its jobs inherit, those on Slurm included.
+
+    A job that a later driver takes over keeps what it has inherited. Call it in the main process only: a job that
+    Snakemake starts in a process of its own reads the Snakefile too.
+    """
+    words = [Path(arguments[0]).name, *arguments[1:]]
+    about = {
+        "id": secrets.token_hex(8),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(words)[:COMMAND_CHARS],
+        "commit": _commit(),
+        "user": _user(),
+    }
+    environment[VARIABLE] = json.dumps({key: value for key, value in about.items() if value is not None})
+
+
+def _commit() -> str | None:
+    """Of the checkout that this module belongs to; None outside of git."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # of a container without a name for its user
+        return None

@@ -1,0 +1,66 @@
+"""Sub-commands for the store in which MLflow keeps what the runs report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from implicit_llm_workflow.library_module import leave_out_models
+
+mlflow = typer.Typer(
+    help="The store in which MLflow keeps what the runs report.", no_args_is_help=True, rich_markup_mode="markdown"
+)
+
+Results = Annotated[
+    Path, typer.Option(help="Folder of the SQLite store, unless MLFLOW_TRACKING_URI is set.", metavar="DIR")
+]
+
+
+@mlflow.command("init")
+def init(results: Results = Path("results")) -> None:
+    """Make the store, once, before the jobs that write to it. Harmless when it is there already.
+
+    A damaged file is moved aside, to mlflow.db.bad-1, and the store rebuilt.
+
+    **Example**
+
+        implicit-llm mlflow init
+        mlflow ui --backend-store-uri sqlite:///results/mlflow.db
+    """
+    leave_out_models()
+    from implicit_llm.tracking.rebuild import ensure_store
+
+    results.mkdir(parents=True, exist_ok=True)
+    _say(ensure_store(results))
+
+
+@mlflow.command("rebuild")
+def rebuild(results: Results = Path("results")) -> None:
+    """Bring to the store all that the results hold and it does not: after an outage, a loss, or damage.
+
+    Runs that are there keep their ids, others get new ones and the same tags, parameters and points. A damaged file is
+    moved aside, to mlflow.db.bad-1; nothing is deleted. Jobs may run meanwhile.
+
+    **Example**
+
+        implicit-llm mlflow rebuild
+    """
+    leave_out_models()
+    from implicit_llm.tracking.rebuild import rebuild
+
+    _say(rebuild(results))
+
+
+def _say(done: object) -> None:
+    from implicit_llm.tracking.rebuild import Rebuilt
+
+    if not isinstance(done, Rebuilt):
+        return
+    if done.set_aside is not None:
+        typer.echo(f"damaged store: moved to {done.set_aside}")
+    typer.echo(f"{done.uri}: {done.num_runs} runs are there")
+    if done.failed:
+        typer.echo(f"not brought: {', '.join(done.failed)}; the log says why", err=True)
+        raise typer.Exit(1)
