@@ -92,7 +92,7 @@ def _panel(
     from implicit_llm.report.svg import Panel
 
     key, title, label, is_log = curve
-    shown = [(series, [_thinned(points, key) for points in members]) for series, members in lines]
+    shown = [(series, [thinned(points, key) for points in members]) for series, members in lines]
     if not any(steps for _, members in shown for steps, _ in members):
         return None
     draw = partial(_draw, lines=shown, starts=starts, label=label, is_log=is_log)
@@ -127,7 +127,7 @@ def _draw(
     axis.grid(visible=False, axis="x")
 
 
-def _thinned(points: Sequence[Point], key: str) -> tuple[list[float], list[float]]:
+def thinned(points: Sequence[Point], key: str) -> tuple[list[float], list[float]]:
     """Steps and values of a key, averaged where there are more than can be seen."""
     pairs = [(point.step, point.values[key]) for point in points if key in point.values]
     size = -(-len(pairs) // MAX_POINTS) or 1

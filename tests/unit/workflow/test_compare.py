@@ -1,0 +1,238 @@
+"""Results side by side: what differs, and the numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from implicit_llm_workflow import compare_page
+from implicit_llm_workflow.code_record import CodeRecord
+from implicit_llm_workflow.compare_table import Comparison, as_json, make_comparison
+from implicit_llm_workflow.compared_runs import find_compared
+from implicit_llm_workflow.plan import FINGERPRINT_DIGITS, Plan
+from implicit_llm_workflow.run_names import NotComparable
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.run_dirs import event, finish_with, metrics, real_plan, write_journal
+from tests.unit.workflow.test_console import loaded_after, run
+
+EXPLICIT, FREE, UNROLLED = "train/explicit-s0/explicit", "train/implicit-s0/free", "train/implicit-s0/unrolled"
+OTHER = "train/implicit-s1/free"
+EVALUATION = "evaluate/implicit-s0/free/word-problem"
+
+
+def finish_all(plan: Plan) -> None:
+    """Every job done, the two seeds with losses of their own, each phase with a journal."""
+    for key, node in plan.nodes.items():
+        summary: dict[str, Any] = {"data": {"seed": 7}}
+        if node.stage == "train":
+            loss = 1.0 + (node.config["seed"] or 0)
+            start, end = node.config["phase"]["start_step"], node.config["phase"]["end_step"]
+            summary |= {"global_step": end, "metrics": {"loss": loss}}
+            points = [
+                metrics(step, step, loss=loss + 1 / step, residual=0.5**step) for step in range(start + 1, end + 1)
+            ]
+            write_journal(plan, key, event("stage_started"), *points, event("stage_finished"))
+        if node.stage == "evaluate":
+            implicit = {"blockwise": 0.75, "blockwise@eval_tol=0.2": 0.5}
+            mode = implicit if "implicit" in key else {"parallel": 0.25}
+            summary = {"accuracy_last10": {"s3-test-L16-h0.5": mode, "s3-test-L8-h0.5": mode}}
+        finish_with(plan, key, summary)
+
+
+@pytest.fixture
+def finished(tiny: ExperimentFile) -> ExperimentFile:
+    finish_all(real_plan(tiny))
+    return tiny
+
+
+def compared(experiment: ExperimentFile, *names: str) -> Comparison:
+    return make_comparison(find_compared(names, real_plan(experiment)))
+
+
+def shown(comparison: Comparison) -> dict[str, tuple[str, ...]]:
+    return {row.shown: row.values for row in comparison.differences}
+
+
+def numbers(comparison: Comparison, section: str) -> dict[str, list[str]]:
+    return {row.name: row.cells() for row in comparison.numbers if row.section.startswith(section)}
+
+
+def words(tiny: ExperimentFile) -> tuple[str, ...]:
+    return ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+
+
+def test_a_seed_is_all_that_differs_between_two_seeds_and_is_said_once(finished: ExperimentFile) -> None:
+    found = compared(finished, "implicit-s0", "implicit-s1")
+    assert shown(found) == {"seed (and of start)": ("0", "1")}
+    assert found.num_equal > 20
+    assert numbers(found, "at the end")["loss"] == ["1", "2"]
+    assert next(row for row in found.numbers if row.name == "loss").change() == "+1"
+
+
+def test_of_an_input_only_what_differs_in_it_is_shown(finished: ExperimentFile) -> None:
+    plan = real_plan(finished)
+    shutil.copytree(plan.root, finished.path.parent / "before")
+    finished.edit("num_samples: 64", "num_samples: 48")
+    shutil.copytree(plan.root / "train" / "implicit-s0", plan.root / "kept" / "implicit-s0")
+    shutil.rmtree(plan.root / "train")
+    finish_all(real_plan(finished))
+    old = finished.path.parent / "before" / FREE
+    found = make_comparison(find_compared([str(old), str(plan.root / FREE)], None))
+    assert shown(found) == {"data: num_samples": ("64", "48")}
+    assert [column.label for column in found.columns] == [str(old), str(plan.root / FREE)]
+
+
+def test_code_that_changed_is_named_where_it_was_recorded(finished: ExperimentFile) -> None:
+    plan = real_plan(finished)
+    comparison = compared(finished, "implicit-s0/unrolled", "implicit-s1/unrolled")
+    record = CodeRecord("m", {"m": "1", "solver": "2"}, {"m": {"run": "1"}, "solver": {"solve": "2"}})
+    other = replace(record, files={**record.files, "solver": "3"}, parts={**record.parts, "solver": {"solve": "3"}})
+    for item in (record, other):
+        path = plan.root / ".code" / f"{item.digest[:16]}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"module": item.module, "files": item.files, "parts": item.parts}))
+    columns = [
+        replace(column, members=(replace(column.first, identity=replace(column.first.identity, code=item.digest)),))
+        for column, item in zip(comparison.columns, (record, other), strict=True)
+    ]
+    (row,) = [row for row in make_comparison(columns).differences if row.setting == "code"]
+    assert (row.shown, row.detail) == ("code", "solver (solve)")
+    unknown = [
+        replace(column, members=(replace(column.first, identity=replace(column.first.identity, code=digit * 64)),))
+        for column, digit in zip(comparison.columns, "12", strict=True)
+    ]
+    assert [row.detail for row in make_comparison(unknown).differences if row.setting == "code"] == [
+        "what changed is not recorded"
+    ]
+
+
+def test_a_solver_that_only_one_has_is_no_difference_of_null(finished: ExperimentFile) -> None:
+    found = shown(compared(finished, "implicit-s0", "explicit"))
+    assert found["phase.solver.tol"] == ("0.1", "-")
+    assert "phase.solver" not in found
+    assert found["input start"] == (UNROLLED, "-")
+
+
+def test_seeds_are_put_together_with_their_spread(finished: ExperimentFile) -> None:
+    found = compared(finished, "implicit", "explicit")
+    assert found.labels == ["implicit/free (2 seeds)", "explicit/explicit"]
+    assert numbers(found, "at the end")["loss"] == ["1.5 (1 to 2)", "1"]
+    assert dict(found.facts)["seed"] == ("0\n1", "0")
+    assert shown(found)["seed"] == ("0, 1", "0")
+
+
+def test_evaluations_of_this_very_model_are_set_side_by_side(finished: ExperimentFile) -> None:
+    found = compared(finished, "implicit-s0", "explicit")
+    rows = numbers(found, "evaluation word-problem")
+    assert next(iter(rows)) == "accuracy_last10 s3-test-L8-h0.5 blockwise"  # L8 before L16
+    assert rows["accuracy_last10 s3-test-L16-h0.5 blockwise"] == ["0.75", "-"]
+    assert rows["accuracy_last10 s3-test-L16-h0.5 parallel"] == ["-", "0.25"]
+    plan = real_plan(finished)
+    path = plan.run_dir(plan.nodes[EVALUATION]) / "manifest.json"
+    path.write_text(path.read_text().replace(plan.identities[FREE].fingerprint, "0" * 64))
+    assert "accuracy_last10 s3-test-L8-h0.5 blockwise" not in numbers(
+        compared(finished, FREE, "explicit"), "evaluation"
+    )
+
+
+def test_a_run_at_work_is_compared_by_its_journal(tiny: ExperimentFile) -> None:
+    plan = real_plan(tiny)
+    plan.write_job_files()
+    finish_with(plan, OTHER, {"metrics": {"loss": 1.0}})
+    write_journal(plan, FREE, event("stage_started"), metrics(5, 1, loss=2.5), torn='{"kind": "metrics", "st')
+    found = compared(tiny, "implicit-s0", "implicit-s1")
+    assert numbers(found, "last values") == {"step": ["5", "-"], "loss": ["2.5", "-"]}
+    assert numbers(found, "at the end") == {"loss": ["-", "1"]}
+    assert shown(found) == {"seed (and of start)": ("0", "1")}
+    folder = make_comparison(find_compared([str(plan.root / FREE), str(plan.root / OTHER)], None))
+    assert as_json(folder)["differences"] == as_json(found)["differences"]
+
+
+def test_what_an_unknown_input_was_is_not_invented(finished: ExperimentFile) -> None:
+    plan = real_plan(finished)
+    fingerprint = plan.identities[UNROLLED].fingerprint[:FINGERPRINT_DIGITS]
+    shutil.rmtree(plan.root / UNROLLED)
+    found = shown(compared(finished, "implicit-s0", "implicit-s1"))
+    assert found["input start"] == (f"not found ({fingerprint})", "train/implicit-s1/unrolled")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("implicit-s0", "implicit-s7"), "implicit-s7: experiment tiny has no such run; did you mean implicit-s"),
+        (("free", "explicit"), "free: means several runs; name one of implicit-s0/free, implicit-s1/free"),
+        (("implicit-s0", "explicit"), "implicit-s0: has not begun yet; type: snakemake "),
+        (("./", "explicit"), r"\.: is no run directory; give one, such as"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tiny: ExperimentFile,
+    names: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tiny.path.parent)
+    code, out, err = run(capsys, "compare", *names, *words(tiny))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert re.search(f"error: {message}", err)
+
+
+def test_a_damaged_manifest_is_one_line(finished: ExperimentFile) -> None:
+    plan = real_plan(finished)
+    (plan.root / FREE / "manifest.json").write_text("{")
+    with pytest.raises(NotComparable, match=r"manifest\.json: cannot be read"):
+        find_compared([str(plan.root / FREE)], None)
+
+
+def test_the_command_prints_tables_and_json(capsys: pytest.CaptureFixture[str], finished: ExperimentFile) -> None:
+    code, out, err = run(capsys, "compare", "implicit-s0", "explicit", *words(finished))
+    assert code == 0, err
+    assert re.search(r"^phase\.solver\.tol +0\.1 +- *$", out, re.MULTILINE)
+    assert re.search(r"^accuracy_last10 s3-test-L8-h0\.5 blockwise +0\.75 +- +-$", out, re.MULTILINE)
+    assert "@" not in out
+    assert "2 numbers of sweeps are in the page (--html) and in --json" in out
+    _, out, _ = run(capsys, "compare", "implicit", "explicit", *words(finished), "--json")
+    values = json.loads(out)
+    assert [len(column["members"]) for column in values["columns"]] == [2, 1]
+    (loss,) = [row["values"] for row in values["numbers"] if row["name"] == "loss" and "end" in row["section"]]
+    assert loss == [[1.0, 2.0], [1.0]]
+
+
+def test_the_page_has_curves_over_all_phases_and_needs_nothing_else(
+    capsys: pytest.CaptureFixture[str], finished: ExperimentFile, tmp_path: Path
+) -> None:
+    page = tmp_path / "new" / "compare.html"
+    code, out, _ = run(capsys, "compare", "implicit", "explicit", *words(finished), "--html", str(page))
+    assert (code, out.splitlines()[-1]) == (0, f"page: {page}")
+    text = page.read_text()
+    assert "<title>implicit/free (2 seeds) against explicit/explicit</title>" in text
+    assert text.count("training step</text>") == 2  # a horizontal axis each for loss and residual
+    assert "loss (nats a token)" in text
+    assert "A line for each seed" in text
+    assert not re.search(r'(?:src|href)="(?!#)|@import|url\((?!#)', text)
+
+
+def test_curves_go_back_to_the_first_phase_and_long_ones_are_averaged(finished: ExperimentFile) -> None:
+    found = compared(finished, "implicit-s0", "explicit")
+    assert [point.step for point in found.columns[0].first.curve()] == list(range(1, 11))
+    figure = compare_page.curves_figure(found)
+    assert [panel.title for panel in figure.panels] == ["Training loss", "Residual"]
+    assert len({(series.marker, series.dashes) for series in figure.legend}) == 2  # told apart without colour
+    points = [replace(found.columns[0].first.points[0], step=step, values={"loss": step}) for step in range(1000)]
+    steps, values = compare_page.thinned(points, "loss")
+    assert len(steps) == 250
+    assert steps == values
+
+
+def test_a_page_loads_no_model(finished: ExperimentFile, tmp_path: Path) -> None:
+    arguments = ["compare", "implicit-s0", "explicit", *words(finished), "--html", str(tmp_path / "c.html")]
+    call = f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass"
+    found = loaded_after("from implicit_llm_workflow.console import main", f"exec({call!r})")
+    assert set(found) == {"numpy", "implicit_llm"}

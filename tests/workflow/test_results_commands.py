@@ -1,0 +1,64 @@
+"""What `status`, `runs` and `compare` say of the small experiment while Snakemake works on it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from typing import Any
+
+from tests.workflow.tiny_project import Project
+
+FREE, FAILING = "train/implicit-s0/free", "evaluate/explicit-s0/explicit/word-problem"
+DEADLINE_S = 90
+
+
+def status(project: Project) -> dict[str, Any]:
+    return dict(json.loads(project.command("implicit-llm", "status", "--config", project.config.name, "--json")))
+
+
+def states(found: dict[str, Any]) -> dict[str, str]:
+    return {job["job"]: job["status"] for job in found["jobs"]}
+
+
+def test_a_job_at_work_and_one_that_failed_are_told_and_then_all_is_done(project: Project) -> None:
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    project.edit(project.config, "eval_block_len: 4", "eval_block_len: 2")
+    hold = project.dir / "hold"
+    hold.touch()
+    faults = {"TINY_HOLD": str(hold), "TINY_FAIL": FAILING.removeprefix("evaluate/")}
+    with subprocess.Popen(
+        project.driver, cwd=project.dir, env=project.environment | faults, stdout=subprocess.PIPE, text=True
+    ) as driver:
+        try:
+            found, end = status(project), time.monotonic() + DEADLINE_S
+            while (states(found)[FREE], states(found)[FAILING]) != ("running", "failed"):
+                assert time.monotonic() < end, states(found)
+                found = status(project)
+            assert found["driver"] == {"pid": driver.pid, "is_alive": True}
+            assert found["stages"]["data"] == {**dict.fromkeys(found["stages"]["data"], 0), "done": 3}
+            (failed,) = [job for job in found["jobs"] if job["status"] == "failed"]
+            assert failed["why"] == "RuntimeError: made to fail"
+            assert failed["failure_class"] == "bug"
+            assert failed["last_lines"][-1].endswith("RuntimeError: made to fail")
+            assert states(found)["evaluate/implicit-s0/free/word-problem"] in ("stale", "waiting")
+            runs = project.command("implicit-llm", "runs", "--config", "tiny.yaml", "--status", "running")
+            assert [line.split()[:3] for line in runs.splitlines()[1:-1]] == [["implicit-s0", "running", "free"]]
+        finally:
+            hold.unlink()
+        assert driver.stdout is not None
+        driver.stdout.read()
+        assert driver.wait(DEADLINE_S) == 1
+    found = status(project)
+    assert (found["driver"]["is_alive"], states(found)[FREE], states(found)[FAILING]) == (False, "done", "failed")
+    assert found["next"].startswith("snakemake --configfile tiny.yaml --profile profiles/local ")
+    project.command(*found["next"].split(), "--cores", "2")
+    assert set(states(status(project)).values()) == {"done"}
+
+
+def test_finished_runs_are_set_side_by_side_with_their_evaluations(project: Project) -> None:
+    out = project.command("implicit-llm", "compare", "implicit-s0", "explicit", "--config", "tiny.yaml")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["phase.solver.tol", "0.1", "-"] in lines
+    assert ["loss", "0.5", "0.5", "="] in lines
+    assert ["accuracy_last10", "s3-test-L8-h0.5", "blockwise", "0.75", "0.75", "="] in lines
