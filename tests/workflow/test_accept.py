@@ -69,6 +69,20 @@ def test_what_is_accepted_stays_and_can_be_built_upon_until_it_is_revoked(projec
     assert project.planned() == TRAINED
 
 
+def test_forcing_an_accepted_job_keeps_its_result(project: Project) -> None:
+    edit_solver(project)
+    project.command("implicit-llm", "accept", "train/*", "--why", "half or a third", *EXPERIMENT)
+    job = "train/explicit-s0/explicit"
+    manifest = project.results / job / "manifest.json"
+    accepted = manifest.read_bytes()
+    target = manifest.relative_to(project.dir).as_posix()
+    assert project.planned(target, "--forcerun", target) == {job}
+    project.snakemake(target, "--forcerun", target)
+    assert manifest.read_bytes() == accepted
+    assert "already done" in (manifest.parent / "job.log").read_text()
+    assert NOTHING in project.snakemake("--dry-run")
+
+
 @pytest.mark.slow
 def test_an_accepted_result_that_is_lost_is_made_with_the_code_of_now(project: Project) -> None:
     edit_solver(project)

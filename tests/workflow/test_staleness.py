@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -22,6 +23,21 @@ TRAINED = {
 def test_a_change_of_the_solver_reruns_the_training_but_not_the_data(project: Project) -> None:
     project.edit(project.library / "solver" / "fixed_point.py", "tol / 2", "tol / 3")
     assert project.planned() == TRAINED
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "jobs"),
+    [
+        ("hard_fraction: 0.5", "hard_fraction: 0.25", {"data/s3-train", *TRAINED}),  # the tests have their own
+        ("eval_block_len: 4", "eval_block_len: 8", {key for key in TRAINED if not key.startswith("train")}),
+        ("    unrolled: {steps: 4}", "    unrolled: {steps: 5}", {"train/implicit-s0/unrolled", *FREE}),
+    ],
+)
+def test_a_changed_field_of_an_identity_reruns_its_jobs_and_what_follows(
+    project: Project, old: str, new: str, jobs: set[str]
+) -> None:
+    project.edit(project.config, old, new)
+    assert project.planned() == jobs
 
 
 EVALUATED = {"evaluate/implicit-s0/free/word-problem", "evaluate/explicit-s0/explicit/word-problem", "report"}
@@ -117,3 +133,22 @@ def test_a_missing_result_comes_back_when_it_is_needed_and_not_before(project: P
     project.snakemake()
     assert (project.results / "train/implicit-s0/unrolled/manifest.json").is_file()
     assert NOTHING in project.snakemake()
+
+
+def test_a_deleted_checkpoint_is_missed_by_the_phase_that_starts_from_it(project: Project) -> None:
+    for path in project.results.glob("train/implicit-s0/unrolled/work/*/model.json"):
+        path.unlink()
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    assert project.planned() == FREE
+    said = project.snakemake(code=1)
+    (command,) = set(re.findall(r"type `(rm -f \S+manifest\.json)` and run the workflow again", said))
+    project.command(*command.split())
+    assert project.planned() == {"train/implicit-s0/unrolled", *FREE}
+
+
+def test_forcing_jobs_finds_their_results_again_and_computes_nothing(project: Project) -> None:
+    manifests = {path: path.read_bytes() for path in project.results.rglob("manifest.json")}
+    project.snakemake("--forcerun", "word_problem_data")
+    assert {path: path.read_bytes() for path in project.results.rglob("manifest.json")} == manifests
+    done = {path.parent for path in project.results.rglob("job.log") if "already done" in path.read_text()}
+    assert done == {project.results / key for key in DATA}

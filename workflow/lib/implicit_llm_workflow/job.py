@@ -16,6 +16,7 @@ import typer
 from implicit_llm_workflow.code_digest import stage_module
 from implicit_llm_workflow.errors import UserError
 from implicit_llm_workflow.library_module import leave_out_models, load_library_module
+from implicit_llm_workflow.recorded import MANIFEST
 from implicit_llm_workflow.submitted_code import require_submitted_code
 
 STAGES_WITHOUT_MODELS = ("data", "report")
@@ -89,7 +90,8 @@ def run_job(job: Job) -> None:
     if job.stage in STAGES_WITHOUT_MODELS:
         leave_out_models()
     from implicit_llm.runs.identity import Identity
-    from implicit_llm.runs.stage import StageRequest, run_stage
+    from implicit_llm.runs.run_directory import work_directory
+    from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
 
     identity = Identity.parse(job.identity)
     config = identity.config
@@ -100,10 +102,20 @@ def run_job(job: Job) -> None:
         )
     name = stage_module(job.stage, config)
     module = _import_stage(job.stage, name)
-    require_submitted_code(name, identity.code, f"{identity.stage}/{identity.name}")
+
+    def check_code() -> None:
+        require_submitted_code(name, identity.code, f"{identity.stage}/{identity.name}")
+
+    def body(context: StageContext) -> StageResult:
+        check_code()
+        return module.run(context)
+
+    # A finished result, which may have been accepted with other code, only has to be found again.
+    if not (work_directory(job.run_dir, identity.fingerprint) / MANIFEST).is_file():
+        check_code()
     input_names = getattr(module, "INPUT_NAMES", None)
     request = StageRequest(job.run_dir, job.identity, directories, options, job.log, input_names=input_names)
-    run_stage(request, module.run)
+    run_stage(request, body)
 
 
 def _import_stage(stage: str, name: str) -> Any:
