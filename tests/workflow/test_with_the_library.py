@@ -19,8 +19,12 @@ def test_a_data_set_is_made_and_tracked(tmp_path: Path) -> None:
     manifest = json.loads((project.dir / target).read_text())
     assert manifest["summary"]["num_samples"] == 256
     with sqlite3.connect(project.dir / "results" / "mlflow.db") as store:
-        names = [name for (name,) in store.execute("select name from runs")]
-    assert names == ["data/s3-train"]
+        query = "select runs.name, above.name from runs left join tags on tags.run_uuid = runs.run_uuid and key = ?"
+        query += " left join runs as above on above.run_uuid = value order by runs.name"
+        runs = list(store.execute(query, ["mlflow.parentRunId"]))
+    invocation = runs[0][1]
+    assert runs == [("data/s3-train", invocation), (invocation, None)]
+    assert invocation.startswith("snakemake 20")
     assert NOTHING in project.snakemake(target)
 
 
@@ -34,4 +38,4 @@ def test_the_whole_slice_runs_from_the_data_to_the_report(tmp_path: Path) -> Non
     assert re.search(r"implicit-s0 +blockwise +[0-9.]+ % +[0-9.]+ %", headline)
     with sqlite3.connect(project.dir / "results" / "mlflow.db") as store:
         statuses = [status for (status,) in store.execute("select status from runs")]
-    assert statuses == ["FINISHED"] * 9
+    assert statuses == ["FINISHED"] * 10, "nine jobs and their invocation"
