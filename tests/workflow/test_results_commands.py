@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from typing import Any
 
+from implicit_llm_workflow.config_files import experiment_path
+from implicit_llm_workflow.experiment import load_experiment
+from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.submitted_jobs import outputs_of
 from tests.workflow.tiny_project import Project
 
 FREE, FAILING = "train/implicit-s0/free", "evaluate/explicit-s0/explicit/word-problem"
@@ -62,3 +67,10 @@ def test_finished_runs_are_set_side_by_side_with_their_evaluations(project: Proj
     assert ["phase.solver.tol", "0.1", "-"] in lines
     assert ["loss", "0.5", "0.5", "="] in lines
     assert ["accuracy_last10", "s3-test-L8-h0.5", "blockwise", "0.75", "0.75", "="] in lines
+
+
+def test_the_outputs_by_which_a_job_is_known_again_are_those_of_its_rule(built: Project) -> None:
+    said = built.snakemake("--dry-run", "--forceall")
+    declared = {frozenset(line.split(", ")) for line in re.findall(r"^ +output: (.*)$", said, re.MULTILINE)}
+    plan = Plan(load_experiment(experiment_path(str(built.config))), built.results.parent)
+    assert {frozenset(outputs_of(plan, node)) for node in plan.nodes.values()} <= declared

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.code_digest import stage_module
 from implicit_llm_workflow.fingerprint import Identity
+from implicit_llm_workflow.journals import JOURNAL, read_tail
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import FINGERPRINT_DIGITS, Plan
 
@@ -84,23 +83,8 @@ def _waits_for(plan: Plan, node: Node) -> str | None:
 def _failure(plan: Plan, node: Node) -> str | None:
     """How the last attempt at the wanted result ended, by the journal; None if it did not fail."""
     fingerprint = plan.identities[node.key].fingerprint[:FINGERPRINT_DIGITS]
-    path = plan.run_dir(node) / "work" / fingerprint / "journal.jsonl"
-    return _last_error(path)
-
-
-def _last_error(journal: Path) -> str | None:
-    try:
-        lines = journal.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and str(entry.get("name", "")).startswith("stage_"):
-            return " ".join(str(entry.get("error")).split()) if entry["name"] == "stage_failed" else None
-    return None
+    event = read_tail(plan.run_dir(node) / "work" / fingerprint / JOURNAL).event or {}
+    return " ".join(str(event.get("error")).split()) if event.get("name") == "stage_failed" else None
 
 
 def _is_implicit(plan: Plan, node: Node) -> bool | None:

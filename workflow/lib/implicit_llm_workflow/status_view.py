@@ -22,6 +22,7 @@ from implicit_llm_workflow.lock_holder import Holder
 from implicit_llm_workflow.plan import Plan
 from implicit_llm_workflow.runs_table import STATE_STYLE, age_s, step_text
 from implicit_llm_workflow.shown_numbers import MISSING, number_text, share_text, time_text
+from implicit_llm_workflow.submitted_jobs import PAGES
 
 BAR_WIDTH, WIDE_BAR_WIDTH, WIDE = 14, 30, 110
 SHOWN_JOBS = 20  # of a state; the others are counted
@@ -125,8 +126,8 @@ def next_step(snapshot: Snapshot) -> str:
     """What to type, or that there is nothing to type."""
     plan = snapshot.plan
     if snapshot.is_done:
-        page = plan.root / "report" / "index.html"
-        return f"nothing, all is done; the report is {page}" if "report" in snapshot.jobs else "nothing, all is done"
+        pages = [plan.root / key / "index.html" for key in snapshot.targets if plan.nodes[key].stage in PAGES]
+        return "; ".join(["nothing, all is done", *map(str, pages)])
     if snapshot.is_driven:
         more = "; it leaves out what failed" if snapshot.of("failed") else ""
         return f"nothing to type, the driver goes on{more}"

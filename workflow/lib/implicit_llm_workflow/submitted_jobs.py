@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from implicit_llm_workflow.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import RESULTS, Plan
 
@@ -22,6 +23,8 @@ _SILENT.propagate = False
 
 FOLDER = Path(".snakemake/submitit")  # the executor's default, in the working directory of Snakemake
 DIGITS = 16
+REPORT = "report"
+PAGES = (REPORT, EXCERPT)  # stages whose jobs make a page
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
@@ -65,18 +68,24 @@ def submitted_jobs(plan: Plan, nodes: Iterable[Node], folder: Path | None = None
     return {key: _submitted(files, record, slurm) for key, (files, record) in found.items()}
 
 
+def outputs_of(plan: Plan, node: Node) -> list[str]:
+    """What the node's rule declares, below the working directory of Snakemake: by it the executor knows a job again."""
+    run_dir = RESULTS / plan.experiment.name / node.key
+    names = ["manifest.json"]
+    if node.stage in PAGES:
+        names += ["index.html", "claims.json"]
+    if node.stage == REPORT:
+        names += [f"tables/{table}.{form}" for table in plan.tables for form in ("csv", "tex")]
+        names += [f"figures/{figure}.svg" for figure in plan.figures]
+    return [(run_dir / name).as_posix() for name in names]
+
+
 def _outputs_digest(plan: Plan, node: Node) -> str:
     """By which the executor calls the folder of the job that makes the node's outputs."""
     from snakemake_executor_plugin_submitit.record import digest
 
-    run_dir = RESULTS / plan.experiment.name / node.key
-    outputs = [run_dir / "manifest.json"]
-    if node.stage == "report":
-        outputs += [run_dir / "index.html", run_dir / "claims.json"]
-        outputs += [run_dir / "tables" / f"{table}.{form}" for table in plan.tables for form in ("csv", "tex")]
-        outputs += [run_dir / "figures" / f"{figure}.svg" for figure in plan.figures]
     home = plan.root.parent.parent.absolute()
-    return digest(sorted(os.path.normpath(home / output) for output in outputs))[:DIGITS]
+    return digest(sorted(os.path.normpath(home / output) for output in outputs_of(plan, node)))[:DIGITS]
 
 
 def _ask_slurm(records: Iterable[Record]) -> Mapping[str, Any] | None:
