@@ -19,7 +19,7 @@ def excerpts(
     **Example**
 
         implicit-llm excerpts --config miniature
-        snakemake --profile profiles/local --configfile workflow/config/miniature.yaml figure_1_left
+        snakemake --configfile workflow/config/miniature.yaml --profile profiles/local figure_1_left
     """
     import json
     from collections import Counter
