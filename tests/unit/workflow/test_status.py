@@ -89,6 +89,16 @@ def test_a_target_is_counted_with_what_it_needs_alone(
     assert [job["job"] for job in found["jobs"]] == ["data/s3-train", UNROLLED]
 
 
+def test_what_is_gone_and_not_needed_is_nothing_to_make(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    (real_plan(failed).root / "data" / "s3-train" / "manifest.json").unlink()
+    _, out, _ = run(capsys, "status", UNROLLED, *words(failed))
+    assert out.splitlines()[-1] == (
+        "next: nothing, all is done; 1 results that it was made from are gone and not needed"
+    )
+
+
 def test_machines_get_every_job(capsys: pytest.CaptureFixture[str], failed: ExperimentFile) -> None:
     _, out, _ = run(capsys, "status", *words(failed), "--json", "--lines", "2")
     found = json.loads(out)

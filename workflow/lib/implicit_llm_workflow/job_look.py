@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,7 +21,7 @@ from implicit_llm_workflow.submitted_jobs import Submitted
 
 State = Literal["running", "queued", "failed", "stopped", "stale", "waiting", "done"]
 STATES: tuple[State, ...] = get_args(State)
-WORK, LOG, MLFLOW = "work", "job.log", "mlflow.json"
+WORK, LOG, MLFLOW, PROVENANCE = "work", "job.log", "mlflow.json", "provenance.json"
 SILENT_S = 600  # a job of another machine that nobody answers for, and that has written nothing for so long, has ended
 _LOG_LINE = re.compile(r"\S+ (?P<level>[A-Z]+) [\w.]+: (?P<message>.*)")
 
@@ -80,7 +81,7 @@ class JobLook:
                 why=self.status.why,
                 progress=_final_progress(recorded),
                 metrics=_numbers(recorded.summary.get("metrics")),
-                unix_s=_modified(work / MANIFEST) or _modified(self.run_dir / MANIFEST),
+                unix_s=_finished(work) or _modified(self.run_dir / MANIFEST),
                 mlflow_run_id=_mlflow_run_id(work),
                 submitted=self.submitted,
                 recorded=recorded,
@@ -114,7 +115,7 @@ class JobLook:
             why,
             progress=_final_progress(recorded),
             metrics=_numbers(recorded.summary.get("metrics")),
-            unix_s=_modified(work / MANIFEST) or _modified(self.run_dir / MANIFEST),
+            unix_s=_finished(work) or _modified(self.run_dir / MANIFEST),
             mlflow_run_id=_mlflow_run_id(work),
             submitted=self.submitted,
             recorded=recorded,
@@ -257,9 +258,16 @@ def _numbers(values: Any) -> dict[str, float]:
 
 def _mlflow_run_id(work: Path) -> str | None:
     try:
-        values = json.loads((work / MLFLOW).read_bytes())
-        return values.get("run_id")
+        return json.loads((work / MLFLOW).read_bytes()).get("run_id")
     except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _finished(work: Path) -> float | None:
+    """When the job said that it finished: the time of a file changes when it is copied."""
+    try:
+        return datetime.fromisoformat(json.loads((work / PROVENANCE).read_bytes())["finished"]).timestamp()
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

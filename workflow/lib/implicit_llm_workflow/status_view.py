@@ -55,7 +55,10 @@ class Snapshot:
 
     @property
     def is_done(self) -> bool:
-        return all(job.state == "done" for job in self.jobs.values())
+        """Whether the targets are there, and nothing is to be made again; what they were made from may be gone."""
+        return not self.of("running", "queued", "failed", "stopped", "stale") and all(
+            self.jobs[key].state == "done" for key in self.targets
+        )
 
 
 def view(snapshot: Snapshot, width: int) -> RenderableType:
@@ -127,7 +130,9 @@ def next_step(snapshot: Snapshot) -> str:
     plan = snapshot.plan
     if snapshot.is_done:
         pages = [plan.root / key / "index.html" for key in snapshot.targets if plan.nodes[key].stage in PAGES]
-        return "; ".join(["nothing, all is done", *map(str, pages)])
+        gone = len(snapshot.of("waiting"))
+        more = [f"{gone:,} results that it was made from are gone and not needed"] if gone else []
+        return "; ".join(["nothing, all is done", *map(str, pages), *more])
     if snapshot.is_driven:
         more = "; it leaves out what failed" if snapshot.of("failed") else ""
         return f"nothing to type, the driver goes on{more}"
