@@ -28,6 +28,9 @@ COMMANDS = [
     "estimate",
     "prefetch",
     "verify",
+    "status",
+    "runs",
+    "compare",
 ]
 HEAVY = ("torch", "transformers", "mlflow", "snakemake", "numpy", "implicit_llm")
 
