@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 
+import pytest
+
 from tests.workflow.tiny_project import NOTHING, Project
 
 EXCERPTS = """
@@ -58,3 +60,15 @@ def test_an_experiment_is_a_target_that_chooses_its_configuration(project: Proje
     shutil.copy(project.config, mine)
     shutil.copytree(project.dir / "curricula", mine.parent / "curricula", dirs_exist_ok=True)
     assert NOTHING in project.command("snakemake", "--dry-run", "--profile", "profiles/local", "tiny")
+
+
+@pytest.mark.slow
+def test_a_job_in_a_process_of_its_own_is_told_the_chosen_configuration(project: Project) -> None:
+    mine = project.dir / "workflow" / "config" / "tiny.yaml"
+    shutil.copy(project.config, mine)
+    shutil.copytree(project.dir / "curricula", mine.parent / "curricula", dirs_exist_ok=True)
+    manifest = project.results / "data" / "s3-train" / "manifest.json"
+    manifest.unlink()
+    target = manifest.relative_to(project.dir).as_posix()
+    project.command("snakemake", "--executor", "submitit", "--submitit-cluster", "local", "--jobs", "1", target)
+    assert manifest.is_file()
