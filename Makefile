@@ -17,7 +17,7 @@ READY := $(VENV)/.ready-$(STAMP_KEY)
 ACTIVATE := export PATH="$(abspath $(VENV))/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo test test-all check format bench profiles
+.PHONY: help setup demo miniature test test-all check format bench profiles
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -27,6 +27,9 @@ setup: $(READY)  ## Make the virtual environment, if it is not there
 demo: $(READY)  ## Run the word-problem slice of the paper on this machine, from the data to the report
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/demo.yaml
 	@$(ACTIVATE); implicit-llm headline --config workflow/config/demo.yaml
+
+miniature: $(READY)  ## Run the whole paper in small, every figure and table; less than an hour on two CPU cores
+	@$(ACTIVATE); snakemake --profile $(PROFILE) miniature
 
 test: $(READY)  ## Run the tests, minutes
 	@$(ACTIVATE); OMP_NUM_THREADS=1 pytest -m "not slow and not gpu"   # small tensors: a second thread only waits
