@@ -4,10 +4,31 @@ rule report:
         tracking=ancient(rules.mlflow_init.output.ready),
     output:
         manifest="results/{config}/report/manifest.json",
-        page="results/{config}/report/index.html",
+        page=report("results/{config}/report/index.html", caption="../report/captions/report.rst", category="Report"),
         claims="results/{config}/report/claims.json",
-        tables=expand("results/{{config}}/report/tables/{table}.{form}", table=plan.tables, form=["csv", "tex"]),
-        figures=expand("results/{{config}}/report/figures/{figure}.svg", figure=plan.figures),
+        numbers="results/{config}/report/numbers.tex",
+        lineage=report(
+            "results/{config}/report/lineage.svg", caption="../report/captions/lineage.rst", category="Report"
+        ),
+        csv=[
+            report(
+                f"results/{{config}}/report/tables/{table}.csv",
+                caption="../report/captions/table.rst",
+                category="Tables",
+                labels={"table": table},
+            )
+            for table in plan.tables
+        ],
+        tex=expand("results/{{config}}/report/tables/{table}.tex", table=plan.tables),
+        figures=[
+            report(
+                f"results/{{config}}/report/figures/{figure}.svg",
+                caption=f"../report/captions/{figure}.rst",
+                category="Figures",
+                labels={"figure": figure},
+            )
+            for figure in plan.figures
+        ],
     log:
         "results/{config}/report/job.log",
     benchmark:

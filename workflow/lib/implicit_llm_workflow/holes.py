@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from implicit_llm_workflow.fingerprint import Identity
 from implicit_llm_workflow.journals import JOURNAL, read_tail
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.plan import FINGERPRINT_DIGITS, Plan
+from implicit_llm_workflow.stale_numbers import changed_result
 
 WITH_HOLES = "-with-holes"
 MODEL_ROLE = "model"
@@ -52,7 +54,12 @@ def report_with_holes(plan: Plan, page: Node, holes: Sequence[Hole]) -> tuple[Id
 
 
 def _is_hole(plan: Plan, key: str) -> bool:
-    return plan.statuses[key].state != "fresh"
+    return plan.statuses[key].state != "fresh" or _changed(plan, plan.nodes[key]) is not None
+
+
+def _changed(plan: Plan, node: Node) -> str | None:
+    """How the numbers of a finished evaluation differ from those that its manifest vouches for."""
+    return changed_result(plan.run_dir(node)) if node.stage == "evaluate" else None
 
 
 def _hole(plan: Plan, role: str, node: Node) -> Hole:
@@ -63,11 +70,15 @@ def _hole(plan: Plan, role: str, node: Node) -> Hole:
         state, why = "failed", failure
     elif state == "missing":
         why = _waits_for(plan, node) or why
+    elif state == "fresh":
+        state, why = "stale", _changed(plan, node) or why
     about: dict[str, Any] = {}
     if node.stage == "evaluate":
         read = {name: plan.nodes[key].config for name, key in node.upstream.items() if name != MODEL_ROLE}
         about = {"config": dict(node.config), "data": read, "is_implicit": _is_implicit(plan, node)}
-    return Hole(node.key, role, state, why, plan.command_for([node]), **about)
+    # A changed file is found by the job itself, which starts when its manifest is gone.
+    remove = f"{shlex.join(['rm', '-f', plan.manifest(node)])} && " if status.state == "fresh" else ""
+    return Hole(node.key, role, state, why, remove + plan.command_for([node]), **about)
 
 
 def _waits_for(plan: Plan, node: Node) -> str | None:

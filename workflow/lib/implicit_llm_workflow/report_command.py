@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from implicit_llm_workflow.evaluate_command import JobDir, JobIdentity, JobInputs
-from implicit_llm_workflow.job import Job, Log, OptionError, run_job
+from implicit_llm_workflow.job import Job, Log, OptionError, parse_inputs, run_job
 from implicit_llm_workflow.plan_commands import (
     DEFAULT_CONFIG,
     DEFAULT_RESULTS,
@@ -56,7 +56,7 @@ def report(
         implicit-llm report --config paper --only figure_1_right --holes
     """
     if run_dir is not None and identity is not None:
-        run_job(Job("report", run_dir, identity, inputs, log))
+        _run(Job("report", run_dir, identity, inputs, log))
         return
     if run_dir is not None or identity is not None or inputs:
         raise OptionError("--run-dir and --identity: belong together; give both, or --config instead")
@@ -80,6 +80,24 @@ def report(
     wide_console().print(str(folder / "index.html"), soft_wrap=True)
 
 
+def _run(job: Job) -> None:
+    """Make the page. Raises: StaleNumbers that names all of them, where an input is not what was asked for."""
+    try:
+        run_job(job)
+    except Exception as error:
+        # The stage stops at the first input that differs. Its library is not imported here to ask for the class.
+        if type(error).__name__ != "ManifestError":
+            raise
+        from implicit_llm.runs.identity import Identity
+        from implicit_llm_workflow.stale_numbers import stale_error, stale_numbers
+
+        identity = Identity.parse(job.identity)
+        found = stale_numbers(identity.upstream, parse_inputs(job.inputs or []))
+        if not found:
+            raise
+        raise stale_error(found, str(identity.config.get("experiment"))) from error
+
+
 def _say_whether_there(plan: Plan, page: Node, found: Sequence[Hole]) -> None:
     """Raises: Exit where the page is not there or stale."""
     if found or plan.statuses[page.key].state != "fresh":
@@ -94,10 +112,13 @@ def _show(holes: Sequence[Hole]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from implicit_llm_workflow.stale_numbers import number_words
+
     if not holes:
         return
-    table = Table("result", "state", "why", "made by", box=None, pad_edge=False)
+    table = Table("result", "numbers", "state", "why", "made by", box=None, pad_edge=False)
     for hole in holes:
         style = _STYLE[hole.state]
-        table.add_row(hole.job, f"[{style}]{hole.state}[/{style}]", escape(hole.why), escape(hole.command))
+        numbers = number_words(hole.job, hole.config.get("kind"))
+        table.add_row(hole.job, numbers, f"[{style}]{hole.state}[/{style}]", escape(hole.why), escape(hole.command))
     wide_console().print(table)

@@ -40,7 +40,7 @@ TABLES = (
 
 def run(context: StageContext) -> StageResult:
     declared = context.work / "declared"
-    names = ["index.html", "claims.json"]
+    names = ["index.html", "claims.json", "numbers.tex", "lineage.svg"]
     names += [f"tables/{table}.{form}" for table in TABLES for form in ("csv", "tex")]
     names += [f"figures/{figure}.svg" for figure in FIGURES]
     for name in names:

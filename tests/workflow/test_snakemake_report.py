@@ -1,0 +1,30 @@
+"""Snakemake's own report, made where there is no network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.workflow.tiny_project import Project
+
+NOWHERE = "http://127.0.0.1:9"  # the port of the discard protocol, where nothing listens
+
+
+@dataclass
+class OfflineProject(Project):
+    """Every request for a page goes to a proxy that is not there."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        names = [f"{scheme}_proxy" for scheme in ("http", "https")]
+        lost = dict.fromkeys([*names, *(name.upper() for name in names)], NOWHERE)
+        return super().environment | lost | {"no_proxy": "", "NO_PROXY": ""}
+
+
+def test_snakemakes_report_holds_page_figures_and_tables_with_their_captions(project: Project) -> None:
+    offline = OfflineProject(project.dir, project.library, project.name)
+    offline.snakemake("--report", "report.html")
+    text = (offline.dir / "report.html").read_text()
+    for name in ("index.html", "lineage.svg", "figures/accuracy-by-length.svg", "figures/solver-health.svg"):
+        assert f"results/tiny/report/{name}" in text
+    assert "results/tiny/report/tables/published.csv" in text
+    assert "Accuracy on the last ten tokens against the length of the test sequences" in text
