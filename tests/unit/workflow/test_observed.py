@@ -154,6 +154,14 @@ def test_what_is_next_in_turn_of_a_driver_is_queued(plan: Plan) -> None:
     assert look(plan, UNROLLED).state == "waiting"
 
 
+def test_a_result_that_is_only_not_published_waits_for_the_next_driver(plan: Plan) -> None:
+    write_journal(plan, FREE, STARTED, event("stage_finished"))
+    assert look(plan).state == "stopped"
+    finish_with(plan, FREE, {})
+    (plan.run_dir(plan.nodes[FREE]) / "manifest.json").unlink()
+    assert look(plan).state == "waiting"
+
+
 def test_a_silent_job_of_another_machine_counts_as_stopped(plan: Plan) -> None:
     write_journal(plan, FREE, STARTED)
     lock_of(plan).write_text("process 7 on elsewhere\n")

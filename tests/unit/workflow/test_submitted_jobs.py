@@ -98,6 +98,27 @@ def test_a_job_that_was_preempted_too_often_is_stopped(plan: Plan) -> None:
     assert Observer(plan).observe()[FREE].state == "stopped"
 
 
+def test_a_job_that_slurm_runs_and_that_has_not_begun_is_starting(plan: Plan, slurm: Path) -> None:
+    submit(plan, FREE)
+    (slurm / "answer").write_text("12|RUNNING||n1|None\n")
+    write_journal(plan, FREE, event("stage_started"), metrics(5, 1, loss=2.0), metrics(6, 2, loss=1.0))
+    write_journal(plan, FREE, event("stage_preempted", 3, error="Preempted: at 6"))
+    job = Observer(plan).observe()[FREE]
+    assert (job.state, job.doing, job.progress.step, job.progress.steps_per_s) == ("running", "starting", 6, None)
+    write_journal(plan, FREE, event("stage_started", 4))
+    assert Observer(plan).observe()[FREE].doing != "starting"
+
+
+def test_a_submission_that_ended_before_its_job_began_outranks_an_earlier_failure(plan: Plan) -> None:
+    files = submit(plan, FREE, state="reported")
+    write_journal(plan, FREE, event("stage_started"), event("stage_failed", error="OSError: full"))
+    job = Observer(plan).observe()[FREE]
+    assert (job.state, job.why) == ("stopped", "ended without a word")
+    write_json(files.outcome(1), {"exit_code": 96, "failure_class": "env", "message": "no such venv"})
+    job = Observer(plan).observe()[FREE]
+    assert (job.state, job.failure_class, job.why) == ("failed", "env", "no such venv")
+
+
 def test_a_failure_of_former_settings_is_not_one_of_the_wanted_job(tiny: ExperimentFile) -> None:
     files = submit(tiny.plan(), FREE, state="reported", submitted_unix_s=1.7e9)
     write_json(files.outcome(1), {"exit_code": 2, "failure_class": "user", "message": "no"})

@@ -22,6 +22,7 @@ from implicit_llm_workflow.submitted_jobs import Submitted
 State = Literal["running", "queued", "failed", "stopped", "stale", "waiting", "done"]
 STATES: tuple[State, ...] = get_args(State)
 WORK, LOG, MLFLOW, PROVENANCE = "work", "job.log", "mlflow.json", "provenance.json"
+STARTING, NO_WORD = "starting", "ended without a word"
 SILENT_S = 600  # a job of another machine that nobody answers for, and that has written nothing for so long, has ended
 _LOG_LINE = re.compile(r"\S+ (?P<level>[A-Z]+) [\w.]+: (?P<message>.*)")
 
@@ -92,18 +93,19 @@ class JobLook:
         if state == "stale" and recorded is not None:
             return self._stale(recorded, why)
         is_running = state == "running"
+        is_at_work = is_running and (tail.is_open or self._is_held)
         return Observed(
             self.node,
             state,
             why,
             failure_class,
-            _progress(self.node, tail, is_running=is_running),
+            _progress(self.node, tail, is_running=is_at_work),
             tail.last.values if tail.last is not None else {},
             tail.unix_s or (_modified(self.run_dir / LOG) if state in ("failed", "running", "stopped") else None),
             _mlflow_run_id(work),
             self.submitted,
             recorded,
-            last_message(self.run_dir / LOG) if is_running else "",
+            last_message(self.run_dir / LOG) if is_at_work else STARTING if is_running else "",
             self._where(tail) if is_running else "",
         )
 
@@ -146,7 +148,8 @@ class JobLook:
             return "running", "", None
         if submitted is not None and submitted.state is None and tail.event is None:
             return "queued", f"{'Slurm' if submitted.cluster == 'slurm' else 'its machine'} gives no answer", None
-        ended = self._how_it_ended(tail)
+        is_made = (_work(self.run_dir, self.wanted.fingerprint) / MANIFEST).is_file()  # the next job publishes it
+        ended = None if is_made else self._how_it_ended(tail)
         if ended is not None:
             return ended
         if self.status.state == "stale":
@@ -167,6 +170,8 @@ class JobLook:
         """The last attempt at the wanted result, None if there was none or it finished."""
         kind, message = self._outcome()
         event = tail.event or {}
+        if self._is_submitted_since(tail):
+            return ("stopped" if kind in (None, "preempted") else "failed"), message or NO_WORD, kind
         error = " ".join(str(event.get("error") or "").split())
         match event.get("name"):
             case "stage_failed":
@@ -174,7 +179,7 @@ class JobLook:
             case "stage_preempted" | "stage_stopped":
                 return "stopped", error, None
             case "stage_started" | "stage_finished" if kind is None or kind == "preempted":
-                return "stopped", message or "ended without a word", None
+                return "stopped", message or NO_WORD, None
         if kind is not None:
             return ("stopped" if kind == "preempted" else "failed"), message, kind
         line = last_message(self.run_dir / LOG, level="ERROR") if tail.event is None and self._is_log_of_this() else ""
@@ -182,10 +187,22 @@ class JobLook:
 
     def _outcome(self) -> tuple[str | None, str]:
         """Class and message of the last submission, if it ended badly and was for the wanted result."""
-        submitted, known = self.submitted, _modified(self.identity_file)
-        if submitted is None or submitted.state != "ended" or known is None or known > submitted.submitted_unix_s + 1:
+        if self.submitted is None or not self._is_submission_of_this:
             return None, ""
-        return submitted.failure_class, submitted.message
+        return self.submitted.failure_class, self.submitted.message
+
+    def _is_submitted_since(self, tail: Tail) -> bool:
+        """Whether the last submission ended before it wrote into the journal, which tells of an earlier one."""
+        is_newer = self.submitted is not None and self.submitted.submitted_unix_s > (tail.unix_s or 0.0)
+        return is_newer and tail.event is not None and self._is_submission_of_this
+
+    @property
+    def _is_submission_of_this(self) -> bool:
+        """Whether the last submission has ended, and was made after the wanted result was first asked for."""
+        submitted, known = self.submitted, _modified(self.identity_file)
+        if submitted is None or submitted.state != "ended" or known is None:
+            return False
+        return known <= submitted.submitted_unix_s + 1
 
     def _is_log_of_this(self) -> bool:
         """Whether the log was written after the wanted result was first asked for."""

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from implicit_llm_workflow import runs_table
-from implicit_llm_workflow.job_look import LOG, STATES, Observed, last_lines
+from implicit_llm_workflow.job_look import LOG, STARTING, STATES, Observed, last_lines
 from implicit_llm_workflow.lock_holder import Holder
 from implicit_llm_workflow.plan import Plan
 from implicit_llm_workflow.runs_table import STATE_STYLE, age_s, step_text
@@ -178,7 +178,7 @@ def _running_table(jobs: list[Observed], width: int) -> Table:
             share_text(progress.share) if progress.share is not None else "",
             _rate_text(progress.steps_per_s),
             time_text(progress.remaining_s),
-            f"{time_text(age_s(job))} ago" if job.unix_s is not None else MISSING,
+            f"{time_text(age_s(job))} ago" if job.unix_s is not None and job.doing != STARTING else MISSING,
             _job_id(job),
             escape(_now(job)),
         )
@@ -245,7 +245,7 @@ def _command(snapshot: Snapshot) -> str:
 
 def _now(job: Observed) -> str:
     """Loss and residual of a training job, of others what they last wrote into the log."""
-    if job.why or "loss" not in job.metrics:
+    if job.why or job.doing == STARTING or "loss" not in job.metrics:
         return job.why or job.doing.removeprefix(f"{job.node.name}: ")
     parts = [f"loss {number_text(job.metrics['loss'])}"]
     if "residual" in job.metrics:
