@@ -131,8 +131,8 @@ def next_step(snapshot: Snapshot) -> str:
     if snapshot.is_done:
         pages = [plan.root / key / "index.html" for key in snapshot.targets if plan.nodes[key].stage in PAGES]
         gone = len(snapshot.of("waiting"))
-        more = [f"{gone:,} results that it was made from are gone and not needed"] if gone else []
-        return "; ".join(["nothing, all is done", *map(str, pages), *more])
+        absent = [f"{gone:,} results that it was made from are gone and not needed"] if gone else []
+        return "; ".join(["nothing, all is done", *map(str, pages), *absent])
     if snapshot.is_driven:
         more = "; it leaves out what failed" if snapshot.of("failed") else ""
         return f"nothing to type, the driver goes on{more}"
