@@ -1,0 +1,144 @@
+"""MLflow's own pages, over a server that our bridge has told of three tiny runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+
+from implicit_llm.tracking.mlflow_writer import initialise
+from tests.mlflow_server import MlflowServer
+from tests.unit.tracking import small_stages
+from tests.unit.tracking.stored import Stored
+
+if TYPE_CHECKING:
+    from selenium.webdriver.remote.webdriver import WebDriver
+
+NAMES = ("train/steep-s0/free", "train/flat-s0/free")
+WAIT_S = 120
+# Of each chart with lines: how many are drawn, and the number of points that each was given, by its name.
+CHARTS = """
+const drawn = plot => plot.querySelectorAll('.scatterlayer path.js-line').length;
+const traces = plot => plot.data.filter(trace => trace.type.startsWith('scatter') && trace.x && trace.x.length > 1);
+return [...document.querySelectorAll('.js-plotly-plot')].filter(drawn).map(
+    plot => ({drawn: drawn(plot), points: traces(plot).map(trace => [trace.name, trace.x.length])}))
+"""
+
+
+@pytest.fixture(scope="module")
+def server(browser_or_skip: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    """With a data set and two models that were trained on it, brought over HTTP while they ran."""
+    folder = tmp_path_factory.mktemp("ui")
+    (folder / "results").mkdir()
+    initialise(f"sqlite:///{folder / 'mlflow.db'}")
+    server = MlflowServer(folder / "mlflow.db")
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", server.uri)
+        made = small_stages.make_data(folder / "results")
+        for run, power in (("steep-s0", 2.0), ("flat-s0", 0.5)):
+            small_stages.make_model(folder / "results", {"data": made}, _trains(power), run=run)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def browser_or_skip() -> None:
+    """Before a server is started for nothing."""
+    for program in ("chromium", "chromedriver"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program} on this machine; type: apt-get install chromium chromium-driver")
+
+
+@pytest.fixture
+def stored(server: MlflowServer) -> Stored:
+    return Stored(server.uri)
+
+
+def _trains(power: float) -> small_stages.Body:
+    def body(context: small_stages.StageContext) -> small_stages.StageResult:
+        for step in range(1, 21):
+            context.journal.metrics(step, {"loss": 2 / step**power, "residual": 0.1 / step})
+        return small_stages.train_result(context)
+
+    return body
+
+
+def text_of(browser: WebDriver) -> str:
+    """Of the whole page, in one line."""
+    return " ".join(browser.execute_script("return document.body.innerText").split())
+
+
+def wait_for(browser: WebDriver, text: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while text not in text_of(browser):
+        assert time.monotonic() < end, f"the page does not show {text!r} but {text_of(browser)}"
+        time.sleep(0.1)
+
+
+def wait_for_curves(browser: WebDriver) -> None:
+    """A chart with a line of 20 points for each of the two runs."""
+    end = time.monotonic() + WAIT_S
+    while True:
+        found = browser.execute_script(CHARTS)
+        for chart in found:
+            whole = {name for name, points in chart["points"] if points == 20}
+            if chart["drawn"] >= 2 and all(any(name in given for given in whole) for name in NAMES):
+                return
+        assert time.monotonic() < end, f"no chart with both runs, but {found}"
+        time.sleep(0.1)
+
+
+def address(stored: Stored, page: str) -> str:
+    """With the ids of the experiment and of both runs for {experiment} and {runs}."""
+    runs = quote(json.dumps([stored.runs[name].info.run_id for name in NAMES], separators=(",", ":")))
+    return page.format(experiment=stored.experiment_ids[0], runs=runs)
+
+
+def test_two_runs_stand_side_by_side_with_both_curves(browser: WebDriver, server: MlflowServer, stored: Stored) -> None:
+    from selenium.webdriver.common.by import By
+
+    page = address(stored, "/#/compare-runs?runs={runs}&experiments=%5B%22{experiment}%22%5D")
+    browser.get(server.uri + page)
+    wait_for(browser, "Comparing 2 Runs")
+    for name in NAMES:
+        wait_for(browser, name)
+    wait_for(browser, "Parallel Coordinates Plot")
+    link = browser.find_element(By.XPATH, "//a[contains(@href, '/metric') and normalize-space() = 'loss']")
+    browser.execute_script("arguments[0].click()", link)
+    wait_for_curves(browser)
+    for name in NAMES:
+        wait_for(browser, f"{name} (loss)")  # the legend
+
+
+def test_the_charts_of_all_training_runs_stand_in_sections(
+    browser: WebDriver, server: MlflowServer, stored: Stored
+) -> None:
+    search = quote("tags.stage = 'train' AND tags.task = 'word_problem'")
+    browser.get(
+        server.uri + address(stored, "/#/experiments/{experiment}/runs?compareRunsMode=CHART&searchFilter=" + search)
+    )
+    wait_for(browser, "2 matching runs")
+    for section in ("solver (1)", "Model metrics (1)", "System metrics"):
+        wait_for(browser, section)
+    wait_for_curves(browser)
+
+
+def test_a_run_shows_its_data_set_and_labels_and_its_model_is_listed(
+    browser: WebDriver, server: MlflowServer, stored: Stored
+) -> None:
+    run = stored.runs[NAMES[0]]
+    browser.get(f"{server.uri}/#/experiments/{stored.experiment_ids[0]}/runs/{run.info.run_id}")
+    wait_for(browser, f"s3-train ({run.inputs.dataset_inputs[0].dataset.digest})")
+    text = text_of(browser)
+    for key, value in (("task", "word_problem"), ("family", "mamba2"), ("run", "steep"), ("seed", "3")):
+        assert re.search(rf"\b{key}\s*:\s*{value}\b", text)
+    browser.get(f"{server.uri}/#/experiments/{stored.experiment_ids[0]}/models")
+    for name in NAMES:
+        wait_for(browser, name.removeprefix("train/").replace("/", "-"))
