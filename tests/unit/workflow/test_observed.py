@@ -162,6 +162,17 @@ def test_a_result_that_is_only_not_published_waits_for_the_next_driver(plan: Pla
     assert look(plan).state == "waiting"
 
 
+def test_what_failed_under_another_driver_is_queued_again_by_the_next(plan: Plan) -> None:
+    finish_with(plan, UNROLLED, {})
+    finish_with(plan, "data/s3-train", {})
+    write_journal(plan, FREE, STARTED, event("stage_failed", 5, error="ValueError: no"))
+    with held(plan.root / ".driver.lock", DRIVER):
+        assert look(plan).state == "queued"
+        os.utime(plan.root / ".driver.lock", (START_S, START_S))
+        assert look(plan).state == "failed"  # it failed five seconds after this driver began
+    assert look(plan).state == "failed"
+
+
 def test_a_silent_job_of_another_machine_counts_as_stopped(plan: Plan) -> None:
     write_journal(plan, FREE, STARTED)
     lock_of(plan).write_text("process 7 on elsewhere\n")

@@ -20,6 +20,7 @@ from implicit_llm_workflow import status_command
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import (
     DRIVER,
+    START_S,
     event,
     finish_with,
     held,
@@ -72,9 +73,10 @@ def test_a_running_job_is_told_with_step_rate_and_time_left(
     plan = real_plan(failed)
     write_journal(plan, FREE, event("stage_started", host="here"), metrics(5, 10, loss=2.0), metrics(6, 13, loss=1.5))
     with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"), held(plan.root / ".driver.lock", DRIVER) as driver:
+        os.utime(plan.root / ".driver.lock", (START_S, START_S))
         code, out, _ = run(capsys, "status", *words(failed))
     assert code == 0
-    assert out.splitlines()[0] == f"tiny: driver is process {driver}, since 0 s"
+    assert re.fullmatch(rf"tiny: driver is process {driver}, since \d+ d", out.splitlines()[0])
     assert re.search(rf"^{FREE} +6/10 +33 % +3.0 s/step +12 s +\d+ d ago +on here +loss 1.5", out, re.MULTILINE)
     assert "next: nothing to type, the driver goes on; it leaves out what failed" in out
 

@@ -65,33 +65,24 @@ class Observed:
 
 
 class JobLook:
-    """One look at one job. `is_ready`: a driver lives, and all that the job reads is there."""
+    """One look at one job. `ready_since`: when a driver that lives began, if all that the job reads is there."""
 
-    def __init__(self, plan: Plan, node: Node, status: Status, submitted: Submitted | None, is_ready: bool) -> None:
-        self.node, self.status, self.submitted, self.is_ready = node, status, submitted, is_ready
+    def __init__(
+        self, plan: Plan, node: Node, status: Status, submitted: Submitted | None, ready_since: float | None
+    ) -> None:
+        self.node, self.status, self.submitted, self.ready_since = node, status, submitted, ready_since
         self.run_dir, self.wanted = plan.run_dir(node), plan.identities[node.key]
         self.identity_file = plan.identity_file(node)
 
     def observed(self) -> Observed:
         recorded = self.status.recorded
         if self.status.state == "fresh" and recorded is not None:
-            work = _work(self.run_dir, recorded.fingerprint)
-            return Observed(
-                self.node,
-                "done",
-                why=self.status.why,
-                progress=_final_progress(recorded),
-                metrics=_numbers(recorded.summary.get("metrics")),
-                unix_s=_finished(work) or _modified(self.run_dir / MANIFEST),
-                mlflow_run_id=_mlflow_run_id(work),
-                submitted=self.submitted,
-                recorded=recorded,
-            )
+            return self._of_result("done", self.status.why, recorded)
         work = self._work()
         tail = read_tail(work / JOURNAL)
         state, why, failure_class = self._state(tail)
         if state == "stale" and recorded is not None:
-            return self._stale(recorded, why)
+            return self._of_result(state, why, recorded)
         is_running = state == "running"
         is_at_work = is_running and (tail.is_open or self._is_held)
         return Observed(
@@ -109,11 +100,12 @@ class JobLook:
             self._where(tail) if is_running else "",
         )
 
-    def _stale(self, recorded: Recorded, why: str) -> Observed:
+    def _of_result(self, state: State, why: str, recorded: Recorded) -> Observed:
+        """By the result that is there."""
         work = _work(self.run_dir, recorded.fingerprint)
         return Observed(
             self.node,
-            "stale",
+            state,
             why,
             progress=_final_progress(recorded),
             metrics=_numbers(recorded.summary.get("metrics")),
@@ -150,11 +142,16 @@ class JobLook:
             return "queued", f"{'Slurm' if submitted.cluster == 'slurm' else 'its machine'} gives no answer", None
         is_made = (_work(self.run_dir, self.wanted.fingerprint) / MANIFEST).is_file()  # the next job publishes it
         ended = None if is_made else self._how_it_ended(tail)
-        if ended is not None:
+        if ended is not None and not self._is_tried_again(tail):
             return ended
         if self.status.state == "stale":
             return "stale", self.status.why, None
-        return ("queued", "", None) if self.is_ready else ("waiting", "", None)
+        return ("queued", "", None) if self.ready_since is not None else ("waiting", "", None)
+
+    def _is_tried_again(self, tail: Tail) -> bool:
+        """Whether a driver that lives has begun since the last attempt ended: its turn is still to come."""
+        ended = max(tail.unix_s or 0.0, self.submitted.submitted_unix_s if self.submitted is not None else 0.0)
+        return self.ready_since is not None and self.ready_since > ended
 
     def _runs_elsewhere(self, tail: Tail) -> bool:
         """Whether a job of another machine, which nobody here can look at, has lately written something."""

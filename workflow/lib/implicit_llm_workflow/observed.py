@@ -18,10 +18,11 @@ class Observer:
     def __init__(self, plan: Plan, submitit_folder: Path | None = None) -> None:
         self.plan = plan
         self._folder = submitit_folder
+        self._lock = plan.root / ".driver.lock"
 
     def driver(self) -> Holder | None:
         """The Snakemake that works, or last worked, on the experiment."""
-        return holder_of(self.plan.root / ".driver.lock")
+        return holder_of(self._lock)
 
     def failed_steps(self) -> dict[str, Path]:
         """What comes before all jobs, belongs to no result, and failed: its rule and its log."""
@@ -40,15 +41,23 @@ class Observer:
         statuses = {key: self._status(key) for key in wanted}
         unfinished = [node for key, node in wanted.items() if statuses[key].state != "fresh"]
         submitted = submitted_jobs(plan, unfinished, self._folder)
-        driver = self.driver()
-        has_driver = driver is not None and bool(driver.is_alive)
+        since = self._driven_since()
         found: dict[str, Observed] = {}
         for key, node in wanted.items():
-            is_ready = has_driver and all(
+            is_ready = since is not None and all(
                 (statuses.get(item) or self._status(item)).state == "fresh" for item in node.upstream.values()
             )
-            found[key] = JobLook(plan, node, statuses[key], submitted.get(key), is_ready).observed()
+            look = JobLook(plan, node, statuses[key], submitted.get(key), since if is_ready else None)
+            found[key] = look.observed()
         return found
+
+    def _driven_since(self) -> float | None:
+        """When the driver that lives took its lock, in seconds since 1970."""
+        driver = self.driver()
+        try:
+            return self._lock.stat().st_mtime if driver is not None and driver.is_alive else None
+        except OSError:
+            return None
 
     def _status(self, key: str) -> Status:
         """As it is now: the plan remembers what it saw first."""
