@@ -21,6 +21,7 @@ CHANCE = Series("chance (best constant answer)", MUTED, "", (1, 2))
 PUBLISHED = Series("published or reference number, same mode", INK, "*", has_line=False)
 ACCURACY_LIMITS = (-0.03, 1.05)
 MAX_POSITIONS = 512
+MOST_NAMED = 4  # runs of a panel whose best seeds are named
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,12 @@ def _draw_lengths(axis: Axes, cells: list[Cell], known: list[PublishedNumber], s
     mark_training(axis, (cell.first.train_length for cell in cells), (lengths[0], lengths[-1]), is_log=True)
     chance = {cell.first.length: cell.first.chance_last10 for cell in cells if cell.first.chance_last10 is not None}
     axis.plot(list(chance), list(chance.values()), **CHANCE.line(has_markers=False), linewidth=1.2)
-    for run in dict.fromkeys(cell.first.run for cell in cells):
+    runs = list(dict.fromkeys(cell.first.run for cell in cells))
+    for run in runs:
         mine = [cell for cell in cells if cell.first.run == run]
         _draw_spread(axis, mine, series[run])
+        if len(runs) <= MOST_NAMED:
+            _name_best(axis, mine, series[run])
     for number in known:
         axis.plot(number.test.length, number.value, **PUBLISHED.line(), zorder=6, clip_on=False)
     length_axis(axis, lengths)
@@ -110,7 +114,7 @@ def _draw_lengths(axis: Axes, cells: list[Cell], known: list[PublishedNumber], s
 
 
 def _draw_spread(axis: Axes, cells: list[Cell], series: Series) -> None:
-    """The mean over seeds as a line, every seed as a thin one with points; the best is named at its end."""
+    """The mean over seeds as a line, every seed as a thin one with points."""
     present = [(cell.first.length, cell.spread(LAST_TEN)) for cell in cells if cell.spread(LAST_TEN).values]
     lengths = [length for length, _ in present]
     if any(len(spread.values) > 1 for _, spread in present):
@@ -119,12 +123,11 @@ def _draw_spread(axis: Axes, cells: list[Cell], series: Series) -> None:
             known = [(point.length, point.accuracy_last10) for point in points if point.accuracy_last10 is not None]
             style = {"color": series.color, "linewidth": 0.6, "markersize": 2.5, "alpha": 0.6}
             axis.plot([length for length, _ in known], [value for _, value in known], ".-", **style)  # type: ignore[arg-type]
-        _name_best(axis, cells, series)
     axis.plot(lengths, [spread.mean for _, spread in present], **series.line(), zorder=4, clip_on=False)  # type: ignore[arg-type]
 
 
 def _name_best(axis: Axes, cells: list[Cell], series: Series) -> None:
-    """At the longest test, where seeds part the most."""
+    """The best of several seeds, at the longest test, where seeds part the most."""
     longest = max(cells, key=lambda cell: cell.first.length)
     best = longest.best(LAST_TEN)
     if best is None:

@@ -99,7 +99,7 @@ def test_the_page_shows_each_section_and_its_figures(made: Path) -> None:
     page = (made / "index.html").read_text()
     assert all(f'id="figure-{name}"' in page for name in figures)
     for words in ("S5: layers needed", "Test-time compute", "Jacobian of the state transition"):
-        assert f"<h3>{words}</h3>" in page
+        assert f'<h3 class="topic">{words}</h3>' in page
 
 
 def test_swept_results_stay_out_of_the_other_tables_and_figures(made: Path) -> None:

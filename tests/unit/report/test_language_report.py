@@ -55,7 +55,7 @@ def test_report_without_word_problems_has_only_its_own_figures_and_tables(made: 
     figures = {path.stem for path in (made / "figures").iterdir()}
     assert figures == LANGUAGE_FIGURES | {"accuracy-by-babi-task"}
     tables = {path.name for path in (made / "tables").iterdir()}
-    assert tables == {f"{name}.{form}" for name in ("perplexity", "babi") for form in ("csv", "tex")}
+    assert tables == {f"{name}.{form}" for name in ("perplexity", "babi", "published") for form in ("csv", "tex")}
     text = (made / "index.html").read_text()
     assert "last ten tokens, mean over seeds" not in text
     assert "best constant answer</td>" not in text
@@ -67,7 +67,7 @@ def test_word_problems_alone_have_no_sections_of_language_models(tmp_path: Path)
     text = (made / "index.html").read_text()
     assert "held-out text" not in text.split('id="claims"')[0]
     assert "at all questions, from other papers" not in text
-    assert {path.stem for path in (made / "tables").iterdir()} == {"accuracy"}
+    assert {path.stem for path in (made / "tables").iterdir()} == {"accuracy", "published"}
 
 
 def test_page_is_whole_and_links_to_itself_only(made: Path) -> None:
@@ -182,7 +182,7 @@ def test_validation_set_of_catbabi_is_one_named_row_and_nothing_else(made: Path)
     rows = [row for row in rows_of(made, "babi") if row["data"] == "babi-valid"]
     assert [(row["split"], row["task"], row["accuracy_mean"]) for row in rows] == [("validation", "0", "0.125")] * 2
     page = (made / "index.html").read_text()
-    assert re.findall(r"<h3>CatbAbI, ([\w-]+)", page) == ["babi-test", "babi-test"]  # at a glance, and all numbers
+    assert re.findall(r"<h[34]>CatbAbI, ([\w-]+)", page) == ["babi-test", "babi-test"]  # at a glance, and all numbers
     assert "all questions of the validation set" in page
     assert "babi-valid" not in (made / "figures" / "accuracy-by-babi-task.svg").read_text()
     assert "babi-valid" not in (made / "claims.json").read_text()
