@@ -39,6 +39,14 @@ def test_another_profile_and_a_missing_preflight_rerun_nothing(project: Project)
     assert NOTHING in dry_run(project)
 
 
+def test_a_first_preflight_for_a_stale_job_reruns_no_fresh_one(project: Project) -> None:
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    output = dry_run(project)
+    assert resources_of(output, "preflight")
+    jobs = set(re.findall(rf"output: results/{project.name}/(\S+)/manifest\.json", output))
+    assert jobs == {"train/implicit-s0/free", "evaluate/implicit-s0/free/word-problem", "report"}
+
+
 def test_a_site_gives_each_rule_its_class_in_one_block(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     edit_site(project.dir / "profiles" / "cluster" / "config.yaml", SITE)

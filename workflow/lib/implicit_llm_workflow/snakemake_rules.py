@@ -116,17 +116,21 @@ class RuleInputs:
                 for name, key in node.upstream.items()
                 if role in (None, name)
             ]
-            is_fresh = self._plan.statuses[node.key].state == "fresh"
-            return [self._ancient(path) for path in paths] if is_fresh else paths
+            return [self._ancient(path) for path in paths] if self._is_fresh(node) else paths
 
         return manifests
+
+    def _is_fresh(self, node: Node) -> bool:
+        return self._plan.statuses[node.key].state == "fresh"
 
     def preflight(self, stage: str, workflow: Any) -> Callable[[Any], list[str]]:
         """An input function: the look at the hardware class of the job's rule, where the profile names one."""
 
         @_asked_by_snakemake
         def report(wildcards: Any) -> list[str]:
-            hardware = hardware_of(workflow, rule_of(self.node(stage, wildcards)))
+            node = self.node(stage, wildcards)
+            # A fresh result must not see it: Snakemake reruns what depends on a file that it makes for the first time.
+            hardware = None if self._is_fresh(node) else hardware_of(workflow, rule_of(node))
             return [self._ancient(f"{self._plan.root}/.preflight/{hardware}.json")] if hardware else []
 
         return report
