@@ -1,4 +1,7 @@
-"""The code is compared with the identity when a job begins; tests/fault/test_code_changes.py has it with Snakemake."""
+"""The code is compared with the identity when a job begins.
+
+tests/workflow/test_orchestration_faults.py has the same with Snakemake.
+"""
 
 from __future__ import annotations
 
