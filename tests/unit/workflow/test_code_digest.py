@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow.code_digest import code_digest, reached_sources, stage_module
-from implicit_llm_workflow.library_configs import LIBRARY, package_dir
+from implicit_llm_workflow.library_module import LIBRARY, package_dir
 from implicit_llm_workflow.project_sources import Project, SourceError
 
 FILES = {

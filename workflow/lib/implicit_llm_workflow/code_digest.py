@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.library_configs import LIBRARY, package_dir
+from implicit_llm_workflow.library_module import LIBRARY, package_dir
 from implicit_llm_workflow.project_sources import Imported, Project, Source, SourceError
 from implicit_llm_workflow.source_cache import SourceCache
 

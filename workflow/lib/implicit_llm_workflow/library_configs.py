@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.library_module import package_dir
 from implicit_llm_workflow.validation import check_keys, nearest
 
-LIBRARY = "implicit_llm"
 # Written by save_pretrained beside the model's own fields; they say who wrote the file, not what the model is.
 _BOOKKEEPING = ("architectures", "transformers_version", "_name_or_path", "dtype")
-
-
-def package_dir(package: str = LIBRARY) -> Path:
-    """The folder of a top-level package, found without running it. Raises: ConfigError when it is not installed."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"package {package} is not installed; run `make setup`")
-    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def model_fields(name: str, where: str, configs_dir: Path | None = None) -> dict[str, Any]:

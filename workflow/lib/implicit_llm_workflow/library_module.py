@@ -6,14 +6,24 @@ import functools
 import importlib.machinery
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 
-from implicit_llm_workflow.errors import UserError
-from implicit_llm_workflow.library_configs import LIBRARY, package_dir
+from implicit_llm_workflow.errors import ConfigError, UserError
+
+LIBRARY = "implicit_llm"
 
 
 class LibraryFileMissing(UserError):
     """The installed library lacks a file that the driver needs."""
+
+
+def package_dir(package: str = LIBRARY) -> Path:
+    """The folder of a top-level package, found without running it. Raises: ConfigError when it is not installed."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f"package {package} is not installed; run `make setup`")
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 @functools.cache

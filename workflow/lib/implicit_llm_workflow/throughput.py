@@ -15,8 +15,7 @@ from typing import Any
 
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.hardware import HARDWARE_FILE, Hardware, MeasuredStep
-from implicit_llm_workflow.library_configs import package_dir
-from implicit_llm_workflow.library_module import load_library_module
+from implicit_llm_workflow.library_module import load_library_module, package_dir
 
 BOUNDED_EVALUATIONS = 8  # up to here a step is like the measured (4+1), beyond like the measured free phases
 OTHER_FAMILIES = "implicit_llama3"  # whose measured steps stand for models of another type
