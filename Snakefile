@@ -3,7 +3,7 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
-from implicit_llm_workflow.command_targets import config_file_of
+from implicit_llm_workflow.commands.command_targets import config_file_of
 
 min_version("9.11")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm.runs.identity import compute_fingerprint
-from implicit_llm_workflow.code_digest import module_digest
+from implicit_llm_workflow.planning.code_digest import module_digest
 from tests.slurm.cluster import SlurmCluster
 from tests.unit.training.small_runs import request
 

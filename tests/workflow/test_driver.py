@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from implicit_llm_workflow.snakemake_driver import hold_lock
+from implicit_llm_workflow.rules.snakemake_driver import hold_lock
 from tests.workflow.tiny_project import NOTHING, Project, make_project
 
 DEADLINE_S = 60

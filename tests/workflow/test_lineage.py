@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from implicit_llm_workflow.accept import save_acceptance
-from implicit_llm_workflow.accepted import Acceptance
-from implicit_llm_workflow.lineage import Lineage, NoLineage, trace
-from implicit_llm_workflow.lineage_tree import as_json, tree_of
-from implicit_llm_workflow.lineage_verify import verify_lineage
-from implicit_llm_workflow.ro_crate import METADATA, PROFILES, CrateError, write_crate
+from implicit_llm_workflow.planning.accepted import Acceptance
+from implicit_llm_workflow.results.accept import save_acceptance
+from implicit_llm_workflow.results.lineage import Lineage, NoLineage, trace
+from implicit_llm_workflow.results.lineage_tree import as_json, tree_of
+from implicit_llm_workflow.results.lineage_verify import verify_lineage
+from implicit_llm_workflow.results.ro_crate import METADATA, PROFILES, CrateError, write_crate
 from tests.unit.workflow.test_console import run
 from tests.workflow.tiny_project import Project
 

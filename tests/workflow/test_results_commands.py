@@ -8,10 +8,10 @@ import subprocess
 import time
 from typing import Any
 
-from implicit_llm_workflow.config_files import experiment_path
-from implicit_llm_workflow.experiment import load_experiment
-from implicit_llm_workflow.plan import Plan
-from implicit_llm_workflow.submitted_jobs import outputs_of
+from implicit_llm_workflow.experiment_files.config_files import experiment_path
+from implicit_llm_workflow.experiment_files.experiment import load_experiment
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.results.submitted_jobs import outputs_of
 from tests.workflow.tiny_project import Project
 
 FREE, FAILING = "train/implicit-s0/free", "evaluate/explicit-s0/explicit/word-problem"

@@ -4,8 +4,8 @@ import sys
 from snakemake.logging import logger
 
 from implicit_llm_workflow.errors import UserError
-from implicit_llm_workflow.snakemake_driver import force_stale
-from implicit_llm_workflow.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
+from implicit_llm_workflow.rules.snakemake_driver import force_stale
+from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
 
 try:
     plan = plan_from_snakemake(config, workflow.configfiles)

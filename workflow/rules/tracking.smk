@@ -1,4 +1,4 @@
-from implicit_llm_workflow.invocation import announce
+from implicit_llm_workflow.rules.invocation import announce
 
 if workflow.is_main_process:
     announce()

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from implicit_llm.runs.manifest import Manifest
-from implicit_llm_workflow.code_digest import module_digest
-from implicit_llm_workflow.fingerprint import Identity
-from implicit_llm_workflow.report_command import report
-from implicit_llm_workflow.stale_numbers import StaleNumbers, changed_result, stale_numbers
+from implicit_llm_workflow.commands.report_command import report
+from implicit_llm_workflow.planning.code_digest import module_digest
+from implicit_llm_workflow.planning.fingerprint import Identity
+from implicit_llm_workflow.results.stale_numbers import StaleNumbers, changed_result, stale_numbers
 from tests.unit.report.sample_runs import SampleRun, make_runs
 
 RUNS = (SampleRun("a5-explicit", "A5", False, 0.2, (0.2,), steps=20, seeds=(0, 1), lengths=(16,)),)

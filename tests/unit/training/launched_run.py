@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from implicit_llm_workflow.launch import Ended, LaunchRequest, launch
+from implicit_llm_workflow.launching.launch import Ended, LaunchRequest, launch
 
 
 def main(processes: str, *arguments: str) -> int:

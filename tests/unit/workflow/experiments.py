@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from implicit_llm_workflow.code_digest import stage_module
-from implicit_llm_workflow.experiment import Experiment, load_experiment
-from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.experiment_files.experiment import Experiment, load_experiment
+from implicit_llm_workflow.planning.code_digest import stage_module
+from implicit_llm_workflow.planning.plan import Plan
 
 TINY = """\
 name: tiny

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.accept import (
+from implicit_llm_workflow.planning.accepted import AcceptedUnreadable
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.results.accept import (
     NotAcceptable,
     chosen_jobs,
     new_acceptances,
     revoke,
     save_acceptance,
 )
-from implicit_llm_workflow.accepted import AcceptedUnreadable
-from implicit_llm_workflow.plan import Plan
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.test_console import run
 from tests.unit.workflow.test_plan import ALL, EVALUATIONS, finish, keys

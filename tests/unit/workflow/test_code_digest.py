@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.code_digest import code_digest, reached_sources, stage_module
 from implicit_llm_workflow.library_module import LIBRARY, package_dir
-from implicit_llm_workflow.project_sources import Project, SourceError
+from implicit_llm_workflow.planning.code_digest import code_digest, reached_sources, stage_module
+from implicit_llm_workflow.planning.project_sources import Project, SourceError
 
 FILES = {
     "__init__.py": "from library.models.preset import load_preset\nfrom library.solver.config import Settings\n",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.code_digest import module_digest
-from implicit_llm_workflow.code_record import (
+from implicit_llm_workflow.planning.code_digest import module_digest
+from implicit_llm_workflow.planning.code_record import (
     CodeRecord,
     changed_files,
     code_now,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.command_targets import config_file_of
+from implicit_llm_workflow.commands.command_targets import config_file_of
 
 
 @pytest.mark.parametrize(

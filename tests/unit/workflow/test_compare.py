@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_workflow import compare_page
-from implicit_llm_workflow.code_record import CodeRecord
-from implicit_llm_workflow.compare_table import Comparison, as_json, make_comparison
-from implicit_llm_workflow.compared_runs import find_compared
-from implicit_llm_workflow.plan import FINGERPRINT_DIGITS, Plan
-from implicit_llm_workflow.run_names import NotComparable
+from implicit_llm_workflow.planning.code_record import CodeRecord
+from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS, Plan
+from implicit_llm_workflow.results import compare_page
+from implicit_llm_workflow.results.compare_table import Comparison, as_json, make_comparison
+from implicit_llm_workflow.results.compared_runs import find_compared
+from implicit_llm_workflow.results.run_names import NotComparable
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import event, finish_with, metrics, real_plan, write_journal
 from tests.unit.workflow.test_console import loaded_after, run

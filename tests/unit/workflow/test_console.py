@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from implicit_llm_workflow import console
-from implicit_llm_workflow.job import OptionError, parse_inputs
-from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.commands.job import OptionError, parse_inputs
+from implicit_llm_workflow.planning.plan import Plan
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.test_plan import finish
 
@@ -56,7 +56,8 @@ def test_help_loads_no_heavy_package() -> None:
 
 
 def test_planning_an_experiment_loads_no_heavy_package() -> None:
-    plan = "from implicit_llm_workflow import experiment, config_files, plan"
+    files = "from implicit_llm_workflow.experiment_files import experiment, config_files"
+    plan = f"{files}; from implicit_llm_workflow.planning import plan"
     use = "plan.Plan(experiment.load_experiment(config_files.experiment_path('demo'))).statuses"
     assert loaded_after(plan, use) == []
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from implicit_llm_workflow.errors import ConfigError
-from implicit_llm_workflow.graph import build_graph
+from implicit_llm_workflow.planning.graph import build_graph
 from tests.unit.workflow.experiments import ExperimentFile
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.snakemake_driver import (
+from implicit_llm_workflow.rules.snakemake_driver import (
     DriverRunning,
     UnsupportedSnakemake,
     force_stale,
@@ -17,7 +17,7 @@ from implicit_llm_workflow.snakemake_driver import (
 )
 
 HOLDER = """
-from implicit_llm_workflow.snakemake_driver import *
+from implicit_llm_workflow.rules.snakemake_driver import *
 lock = hold_lock(Path({path!r}))
 print("held", flush=True)
 input()

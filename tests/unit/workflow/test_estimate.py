@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_workflow.data_estimate import TokenisationRate, data_estimates, tokenisation_rate
 from implicit_llm_workflow.errors import ConfigError
-from implicit_llm_workflow.estimate import Choice, TrainingEstimate, TrainingEstimator
-from implicit_llm_workflow.evaluation_estimate import evaluation_estimates
-from implicit_llm_workflow.hardware import HARDWARE_FILE, Hardware, read_hardware
-from implicit_llm_workflow.library_configs import model_fields
+from implicit_llm_workflow.estimates.data_estimate import TokenisationRate, data_estimates, tokenisation_rate
+from implicit_llm_workflow.estimates.estimate import Choice, TrainingEstimate, TrainingEstimator
+from implicit_llm_workflow.estimates.evaluation_estimate import evaluation_estimates
+from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, Hardware, read_hardware
+from implicit_llm_workflow.estimates.throughput import Throughput, TrainingWork
+from implicit_llm_workflow.estimates.training_memory import TrainedModel, fitting_step, step_gib
+from implicit_llm_workflow.experiment_files.library_configs import model_fields
 from implicit_llm_workflow.library_module import load_library_module
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
-from implicit_llm_workflow.throughput import Throughput, TrainingWork
-from implicit_llm_workflow.training_memory import TrainedModel, fitting_step, step_gib
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.test_console import loaded_after, run
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.config_files import experiment_path
 from implicit_llm_workflow.errors import ConfigError
-from implicit_llm_workflow.experiment import Experiment, load_experiment
-from implicit_llm_workflow.explain import upstream_closure
-from implicit_llm_workflow.graph import build_graph
-from implicit_llm_workflow.report_outputs import figures_of_reports, tables_of_reports
+from implicit_llm_workflow.experiment_files.config_files import experiment_path
+from implicit_llm_workflow.experiment_files.experiment import Experiment, load_experiment
+from implicit_llm_workflow.planning.graph import build_graph
+from implicit_llm_workflow.planning.report_outputs import figures_of_reports, tables_of_reports
+from implicit_llm_workflow.results.explain import upstream_closure
 from tests.unit.workflow.experiments import ExperimentFile
 
 EXCERPTS = """

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from implicit_llm_workflow.config_files import experiment_path
 from implicit_llm_workflow.errors import ConfigError
-from implicit_llm_workflow.experiment import load_experiment
-from implicit_llm_workflow.groups import group_order
-from implicit_llm_workflow.library_configs import model_fields, override_fields
-from implicit_llm_workflow.overrides import overlay
+from implicit_llm_workflow.experiment_files.config_files import experiment_path
+from implicit_llm_workflow.experiment_files.experiment import load_experiment
+from implicit_llm_workflow.experiment_files.groups import group_order
+from implicit_llm_workflow.experiment_files.library_configs import model_fields, override_fields
+from implicit_llm_workflow.experiment_files.overrides import overlay
+from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR, SCHEMA_DIR
-from implicit_llm_workflow.yaml_files import read_yaml
 from tests.unit.workflow.experiments import ExperimentFile
 
 EXPERIMENTS = sorted(CONFIG_DIR.glob("*.yaml"))

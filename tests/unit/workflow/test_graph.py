@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from implicit_llm_workflow.fingerprint import Identity
-from implicit_llm_workflow.graph import build_graph
-from implicit_llm_workflow.report_outputs import report_figures, report_tables
+from implicit_llm_workflow.planning.fingerprint import Identity
+from implicit_llm_workflow.planning.graph import build_graph
+from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 from tests.unit.workflow.experiments import ExperimentFile
 
 KEYS = [

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from implicit_llm.tracking import invocation as jobs_side
-from implicit_llm_workflow import invocation
+from implicit_llm_workflow.rules import invocation
 
 
 def test_a_job_reads_what_the_driver_announced(monkeypatch: pytest.MonkeyPatch) -> None:

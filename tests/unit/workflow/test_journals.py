@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from implicit_llm.tracking import journal
-from implicit_llm_workflow import journals
-from implicit_llm_workflow.journals import read_points, read_tail
+from implicit_llm_workflow.results import journals
+from implicit_llm_workflow.results.journals import read_points, read_tail
 
 
 def written(path: Path, *, points: int = 0) -> journal.Journal:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from implicit_llm.runs.launched import Death, End, judge
-from implicit_llm_workflow import allocation, launch, node_agent
-from implicit_llm_workflow.allocation import Allocation, require_nodes
-from implicit_llm_workflow.launch_errors import LaunchError
+from implicit_llm_workflow.launching import allocation, launch, node_agent
+from implicit_llm_workflow.launching.allocation import Allocation, require_nodes
+from implicit_llm_workflow.launching.launch_errors import LaunchError
 
 NODES = Allocation("7", 2, "n[1-2]", 16)
 

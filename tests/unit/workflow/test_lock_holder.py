@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow import lock_holder
-from implicit_llm_workflow.lock_holder import Holder, holder_of
-from implicit_llm_workflow.snakemake_driver import DriverRunning, hold_lock
+from implicit_llm_workflow.results import lock_holder
+from implicit_llm_workflow.results.lock_holder import Holder, holder_of
+from implicit_llm_workflow.rules.snakemake_driver import DriverRunning, hold_lock
 from tests.unit.workflow.run_dirs import DRIVER, JOB, held
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.job_look import Observed
-from implicit_llm_workflow.observed import Observer
-from implicit_llm_workflow.plan import Plan
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.results.job_look import Observed
+from implicit_llm_workflow.results.observed import Observer
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import (
     DRIVER,

@@ -8,9 +8,9 @@ import pytest
 
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.file_digests import FileDigests, safe_digests
-from implicit_llm_workflow.holes import find_holes
-from implicit_llm_workflow.prefetch_needs import HubCheckpoint, HubFiles, needs_of
-from implicit_llm_workflow.report_outputs import report_tables
+from implicit_llm_workflow.planning.report_outputs import report_tables
+from implicit_llm_workflow.prefetching.prefetch_needs import HubCheckpoint, HubFiles, needs_of
+from implicit_llm_workflow.results.holes import find_holes
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.test_plan import finish
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.plan import Plan, UnknownTarget
+from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
 from tests.unit.workflow.experiments import ExperimentFile
 
 FREE = {

@@ -15,8 +15,8 @@ import pytest
 from implicit_llm.data import babi_archive
 from implicit_llm_workflow.downloads import downloads_folder
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.prefetch import BABI_NAME, satisfy
-from implicit_llm_workflow.prefetch_needs import (
+from implicit_llm_workflow.prefetching.prefetch import BABI_NAME, satisfy
+from implicit_llm_workflow.prefetching.prefetch_needs import (
     BabiArchive,
     EvaluationData,
     HubFiles,
@@ -160,7 +160,7 @@ def test_the_command_reports_every_need_and_fails_for_one_that_cannot_be_had(
 ) -> None:
     (tmp_path / "here.json").touch()
     needs = [LocalFile("gone.json", "tokenizer.file"), LocalFile("here.json", "tokenizer.file")]
-    monkeypatch.setattr("implicit_llm_workflow.prefetch_needs.needs_of", lambda _: needs)
+    monkeypatch.setattr("implicit_llm_workflow.prefetching.prefetch_needs.needs_of", lambda _: needs)
     log = tmp_path / "logs" / "prefetch.log"
     words = ("--config", str(tiny.path), "--downloads", str(tmp_path), "--log", str(log))
     code, out, _ = run(capsys, "prefetch", *words)
@@ -187,7 +187,9 @@ def test_checking_an_archive_loads_no_models(tiny: ExperimentFile, tmp_path: Pat
     needs = "prefetch_needs.needs_of = lambda plan: [prefetch_needs.BabiArchive(())]"
     words = ["prefetch", "--config", str(tiny.path), "--downloads", str(tmp_path)]
     call = f"try:\n    main({words!r})\nexcept SystemExit as error:\n    assert error.code == 1"
-    start = "from implicit_llm_workflow import prefetch_needs; from implicit_llm_workflow.console import main"
+    start = (
+        "from implicit_llm_workflow.prefetching import prefetch_needs; from implicit_llm_workflow.console import main"
+    )
     assert loaded_after(start, needs, f"exec({call!r})") == ["implicit_llm"]
 
 

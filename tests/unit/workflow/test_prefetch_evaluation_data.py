@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.prefetch_needs import EvaluationData, needs_of
+from implicit_llm_workflow.prefetching.prefetch_needs import EvaluationData, needs_of
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.file_server import FileServer, serving
 from tests.unit.workflow.test_prefetch_hub import COMMIT, publish, satisfy

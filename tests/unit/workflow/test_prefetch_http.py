@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.prefetch_http import ATTEMPTS, Download, FetchError, fetch
+from implicit_llm_workflow.prefetching.prefetch_http import ATTEMPTS, Download, FetchError, fetch
 from tests.unit.workflow.file_server import FileServer, serving
 
 CONTENT = bytes(range(256)) * 4000

@@ -15,9 +15,15 @@ import pytest
 
 from implicit_llm.data.corpus import CorpusConfig, open_share
 from implicit_llm.data.fetched_files import FetchedFilesError
-from implicit_llm_workflow.prefetch_http import FetchError
-from implicit_llm_workflow.prefetch_hub import RemoteFile, fetched_before, put_by_hand, require_space, wanted_files
-from implicit_llm_workflow.prefetch_needs import HubCheckpoint, HubFiles, HubModel
+from implicit_llm_workflow.prefetching.prefetch_http import FetchError
+from implicit_llm_workflow.prefetching.prefetch_hub import (
+    RemoteFile,
+    fetched_before,
+    put_by_hand,
+    require_space,
+    wanted_files,
+)
+from implicit_llm_workflow.prefetching.prefetch_needs import HubCheckpoint, HubFiles, HubModel
 from tests.unit.workflow.file_server import FileServer, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -63,8 +69,8 @@ def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes], co
 def satisfy(hub: FileServer, need: HubFiles | HubModel | HubCheckpoint, downloads: Path) -> tuple[str, str]:
     """State and line, of a process of its own: the client reads the address of its hub once."""
     code = (
-        "import json, pathlib, sys; from implicit_llm_workflow.prefetch import satisfy; "
-        "from implicit_llm_workflow import prefetch_needs; "
+        "import json, pathlib, sys; from implicit_llm_workflow.prefetching.prefetch import satisfy; "
+        "from implicit_llm_workflow.prefetching import prefetch_needs; "
         "values = json.loads(sys.argv[1]); "
         "values |= {'files': prefetch_needs.HubFiles(**values['files'])} if 'files' in values else {}; "
         "need = getattr(prefetch_needs, sys.argv[3])(**values); "

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from implicit_llm_workflow.observed import Observer
-from implicit_llm_workflow.plan import Plan
-from implicit_llm_workflow.run_names import NotComparable, find_model
-from implicit_llm_workflow.runs_table import runs_table
-from implicit_llm_workflow.shown_numbers import number_text, share_text, time_text
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.results.observed import Observer
+from implicit_llm_workflow.results.run_names import NotComparable, find_model
+from implicit_llm_workflow.results.runs_table import runs_table
+from implicit_llm_workflow.results.shown_numbers import number_text, share_text, time_text
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import event, finish_with, held, metrics, real_plan, work_of, write_journal
 from tests.unit.workflow.test_console import loaded_after, run

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow import code_digest as digests
-from implicit_llm_workflow.code_digest import code_digest
-from implicit_llm_workflow.project_sources import Project, Source
-from implicit_llm_workflow.source_cache import SourceCache
+from implicit_llm_workflow.planning import code_digest as digests
+from implicit_llm_workflow.planning.code_digest import code_digest
+from implicit_llm_workflow.planning.project_sources import Project, Source
+from implicit_llm_workflow.planning.source_cache import SourceCache
 
 ENTRY = "library.stage"
 

@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 
-from implicit_llm_workflow import status_command
+from implicit_llm_workflow.commands import status_command
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import (
     DRIVER,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow import code_digest, submitted_code
-from implicit_llm_workflow.code_digest import module_digest
-from implicit_llm_workflow.project_sources import Project
-from implicit_llm_workflow.submitted_code import CodeChanged, require_submitted_code
+from implicit_llm_workflow.planning import code_digest, submitted_code
+from implicit_llm_workflow.planning.code_digest import module_digest
+from implicit_llm_workflow.planning.project_sources import Project
+from implicit_llm_workflow.planning.submitted_code import CodeChanged, require_submitted_code
 
 SOURCES = {
     "__init__.py": "",

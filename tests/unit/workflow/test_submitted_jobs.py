@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.observed import Observer
-from implicit_llm_workflow.plan import Plan
-from implicit_llm_workflow.submitted_jobs import FOLDER, submitted_jobs
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.results.observed import Observer
+from implicit_llm_workflow.results.submitted_jobs import FOLDER, submitted_jobs
 from snakemake_executor_plugin_submitit import record
 from snakemake_executor_plugin_submitit.job_files import JobFiles, write_json
 from tests.unit.workflow.experiments import ExperimentFile

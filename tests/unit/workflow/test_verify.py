@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow import console
-from implicit_llm_workflow.config_files import experiment_path
-from implicit_llm_workflow.experiment import load_experiment
-from implicit_llm_workflow.plan import Plan
-from implicit_llm_workflow.verify_command import with_shards
+from implicit_llm_workflow.commands.verify_command import with_shards
+from implicit_llm_workflow.experiment_files.config_files import experiment_path
+from implicit_llm_workflow.experiment_files.experiment import load_experiment
+from implicit_llm_workflow.planning.plan import Plan
 from tests.unit.workflow.experiments import TINY, ExperimentFile
 from tests.unit.workflow.test_console import loaded_after, run
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow.errors import ConfigError
-from implicit_llm_workflow.yaml_files import plain, read_yaml
+from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
 
 
 def written(tmp_path: Path, text: str) -> Path:

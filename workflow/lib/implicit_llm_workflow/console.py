@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from implicit_llm_workflow import (
+from implicit_llm_workflow.commands import (
     accept_command,
     compare_command,
     estimate_command,
@@ -27,7 +27,7 @@ from implicit_llm_workflow import (
     status_command,
     verify_command,
 )
-from implicit_llm_workflow.launch import tell_who_started_this
+from implicit_llm_workflow.launching.launch import tell_who_started_this
 
 EXIT_FAILURE = 1
 

@@ -1,0 +1,71 @@
+"""The sub-command `accept`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from implicit_llm_workflow.commands.plan_commands import (
+    DEFAULT_CONFIG,
+    DEFAULT_RESULTS,
+    Config,
+    Results,
+    make_plan,
+    wide_console,
+)
+from implicit_llm_workflow.errors import UserError
+
+
+class ReasonMissing(UserError):
+    """An exception needs a reason."""
+
+
+def accept(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            help="Jobs, such as train/a5-implicit-s1/free, their run directories or manifests, or a pattern such as "
+            "'train/*', of which what is fresh is left out.",
+            metavar="TARGET...",
+            show_default=False,
+        ),
+    ],
+    why: Annotated[str, typer.Option(help="The reason; it stays with the result.", metavar="TEXT")] = "",
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take acceptances back: what they kept is stale.")] = False,
+    config: Config = DEFAULT_CONFIG,
+    results: Results = DEFAULT_RESULTS,
+) -> None:
+    """Keep results although their code changed, and with them what was made from them.
+
+    Only for code that was changed: another config or input makes another result. Holds until the code changes again.
+    The manifest stays as it is; the reason stands in accepted.json beside it, and in the result's lineage.
+
+    **Example**
+
+        implicit-llm accept 'train/*' --why "the log line of the solver was reworded"
+        implicit-llm accept --revoke 'train/*'
+    """
+    from implicit_llm_workflow.results.accept import chosen_jobs, new_acceptances, save_acceptance
+    from implicit_llm_workflow.results.accept import revoke as take_back
+    from implicit_llm_workflow.rules.snakemake_driver import hold_lock
+
+    if not revoke and not why.strip():
+        raise ReasonMissing("--why: is missing; say why the result holds although its code changed: --why TEXT")
+    plan = make_plan(config, results)
+    console = wide_console()
+    with hold_lock(plan.root / ".driver.lock"):
+        chosen = chosen_jobs(plan, targets)
+        if revoke:
+            for key in take_back(plan, chosen):
+                console.print(f"revoked: {key}", markup=False)
+            return
+        plan.record_code()
+        found = new_acceptances(plan, chosen, why.strip())
+        for key, acceptance in found.items():
+            save_acceptance(plan.run_dir(plan.nodes[key]), acceptance)
+            what = "not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
+            console.print(f"accepted: {key} (code {what})", markup=False, soft_wrap=True)
+    stale = [key for key, status in make_plan(config, results).statuses.items() if status.state == "stale"]
+    rest = f"{len(stale)} still stale; `implicit-llm explain` says why" if stale else "none stale"
+    console.print(f"{len(found)} accepted; {rest}", markup=False)

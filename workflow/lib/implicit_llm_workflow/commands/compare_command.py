@@ -1,0 +1,67 @@
+"""The sub-command `compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from implicit_llm_workflow.commands.plan_commands import (
+    DEFAULT_CONFIG,
+    DEFAULT_RESULTS,
+    Config,
+    Results,
+    make_plan,
+    wide_console,
+)
+
+
+def compare(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Runs as `implicit-llm runs` prints them, with a phase (a5-implicit-s1/free) or without (what came "
+            "out of it); without a seed (a5-implicit): all seeds of it; any unambiguous end of such a name; or run "
+            "directories, of any experiment.",
+            metavar="A B [C]...",
+            show_default=False,
+        ),
+    ],
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a page with the curves; it needs nothing else.", metavar="FILE")
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    results: Results = DEFAULT_RESULTS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every number of every seed.")] = False,
+) -> None:
+    """Set runs side by side: what differs in their settings, their code and their inputs, and their numbers.
+
+    Of inputs (the phase before, the data) only what differs in them is shown. Numbers: those of the manifest at the end
+    of the phase, those of its evaluations, and the last ones in the journal, also of a run that still works. Of several
+    seeds the mean, the lowest and the highest. The curves go back to the first phase.
+
+    **Example**
+
+        implicit-llm compare a5-implicit a5-explicit
+        implicit-llm compare a5-implicit-s1/unrolled a5-implicit-s1/free --html compare.html
+        implicit-llm compare results/demo/train/s3-implicit-s0/free elsewhere/results/demo/train/s3-implicit-s0/free
+    """
+    import json
+
+    from implicit_llm_workflow.results import compare_table
+    from implicit_llm_workflow.results.compared_runs import find_compared, is_folder
+
+    plan = None if all(is_folder(name) for name in names) else make_plan(config, results)
+    comparison = compare_table.make_comparison(find_compared(names, plan))
+    console = wide_console(is_error=as_json)
+    if as_json:
+        typer.echo(json.dumps(compare_table.as_json(comparison), indent=1, ensure_ascii=False))
+    else:
+        for part in compare_table.view(comparison):
+            console.print(part)
+    if html is not None:
+        from implicit_llm_workflow.results.compare_page import write_page
+
+        write_page(comparison, html)
+        console.print(f"page: {html}", markup=False, soft_wrap=True)

@@ -1,0 +1,172 @@
+"""Evaluating a model that is in no experiment: as a job of its own, so that asked again it is there already."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.commands.job import Job, OptionError, run_job
+from implicit_llm_workflow.downloads import downloads_folder
+from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
+from implicit_llm_workflow.planning.code_digest import module_digest, stage_module
+from implicit_llm_workflow.planning.fingerprint import Identity
+from implicit_llm_workflow.planning.recorded import MANIFEST, METRICS
+
+ROOT = Path("results") / "by-hand"
+SHOWN_DIGITS = 8
+MODEL_STAGES = ("train", "checkpoint")
+TOKENIZER = "tokenizer"
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """What was asked for. `config`: of the evaluation, as an experiment's job has it."""
+
+    command: str
+    config: Mapping[str, Any]
+    data_kinds: tuple[str, ...]
+    needs_data: bool
+    model: Path
+    data: tuple[Path, ...]
+    out: Path | None
+    sha256: tuple[str, ...]
+    log: Path | None
+    runtime: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run directory with what its manifest says."""
+
+    dir: Path
+    stage: str
+    name: str
+    fingerprint: str
+    config: Mapping[str, Any]
+    files: tuple[str, ...]
+
+
+def evaluate_by_hand(asked: ByHand, columns: Mapping[str, str]) -> None:
+    """Import the model if it is none of ours, evaluate it, print the numbers. Raises: UserError."""
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT.parent.resolve() / 'mlflow.db'}")
+    test_sets = _test_sets(asked)
+    config = _with_lengths(dict(asked.config), test_sets)
+    model = _model(asked)
+    upstream = {"model": model.fingerprint, **{role: run.fingerprint for role, run in test_sets.items()}}
+    code = module_digest(stage_module("evaluate", config))
+    identity = Identity("evaluate", f"{model.name}/{asked.command}", config, code, upstream)
+    identity = replace(identity, name=f"{identity.name}-{identity.fingerprint[:SHOWN_DIGITS]}")
+    run_dir = asked.out or ROOT / "evaluate" / identity.name
+    inputs = [f"model={model.dir}", *(f"{role}={run.dir}" for role, run in test_sets.items())]
+    run_job(Job("evaluate", run_dir, identity.to_json(), inputs, asked.log, asked.runtime))
+    _show(_finished(run_dir), columns)
+
+
+def _test_sets(asked: ByHand) -> dict[str, Finished]:
+    """By role, which is what the data set is called. Raises: OptionError."""
+    if not asked.data and asked.needs_data:
+        raise OptionError(
+            f"--data: is missing; add the run directory of a data set of kind {' or '.join(asked.data_kinds)}"
+        )
+    found: dict[str, Finished] = {}
+    for folder in asked.data:
+        run = _finished(folder)
+        kind = run.config.get("kind")
+        if run.stage != "data" or kind not in asked.data_kinds:
+            raise OptionError(
+                f"--data {folder}: is of kind {kind or run.stage}, and {asked.command} reads "
+                f"{' or '.join(asked.data_kinds)}; give the run directory of such a data set"
+            )
+        role = TOKENIZER if kind == TOKENIZER else run.name
+        if role in found:
+            raise OptionError(f"--data {folder}: a data set called {role} is given already; remove one")
+        found[role] = run
+    return found
+
+
+def _with_lengths(config: dict[str, Any], test_sets: Mapping[str, Finished]) -> dict[str, Any]:
+    """Where the lengths are left open, those that the streams were made for."""
+    if config.get("lengths", 0) is None:
+        config["lengths"] = sorted({run.config["length"] for run in test_sets.values()})
+    return config
+
+
+def _model(asked: ByHand) -> Finished:
+    """A run of ours, or the checkpoint imported into one. Raises: OptionError."""
+    folder = asked.model
+    if (folder / MANIFEST).is_file():
+        run = _finished(folder)
+        if run.stage not in MODEL_STAGES:
+            raise OptionError(f"--model {folder}: is the run directory of {run.stage}/{run.name}, which has no model")
+        return run
+    if not (folder / CONFIG_FILE).is_file():
+        raise OptionError(
+            f"--model {folder}: has neither {MANIFEST} nor {CONFIG_FILE}; give the run directory of a training phase, "
+            "or the folder of a checkpoint"
+        )
+    path = folder.resolve()
+    digests = safe_digests(path, FileDigests(ROOT / ".digests.json")) | _given_digests(asked.sha256)
+    config = {"path": str(path), "sha256": digests}
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip(".-") or "checkpoint"
+    identity = Identity("checkpoint", name, config, module_digest(stage_module("checkpoint", config)), {})
+    run_dir = ROOT / "checkpoint" / name
+    runtime = {"downloads": downloads_folder(None)}
+    run_job(Job("checkpoint", run_dir, identity.to_json(), None, asked.log, runtime))
+    return _finished(run_dir)
+
+
+def _given_digests(options: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for option in options:
+        name, _, digest = option.partition("=")
+        if not name or not re.fullmatch("[0-9a-f]{64}", digest):
+            raise OptionError(f"--sha256 {option}: must have the form FILE=DIGEST, with 64 hexadecimal digits")
+        found[name] = digest
+    return found
+
+
+def _finished(folder: Path) -> Finished:
+    path = folder / MANIFEST
+    try:
+        values = json.loads(path.read_bytes())
+        identity = values["identity"]
+        files = tuple(file["path"] for file in values["files"])
+        return Finished(folder, values["stage"], values["name"], values["fingerprint"], identity["config"], files)
+    except FileNotFoundError as error:
+        raise OptionError(f"{path}: no manifest there; give the run directory of a finished job") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{path}: is no manifest ({error}); give the run directory of a finished job") from error
+
+
+def _show(run: Finished, columns: Mapping[str, str]) -> None:
+    """The numbers, a line for each record, and where they lie."""
+    from rich.table import Table
+
+    from implicit_llm_workflow.commands.plan_commands import wide_console
+
+    path = run.dir / next(file for file in run.files if file.rpartition("/")[2] == METRICS)
+    table = Table("data", "mode", "length", box=None, pad_edge=False)
+    for heading in columns.values():
+        table.add_column(heading, justify="right")
+    for record in json.loads(path.read_bytes())["records"]:
+        shown = [_text(record.get(key)) for key in ("data", "mode", "length", *columns)]
+        table.add_row(*shown)
+    console = wide_console()
+    console.print(table)
+    console.print(str(path), soft_wrap=True)
+
+
+def _text(value: Any) -> str:
+    """What is not known is a dash, never a zero."""
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

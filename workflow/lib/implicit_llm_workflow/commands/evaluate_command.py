@@ -1,0 +1,209 @@
+"""How a sub-command of `evaluate` is made: the options that all kinds share, and those of its kind.
+
+A kind is a function whose parameters are its options and which returns its settings, as the experiment file has them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from implicit_llm_workflow.commands.evaluate_by_hand import ByHand, evaluate_by_hand
+from implicit_llm_workflow.commands.evaluation_modes import DEFAULT_MODE, parse_modes, parse_sweep
+from implicit_llm_workflow.commands.job import Device, Job, Kernels, Log, OptionError, Threads, run_job
+from implicit_llm_workflow.experiment_files.evaluations import KINDS
+
+JOB, BY_HAND, MODES = "As a job of a workflow", "By hand", "How an implicit model is solved"
+JobDir = Annotated[
+    Path | None,
+    typer.Option(help="Run directory of the job; everything it writes lies there.", metavar="DIR", rich_help_panel=JOB),
+]
+JobIdentity = Annotated[
+    str | None,
+    typer.Option(help="What the result depends on, as JSON, or @FILE.", metavar="JSON", rich_help_panel=JOB),
+]
+JobInputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        help="Run directory of a finished job this one reads from, by role, or a JSON file of them as @FILE.",
+        metavar="ROLE=DIR",
+        rich_help_panel=JOB,
+    ),
+]
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        help="Run directory of a training phase, or any checkpoint: of transformers (config.json and safetensors), in "
+        "the published layout, or of the original Mamba2 release.",
+        metavar="DIR",
+        rich_help_panel=BY_HAND,
+    ),
+]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option(help="Run directory of a data set. Repeatable.", metavar="DIR", rich_help_panel=BY_HAND),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Run directory of the evaluation; else below results/by-hand/.", metavar="DIR", rich_help_panel=BY_HAND
+    ),
+]
+Sha256 = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sha256",
+        help="Digest that a file of the checkpoint must have. A pytorch_model.bin is read only if it is named here.",
+        metavar="FILE=DIGEST",
+        rich_help_panel=BY_HAND,
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=0, help="Sequences at a time; 0 takes the default.")]
+
+
+@dataclass(frozen=True)
+class EvaluateKind:
+    """`data`: kinds of data it can read; `columns`: fields of a record that the table shows, with their headings."""
+
+    kind: str
+    data: tuple[str, ...]
+    columns: Mapping[str, str]
+    needs_data: bool = True
+    default_modes: tuple[str, ...] = (DEFAULT_MODE,)
+
+    @property
+    def command(self) -> str:
+        return self.kind.replace("_", "-")
+
+
+def job_options(
+    run_dir: JobDir = None,
+    identity: JobIdentity = None,
+    inputs: JobInputs = None,
+    model: Model = None,
+    data: Data = None,
+    out: Out = None,
+    sha256: Sha256 = None,
+    log: Log = None,
+    threads: Threads = 0,
+    device: Device = "auto",
+    batch_size: BatchSize = 0,
+    kernels: Kernels = "auto",
+) -> None:
+    """The options of every kind; only the signature counts."""
+
+
+def mode_options(
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="blockwise (the default), simultaneous, sequential, or published: simultaneous with the published "
+            "stopping rule. Repeatable. An explicit model is evaluated once, in the mode `parallel`.",
+            metavar="NAME",
+            rich_help_panel=MODES,
+        ),
+    ] = None,
+    max_iter: Annotated[
+        int, typer.Option(min=0, help="f-evaluations allowed for one block; 0: as saved.", rich_help_panel=MODES)
+    ] = 0,
+    tol: Annotated[
+        float, typer.Option(min=0, max=1, help="Relative residual; 0: as saved.", rich_help_panel=MODES)
+    ] = 0.0,
+    block_len: Annotated[
+        int, typer.Option(min=0, help="Tokens of a block, for blockwise; 0: as saved.", rich_help_panel=MODES)
+    ] = 0,
+    stop: Annotated[
+        str,
+        typer.Option(
+            help="What must be converged before a sequence stops: sequence, token or batch; empty: as saved.",
+            rich_help_panel=MODES,
+        ),
+    ] = "",
+    max_samples: Annotated[
+        int, typer.Option(min=0, help="The first sequences of each data set only; 0: all.", rich_help_panel=MODES)
+    ] = 0,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Test-time compute: each mode once for each value, such as max-iter=1,2 or tol=0.2,0.05. Repeatable.",
+            metavar="KEY=VALUES",
+            rich_help_panel=MODES,
+        ),
+    ] = None,
+) -> None:
+    """The options of the kinds that have modes; only the signature counts."""
+
+
+def make_command(kind: EvaluateKind, settings_of: Callable[..., dict[str, Any]]) -> Callable[..., None]:
+    """The function that Typer makes a command of; help and example are the docstring of `settings_of`."""
+    groups: list[Callable[..., Any]] = [
+        settings_of,
+        *([mode_options] if KINDS[kind.kind].has_modes else []),
+        job_options,
+    ]
+    parameters = {group: _parameters(group) for group in groups}
+
+    def command(**values: Any) -> None:
+        given = {group: {key: values[key] for key in its} for group, its in parameters.items()}
+        _evaluate(kind, given[settings_of], given.get(mode_options), given[job_options], settings_of)
+
+    merged = [parameter for group in groups for parameter in parameters[group].values()]
+    command.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in merged}
+    command.__doc__ = settings_of.__doc__
+    command.__name__ = kind.command
+    return command
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Its parameters, for keywords only, with their types resolved."""
+    hints = get_type_hints(function, include_extras=True)
+    return {
+        name: parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(function).parameters.items()
+    }
+
+
+def _evaluate(
+    kind: EvaluateKind,
+    own: Mapping[str, Any],
+    modes: Mapping[str, Any] | None,
+    job: Mapping[str, Any],
+    settings_of: Callable[..., dict[str, Any]],
+) -> None:
+    runtime = {key: job[key] for key in ("device", "kernels")}
+    runtime |= {key: job[key] or None for key in ("threads", "batch_size")}
+    if job["model"] is None:
+        if job["run_dir"] is None or job["identity"] is None:
+            raise OptionError(
+                "--model: is missing; add --model DIR and --data DIR to evaluate by hand (a job of a workflow has "
+                "--run-dir and --identity instead)"
+            )
+        run_job(Job("evaluate", job["run_dir"], job["identity"], job["inputs"], job["log"], runtime, kind.kind))
+        return
+    if job["run_dir"] is not None or job["identity"] is not None or job["inputs"]:
+        raise OptionError("--model: is for evaluation by hand; leave out --run-dir, --identity and --input")
+    config: dict[str, Any] = {"kind": kind.kind}
+    if modes is not None:
+        config["modes"] = parse_modes(modes, kind.default_modes)
+        sweep = parse_sweep(modes["sweep"] or [])
+        config |= {"sweep": sweep} if sweep else {}
+    asked = ByHand(
+        command=kind.command,
+        config=config | settings_of(**own),
+        data_kinds=kind.data,
+        needs_data=kind.needs_data,
+        model=job["model"],
+        data=tuple(job["data"] or ()),
+        out=job["out"],
+        sha256=tuple(job["sha256"] or ()),
+        log=job["log"],
+        runtime=runtime,
+    )
+    evaluate_by_hand(asked, kind.columns)

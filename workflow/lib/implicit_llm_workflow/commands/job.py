@@ -1,0 +1,166 @@
+"""Running one job of a workflow: the options that all of them have, and the way to their stage."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.library_module import leave_out_models, load_library_module
+from implicit_llm_workflow.planning.code_digest import stage_module
+from implicit_llm_workflow.planning.recorded import MANIFEST
+from implicit_llm_workflow.planning.submitted_code import require_submitted_code
+
+STAGES_WITHOUT_MODELS = ("data", "report")
+
+
+EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays
+
+
+class OptionError(UserError):
+    """A command-line option cannot be understood."""
+
+
+RunDir = Annotated[Path, typer.Option(help="Run directory of the job; everything it writes lies there.", metavar="DIR")]
+IdentityText = Annotated[
+    str,
+    typer.Option(
+        "--identity",
+        help="What the result depends on, as JSON, or @FILE. `implicit-llm identity` prints it.",
+        metavar="JSON",
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        help="Run directory of a finished job this one reads from. Repeat for each role, or name a JSON file of "
+        "directories by role as @FILE.",
+        metavar="ROLE=DIR",
+    ),
+]
+Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves their number to the libraries.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+Kernels = Annotated[str, typer.Option(help="auto, torch or triton.")]
+Downloads = Annotated[
+    Path,
+    typer.Option(envvar="IMPLICIT_LLM_DATA", help="Folder of fetched files, which this job only reads.", metavar="DIR"),
+]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a command was told to do. `runtime`: options of the stage, of which None means not set.
+
+    `kind`: the one that the identity must have, for a command that does only that.
+    """
+
+    stage: str
+    run_dir: Path
+    identity: str
+    inputs: list[str] | None = None
+    log: Path | None = None
+    runtime: dict[str, Any] = field(default_factory=dict)
+    kind: str | None = None
+
+
+def run_job(job: Job) -> None:
+    """Hand the job to its stage, with the options that were set. Raises: UserError, and what the stage raises."""
+    if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # it is ignored where a launcher passes it on later
+        signals = load_library_module("runs/signals.py")
+        signals.handle(signal.SIGUSR2, lambda number, frame: sys.exit(EXIT_START_AGAIN))
+    # Compute nodes are often without internet, and a look at the hub then waits for a timeout each time: what is needed
+    # has been fetched before. To read from the hub inside jobs, set HF_HUB_OFFLINE=0.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    directories = parse_inputs(job.inputs or [])
+    options = {key: value for key, value in job.runtime.items() if value is not None}
+    if job.stage == "data" and options.get("threads"):
+        os.environ["RAYON_NUM_THREADS"] = str(options["threads"])  # of the tokenizers
+    if job.stage in STAGES_WITHOUT_MODELS:
+        leave_out_models()
+    from implicit_llm.runs.identity import Identity
+    from implicit_llm.runs.run_directory import work_directory
+    from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
+
+    identity = Identity.parse(job.identity)
+    config = identity.config
+    if job.kind is not None and config.get("kind") != job.kind:
+        raise OptionError(
+            f"--identity: is one of kind {config.get('kind')!r}, and this command does {job.kind!r}; "
+            f"type `implicit-llm {job.stage} {str(config.get('kind')).replace('_', '-')}`"
+        )
+    name = stage_module(job.stage, config)
+    module = _import_stage(job.stage, name)
+
+    def check_code() -> None:
+        require_submitted_code(name, identity.code, f"{identity.stage}/{identity.name}")
+
+    def body(context: StageContext) -> StageResult:
+        check_code()
+        return module.run(context)
+
+    # A finished result, which may have been accepted with other code, only has to be found again.
+    if not (work_directory(job.run_dir, identity.fingerprint) / MANIFEST).is_file():
+        check_code()
+    input_names = getattr(module, "INPUT_NAMES", None)
+    request = StageRequest(job.run_dir, job.identity, directories, options, job.log, input_names=input_names)
+    run_stage(request, body)
+
+
+def _import_stage(stage: str, name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        kind = name.rpartition(".")[2]
+        raise OptionError(
+            f"--identity: stage {stage} has no kind {kind!r}; let the workflow make the identity"
+        ) from error
+
+
+def parse_inputs(options: list[str]) -> dict[str, Path]:
+    """Role -> directory from ROLE=DIR or @FILE; a role may hold anything but "=". Raises: OptionError."""
+    directories: dict[str, Path] = {}
+    for option in options:
+        for role, directory in _given_inputs(option):
+            if role in directories:
+                raise OptionError(f"--input {option}: role {role!r} is given twice; remove one")
+            directories[role] = Path(directory)
+    return directories
+
+
+def _given_inputs(option: str) -> list[tuple[str, str]]:
+    if option.startswith("@"):
+        return _inputs_in_file(Path(option[1:]))
+    role, equals, directory = option.partition("=")
+    if not (role and equals and directory):
+        raise OptionError(f"--input {option}: must have the form ROLE=DIR, for example data=results/demo/data/a5-train")
+    return [(role, directory)]
+
+
+def _inputs_in_file(path: Path) -> list[tuple[str, str]]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(
+            f"--input @{path}: cannot be read ({error.strerror}); let the workflow write the file"
+        ) from error
+    except ValueError as error:
+        raise OptionError(f"--input @{path}: is not JSON ({error}); let the workflow write the file") from error
+    if not isinstance(values, dict) or not all(isinstance(item, str) and item for item in values.values()):
+        raise OptionError(
+            f'--input @{path}: must be a JSON object {{"ROLE": "DIR", ...}}; let the workflow write the file'
+        )
+    return list(values.items())

@@ -1,0 +1,93 @@
+"""The sub-command `lineage`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from implicit_llm_workflow.commands.plan_commands import (
+    DEFAULT_CONFIG,
+    DEFAULT_RESULTS,
+    Config,
+    Results,
+    make_plan,
+    wide_console,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from implicit_llm_workflow.results.lineage import Lineage
+
+EXIT_BROKEN = 1
+
+
+def lineage(
+    artifact: Annotated[
+        str,
+        typer.Argument(
+            help="A figure, a table or another file of a finished job; its run directory or manifest; or the job, such "
+            "as report, of the experiment of --config.",
+            metavar="ARTIFACT",
+            show_default=False,
+        ),
+    ],
+    verify: Annotated[bool, typer.Option("--verify", help="Recompute the sha256 of every file on the way.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each run.")] = False,
+    ro_crate: Annotated[
+        Path | None,
+        typer.Option(help="New folder for an RO-Crate of the result and its provenance.", metavar="DIR"),
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    results: Results = DEFAULT_RESULTS,
+) -> None:
+    """Tell where a result came from: the runs behind it, back to the data.
+
+    Of each run the fingerprint, the MLflow run, commit, device and time, and whether it was accepted with other code
+    than the one wanted. With --verify, ends with exit code 1 if a file is missing or changed. An RO-Crate (profile
+    Workflow Run Crate) holds the result itself, the manifest and provenance of every run, and the workflow's rules.
+
+    **Example**
+
+        implicit-llm lineage results/demo/report/tables/accuracy.csv --verify
+        implicit-llm lineage train/a5-implicit-s1/free --config demo --ro-crate crate
+    """
+    import json
+
+    from implicit_llm_workflow.results import lineage_tree
+    from implicit_llm_workflow.results.lineage import trace
+
+    path = Path(artifact)
+    if not path.exists():
+        plan = make_plan(config, results)
+        path = plan.run_dir(plan.find(artifact))
+    found = trace(path)
+    if as_json:
+        typer.echo(json.dumps(lineage_tree.as_json(found), indent=1, ensure_ascii=False))
+    console = wide_console(is_error=as_json)
+    if not as_json:
+        console.print(lineage_tree.tree_of(found))
+    if ro_crate is not None:
+        from implicit_llm_workflow.results.ro_crate import write_crate
+
+        number = write_crate(found, ro_crate)
+        console.print(f"RO-Crate: {ro_crate} ({number} files)", markup=False, soft_wrap=True)
+    if verify and _find_broken(found, console):
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def _find_broken(found: Lineage, console: Console) -> bool:
+    from tqdm import tqdm
+
+    from implicit_llm_workflow.results.lineage_verify import verify_lineage
+
+    size = sum(file["size"] for run in found.runs.values() for file in run.files)
+    with tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc="verify", disable=None) as bar:
+        number, broken = verify_lineage(found, bar.update)
+    for item in broken:
+        console.print(f"[red]broken[/red] {item.path}: {item.why} (job {item.job})", soft_wrap=True)
+    total = f"{len(found.runs)} runs, {number} files, {size / 2**20:,.1f} MiB"
+    console.print(f"{total}: {len(broken) or 'none'} broken", markup=False)
+    return bool(broken)

@@ -1,0 +1,124 @@
+"""The sub-command `report`: as a job of the workflow, or from what there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from implicit_llm_workflow.commands.evaluate_command import JobDir, JobIdentity, JobInputs
+from implicit_llm_workflow.commands.job import Job, Log, OptionError, parse_inputs, run_job
+from implicit_llm_workflow.commands.plan_commands import (
+    DEFAULT_CONFIG,
+    DEFAULT_RESULTS,
+    Config,
+    Results,
+    make_plan,
+    wide_console,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from implicit_llm_workflow.node import Node
+    from implicit_llm_workflow.planning.plan import Plan
+    from implicit_llm_workflow.results.holes import Hole
+
+EXIT_HOLES = 2
+PAGES = ("report", "excerpt")  # stages
+_STYLE = {"failed": "red", "stale": "yellow", "missing": "dim"}
+
+
+def report(
+    run_dir: JobDir = None,
+    identity: JobIdentity = None,
+    inputs: JobInputs = None,
+    log: Log = None,
+    config: Config = DEFAULT_CONFIG,
+    results: Results = DEFAULT_RESULTS,
+    only: Annotated[
+        str | None,
+        typer.Option(help="A figure or table of the paper instead of all, such as figure_1_right.", metavar="NAME"),
+    ] = None,
+    holes: Annotated[
+        bool, typer.Option("--holes", help="Make the report from the fresh results, and name in it those that are not.")
+    ] = False,
+) -> None:
+    """Make the report of an experiment: one HTML page, its figures, and the verdict on every claim.
+
+    With `--config` alone it says which of its results are missing, stale or failed, and what makes them (exit code 2 if
+    there are any). With `--holes` as well it makes the report without them, in a folder of its own.
+
+    **Example**
+
+        implicit-llm report --config miniature
+        implicit-llm report --config miniature --holes
+        implicit-llm report --config paper --only figure_1_right --holes
+    """
+    if run_dir is not None and identity is not None:
+        _run(Job("report", run_dir, identity, inputs, log))
+        return
+    if run_dir is not None or identity is not None or inputs:
+        raise OptionError("--run-dir and --identity: belong together; give both, or --config instead")
+    from implicit_llm_workflow.results.holes import find_holes, report_with_holes
+
+    plan = make_plan(config, results)
+    page = plan.find(only or "report")
+    if page.stage not in PAGES:
+        raise OptionError(f"--only {only}: is no figure or table; `implicit-llm excerpts --config {config}` lists them")
+    found = find_holes(plan, page)
+    _show(found)
+    if not holes:
+        _say_whether_there(plan, page, found)
+        return
+    if len(found) == len(page.upstream):
+        raise OptionError(f"--holes: no result is fresh; type: {plan.command_for([page])}")
+    wanted, options = report_with_holes(plan, page, found)
+    folder = plan.run_dir(page).with_name(wanted.name)
+    run_job(Job("report", folder, wanted.to_json(), options, log))
+    wide_console().print(f"{len(found)} of {len(page.upstream)} results are not in it", soft_wrap=True)
+    wide_console().print(str(folder / "index.html"), soft_wrap=True)
+
+
+def _run(job: Job) -> None:
+    """Make the page. Raises: StaleNumbers that names all of them, where an input is not what was asked for."""
+    try:
+        run_job(job)
+    except Exception as error:
+        # The stage stops at the first input that differs. Its library is not imported here to ask for the class.
+        if type(error).__name__ != "ManifestError":
+            raise
+        from implicit_llm.runs.identity import Identity
+        from implicit_llm_workflow.results.stale_numbers import stale_error, stale_numbers
+
+        identity = Identity.parse(job.identity)
+        found = stale_numbers(identity.upstream, parse_inputs(job.inputs or []))
+        if not found:
+            raise
+        raise stale_error(found, str(identity.config.get("experiment"))) from error
+
+
+def _say_whether_there(plan: Plan, page: Node, found: Sequence[Hole]) -> None:
+    """Raises: Exit where the page is not there or stale."""
+    if found or plan.statuses[page.key].state != "fresh":
+        more = ", or add --holes for a report without them" if found else ""
+        wide_console().print(f"the report is not there; type: {plan.command_for([page])}{more}", soft_wrap=True)
+        raise typer.Exit(EXIT_HOLES)
+    wide_console().print(f"the report is there: {plan.run_dir(page) / 'index.html'}", soft_wrap=True)
+
+
+def _show(holes: Sequence[Hole]) -> None:
+    """A line for each, and the command that makes it."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from implicit_llm_workflow.results.stale_numbers import number_words
+
+    if not holes:
+        return
+    table = Table("result", "numbers", "state", "why", "made by", box=None, pad_edge=False)
+    for hole in holes:
+        style = _STYLE[hole.state]
+        numbers = number_words(hole.job, hole.config.get("kind"))
+        table.add_row(hole.job, numbers, f"[{style}]{hole.state}[/{style}]", escape(hole.why), escape(hole.command))
+    wide_console().print(table)

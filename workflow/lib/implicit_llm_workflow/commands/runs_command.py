@@ -1,0 +1,179 @@
+"""The sub-command `runs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from implicit_llm_workflow.commands.plan_commands import (
+    DEFAULT_CONFIG,
+    DEFAULT_RESULTS,
+    Config,
+    Results,
+    make_plan,
+    wide_console,
+)
+from implicit_llm_workflow.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from implicit_llm_workflow.planning.plan import Plan
+    from implicit_llm_workflow.results.job_look import Observed
+
+SORTED_BY = ("file", "name", "status", "loss", "age")
+SubmititFolder = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where the executor keeps its records, if a profile sets `submitit-folder`.",
+        metavar="DIR",
+        show_default=False,
+    ),
+]
+
+
+class UnknownChoice(UserError):
+    """A filter that no run can meet, or an order that there is not."""
+
+
+def _filter(what: str) -> Any:
+    return typer.Option(help=f"{what} May be given several times.", show_default=False)
+
+
+def runs(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names or patterns such as 'a5-*'. All if none is given.", show_default=False),
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    task: Annotated[list[str] | None, _filter("word_problem, catbabi or language_model.")] = None,
+    family: Annotated[list[str] | None, _filter("Of the model: mamba2 or llama3.")] = None,
+    phase: Annotated[list[str] | None, _filter("Of the curriculum, such as free.")] = None,
+    seed: Annotated[list[int] | None, _filter("A number.")] = None,
+    status: Annotated[list[str] | None, _filter("running, queued, failed, stopped, stale, waiting or done.")] = None,
+    sort: Annotated[str, typer.Option(help=f"By {', '.join(SORTED_BY)}. `file`: as in the experiment.")] = "file",
+    results: Results = DEFAULT_RESULTS,
+    submitit_folder: SubmititFolder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each run.")] = False,
+) -> None:
+    """List the models of an experiment, one line for each phase of a run: how far it is, and how healthy.
+
+    step: counted over the whole curriculum. loss, residual (the largest of a batch), iter (solver iterations a token)
+    and unconv (share of the tokens that did not converge) are the last ones in the journal; of a finished phase they
+    are means over its last 50 steps. age: since the run last wrote something. stopped: interrupted, and to be continued
+    by the next snakemake. It reads files only, so that it can be used while jobs write.
+
+    **Example**
+
+        implicit-llm runs
+        implicit-llm runs 'a5-*' --phase free --status running --status failed
+        implicit-llm runs --config miniature --task language_model --family llama3 --sort loss
+        implicit-llm runs --json | jq '.runs[] | select(.status == "failed") | .why'
+    """
+    import json
+
+    from implicit_llm_workflow.results import runs_table
+    from implicit_llm_workflow.results.observed import Observer
+
+    if sort not in SORTED_BY:
+        raise UnknownChoice(f"--sort {sort}: is not an order; choose one of {', '.join(SORTED_BY)}")
+    plan = make_plan(config, results)
+    keys = chosen_keys(plan, names or (), {"task": task, "family": family, "phase": phase, "seed": seed})
+    jobs = list(Observer(plan, submitit_folder).observe(keys).values())
+    jobs = _ordered([job for job in jobs if job.state in _states(status)], sort)
+    if as_json:
+        values = {"experiment": plan.experiment.name, "runs": [runs_table.as_json(job) for job in jobs]}
+        typer.echo(json.dumps(values, indent=1, ensure_ascii=False))
+        return
+    console = wide_console()
+    console.print(runs_table.runs_table(jobs, console.width))
+    console.print(_counts(jobs), markup=False)
+
+
+def chosen_keys(plan: Plan, names: Iterable[str], filters: dict[str, Sequence[Any] | None]) -> list[str]:
+    """The models that meet all filters. Raises: UnknownChoice for a name or a value that no model has."""
+    from implicit_llm_workflow.results.run_names import MODEL_STAGES
+
+    about = {key: _about(key, node.config) for key, node in plan.nodes.items() if node.stage in MODEL_STAGES}
+    for option, values in filters.items():
+        for value in values or ():
+            _require(value, {item[option] for item in about.values()} - {None}, f"--{option}", plan)
+    chosen = [
+        key
+        for key, item in about.items()
+        if all(not values or item[option] in values for option, values in filters.items())
+    ]
+    return _named(plan, chosen, list(names), about)
+
+
+def _about(key: str, config: Any) -> dict[str, Any]:
+    from implicit_llm_workflow.results.run_names import run_and_phase
+
+    run, phase = run_and_phase(key)
+    model = config.get("model") or {}
+    family = str(model.get("model_type") or "").removeprefix("implicit_") or None
+    return {"run": run, "task": config.get("task"), "family": family, "phase": phase, "seed": config.get("seed")}
+
+
+def _named(plan: Plan, keys: list[str], patterns: list[str], about: dict[str, dict[str, Any]]) -> list[str]:
+    from fnmatch import fnmatchcase
+
+    if not patterns:
+        return keys
+
+    def names_of(key: str) -> tuple[str, ...]:
+        item = about[key]
+        return (key, item["run"], f"{item['run']}/{item['phase']}", str(item["run"]).rpartition("-s")[0])
+
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for key in about for name in names_of(key)):
+            _require(pattern, {item["run"] for item in about.values()}, "name", plan)
+    return [key for key in keys if any(fnmatchcase(name, pattern) for name in names_of(key) for pattern in patterns)]
+
+
+def _require(value: Any, valid: set[Any], option: str, plan: Plan) -> None:
+    from implicit_llm_workflow.experiment_files.validation import nearest
+
+    if value not in valid:
+        hint = nearest(str(value), map(str, valid))
+        raise UnknownChoice(f"{option} {value}: experiment {plan.experiment.name} has no such run; {hint}")
+
+
+def _states(wanted: Sequence[str] | None) -> Sequence[str]:
+    from implicit_llm_workflow.experiment_files.validation import nearest
+    from implicit_llm_workflow.results.job_look import STATES
+
+    for state in wanted or ():
+        if state not in STATES:
+            raise UnknownChoice(f"--status {state}: is not a status; {nearest(state, STATES)}")
+    return wanted or STATES
+
+
+def _ordered(jobs: list[Observed], sort: str) -> list[Observed]:
+    from implicit_llm_workflow.results.job_look import STATES
+
+    order: dict[str, Any] = {
+        "name": lambda job: _natural(job.node.name),
+        "status": lambda job: STATES.index(job.state),
+        "loss": lambda job: job.metrics.get("loss", float("inf")),
+        "age": lambda job: -(job.unix_s or 0.0),
+    }
+    return sorted(jobs, key=order[sort]) if sort in order else jobs
+
+
+def _natural(name: str) -> list[Any]:
+    """So that s2 comes before s10."""
+    import re
+
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _counts(jobs: list[Observed]) -> str:
+    from collections import Counter
+
+    from implicit_llm_workflow.results.job_look import STATES
+
+    counts: Counter[str] = Counter(job.state for job in jobs)
+    return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "no run"

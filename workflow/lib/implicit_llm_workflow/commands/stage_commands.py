@@ -1,0 +1,153 @@
+"""Sub-commands that do one job of a workflow each."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from implicit_llm_workflow.commands.job import (
+    Device,
+    Downloads,
+    IdentityText,
+    Inputs,
+    Job,
+    Kernels,
+    Log,
+    RunDir,
+    Threads,
+    run_job,
+)
+from implicit_llm_workflow.downloads import DEFAULT_DOWNLOADS
+from implicit_llm_workflow.launching.launch import LaunchRequest, launch, leave_other_processes
+
+
+class Switch(StrEnum):
+    """As text, so that a resource of a rule can hold it."""
+
+    ON = "on"
+    OFF = "off"
+
+
+def data(
+    run_dir: RunDir,
+    identity: IdentityText,
+    inputs: Inputs = None,
+    log: Log = None,
+    threads: Threads = 0,
+    downloads: Downloads = DEFAULT_DOWNLOADS,
+) -> None:
+    """Make one data set, or a piece of one: text, a tokenizer, a shard of tokens; with its digests and an index.
+
+    An interrupted job goes on after the last complete file.
+
+    **Example**
+
+        implicit-llm identity data/a5-train --config demo > id.json
+        implicit-llm data --run-dir results/demo/data/a5-train --identity @id.json
+    """
+    run_job(Job("data", run_dir, identity, inputs, log, {"threads": threads or None, "downloads": downloads}))
+
+
+def checkpoint(
+    run_dir: RunDir, identity: IdentityText, log: Log = None, downloads: Downloads = DEFAULT_DOWNLOADS
+) -> None:
+    """Import a model that was trained elsewhere, so that it can be evaluated like one of ours.
+
+    Read are the format of transformers (safetensors), the published layout, and the original Mamba2 release.
+
+    **Example**
+
+        implicit-llm identity checkpoint/pythia-70m --config mine.yaml > id.json
+        implicit-llm checkpoint --run-dir results/mine/checkpoint/pythia-70m --identity @id.json
+    """
+    run_job(Job("checkpoint", run_dir, identity, None, log, {"downloads": downloads}))
+
+
+def train(
+    run_dir: RunDir,
+    identity: IdentityText,
+    inputs: Inputs = None,
+    log: Log = None,
+    threads: Threads = 0,
+    device: Device = "auto",
+    micro_batch_size: Annotated[
+        int, typer.Option(min=0, help="Sequences of one forward pass; 0 takes the whole batch at once.")
+    ] = 0,
+    save_every_s: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds between checkpoints; more where saving takes over 2 % of the time."),
+    ] = 60.0,
+    save_steps: Annotated[
+        int, typer.Option(min=0, help="Steps between checkpoints as well; 0 saves by time alone.")
+    ] = 0,
+    log_every_steps: Annotated[int, typer.Option(min=1, help="Steps between points of the journal.")] = 10,
+    kernels: Kernels = "auto",
+    gradient_checkpointing: Annotated[
+        Switch, typer.Option(help="Recompute activations in the backward pass: less memory, more time.")
+    ] = Switch.OFF,
+    tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 matrix products.")] = False,
+    progress: Annotated[str, typer.Option(help="auto, bar or log.")] = "auto",
+    grace_s: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds from the stop signal to the kill; warns when a save takes longer."),
+    ] = None,
+    hang_s: Annotated[
+        float,
+        typer.Option(min=0, help="End the job, with its stacks, after so long without progress; 0 waits for ever."),
+    ] = 1800.0,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the Slurm allocation that train together.")] = 1,
+    processes_per_node: Annotated[
+        int, typer.Option(min=1, help="Processes on each node, one for each GPU; they share its CPU threads.")
+    ] = 1,
+    alarm_unconverged_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Warn when more than this share of the tokens has no fixed point.")
+    ] = 0.5,
+    alarm_residual: Annotated[
+        float, typer.Option(min=0, help="Warn when the largest residual stays above this one.")
+    ] = 0.5,
+    resume: Annotated[
+        Path | None, typer.Option(help="Checkpoint, or run directory with one, of the same identity to go on from.")
+    ] = None,
+) -> None:
+    """Train one phase of a curriculum; a later phase starts from the checkpoint of the one before it.
+
+    An interrupted job goes on from its last checkpoint, with the same result. SIGTERM and SIGUSR2 end it with exit code
+    75 after a checkpoint.
+
+    **Example**
+
+        implicit-llm identity train/a5-implicit-s1/unrolled --config demo > id.json
+        implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled --identity @id.json
+            --input data=results/demo/data/a5-train
+    """
+    worker = ("-m", "implicit_llm_workflow.console", *sys.argv[1:])
+    request = LaunchRequest(nodes, processes_per_node, run_dir, worker, threads // processes_per_node)
+    if request.is_needed:
+        launch(request)
+        return
+    runtime = {
+        "threads": (threads and max(1, threads // processes_per_node)) or None,
+        "device": device,
+        "micro_batch_size": micro_batch_size or None,
+        "save_every_s": save_every_s,
+        "save_steps": save_steps or None,
+        "log_every_steps": log_every_steps,
+        "gradient_checkpointing": True if gradient_checkpointing is Switch.ON else None,
+        "kernels": kernels,
+        "tf32": tf32,
+        "progress": progress,
+        "grace_s": grace_s,
+        "hang_s": hang_s,
+        "alarm_unconverged_share": alarm_unconverged_share,
+        "alarm_residual": alarm_residual,
+        "resume": resume,
+    }
+    run_job(Job("train", run_dir, identity, inputs, log, runtime))
+    leave_other_processes()
+
+
+COMMANDS = (data, train, checkpoint)

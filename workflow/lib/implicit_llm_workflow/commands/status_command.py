@@ -1,0 +1,113 @@
+"""The sub-command `status`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from implicit_llm_workflow.commands.plan_commands import (
+    DEFAULT_CONFIG,
+    DEFAULT_RESULTS,
+    Config,
+    Results,
+    make_plan,
+    wide_console,
+)
+from implicit_llm_workflow.commands.runs_command import SubmititFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from implicit_llm_workflow.results.status_view import Snapshot
+
+
+def status(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Jobs, such as evaluate/a5-implicit-s1/free/word-problem, or their run directories, with all that "
+            "they are made from. The report if none is given.",
+            metavar="[TARGET]...",
+            show_default=False,
+        ),
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again, until all is done or nothing moves any more.")
+    ] = False,
+    every_s: Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)] = 5.0,
+    lines: Annotated[int, typer.Option(help="Of the log of a failed job, how many.", min=0)] = 8,
+    results: Results = DEFAULT_RESULTS,
+    submitit_folder: SubmititFolder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each job.")] = False,
+) -> None:
+    """Show how far an experiment is: its stages, what runs, what failed and why, and what to type next.
+
+    done: made from the settings and the code of now; stale: of other ones. running: with step, rate, time left, when it
+    last wrote, and its Slurm job. queued: submitted, or next in turn of a driver; waiting: for other jobs, or for a
+    driver. stopped: interrupted; the next snakemake continues it. A driver is the snakemake that starts the jobs.
+
+    --watch draws anew on a terminal; into a file or a pipe it writes a line for each change, then the whole.
+
+    **Example**
+
+        implicit-llm status
+        implicit-llm status train/a5-implicit-s1/free --config demo --watch
+        implicit-llm status --config paper --json | jq .stages
+    """
+    import json
+
+    from implicit_llm_workflow.results import status_view
+    from implicit_llm_workflow.results.explain import upstream_closure
+    from implicit_llm_workflow.results.observed import Observer
+
+    plan = make_plan(config, results)
+    wanted = tuple(plan.find(target).key for target in targets or ["report"])
+    keys, observer = upstream_closure(plan, wanted), Observer(plan, submitit_folder)
+
+    def look() -> Snapshot:
+        return status_view.Snapshot(
+            plan, observer.observe(keys), observer.driver(), wanted, lines, observer.failed_steps()
+        )
+
+    console = wide_console()
+    if as_json:
+        typer.echo(json.dumps(status_view.as_json(look()), indent=1, ensure_ascii=False))
+    elif watch:
+        _watch(look, console, every_s)
+    else:
+        _show(look(), console)
+
+
+def _show(snapshot: Snapshot, console: Console) -> None:
+    from implicit_llm_workflow.results.status_view import last_words, view
+
+    console.print(view(snapshot, console.width))
+    console.print(last_words(snapshot), soft_wrap=True)  # a command that is broken cannot be copied
+
+
+def _watch(look: Callable[[], Snapshot], console: Console, every_s: float) -> None:
+    """Until nothing moves, or Ctrl-C; then the whole once more."""
+    import time
+    from contextlib import nullcontext, suppress
+
+    from rich.console import Group
+    from rich.live import Live
+
+    from implicit_llm_workflow.results.status_view import last_words, one_line, view
+
+    snapshot, told = look(), ""
+    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    with live or nullcontext(), suppress(KeyboardInterrupt):
+        while snapshot.is_moving:
+            if live is not None:
+                live.update(Group(view(snapshot, console.width), last_words(snapshot)), refresh=True)
+            elif one_line(snapshot) != told:
+                told = one_line(snapshot)
+                console.print(f"{time.strftime('%H:%M:%S')} {told}", markup=False)
+            time.sleep(every_s)
+            snapshot = look()
+    _show(snapshot, console)

@@ -1,0 +1,95 @@
+"""The sub-command `verify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from implicit_llm_workflow.commands.plan_commands import (
+    DEFAULT_CONFIG,
+    DEFAULT_RESULTS,
+    Config,
+    Results,
+    make_plan,
+    wide_console,
+)
+from implicit_llm_workflow.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from implicit_llm_workflow.node import Node
+    from implicit_llm_workflow.planning.plan import Plan
+
+EXIT_BROKEN = 1
+
+
+def verify(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Jobs, such as data/a5-train, or their run directories or manifests; shards come with their stream. "
+            "All jobs if none is given.",
+            metavar="[TARGET]...",
+            show_default=False,
+        ),
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    results: Results = DEFAULT_RESULTS,
+) -> None:
+    """Recompute the sha256 of every file of an experiment's finished jobs.
+
+    Names each file that is missing or changed, and the commands that make only those again. Ends with exit code 1 if
+    there are any.
+
+    **Example**
+
+        implicit-llm verify --config demo
+        implicit-llm verify data/a5-train train/a5-implicit-s0/free
+    """
+    from tqdm import tqdm
+
+    from implicit_llm_workflow.results.verify import rebuild_commands, take_inventory, verify_files
+
+    plan = make_plan(config, results)
+    nodes = list(with_shards(plan, targets)) if targets else list(plan.nodes.values())
+    found = take_inventory(plan, nodes)
+    size = sum(file.size for file in found.files)
+    with tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc="verify", disable=None) as bar:
+        broken = [*found.broken, *verify_files(found.files, bar.update)]
+    console = wide_console()
+    for item in broken:
+        console.print(f"[red]broken[/red] {item.path}: {item.why} (job {item.job})", soft_wrap=True)
+    waiting = f", {len(found.unfinished)} not made yet" if found.unfinished else ""
+    console.print(
+        f"{len(found.finished)} jobs, {len(found.files)} files, {size / 2**20:,.1f} MiB: "
+        f"{len(broken) or 'none'} broken{waiting}"
+    )
+    if not broken:
+        return
+    jobs = list(dict.fromkeys(item.job for item in broken))
+    console.print("To make them again, and nothing else:")
+    for command in rebuild_commands(plan, jobs):
+        console.print(f"    {command}", soft_wrap=True, markup=False)
+    stale = [job for job in jobs if job not in {item.job for item in found.broken} and _is_stale(plan, job)]
+    if stale:
+        console.print(f"Stale besides, so that it is made anew from config and code of now: {', '.join(stale)}")
+    raise typer.Exit(EXIT_BROKEN)
+
+
+def _is_stale(plan: Plan, job: str) -> bool:
+    """Whether the job would make something else than what broke; False when sources that cannot be read hide it."""
+    try:
+        return plan.statuses[job].state == "stale"
+    except UserError:
+        return False
+
+
+def with_shards(plan: Plan, targets: list[str]) -> Iterator[Node]:
+    """The targets' jobs; with a stream of tokens also those of its shards, to whose files it points."""
+    for node in dict.fromkeys(plan.find(target).key for target in targets):
+        for key in plan.nodes[node].upstream.values():
+            if plan.nodes[key].config.get("kind") == "token_shard":
+                yield plan.nodes[key]
+        yield plan.nodes[node]

@@ -1,0 +1,1 @@
+"""What an experiment costs before it runs: FLOPs, GPU-hours, memory, disk."""

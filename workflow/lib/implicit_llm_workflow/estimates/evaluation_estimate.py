@@ -1,0 +1,112 @@
+"""What the evaluations of an experiment take: a forward pass over the test sets for each mode.
+
+How many f-evaluations a token takes there is assumed: as many as the training solver may take. Sequential modes wait
+for launches and not for FLOPs, so they have no price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from implicit_llm_workflow.estimates.hardware import Hardware
+from implicit_llm_workflow.estimates.throughput import Price, Throughput, TrainingWork, variant_of
+from implicit_llm_workflow.experiment_files.evaluations import LM_EVAL
+from implicit_llm_workflow.library_module import load_library_module
+from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.prefetching.prefetch_needs import read_evaluation_data
+
+SEQUENTIAL = "sequential"
+
+DEFAULT_MAX_ITER = 32  # of a solver that names no other
+
+
+@dataclass(frozen=True)
+class EvaluationEstimate:
+    """One evaluation job. tokens: over all test sets and modes but sequential ones; None where text decides.
+
+    prices: GPU-hours by card, without sequential modes, `has_sequential` says whether there are any.
+    """
+
+    key: str
+    evaluation: str
+    tokens: float | None
+    flops: float | None
+    prices: Mapping[str, Price | None]
+    has_sequential: bool
+
+
+def evaluation_estimates(plan: Plan, hardware: Hardware) -> list[EvaluationEstimate]:
+    """In the order of the plan."""
+    throughput = Throughput(hardware)
+    return [_estimate(plan, node, hardware, throughput) for node in plan.nodes.values() if node.stage == "evaluate"]
+
+
+def _estimate(plan: Plan, node: Node, hardware: Hardware, throughput: Throughput) -> EvaluationEstimate:
+    trained, name = plan.nodes[node.upstream["model"]].config, node.name.rpartition("/")[2]
+    if "phase" not in trained:  # a peer, whose sizes are in its checkpoint
+        return EvaluationEstimate(node.key, name, None, None, dict.fromkeys(hardware.cards), False)
+    solver, precision = trained["phase"]["solver"], node.config.get("precision", trained["precision"])
+    configured = node.config.get("modes", ())
+    has_sequential = solver is not None and any(mode["eval_mode"] == SEQUENTIAL for mode in configured)
+    modes = [mode for mode in configured if mode["eval_mode"] != SEQUENTIAL]
+    parts = (
+        [_downstream_tokens(node.config)]
+        if node.config["kind"] == LM_EVAL
+        else [
+            _tokens_by_length(plan, plan.nodes[key], node.config, hardware)
+            for role, key in node.upstream.items()
+            if role != "model"
+        ]
+    )
+    unknown = EvaluationEstimate(node.key, name, None, None, dict.fromkeys(hardware.cards), has_sequential)
+    if not configured or any(part is None for part in parts):
+        return unknown
+    # An explicit model gives the same in every mode and is run once.
+    swept = sum(len(values) for values in node.config.get("sweep", {}).values()) or 1
+    passes = len(modes) * swept if solver is not None else 1
+    lengths = [(length, tokens * passes) for part in parts if part is not None for length, tokens in part.items()]
+    try:
+        flops = sum(_forward_flops(trained["model"], solver, length) * tokens for length, tokens in lengths)
+        parameters = load_library_module("analysis/flops.py").num_parameters(trained["model"])
+    except ValueError:  # a model whose operations are not known here
+        return unknown
+    work = TrainingWork(trained["model"]["model_type"], variant_of(solver), parameters, precision, flops, flops)
+    prices = {card: throughput.price(work, card) for card in hardware.cards}
+    return EvaluationEstimate(node.key, name, sum(tokens for _, tokens in lengths), flops, prices, has_sequential)
+
+
+def _forward_flops(model: Mapping[str, Any], solver: Mapping[str, Any] | None, length: int) -> float:
+    forward = load_library_module("analysis/flops.py").forward_flops(model, length)
+    evaluations = 1 if solver is None else solver.get("max_iter") or solver.get("num_unroll") or DEFAULT_MAX_ITER
+    return evaluations * forward.stack + forward.outside
+
+
+def _downstream_tokens(evaluation: Mapping[str, Any]) -> dict[int, float] | None:
+    """Tokens of the harness's requests, by their mean length; None where the size of a task is not known."""
+    known, tokens = read_evaluation_data()["tasks"], dict[int, float]()
+    for task in evaluation["tasks"]:
+        size = known.get(task, {})
+        if "documents" not in size:
+            return None
+        documents = min(size["documents"], evaluation.get("limit") or size["documents"])
+        length = size["request_tokens"]
+        tokens[length] = tokens.get(length, 0.0) + documents * size["requests"] * length
+    return tokens
+
+
+def _tokens_by_length(
+    plan: Plan, data: Node, evaluation: Mapping[str, Any], hardware: Hardware
+) -> dict[int, float] | None:
+    """Tokens of a test set at each length at which it is read; None where they follow from text."""
+    if data.config["kind"] == "word_problem":
+        return {data.config["length"]: data.config["num_samples"] * data.config["length"]}
+    if data.config["kind"] != "token_stream" or "lengths" not in evaluation:
+        return None
+    shard = plan.nodes[next(iter(data.upstream.values()))].config
+    corpus = hardware.corpora.get(shard["corpus"].get("dataset", ""))
+    whole = None if corpus is None else corpus.tokens * shard["test_fraction"]
+    known = [number for number in (whole, evaluation.get("max_tokens")) if number is not None]
+    return dict.fromkeys(evaluation["lengths"], min(known)) if known else None

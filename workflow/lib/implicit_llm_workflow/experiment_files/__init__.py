@@ -1,0 +1,1 @@
+"""Experiment files and those they name: read, validated, and filled in."""

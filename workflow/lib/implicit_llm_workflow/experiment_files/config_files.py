@@ -1,0 +1,69 @@
+"""Where the files of an experiment lie: models/, tasks/ and curricula/ beside it, or else those of the project."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.experiment_files.validation import nearest, validate
+from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
+from implicit_llm_workflow.project_dirs import CONFIG_DIR
+
+OWN_CONFIG_DIR = Path("workflow") / "config"
+_SCHEMAS = {"models": "model", "tasks": "task", "curricula": "curriculum"}
+
+
+class ConfigFiles:
+    """Reads and validates the files that one experiment refers to; `source` names the experiment file in messages."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.source = str(path)
+        self._cache: dict[Path, dict[str, Any]] = {}
+
+    def experiment(self) -> dict[str, Any]:
+        """The values of the experiment file, not yet validated."""
+        return read_yaml(self.path)
+
+    def read(self, folder: str, name: str, key: str) -> tuple[Mapping[str, Any], str]:
+        """Values and path of <folder>/<name>.yaml. Raises: ConfigError that names `key` when there is no such file."""
+        path = self._find(folder, name, key)
+        if path not in self._cache:
+            values = plain(read_yaml(path))
+            validate(values, _SCHEMAS[folder], str(path))
+            self._cache[path] = values
+        return self._cache[path], str(path)
+
+    def _find(self, folder: str, name: str, key: str) -> Path:
+        folders = [root / folder for root in dict.fromkeys([self.path.resolve().parent, CONFIG_DIR])]
+        for item in folders:
+            if (item / f"{name}.yaml").is_file():
+                return shown_path(item / f"{name}.yaml")
+        names = sorted({path.stem for item in folders for path in item.glob("*.yaml")})
+        raise ConfigError(f"{self.source}: {key}: there is no {folder}/{name}.yaml; {nearest(name, names)}")
+
+
+def experiment_path(name_or_path: str) -> Path:
+    """The file of an experiment, given by path or by its name in workflow/config/, here or of the project.
+
+    Raises: ConfigError.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    folders = (OWN_CONFIG_DIR, CONFIG_DIR)
+    for named in (folder / f"{name_or_path}.yaml" for folder in folders):
+        if named.is_file():
+            return shown_path(named)
+    names = sorted({item.stem for folder in folders for item in folder.glob("*.yaml")})
+    raise ConfigError(f"{name_or_path}: no such config file; {nearest(path.stem, names)}")
+
+
+def shown_path(path: Path) -> Path:
+    """Relative to the working directory where that is shorter to read."""
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path

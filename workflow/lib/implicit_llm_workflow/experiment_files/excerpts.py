@@ -1,0 +1,105 @@
+"""Excerpts of the report: single figures and tables of the paper, each a target with only the jobs that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.experiment_files.validation import check_keys, nearest
+from implicit_llm_workflow.node import Node
+
+STAGE = "excerpt"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an excerpt's numbers come from: these evaluations of these models, both as patterns of names.
+
+    Without evaluations it is the training of the runs itself.
+    """
+
+    runs: tuple[str, ...]
+    evaluations: tuple[str, ...]
+
+    def has(self, run: str, evaluation: str | None) -> bool:
+        """Whether it takes this evaluation of this model, or (None) its training."""
+        if not _matches(run, self.runs):
+            return False
+        return _matches(evaluation, self.evaluations) if evaluation is not None else not self.evaluations
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """`figures` and `tables`: what it shows of the report, by their names there."""
+
+    name: str
+    title: str
+    figures: tuple[str, ...]
+    tables: tuple[str, ...]
+    origins: tuple[Origin, ...]
+
+    def node(self, report: Node, nodes: Mapping[str, Node], models: Mapping[str, str]) -> Node:
+        """Its job: that of the report with fewer inputs. `models`: the run or peer of each input's role."""
+        wanted = [
+            key
+            for role, key in report.upstream.items()
+            if any(origin.has(models[role], _evaluation(nodes[key])) for origin in self.origins)
+        ]
+        behind = _with_models(wanted, nodes)
+        upstream = {role: key for role, key in report.upstream.items() if key in behind}
+        shown = {"title": self.title, "figures": list(self.figures), "tables": list(self.tables)}
+        return Node(STAGE, self.name, {**report.config, **shown}, upstream)
+
+
+def build_excerpt(name: str, item: Mapping[str, Any]) -> Excerpt:
+    """An excerpt from validated values."""
+    origins = (Origin(tuple(origin.get("runs", ("*",))), tuple(origin["evaluations"])) for origin in item["from"])
+    figures, tables = tuple(item.get("figures", ())), tuple(item.get("tables", ()))
+    return Excerpt(name, item["title"], figures, tables, tuple(origins))
+
+
+def check_origins(excerpts: Iterable[Excerpt], evaluated: Mapping[str, Sequence[str]], source: str) -> None:
+    """Refuse patterns that meet nothing. `evaluated`: evaluations of each run and peer. Raises: ConfigError."""
+    for excerpt in excerpts:
+        for index, origin in enumerate(excerpt.origins):
+            at = f"{source}: excerpts.{excerpt.name}.from[{index}]"
+            _check_patterns(origin.runs, evaluated, f"{at}.runs: no run or peer is called")
+            done = {name for run, names in evaluated.items() if _matches(run, origin.runs) for name in names}
+            _check_patterns(origin.evaluations, done, f"{at}.evaluations: none of these runs has one called")
+
+
+def _check_patterns(patterns: Iterable[str], names: Iterable[str], problem: str) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"{problem} {pattern!r}; {nearest(pattern, names)}")
+
+
+def check_shown(excerpts: Iterable[Excerpt], figures: Sequence[str], tables: Sequence[str], source: str) -> None:
+    """Refuse what the report of the experiment does not have. Raises: ConfigError that names the nearest."""
+    for excerpt in excerpts:
+        at = f"{source}: excerpts.{excerpt.name}"
+        check_keys(excerpt.figures, figures, f"{at}.figures")
+        check_keys(excerpt.tables, tables, f"{at}.tables")
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _evaluation(node: Node) -> str | None:
+    return node.name.rpartition("/")[2] if node.stage == "evaluate" else None
+
+
+def _with_models(keys: Iterable[str], nodes: Mapping[str, Node]) -> set[str]:
+    """The jobs, and the models that they evaluate or go on from with all phases of their training."""
+    return {found for key in keys for found in _chain(key, nodes)}
+
+
+def _chain(key: str, nodes: Mapping[str, Node]) -> Iterator[str]:
+    yield key
+    for role in ("model", "start"):
+        if role in nodes[key].upstream:
+            yield from _chain(nodes[key].upstream[role], nodes)

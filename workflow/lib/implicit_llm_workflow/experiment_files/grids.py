@@ -1,0 +1,93 @@
+"""Grids: one entry of `runs` that stands for a run at every point of some axes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.experiment_files.validation import nearest
+
+_ROOTS = ("curriculum", "data", "model", "override", "task")
+_LABEL = re.compile(r"[A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """One run of a grid; `at` says for messages which one it is, empty for an entry without a grid."""
+
+    name: str
+    item: Mapping[str, Any]
+    at: str = ""
+
+
+def expand_grids(runs: Mapping[str, Any], source: str) -> list[GridPoint]:
+    """All runs, each entry with a grid replaced by its points, in the order of the file.
+
+    Raises: ConfigError that names the axis, or for two runs of one name.
+    """
+    points: list[GridPoint] = []
+    for name, item in runs.items():
+        points += _points(name, item, source)
+    seen: set[str] = set()
+    for point in points:
+        if point.name in seen:
+            raise ConfigError(f"{source}: runs: two runs are called {point.name!r}; rename a run or a grid axis")
+        seen.add(point.name)
+    return points
+
+
+def _points(name: str, item: Mapping[str, Any], source: str) -> Iterator[GridPoint]:
+    axes: Mapping[str, Any] = item.get("grid", {})
+    base = {key: value for key, value in item.items() if key != "grid"}
+    if not axes:
+        yield GridPoint(name, base)
+        return
+    where = f"{source}: runs.{name}.grid"
+    keys = [axis["key"] for axis in axes.values()]
+    for axis, values in axes.items():
+        _check_axis(values, keys, f"{where}.{axis}")
+    for combination in itertools.product(*(axis["values"] for axis in axes.values())):
+        chosen = dict(zip(axes, combination, strict=True))
+        point: Mapping[str, Any] = base
+        for axis, value in chosen.items():
+            point = _with_value(point, axes[axis]["key"].split("."), value, f"{where}.{axis}.key")
+        labels = [f"{axis}{_label(value)}" for axis, value in chosen.items()]
+        shown = ", ".join(f"{axis} = {_label(value)}" for axis, value in chosen.items())
+        yield GridPoint("-".join([name, *labels]), point, f"runs.{name}.grid: {shown}")
+
+
+def _check_axis(axis: Mapping[str, Any], keys: list[str], where: str) -> None:
+    key = axis["key"]
+    root = key.partition(".")[0]
+    if root not in _ROOTS or (root == "override") != ("." in key):
+        hint = nearest(root, _ROOTS) if root not in _ROOTS else "give override.model.hidden_size, or model alone"
+        raise ConfigError(f"{where}.key: {key!r} is no path to a setting of a run; {hint}")
+    if keys.count(key) > 1:
+        raise ConfigError(f"{where}.key: two axes change {key}; remove one")
+    labels = [_label(value) for value in axis["values"]]
+    for label in labels:
+        if not _LABEL.fullmatch(label):
+            raise ConfigError(
+                f"{where}.values: {label!r} cannot be part of a run's name; give a number or a plain name"
+            )
+        if labels.count(label) > 1:
+            raise ConfigError(f"{where}.values: two values are written {label!r}; remove one")
+
+
+def _with_value(item: Mapping[str, Any], path: list[str], value: Any, where: str) -> dict[str, Any]:
+    """`item` with the value at the path, mappings on the way made where they are missing."""
+    key, *rest = path
+    if not rest:
+        return {**item, key: value}
+    below = item.get(key, {})
+    if not isinstance(below, Mapping):
+        raise ConfigError(f"{where}: {key!r} is {below!r} and has no keys below it; shorten the path")
+    return {**item, key: _with_value(below, rest, value, where)}
+
+
+def _label(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

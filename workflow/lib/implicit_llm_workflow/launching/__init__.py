@@ -1,0 +1,1 @@
+"""The processes of one job on one node or several."""

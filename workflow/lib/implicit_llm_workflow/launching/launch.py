@@ -1,0 +1,150 @@
+"""Training in several processes: torchrun on one node, srun and torchrun on several.
+
+The launcher is the job's own process, to which stop signals are sent. It hands them on, waits, and ends with the exit
+code and the class of the process that was the reason for the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from implicit_llm_workflow.launching.allocation import Allocation, require_nodes
+from implicit_llm_workflow.launching.node_agent import NodeJob, StopSignals, supervise, wait
+from implicit_llm_workflow.library_module import leave_out_models
+
+# Of the step that srun would start in, not of the one that it starts.
+_OUTER_STEP = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_NODE")
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """`worker`: arguments of Python for each process; `threads` of each, 0 leaves their number to torchrun."""
+
+    nodes: int
+    processes_per_node: int
+    run_dir: Path
+    worker: tuple[str, ...]
+    threads: int = 0
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are several processes, and this is none of them."""
+        return self.nodes * self.processes_per_node > 1 and "RANK" not in os.environ
+
+
+class Ended(Exception):
+    """The processes did not reach the end of the job; what the job's process has to say and to exit with."""
+
+    def __init__(self, message: str, exit_code: int, failure_class: str | None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.failure_class = failure_class
+
+
+def launch(request: LaunchRequest) -> None:
+    """Run the processes to their end. Raises: LaunchError before they begin; Ended."""
+    leave_out_models()
+    from implicit_llm.runs.launched import LaunchFolder
+
+    allocation = Allocation.current()
+    require_nodes(request.nodes, allocation)
+
+    with _folder(request, allocation) as path:
+        if request.nodes == 1:
+            job = NodeJob(path, 0, 1, request.processes_per_node, request.worker, threads=request.threads)
+            code = supervise(job)
+        else:
+            assert allocation is not None
+            code = _run_on_nodes(_srun(request, allocation, path))
+        end = LaunchFolder(path).verdict(code)
+    if end.code != 0:
+        raise Ended(end.message, end.code, end.failure_class)
+
+
+def tell_who_started_this(error: Exception) -> None:
+    """Write down why this process fails where its launcher, or else the executor, looks for it."""
+    is_told = "SUBMITIT_JOB_STATUS" in os.environ or "IMPLICIT_LLM_LAUNCH_FOLDER" in os.environ
+    if is_told and getattr(error, "failure_class", "") is not None:
+        leave_out_models()
+        from implicit_llm.runs import job_status
+
+        job_status.report_failure(error)
+
+
+def leave_other_processes() -> None:
+    """Let go of them at the end of a job; without it NCCL complains."""
+    if "RANK" in os.environ:
+        from implicit_llm.training.distributed import leave_world
+
+        leave_world()
+
+
+def _run_on_nodes(command: Sequence[str]) -> int:
+    """Run srun to its end; it hands SIGUSR2 on to the node agents, which take it once if Slurm sends it as well."""
+    environment = {name: value for name, value in os.environ.items() if name not in _OUTER_STEP}
+    with StopSignals() as stop:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        told: list[int] = []
+
+        def tell() -> None:
+            if not told:
+                told.append(process.pid)
+                process.send_signal(signal.SIGUSR2)
+
+        return wait(process, stop, tell)
+
+
+def _srun(request: LaunchRequest, allocation: Allocation, folder: Path) -> list[str]:
+    nodes = request.nodes
+    command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--distribution=block"]
+    # Beside the step that this process is in; an end of one node with an error is the end of all.
+    command += ["--overlap", "--kill-on-bad-exit=1", "--unbuffered", "--input=none", "--export=ALL", "--mpi=none"]
+    # Without this a node's processes would share the CPUs of a single task.
+    command.append("--cpu-bind=none")
+    if allocation.cpus_per_node is not None:
+        command.append(f"--cpus-per-task={allocation.cpus_per_node}")
+    command += [
+        sys.executable,
+        "-m",
+        "implicit_llm_workflow.launching.node_agent",
+        f"--folder={folder}",
+        f"--nodes={nodes}",
+    ]
+    command += [f"--processes={request.processes_per_node}", f"--threads={request.threads}"]
+    return [*command, f"--endpoint={allocation.first_node()}:{_free_port()}", "--", *request.worker]
+
+
+@contextmanager
+def _folder(request: LaunchRequest, allocation: Allocation | None) -> Iterator[Path]:
+    """An empty folder that all nodes see, deleted afterwards.
+
+    Across nodes it is below the run directory and named after the Slurm job: what a killed attempt of it left goes.
+    """
+    if request.nodes == 1 or allocation is None:
+        with tempfile.TemporaryDirectory(prefix="implicit-llm-") as name:
+            yield Path(name)
+        return
+    path = (request.run_dir / f".launch-{allocation.job_id}").absolute()
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _free_port() -> int:
+    """A port that is free on this node, which is the first one of the job."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,179 @@
+"""The code a stage's result depends on, as one digest: of syntax trees, so that comments and docstrings do not count.
+
+It covers the stage's module and the project modules that it imports, directly or through others, imports inside
+functions included. Not covered are package `__init__` files (they are looked through: what is imported from a package
+counts where it is defined) and the plumbing below, which files, records and tracks results but does not compute them.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.library_module import LIBRARY, package_dir
+from implicit_llm_workflow.planning.project_sources import Imported, Project, Source, SourceError
+from implicit_llm_workflow.planning.source_cache import SourceCache
+
+PLUMBING = (
+    "implicit_llm.runs",
+    "implicit_llm.tracking",
+    "implicit_llm.testing",
+    "implicit_llm.evaluation.progress",
+    "implicit_llm.training.committing",
+    "implicit_llm.training.device_peak",
+    "implicit_llm.training.preemption",
+    "implicit_llm.training.save_schedule",
+    "implicit_llm.training.solver_alarm",
+    "implicit_llm.training.speed",
+    "implicit_llm.training.status",
+    "implicit_llm.training.watchdog",
+)
+RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".yaml"}
+
+
+@functools.cache
+def module_digest(module: str) -> str:
+    """Digest of the code behind a stage's module. Raises: SourceError when it is missing or no valid Python."""
+    digest = code_digest(module, _library())
+    _library().cache.save()
+    return digest
+
+
+def stage_sources(module: str) -> dict[str, Source]:
+    """The modules behind `module_digest`, by name and in its order. Raises: SourceError."""
+    return dict(sorted(reached_sources(module, _library()).items()))
+
+
+@functools.cache
+def _library() -> Project:
+    """One for all stages, which share most of what they import."""
+    folder = package_dir(LIBRARY)
+    return Project({LIBRARY: folder}, SourceCache(folder / "__pycache__" / "code-digests"))
+
+
+def stage_module(stage: str, config: Mapping[str, Any]) -> str:
+    """The module whose function `run` is the body of a job: a stage of several kinds has one for each `kind`.
+
+    So editing how one kind of data is made leaves the other kinds as they are.
+    """
+    package = {"train": "training", "evaluate": "evaluation", "excerpt": "report"}.get(stage, stage)
+    return f"{LIBRARY}.{package}.stages.{config['kind']}" if "kind" in config else f"{LIBRARY}.{package}.stage"
+
+
+def code_digest(entry: str, project: Project, excluded: Iterable[str] = PLUMBING) -> str:
+    """sha256 (hexadecimal) over the modules that `entry` reaches, by name; and the resource files of their packages."""
+    sources = reached_sources(entry, project, excluded)
+    modules = {name: module_text_digest(source) for name, source in sources.items()}
+    return total_digest(modules | resource_digests(sources.values()))
+
+
+def total_digest(digests: Mapping[str, str]) -> str:
+    """The one digest of those of modules and resource files, by name; the names of the latter hold a slash."""
+    total = hashlib.sha256()
+    for name in sorted(digests, key=lambda name: ("/" in name, name)):
+        total.update(f"{name} {digests[name]}\n".encode())
+    return total.hexdigest()
+
+
+def module_text_digest(source: Source) -> str:
+    """sha256 (hexadecimal) of what counts of a module. Raises: SourceError."""
+    return source.find("digest", lambda: hashlib.sha256(tree_text(source.tree).encode()).hexdigest())
+
+
+def resource_digests(sources: Iterable[Source]) -> dict[str, str]:
+    """sha256 of each resource file of the modules' packages, by name."""
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in _resources(sources)}
+
+
+def reached_sources(entry: str, project: Project, excluded: Iterable[str] = PLUMBING) -> dict[str, Source]:
+    """Every module that counts, by name. Raises: SourceError when there is no module `entry`."""
+    if project.source(entry) is None:
+        raise SourceError(f"the project has no module {entry}; reinstall it with `make setup`")
+    kept: dict[str, Source] = {}
+    packages_seen: set[str] = set()
+    waiting = [entry]
+    while waiting:
+        module = waiting.pop()
+        source = project.source(module)
+        if source is None or module in kept or module in packages_seen or _is_below(module, excluded):
+            continue
+        if source.is_package:
+            packages_seen.add(module)
+        else:
+            kept[module] = source
+        for imported in source.imports:
+            waiting.extend(_defining_modules(imported, project))
+    return kept
+
+
+def _defining_modules(imported: Imported, project: Project) -> Iterator[str]:
+    """Where an imported thing lives: a sub-module itself, or the package through whose `__init__` it comes."""
+    source = project.source(imported.module)
+    if source is None:
+        return
+    if imported.names is None or not source.is_package:
+        yield imported.module
+        return
+    for name in imported.names:
+        submodule = f"{imported.module}.{name}"
+        if project.source(submodule) is not None:
+            yield submodule
+        else:
+            yield from _exported_from(source, name, project)
+
+
+def _exported_from(package: Source, name: str, project: Project) -> Iterator[str]:
+    """The module from which a package's `__init__` takes `name`; everything it imports when that cannot be told."""
+    for imported in package.imports:
+        if imported.names and name in imported.names:
+            yield from _defining_modules(Imported(imported.module, (name,)), project)
+            return
+    yield package.module
+
+
+def _is_below(module: str, packages: Iterable[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _resources(sources: Iterable[Source]) -> Iterator[tuple[str, Path]]:
+    """Templates and the like beside the modules, in sub-packages: the library's own folder belongs to all stages."""
+    packages = {source.package: source.path.parent for source in sources if "." in source.package}
+    for package, folder in packages.items():
+        for path in folder.rglob("*"):
+            if path.suffix in RESOURCE_SUFFIXES and path.is_file():
+                yield f"{package}/{path.relative_to(folder).as_posix()}", path
+
+
+def tree_text(node: ast.AST) -> str:
+    """A syntax tree as text without docstrings, positions and empty fields: the same for every Python version."""
+    parts = []
+    for name, value in ast.iter_fields(node):
+        if name == "body" and isinstance(value, list) and isinstance(node, _WITH_DOCSTRING):
+            value = value[1:] if is_docstring(value) else value
+        if value is not None and value != [] and name not in ("kind", "type_comment", "ctx"):
+            parts.append(f"{name}={_value_text(value)}")
+    return f"{type(node).__name__}({','.join(parts)})"
+
+
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def is_docstring(body: list[ast.stmt]) -> bool:
+    return (
+        bool(body)
+        and isinstance(body[0], ast.Expr)
+        and isinstance(body[0].value, ast.Constant)
+        and isinstance(body[0].value.value, str)
+    )
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, ast.AST):
+        return tree_text(value)
+    if isinstance(value, list):
+        return f"[{','.join(_value_text(item) for item in value)}]"
+    return repr(value)

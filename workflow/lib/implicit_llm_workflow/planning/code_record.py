@@ -1,0 +1,129 @@
+"""What the code behind a digest was, module by module and function by function, so that a change can be named later.
+
+    results/<config>/.code/<first 16 of the code digest>.json:
+    {"module": "implicit_llm.training.stage", "files": {"implicit_llm.solver.config": "<sha256>", ...},
+     "parts": {"implicit_llm.solver.config": {"SolverConfig": "<first 16 of a sha256>", ...}}}
+
+`files` gives the digest again, so that a record cannot speak of other code than its name says. The workflow writes one
+for each stage before the first job; results that are older than that have none.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from implicit_llm_workflow.atomic_text import write_text
+from implicit_llm_workflow.planning.code_digest import (
+    is_docstring,
+    module_text_digest,
+    resource_digests,
+    stage_sources,
+    total_digest,
+    tree_text,
+)
+
+FOLDER = ".code"
+DIGITS = 16
+MODULE_LEVEL = "module level"
+
+
+@dataclass(frozen=True)
+class CodeRecord:
+    """`files`: sha256 of modules and resource files by name; `parts`: of a module, digests by function and class."""
+
+    module: str
+    files: Mapping[str, str]
+    parts: Mapping[str, Mapping[str, str]]
+
+    @property
+    def digest(self) -> str:
+        """The code digest of the stage's module."""
+        return total_digest(self.files)
+
+
+@dataclass(frozen=True)
+class ChangedFile:
+    """A module or resource file that differs; `parts`: what of it, where that can be told."""
+
+    name: str
+    change: Literal["changed", "new", "gone"]
+    parts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        what = ", ".join(self.parts) if self.change == "changed" else self.change
+        return f"{self.name} ({what})" if what else self.name
+
+
+def code_now(module: str) -> CodeRecord:
+    """The code behind a stage's module as it is on disk. Raises: SourceError."""
+    sources = stage_sources(module)
+    files = {name: module_text_digest(source) for name, source in sources.items()}
+    parts = {name: parts_of(source.tree) for name, source in sources.items()}
+    return CodeRecord(module, files | resource_digests(sources.values()), parts)
+
+
+def record_code(root: Path, modules: Iterable[str], digest_of: Mapping[str, str]) -> None:
+    """Write the records below `root` that are not there yet; `digest_of`: the code digest of each module."""
+    for module in modules:
+        if not record_path(root, digest_of[module]).exists():
+            record = code_now(module)
+            text = json.dumps(asdict(record), sort_keys=True, indent=1)
+            write_text(record_path(root, record.digest), f"{text}\n")
+
+
+def read_code_record(root: Path, digest: str) -> CodeRecord | None:
+    """What was recorded of the code with this digest; None where nothing was, or not of this code."""
+    try:
+        record = CodeRecord(**json.loads(record_path(root, digest).read_bytes()))
+        return record if record.digest == digest else None
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def record_path(root: Path, digest: str) -> Path:
+    return root / FOLDER / f"{digest[:DIGITS]}.json"
+
+
+def changed_files(old: CodeRecord, new: CodeRecord) -> list[ChangedFile]:
+    """By name. A module whose parts are all equal has them in another order."""
+    return list(_changed_files(old, new))
+
+
+def parts_of(tree: ast.Module) -> dict[str, str]:
+    """Digests of the functions, methods and classes of a module, and of the statements outside of them."""
+    texts: dict[str, list[str]] = {}
+    _collect(tree, "", texts)
+    return {name: hashlib.sha256("\n".join(text).encode()).hexdigest()[:DIGITS] for name, text in texts.items()}
+
+
+def _changed_files(old: CodeRecord, new: CodeRecord) -> Iterator[ChangedFile]:
+    for name in sorted({*old.files, *new.files}):
+        if name not in old.files:
+            yield ChangedFile(name, "new")
+        elif name not in new.files:
+            yield ChangedFile(name, "gone")
+        elif old.files[name] != new.files[name]:
+            before, after = old.parts.get(name, {}), new.parts.get(name, {})
+            parts = [part for part in sorted({*before, *after}) if before.get(part) != after.get(part)]
+            yield ChangedFile(name, "changed", tuple(parts))
+
+
+def _collect(node: ast.Module | ast.ClassDef, prefix: str, texts: dict[str, list[str]]) -> None:
+    own = prefix.rstrip(".") or MODULE_LEVEL
+    if isinstance(node, ast.ClassDef):
+        header = [*node.bases, *node.keywords, *node.decorator_list]
+        texts.setdefault(own, []).extend(tree_text(item) for item in header)
+    for child in node.body[1:] if is_docstring(node.body) else node.body:
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            texts.setdefault(prefix + child.name, []).append(tree_text(child))
+        elif isinstance(child, ast.ClassDef):
+            texts.setdefault(prefix + child.name, [])
+            _collect(child, f"{prefix}{child.name}.", texts)
+        else:
+            texts.setdefault(own, []).append(tree_text(child))

@@ -1,0 +1,112 @@
+"""From an experiment to the jobs that it takes: nodes with their identity and the nodes they read from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.experiment_files.curricula import Phase
+from implicit_llm_workflow.experiment_files.data_sets import DataSet, LanguageModel
+from implicit_llm_workflow.experiment_files.evaluations import DUALITY, LM_EVAL, PERPLEXITY, Evaluation
+from implicit_llm_workflow.experiment_files.excerpts import check_shown
+from implicit_llm_workflow.experiment_files.experiment import Experiment
+from implicit_llm_workflow.experiment_files.peers import PHASE, Peer
+from implicit_llm_workflow.experiment_files.runs import Run
+from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.data_nodes import data_nodes, nodes_of_test_data, tokenizer_node, train_data_node
+from implicit_llm_workflow.planning.report_outputs import report_assets, report_figures, report_tables
+
+
+def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = lambda path: None) -> dict[str, Node]:
+    """All nodes by key, every node after those it reads from. `digest`: sha256 of a file of a peer, None if unknown."""
+    nodes: dict[str, Node] = {}
+    for node in _all_nodes(experiment, digest):
+        nodes[node.key] = node
+    return nodes
+
+
+def _all_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[Node]:
+    for data in experiment.data.values():
+        yield from data_nodes(data)
+    shown: dict[str, Node] = {}
+    models: dict[str, str] = {}
+    for model, node in _model_nodes(experiment, digest):
+        role = f"{node.stage}:{node.name}"
+        shown[role], models[role] = node, model
+        yield node
+    config = {"experiment": experiment.name, **experiment.report, "assets": report_assets()}
+    report = Node("report", "report", config, {role: node.key for role, node in shown.items()})
+    yield report
+    excerpts = experiment.excerpts.values()
+    check_shown(excerpts, report_figures(experiment), report_tables(experiment), experiment.source)
+    nodes = {node.key: node for node in shown.values()}
+    for excerpt in excerpts:
+        yield excerpt.node(report, nodes, models)
+
+
+def _model_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[tuple[str, Node]]:
+    """What the report shows: (name of the run or peer, job) for all models, their training and their evaluations."""
+    for run in experiment.runs.values():
+        for seed in run.seeds:
+            yield from ((run.name, node) for node in _run_nodes(experiment, run, seed))
+    for peer in experiment.peers.values():
+        yield from ((peer.name, node) for node in _peer_nodes(experiment, peer, digest))
+
+
+def _run_nodes(experiment: Experiment, run: Run, seed: int) -> Iterator[Node]:
+    data = experiment.data[run.data]
+    trained: dict[str, Node] = {}
+    for phase in run.phases:
+        previous = trained[phase.after] if phase.after is not None else None
+        trained[phase.name] = _train_node(run, seed, phase, previous, data)
+        yield trained[phase.name]
+    for phase in run.final_phases:
+        for evaluation in experiment.evaluations_of(run):
+            yield _evaluate_node(trained[phase.name], trained[phase.name].name, evaluation, data)
+
+
+def _peer_nodes(experiment: Experiment, peer: Peer, digest: Callable[[Path], str | None]) -> Iterator[Node]:
+    imported = peer.node(digest)
+    yield imported
+    for evaluation in experiment.evaluations_of_peer(peer):
+        yield _evaluate_node(imported, f"{peer.name}/{PHASE}", evaluation, experiment.data[peer.data])
+
+
+def _train_node(run: Run, seed: int, phase: Phase, previous: Node | None, data: DataSet) -> Node:
+    task = run.task
+    schedule = {key: value for key, value in asdict(task.schedule).items() if value is not None}
+    config = {
+        "task": task.kind,
+        "labels": task.labels,
+        "model": dict(run.model),
+        "phase": phase.identity(),
+        "total_steps": task.total_steps,
+        "schedule": schedule,
+        "optimizer": asdict(task.optimizer),
+        "batch_size": task.batch_size,
+        "precision": task.precision,
+        "seed": seed,
+    }
+    upstream = {"data": train_data_node(data).key}
+    if previous is not None:
+        upstream["start"] = previous.key
+    return Node("train", f"{run.name}-s{seed}/{phase.name}", config, upstream)
+
+
+def _evaluate_node(model: Node, name: str, evaluation: Evaluation, data: DataSet) -> Node:
+    """`name`: of the model, with its phase."""
+    config: dict[str, Any] = {"kind": evaluation.kind}
+    if evaluation.modes:
+        config["modes"] = [dict(mode) for mode in evaluation.modes]
+    if evaluation.sweep:
+        config["sweep"] = {key: list(values) for key, values in evaluation.sweep.items()}
+    if isinstance(data, LanguageModel) and evaluation.kind in (PERPLEXITY, DUALITY):
+        config["lengths"] = list(data.test_lengths) if evaluation.kind == PERPLEXITY else [min(data.test_lengths)]
+    config |= evaluation.settings
+    if evaluation.kind == LM_EVAL and isinstance(data, LanguageModel):
+        read = {"tokenizer": tokenizer_node(data).key}
+    else:
+        read = {node.name: node.key for node in nodes_of_test_data(data)}
+    return Node("evaluate", f"{name}/{evaluation.name}", config, {"model": model.key, **read})

@@ -1,0 +1,163 @@
+"""An experiment as a plan: its nodes, what each of them should be, and what there is already."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
+from implicit_llm_workflow.experiment_files.experiment import Experiment
+from implicit_llm_workflow.experiment_files.validation import nearest
+from implicit_llm_workflow.file_digests import FileDigests
+from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.accepted import Acceptance, find_acceptance, with_code_of
+from implicit_llm_workflow.planning.code_digest import module_digest, stage_module
+from implicit_llm_workflow.planning.code_record import record_code
+from implicit_llm_workflow.planning.fingerprint import Identity, identify
+from implicit_llm_workflow.planning.graph import build_graph
+from implicit_llm_workflow.planning.recorded import MANIFEST
+from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
+from implicit_llm_workflow.planning.staleness import Status, status_of
+
+RESULTS = Path("results")
+FINGERPRINT_DIGITS = 16
+
+# Jobs with more inputs are told them in a file: one word of a command holds 128 KB on Linux.
+MAX_INPUT_OPTIONS = 8
+
+
+class UnknownTarget(UserError):
+    """No job of the experiment has this name."""
+
+
+class Plan:
+    """All paths lie below `results` / <experiment>; identities are computed when first asked for."""
+
+    def __init__(
+        self, experiment: Experiment, results: Path = RESULTS, code_of: Callable[[str], str] = module_digest
+    ) -> None:
+        self.experiment = experiment
+        self.root = results / experiment.name
+        self.nodes: dict[str, Node] = build_graph(experiment, FileDigests(results / ".digests.json"))
+        self.figures: list[str] = report_figures(experiment)
+        self.tables: list[str] = report_tables(experiment)
+        self.code_of = code_of
+
+    @cached_property
+    def identities(self) -> dict[str, Identity]:
+        """What each job is asked to make; of a result that was accepted with other code, what it is."""
+        return identify(self.nodes, self.code_of, self.settle)
+
+    def settle(self, key: str, wanted: Identity) -> Identity:
+        """The identity that stands: the wanted one, unless a result with other code was accepted in its place."""
+        acceptance = find_acceptance(self.run_dir(self.nodes[key]), wanted)
+        accepted = with_code_of(acceptance, wanted) if acceptance is not None else None
+        return accepted or wanted
+
+    @cached_property
+    def accepted(self) -> dict[str, Acceptance]:
+        """The acceptances that hold, by job."""
+        found = {}
+        for key, node in self.nodes.items():
+            wanted = replace(self.identities[key], code=self.code_of(self.module(node)))
+            if wanted.code != self.identities[key].code:
+                acceptance = find_acceptance(self.run_dir(node), wanted)
+                if acceptance is not None:
+                    found[key] = acceptance
+        return found
+
+    @staticmethod
+    def module(node: Node) -> str:
+        """The module that does the node's job."""
+        return stage_module(node.stage, node.config)
+
+    def record_code(self) -> None:
+        """Write down what the code of the jobs is, so that a later change of it can be named."""
+        modules = dict.fromkeys(self.module(node) for node in self.nodes.values())
+        record_code(self.root, modules, {module: self.code_of(module) for module in modules})
+
+    def find(self, target: str) -> Node:
+        """A node by key, run directory or manifest, an excerpt by name. Raises: UnknownTarget; it names the nearest."""
+        key = target.rstrip("/").removesuffix(f"/{MANIFEST}").removeprefix(f"{self.root.as_posix()}/")
+        if key in self.experiment.excerpts:
+            key = f"{EXCERPT}/{key}"
+        if key not in self.nodes:
+            raise UnknownTarget(
+                f"{target}: experiment {self.experiment.name} has no such job; {nearest(key, self.nodes)}"
+            )
+        return self.nodes[key]
+
+    def run_dir(self, node: Node) -> Path:
+        return self.root / node.key
+
+    def manifest(self, node: Node) -> str:
+        """Path of the node's declared output."""
+        return f"{self.root.as_posix()}/{node.key}/{MANIFEST}"
+
+    def identity_file(self, node: Node) -> Path:
+        """Where a job finds its identity; its name holds the fingerprint, so that a changed one is another file."""
+        fingerprint = self.identities[node.key].fingerprint
+        return self.root / ".identities" / node.key / f"{fingerprint[:FINGERPRINT_DIGITS]}.json"
+
+    def has_many_inputs(self, node: Node) -> bool:
+        """Whether the job is told its inputs in a file."""
+        return len(node.upstream) > MAX_INPUT_OPTIONS
+
+    def inputs_file(self, node: Node) -> Path:
+        """Where a job with many inputs finds which directories they are."""
+        path = self.identity_file(node)
+        return path.with_name(f"{path.stem}.inputs.json")
+
+    def input_dirs(self, node: Node) -> dict[str, str]:
+        """Run directory of everything that a job reads, by role."""
+        return {role: (self.root / key).as_posix() for role, key in node.upstream.items()}
+
+    def write_job_files(self) -> None:
+        """Make the files with identities and inputs that are not there yet."""
+        for node in self.nodes.values():
+            _write_once(self.identity_file(node), self.identities[node.key].to_json())
+            if self.has_many_inputs(node):
+                _write_once(self.inputs_file(node), json.dumps(self.input_dirs(node), indent=1))
+
+    def command_for(self, nodes: Iterable[Node]) -> str:
+        """The shell command that makes these nodes and what they need."""
+        # --configfile takes every word up to the next option, so it must not stand before the targets.
+        words = ["snakemake", "--configfile", self.experiment.source, "--profile", "profiles/local"]
+        if self.root.parent.resolve() != RESULTS.resolve():
+            words += ["--directory", str(self.root.parent.parent)]
+        targets = [Path(self.manifest(node)).relative_to(self.root.parent) for node in nodes]
+        return shlex.join([*words, *(Path("results", target).as_posix() for target in targets)])
+
+    def manifests(self, *stages: str) -> list[str]:
+        """Declared outputs of all nodes of the stages."""
+        return [self.manifest(node) for node in self.nodes.values() if node.stage in stages]
+
+    @cached_property
+    def statuses(self) -> dict[str, Status]:
+        """What there was when this was first asked for."""
+        return {
+            key: status_of(self.run_dir(node), self.identities[key], node, self.accepted.get(key))
+            for key, node in self.nodes.items()
+        }
+
+    def stale(self) -> dict[str, str]:
+        """Manifests of results that are there but no longer what is wanted, and why."""
+        return {
+            self.manifest(self.nodes[key]): status.why
+            for key, status in self.statuses.items()
+            if status.state == "stale"
+        }
+
+
+def _write_once(path: Path, text: str) -> None:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(f"{text}\n", encoding="utf-8")
+        temporary.replace(path)

@@ -1,0 +1,140 @@
+"""The source files of the project's packages and what each of them imports, read from disk without running them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.planning.source_cache import SourceCache
+
+
+class SourceError(UserError):
+    """A source file of the project cannot be read or parsed."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """One import statement's target: a dotted name, and the names taken from it (None for a plain `import`)."""
+
+    module: str
+    names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """One module of the project. `package` is what its relative imports start from."""
+
+    module: str
+    path: Path
+    is_package: bool
+    cache: SourceCache = field(default_factory=SourceCache, compare=False)
+
+    @cached_property
+    def content(self) -> bytes:
+        """Raises: SourceError."""
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise SourceError(f"{self.path}: cannot be read ({error.strerror}); check the installation") from error
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Raises: SourceError that names file and line."""
+        try:
+            return ast.parse(self.content, filename=str(self.path))
+        except SyntaxError as error:
+            raise SourceError(f"{self.path}:{error.lineno}: is not valid Python ({error.msg}); correct it") from error
+
+    @property
+    def package(self) -> str:
+        return self.module if self.is_package else self.module.rpartition(".")[0]
+
+    @cached_property
+    def imports(self) -> tuple[Imported, ...]:
+        """Every import that can run, those inside functions included; not those for type checkers alone."""
+        found = self.find("imports", lambda: [[item.module, item.names] for item in self._find_imports()])
+        return tuple(Imported(module, None if names is None else tuple(names)) for module, names in found)
+
+    def find(self, what: str, look: Callable[[], Any]) -> Any:
+        """What `look` finds in it, or found at an earlier time; it must be JSON. Raises: SourceError."""
+        return self.cache.find(f"{self.module} {self.is_package}", self.content, what, look)
+
+    def _find_imports(self) -> Iterator[Imported]:
+        for node in _running_nodes(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (Imported(alias.name, None) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield Imported(self._absolute(node), tuple(alias.name for alias in node.names))
+            elif isinstance(node, ast.Call) and _is_import_module(node):
+                yield from self._named_by(node.args)
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        base = self.package.split(".")[: len(self.package.split(".")) - (node.level - 1)]
+        return ".".join([*base, *([node.module] if node.module else [])])
+
+    def _named_by(self, arguments: list[ast.expr]) -> Iterator[Imported]:
+        """importlib.import_module("a.b") and import_module(".b", __package__)."""
+        if arguments and isinstance(arguments[0], ast.Constant) and isinstance(arguments[0].value, str):
+            name = arguments[0].value
+            yield Imported(self.package + name if name.startswith(".") else name, None)
+
+
+class Project:
+    """The packages below `roots`: {"implicit_llm": its folder}. `cache`: what is known of their files."""
+
+    def __init__(self, roots: dict[str, Path], cache: SourceCache | None = None) -> None:
+        self._roots = roots
+        self.cache = cache or SourceCache()
+        self._found: dict[str, Source | None] = {}
+
+    def source(self, module: str) -> Source | None:
+        """The module's source, None when it is no module of the project."""
+        if module not in self._found:
+            self._found[module] = self._find(module)
+        return self._found[module]
+
+    def _find(self, module: str) -> Source | None:
+        top, *rest = module.split(".")
+        if top not in self._roots:
+            return None
+        base = self._roots[top].joinpath(*rest)
+        if (base / "__init__.py").is_file():
+            return Source(module, base / "__init__.py", is_package=True, cache=self.cache)
+        path = base.with_name(f"{base.name}.py")
+        if not rest or not path.is_file():
+            return None
+        return Source(module, path, is_package=False, cache=self.cache)
+
+
+def _running_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and _is_type_checking(child.test):
+            for other in child.orelse:
+                yield other
+                yield from _running_nodes(other)
+            continue
+        yield child
+        yield from _running_nodes(child)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    name = test.attr if isinstance(test, ast.Attribute) else test.id if isinstance(test, ast.Name) else ""
+    return name == "TYPE_CHECKING"
+
+
+def _is_import_module(call: ast.Call) -> bool:
+    name = (
+        call.func.attr
+        if isinstance(call.func, ast.Attribute)
+        else call.func.id
+        if isinstance(call.func, ast.Name)
+        else ""
+    )
+    return name == "import_module"

@@ -1,0 +1,114 @@
+"""Wanted against recorded: which results are missing, stale or fresh, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from implicit_llm_workflow.canonical import canonical_json
+from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.accepted import Acceptance
+from implicit_llm_workflow.planning.fingerprint import Identity
+from implicit_llm_workflow.planning.recorded import Damaged, Recorded, read_recorded
+
+SHOWN_DIFFERENCES = 3
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between a recorded and a wanted identity. `code`: the digests, if they differ; inputs are keys of nodes, those
+    that are no longer used the roles they had.
+    """
+
+    stage: str
+    config: tuple[str, ...]
+    code: tuple[str, str] | None
+    changed_inputs: tuple[str, ...]
+    new_inputs: tuple[str, ...]
+    removed_inputs: tuple[str, ...]
+
+    @property
+    def is_of_inputs(self) -> bool:
+        return bool(self.changed_inputs or self.new_inputs or self.removed_inputs)
+
+    def reasons(self) -> Iterator[str]:
+        """One for each kind of change, in words."""
+        if self.config:
+            more = len(self.config) - SHOWN_DIFFERENCES
+            yield f"config: {', '.join(self.config[:SHOWN_DIFFERENCES])}{f' and {more} more' if more > 0 else ''}"
+        if self.code is not None:
+            yield f"the code of stage {self.stage} changed"
+        if self.changed_inputs:
+            yield f"input changed: {', '.join(self.changed_inputs)}"
+        if self.new_inputs:
+            yield f"new input: {', '.join(self.new_inputs)}"
+        if self.removed_inputs:
+            yield f"input no longer used: {', '.join(self.removed_inputs)}"
+
+
+@dataclass(frozen=True)
+class Status:
+    """`why` is empty for a fresh result, unless it is `accepted`. `difference`: of a stale one that can be read."""
+
+    state: Literal["fresh", "stale", "missing"]
+    why: str
+    recorded: Recorded | None
+    difference: Difference | None = None
+    accepted: Acceptance | None = None
+
+
+def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None = None) -> Status:
+    """Compare a run directory with the wanted identity of its node, which is that of the acceptance if there is one."""
+    try:
+        recorded = read_recorded(run_dir)
+    except Damaged as error:
+        return Status("stale", str(error), None)
+    if recorded is None:
+        return Status("missing", "never finished", None)
+    if recorded.fingerprint == wanted.fingerprint:
+        why = f"the code changed, accepted: {accepted.why}" if accepted is not None else ""
+        return Status("fresh", why, recorded, accepted=accepted)
+    difference = difference_of(recorded, wanted, node)
+    return Status("stale", "; ".join(difference.reasons()), recorded, difference)
+
+
+def difference_of(recorded: Recorded, wanted: Identity, node: Node) -> Difference:
+    """What makes their fingerprints differ."""
+    return Difference(
+        stage=wanted.stage,
+        config=tuple(config_differences(recorded.config, wanted.config)),
+        code=(recorded.code, wanted.code) if recorded.code != wanted.code else None,
+        changed_inputs=tuple(
+            node.upstream[role]
+            for role, fingerprint in wanted.upstream.items()
+            if recorded.upstream.get(role, fingerprint) != fingerprint
+        ),
+        new_inputs=tuple(node.upstream[role] for role in wanted.upstream if role not in recorded.upstream),
+        removed_inputs=tuple(role for role in recorded.upstream if role not in wanted.upstream),
+    )
+
+
+def config_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """`phase.solver.tol 0.05 -> 0.1` for each value that differs; "-" stands for a key that is not there."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted({*old, *new}):
+            yield from config_differences(
+                old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}" if path else str(key)
+            )
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from config_differences(before, after, f"{path}[{index}]")
+    elif _text(old) != _text(new):
+        yield f"{path} {_shown(old)} -> {_shown(new)}"
+
+
+def _text(value: Any) -> str:
+    return "-" if value is _ABSENT else canonical_json(value)
+
+
+def _shown(value: Any) -> str:
+    text = _text(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,1 @@
+"""What jobs will need from the network, fetched beforehand."""

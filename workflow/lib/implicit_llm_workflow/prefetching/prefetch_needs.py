@@ -1,0 +1,135 @@
+"""What the jobs of an experiment read from outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.experiment_files.validation import validate
+from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
+from implicit_llm_workflow.file_digests import PICKLE_FILE
+from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.project_dirs import CONFIG_DIR
+
+EVALUATION_DATA_FILE = CONFIG_DIR / "prefetch" / "evaluation-data.yaml"
+
+
+@dataclass(frozen=True)
+class BabiArchive:
+    """The bAbI archive, without the files that the experiment does without."""
+
+    missing_files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HubFiles:
+    """Files of a repository on the Hugging Face hub that go below the downloads folder.
+
+    kind: "dataset", of which the text files of `split` are needed; "tokenizer", of which tokenizer.json is; "model", of
+    which config, weights and tokenizer are.
+    """
+
+    kind: str
+    name: str
+    revision: str | None
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A pretrained model, which goes to the hub's own cache, where transformers looks for it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class HubCheckpoint:
+    """A peer of the hub. `is_vouched`: the experiment names the sha256 of its pickle."""
+
+    peer: str
+    files: HubFiles
+    is_vouched: bool
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file that only the user can supply, by a name relative to the downloads folder or the working directory."""
+
+    name: str
+    key: str
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """A data set of lm-eval, which goes to the cache of `datasets`."""
+
+    dataset: str
+    config: str | None
+    revision: str | None
+
+
+Need = BabiArchive | HubFiles | HubModel | HubCheckpoint | LocalFile | EvaluationData
+
+
+def needs_of(plan: Plan) -> list[Need]:
+    """Each once, in the order of the jobs."""
+    peers = [_peer(node) for node in plan.nodes.values() if node.stage == "checkpoint" and "hub" in node.config]
+    needs = [need for node in plan.nodes.values() for need in _needs(node.stage, node.config)]
+    return list(dict.fromkeys([*needs, *peers]))
+
+
+def _peer(node: Node) -> HubCheckpoint:
+    files = HubFiles("model", node.config["hub"], node.config["revision"])
+    return HubCheckpoint(node.name, files, PICKLE_FILE in node.config["sha256"])
+
+
+def _needs(stage: str, config: Mapping[str, Any]) -> Iterator[Need]:
+    kind = config.get("kind")
+    if stage == "data" and kind == "babi_text" and config["source"] == "archive":
+        yield BabiArchive(tuple(config.get("missing_files") or ()))
+    elif stage == "data" and kind == "tokenizer":
+        yield from _tokenizer_needs(config)
+    elif stage == "data" and kind == "token_shard":
+        yield from _corpus_needs(config["corpus"])
+    elif stage == "train" and "pretrained" in config["model"]:
+        if not Path(config["model"]["pretrained"]).is_dir():
+            yield HubModel(config["model"]["pretrained"])
+    elif stage == "evaluate":
+        yield from _evaluation_needs(config)
+
+
+def _tokenizer_needs(config: Mapping[str, Any]) -> Iterator[Need]:
+    if config["source"] == "file":
+        yield LocalFile(config["file"], "tokenizer.file")
+    elif config["source"] == "hub":
+        yield HubFiles("tokenizer", config["name"], config.get("revision"))
+    elif config.get("corpus"):
+        yield from _corpus_needs(config["corpus"])
+
+
+def _corpus_needs(corpus: Mapping[str, Any]) -> Iterator[Need]:
+    if corpus["source"] == "files":
+        yield from (LocalFile(name, "corpus.files") for name in corpus["files"])
+    elif corpus["source"] == "hub":
+        yield HubFiles("dataset", corpus["dataset"], corpus.get("revision"), corpus.get("split") or "train")
+
+
+def read_evaluation_data() -> dict[str, Any]:
+    """The data sets of lm-eval's tasks, with their sizes. Raises: ConfigError."""
+    values = read_yaml(EVALUATION_DATA_FILE)
+    validate(values, "evaluation-data", str(EVALUATION_DATA_FILE))
+    return values
+
+
+def _evaluation_needs(config: Mapping[str, Any]) -> Iterator[Need]:
+    """The data of the tasks that an evaluation names, of all tasks if it names none."""
+    values = read_evaluation_data()
+    if config.get("kind") not in values["kinds"]:
+        return
+    for task in config.get("tasks") or values["tasks"]:
+        data = values["tasks"].get(task)
+        if data is not None:
+            yield EvaluationData(data["dataset"], data.get("config"), data.get("revision"))

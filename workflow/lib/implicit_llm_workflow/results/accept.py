@@ -1,0 +1,122 @@
+"""Keep results although their code changed; only their code: another config or input makes another result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances, with_code_of, write_acceptances
+from implicit_llm_workflow.planning.code_record import changed_files, code_now, read_code_record
+from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.planning.fingerprint import Identity, identify
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.recorded import Damaged, Recorded, read_recorded
+from implicit_llm_workflow.planning.staleness import difference_of
+
+
+class NotAcceptable(UserError):
+    """A result does not differ from the wanted one by its code alone."""
+
+
+def chosen_jobs(plan: Plan, targets: Iterable[str]) -> dict[str, bool]:
+    """Jobs by key, and whether each was named itself and not by a pattern such as `train/*`.
+
+    Raises: UnknownTarget, NotAcceptable.
+    """
+    chosen: dict[str, bool] = {}
+    for target in targets:
+        is_pattern = any(character in target for character in "*?[")
+        keys = [key for key in plan.nodes if fnmatchcase(key, target)] if is_pattern else [plan.find(target).key]
+        if not keys:
+            raise NotAcceptable(f"{target}: no job matches; `implicit-llm nodes` lists them")
+        for key in keys:
+            chosen[key] = chosen.get(key, False) or not is_pattern
+    return {key: chosen[key] for key in plan.nodes if key in chosen}
+
+
+def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, Acceptance]:
+    """An acceptance for each chosen job that is stale by its code alone, its inputs accepted before it.
+
+    Jobs that a pattern found are left out where there is nothing to accept. Raises: NotAcceptable, with nothing done.
+    """
+    found: dict[str, Acceptance] = {}
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def settle(key: str, wanted: Identity) -> Identity:
+        usual = plan.settle(key, wanted)
+        if key not in chosen:
+            return usual
+        recorded = _recorded(plan, key)
+        if recorded is None or recorded.fingerprint == usual.fingerprint:
+            if chosen[key]:
+                raise NotAcceptable(f"{key}: {_nothing_to_accept(recorded, usual is not wanted)}")
+            return usual
+        changed = _require_other_code_alone(plan, key, recorded, wanted)
+        acceptance = Acceptance(
+            recorded.fingerprint, wanted.fingerprint, recorded.code, wanted.code, changed, when, why
+        )
+        identity = with_code_of(acceptance, wanted)
+        if identity is None:
+            raise NotAcceptable(f"{key}: its manifest is not that of its fingerprint; type `implicit-llm verify {key}`")
+        found[key] = acceptance
+        return identity
+
+    identify(plan.nodes, plan.code_of, settle)
+    return found
+
+
+def save_acceptance(run_dir: Path, acceptance: Acceptance) -> None:
+    """Add it to those of the run directory, in the place of one for the same pair of fingerprints."""
+    pair = (acceptance.recorded, acceptance.wanted)
+    others = [item for item in read_acceptances(run_dir) if (item.recorded, item.wanted) != pair]
+    write_acceptances(run_dir, [*others, acceptance])
+
+
+def revoke(plan: Plan, chosen: dict[str, bool]) -> list[str]:
+    """Take back every acceptance of the chosen jobs; which of them had any. Raises: NotAcceptable if none had."""
+    having = [key for key in chosen if read_acceptances(plan.run_dir(plan.nodes[key]))]
+    if not having:
+        raise NotAcceptable(f"{', '.join(chosen)}: nothing was accepted; `implicit-llm nodes` shows what was")
+    for key in having:
+        write_acceptances(plan.run_dir(plan.nodes[key]), [])
+    return having
+
+
+def _recorded(plan: Plan, key: str) -> Recorded | None:
+    try:
+        return read_recorded(plan.run_dir(plan.nodes[key]))
+    except Damaged as error:
+        raise NotAcceptable(f"{key}: {error}; run the workflow to make it again") from error
+
+
+def _nothing_to_accept(recorded: Recorded | None, is_accepted: bool) -> str:
+    if recorded is None:
+        return "never finished, so that there is nothing to accept; run the workflow"
+    return "was accepted already" if is_accepted else "is fresh, so that there is nothing to accept"
+
+
+def _require_other_code_alone(plan: Plan, key: str, recorded: Recorded, wanted: Identity) -> tuple[str, ...] | None:
+    """What of the code changed, None if that was not recorded. Raises: NotAcceptable for other differences."""
+    difference = difference_of(recorded, wanted, plan.nodes[key])
+    if difference.config:
+        first = difference.config[0]
+        raise NotAcceptable(
+            f"{key}: its config changed too ({first}), which makes another result; change it back, or run the workflow"
+        )
+    if difference.is_of_inputs:
+        names = [*difference.changed_inputs, *difference.new_inputs, *difference.removed_inputs]
+        raise NotAcceptable(
+            f"{key}: its inputs changed too ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); accept these "
+            "as well if only their code changed, or run the workflow"
+        )
+    return code_changes(plan, key, recorded.code)
+
+
+def code_changes(plan: Plan, key: str, recorded_code: str) -> tuple[str, ...] | None:
+    """Modules and functions that differ from the recorded code of a job; None where that was not recorded."""
+    old = read_code_record(plan.root, recorded_code)
+    if old is None:
+        return None
+    return tuple(map(str, changed_files(old, code_now(plan.module(plan.nodes[key])))))

@@ -1,0 +1,110 @@
+"""Numbers of a report that are not what their manifests say, or not what the report was planned with."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS
+from implicit_llm_workflow.planning.recorded import MANIFEST, METRICS
+from implicit_llm_workflow.results.verify import sha256_of
+
+# What an evaluation of each kind gives: its table, and the figures that draw it.
+NUMBERS_OF = {
+    "word_problem": "accuracies (tables accuracy, minimum-layers, test-time; figures accuracy-by-*)",
+    "perplexity": "perplexities (tables perplexity, test-time; figures perplexity-by-*, curriculum)",
+    "lm_eval": "downstream results (table downstream; figure downstream-by-iterations)",
+    "catbabi": "answers to CatbAbI (table babi; figure accuracy-by-babi-task)",
+    "duality": "agreement of modes (table duality; figure convergence-by-iteration)",
+    "jacobian": "Jacobians (table jacobian; figure jacobian)",
+}
+OF_TRAINING = "losses and solver health (figures training-curves, loss-by-*, solver-health, spectral-radius)"
+
+
+class StaleNumbers(UserError):
+    """A report would show numbers that are not those that were asked for."""
+
+
+@dataclass(frozen=True)
+class StaleNumber:
+    """`job` makes it, `numbers` says what it is, `why` what is wrong with it."""
+
+    job: str
+    manifest: Path
+    numbers: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.numbers} of {self.job}: {self.why}"
+
+
+def number_words(job: str, kind: str | None) -> str:
+    """What numbers of a report come from a job; `kind` is that of an evaluation."""
+    return NUMBERS_OF.get(kind or "", "results") if job.startswith("evaluate/") else OF_TRAINING
+
+
+def stale_numbers(upstream: Mapping[str, str], directories: Mapping[str, Path]) -> list[StaleNumber]:
+    """Every input whose manifest has not the wanted fingerprint (by role), or whose numbers are not its manifest's."""
+    return [
+        StaleNumber(job, directory / MANIFEST, number_words(job, kind), why)
+        for role, directory in directories.items()
+        for job, kind, why in _checked(role.replace(":", "/", 1), directory, upstream.get(role))
+    ]
+
+
+def changed_result(run_dir: Path) -> str | None:
+    """How the metrics of a finished evaluation differ from its manifest; None where they do not, or there are none."""
+    return _changed(run_dir, _manifest(run_dir) or {})
+
+
+def stale_error(found: list[StaleNumber], experiment: str) -> StaleNumbers:
+    """One error that names each number, its producer and the command."""
+    listed = "; ".join(map(str, found))
+    manifests = [item.manifest.as_posix() for item in found]
+    remove, config = shlex.join(["rm", "-f", *manifests]), f"workflow/config/{experiment}.yaml"
+    make = shlex.join(["snakemake", *manifests, "--configfile", config])
+    return StaleNumbers(
+        f"{len(found)} stale number{'s' if len(found) > 1 else ''}: {listed}. Type `{remove} && {make}`, or "
+        f"`implicit-llm report --config {experiment} --holes` for a report without them"
+    )
+
+
+def _checked(job: str, run_dir: Path, wanted: str | None) -> Iterator[tuple[str, str | None, str]]:
+    values = _manifest(run_dir)
+    if values is None:
+        yield job, None, f"{run_dir / MANIFEST} is not there or cannot be read"
+        return
+    kind = values.get("identity", {}).get("config", {}).get("kind")
+    found = str(values.get("fingerprint"))
+    if wanted is not None and found != wanted:
+        digits = FINGERPRINT_DIGITS
+        yield job, kind, f"its manifest carries fingerprint {found[:digits]}, wanted is {wanted[:digits]}"
+    elif (changed := _changed(run_dir, values)) is not None:
+        yield job, kind, changed
+
+
+def _changed(run_dir: Path, values: Mapping[str, Any]) -> str | None:
+    for record in values.get("files", ()):
+        if record["path"].rpartition("/")[2] != METRICS:
+            continue
+        path = run_dir / record["path"]
+        try:
+            found = sha256_of(path)
+        except OSError as error:
+            return f"{path} cannot be read ({error.strerror})"
+        if found != record["sha256"]:
+            return f"{path} was changed: expected sha256 {record['sha256'][:16]}, found {found[:16]}"
+    return None
+
+
+def _manifest(run_dir: Path) -> dict[str, Any] | None:
+    try:
+        values = json.loads((run_dir / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None

@@ -1,0 +1,1 @@
+"""What the Snakefile and its rules call: the plan as Snakemake wants it."""

@@ -1,0 +1,98 @@
+"""What the driver adds to Snakemake: forcing of stale results, and a lock that dies with its process.
+
+Snakemake decides from its own records in `.snakemake/`, which can be deleted; the manifests say the same without them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.planning.plan import Plan
+
+SHOWN_STALE = 12
+
+
+class UnsupportedSnakemake(UserError):
+    """This release of Snakemake cannot be told which results are stale."""
+
+
+class DriverRunning(UserError):
+    """Another Snakemake works on the same experiment."""
+
+
+def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
+    """Have the jobs of stale results run, as far as the requested targets need them, and write what they are given.
+
+    Only in the main process: a job that Snakemake starts in a process of its own has been decided on already.
+    Snakemake knows its targets only after the Snakefile has been read, hence the detour over the creation of the job
+    graph; `--forcerun` would also make every stale result a target.
+    Raises: UnsupportedSnakemake.
+    """
+    if not workflow.is_main_process:
+        return
+    prepare = getattr(workflow, "_prepare_dag", None)
+    if prepare is None:
+        raise UnsupportedSnakemake(
+            "this release of Snakemake builds its job graph in another way; install snakemake>=9.11,<10"
+        )
+
+    stale = plan.stale()
+    report_stale(stale, logger.info)
+
+    def prepare_and_force(*args: Any, **kwargs: Any) -> None:
+        if not workflow.dryrun and workflow.executor_plugin is not None:
+            workflow.driver_lock = _lock_or_refuse(plan)
+            plan.write_job_files()
+            plan.record_code()
+        prepare(*args, **kwargs)
+        workflow.dag.forcefiles.update(stale)
+
+    workflow._prepare_dag = prepare_and_force
+
+
+def _lock_or_refuse(plan: Plan) -> TextIO:
+    from snakemake_interface_common.exceptions import WorkflowError
+
+    try:
+        return hold_lock(plan.root / ".driver.lock")
+    except DriverRunning as error:
+        raise WorkflowError(
+            str(error)
+        ) from error  # of all exceptions raised here, Snakemake shows this one in one line
+
+
+def report_stale(stale: dict[str, str], say: Callable[[str], None]) -> None:
+    """One line for each stale result, the first ones of many."""
+    for manifest, why in list(stale.items())[:SHOWN_STALE]:
+        say(f"stale: {Path(manifest).parent} ({why})")
+    if len(stale) > SHOWN_STALE:
+        say(f"stale: {len(stale) - SHOWN_STALE} more; `implicit-llm nodes` lists them")
+
+
+def hold_lock(path: Path) -> TextIO:
+    """Take the lock of an experiment; it is held until the file is closed or the process ends, however it ends.
+
+    Snakemake's own lock outlives a killed driver and has to be removed by hand, so the profiles switch it off.
+    Raises: DriverRunning.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  (held open on purpose)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise DriverRunning(
+            f"{path}: another Snakemake (process {holder}) works on this experiment; wait for it or stop it"
+        ) from error
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

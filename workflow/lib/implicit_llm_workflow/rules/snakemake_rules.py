@@ -1,0 +1,173 @@
+"""What the rules ask of the plan: functions of wildcards for their `input` and `params`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_workflow.experiment_files.config_files import ConfigFiles, shown_path
+from implicit_llm_workflow.experiment_files.experiment import build_experiment
+from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
+from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.project_dirs import ENVIRONMENTS_DIR
+from implicit_llm_workflow.rules.hardware_classes import hardware_of, largest_checkpoint_bytes, rule_of
+
+# The wildcards of a stage's rules, in the order in which they make up a node's name.
+_NAME_WILDCARDS = {
+    "data": ("data",),
+    "train": ("run", "phase"),
+    "evaluate": ("run", "phase", "evaluation"),
+    "checkpoint": ("peer",),
+    "report": (),
+    "excerpt": ("excerpt",),
+}
+# Which of them tells the kind of a job.
+_KIND_WILDCARD = {"data": -1, "train": 0, "evaluate": -1}
+
+_FUNCTION = TypeVar("_FUNCTION", bound=Callable[..., Any])
+_NUMBER = re.compile(r"(?<=-)[0-9]{5}$")
+_NOTHING = r"[^\s\S]"  # matches no character
+
+
+def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> Plan:
+    """The plan for the configuration that Snakemake has put together. Raises: ConfigError, one line."""
+    files = ConfigFiles(Path(config_paths[-1]))
+    files.source = ", ".join(str(shown_path(Path(path))) for path in config_paths)
+    return Plan(build_experiment(plain(config), files))
+
+
+def the_config_file(config: Mapping[str, Any], config_paths: list[str]) -> str:
+    """The file that alone gives this configuration, for a rule whose command reads it again.
+
+    Raises: ConfigError for what was put together from several files, or with `--config KEY=VALUE`.
+    """
+    path = Path(config_paths[-1])
+    if plain(read_yaml(path)) != plain(config):
+        files = ", ".join(str(shown_path(Path(item))) for item in config_paths)
+        raise ConfigError(f"{files}: not the whole configuration is in {shown_path(path)}; put it into one file")
+    return str(path)
+
+
+def _asked_by_snakemake(function: _FUNCTION) -> _FUNCTION:
+    """The function with its signature at hand, for which Snakemake asks several times for each job: seconds in all."""
+    function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return function
+
+
+class RuleInputs:
+    """Input and parameter functions for the rules of the stages; `ancient` is Snakemake's.
+
+    The inputs of a fresh result are ancient: fingerprints decide, not file times, which a copy or a checkout changes.
+    Those of other results are not: Snakemake looks at a job behind one that runs only if a file ties them together.
+    """
+
+    def __init__(self, plan: Plan, ancient: Callable[[str], str]) -> None:
+        self._plan = plan
+        self._ancient = ancient
+
+    @property
+    def wildcard_constraints(self) -> dict[str, str]:
+        """Names hold no slash, so that a path has one reading."""
+        name = r"[A-Za-z0-9._-]+"
+        return {
+            "config": re.escape(self._plan.experiment.name),
+            "data": name,
+            "run": name,
+            "phase": name,
+            "evaluation": name,
+            "peer": name,
+            "hardware": name,
+            "excerpt": name,
+        }
+
+    def names(self, stage: str, kind: str) -> str:
+        """A wildcard constraint for jobs of one kind: what data or evaluation is called, or a run of training jobs.
+
+        The kind of a training job is its task. So each path has one rule, although the kinds of a stage share their
+        folder. Numbered jobs are one pattern: Snakemake searches the text of a constraint for every job, and with
+        thousands of names in it takes seconds.
+        """
+        found = {
+            node.name.split("/")[_KIND_WILDCARD[stage]]
+            for node in self._plan.nodes.values()
+            if node.stage == stage and node.config.get("kind", node.config.get("task")) == kind
+        }
+        patterns = {_NUMBER.sub("[0-9]+", re.escape(name)) for name in found}
+        return "|".join(sorted(patterns)) or _NOTHING
+
+    def node(self, stage: str, wildcards: Any) -> Node:
+        """The node of a job. Raises: UnknownTarget for wildcards that no node has."""
+        parts = [getattr(wildcards, wildcard) for wildcard in _NAME_WILDCARDS[stage]]
+        return self._plan.find("/".join([stage, *parts]))
+
+    def upstream(self, stage: str, role: str | None = None) -> Callable[[Any], list[str]]:
+        """An input function: manifests of the nodes that a job reads from, of one role or of all."""
+
+        @_asked_by_snakemake
+        def manifests(wildcards: Any) -> list[str]:
+            node = self.node(stage, wildcards)
+            paths = [
+                self._plan.manifest(self._plan.nodes[key])
+                for name, key in node.upstream.items()
+                if role in (None, name)
+            ]
+            return [self._ancient(path) for path in paths] if self._is_fresh(node) else paths
+
+        return manifests
+
+    def _is_fresh(self, node: Node) -> bool:
+        return self._plan.statuses[node.key].state == "fresh"
+
+    def preflight(self, stage: str, workflow: Any) -> Callable[[Any], list[str]]:
+        """An input function: the look at the hardware class of the job's rule, where the profile names one."""
+
+        @_asked_by_snakemake
+        def report(wildcards: Any) -> list[str]:
+            node = self.node(stage, wildcards)
+            # A fresh result must not see it: Snakemake reruns what depends on a file that it makes for the first time.
+            hardware = None if self._is_fresh(node) else hardware_of(workflow, rule_of(node))
+            return [self._ancient(f"{self._plan.root}/.preflight/{hardware}.json")] if hardware else []
+
+        return report
+
+    def conda_env(self, stage: str, workflow: Any) -> Callable[[Any], str | None]:
+        """A `conda` directive: for a hardware class the file of its name in envs/, if there is one."""
+
+        @_asked_by_snakemake
+        def environment(wildcards: Any) -> str | None:
+            hardware = hardware_of(workflow, rule_of(self.node(stage, wildcards)))
+            return str(path) if (path := ENVIRONMENTS_DIR / f"{hardware}.yaml").is_file() else None
+
+        return environment
+
+    def largest_checkpoint_bytes(self) -> Callable[[Any], int]:
+        """A parameter function: what a disk must hold."""
+        return lambda wildcards: largest_checkpoint_bytes(self._plan)
+
+    def identity(self, stage: str) -> Callable[[Any], str]:
+        """A parameter function: the identity of a job, as @FILE, which keeps commands short enough to be read."""
+        return _asked_by_snakemake(
+            lambda wildcards: f"@{self._plan.identity_file(self.node(stage, wildcards)).as_posix()}"
+        )
+
+    def kind(self, stage: str) -> Callable[[Any], str]:
+        """A parameter function: the kind of a job, as the name of the sub-command that does it."""
+        return _asked_by_snakemake(lambda wildcards: self.node(stage, wildcards).config["kind"].replace("_", "-"))
+
+    def inputs(self, stage: str) -> Callable[[Any], list[str]]:
+        """A parameter function: `--input ROLE=DIR` for everything that a job reads, `--input @FILE` for many."""
+
+        @_asked_by_snakemake
+        def options(wildcards: Any) -> list[str]:
+            node = self.node(stage, wildcards)
+            if self._plan.has_many_inputs(node):
+                return ["--input", f"@{self._plan.inputs_file(node).as_posix()}"]
+            directories = self._plan.input_dirs(node).items()
+            return [word for role, path in directories for word in ("--input", f"{role}={path}")]
+
+        return options
