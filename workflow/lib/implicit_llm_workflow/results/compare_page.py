@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from implicit_llm_workflow.atomic_text import write_text
+from implicit_llm_workflow.library_module import leave_out_models
 from implicit_llm_workflow.results.compare_table import Comparison
 from implicit_llm_workflow.results.compared_numbers import NumberRow
 from implicit_llm_workflow.results.compared_runs import Compared
 from implicit_llm_workflow.results.journals import Point
-from implicit_llm_workflow.library_module import leave_out_models
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from implicit_llm_workflow.results.compared_runs import Compared, Subject
 from implicit_llm_workflow.estimates.cost import recorded_cost
+from implicit_llm_workflow.results.compared_runs import Compared, Subject
 from implicit_llm_workflow.results.explain_table import cost_text
 from implicit_llm_workflow.results.job_look import MLFLOW
 from implicit_llm_workflow.results.shown_numbers import MISSING, number_text

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from implicit_llm_workflow.planning.fingerprint import Identity
+from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS
+from implicit_llm_workflow.planning.recorded import MANIFEST, Damaged, Recorded, read_recorded
 from implicit_llm_workflow.results.job_look import LOG, WORK
 from implicit_llm_workflow.results.journals import JOURNAL, Point, read_points
 from implicit_llm_workflow.results.lineage import Ancestor, NoLineage, Shelf, read_run, root_of
-from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS
-from implicit_llm_workflow.planning.recorded import MANIFEST, Damaged, Recorded, read_recorded
 from implicit_llm_workflow.results.run_names import NotComparable, find_model
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from implicit_llm_workflow.planning.code_record import ChangedFile, changed_files, code_now, read_code_record
 from implicit_llm_workflow.estimates.cost import Cost, CostModel
 from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.code_record import ChangedFile, changed_files, code_now, read_code_record
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status
 

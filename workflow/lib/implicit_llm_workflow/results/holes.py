@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import stage_module
 from implicit_llm_workflow.planning.fingerprint import Identity
-from implicit_llm_workflow.results.journals import JOURNAL, read_tail
-from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS, Plan
+from implicit_llm_workflow.results.journals import JOURNAL, read_tail
 from implicit_llm_workflow.results.stale_numbers import changed_result
 
 WITH_HOLES = "-with-holes"

@@ -11,12 +11,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from implicit_llm_workflow.results.journals import JOURNAL, Point, Tail, read_tail
-from implicit_llm_workflow.results.lock_holder import holder_of
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS, Plan
 from implicit_llm_workflow.planning.recorded import MANIFEST, Recorded
 from implicit_llm_workflow.planning.staleness import Status
+from implicit_llm_workflow.results.journals import JOURNAL, Point, Tail, read_tail
+from implicit_llm_workflow.results.lock_holder import holder_of
 from implicit_llm_workflow.results.submitted_jobs import Submitted
 
 State = Literal["running", "queued", "failed", "stopped", "stale", "waiting", "done"]

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances
 from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances
 from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.recorded import MANIFEST
 

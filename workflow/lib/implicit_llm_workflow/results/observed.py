@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from implicit_llm_workflow.results.job_look import JobLook, Observed, last_lines
-from implicit_llm_workflow.results.lock_holder import Holder, holder_of
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status, status_of
+from implicit_llm_workflow.results.job_look import JobLook, Observed, last_lines
+from implicit_llm_workflow.results.lock_holder import Holder, holder_of
 from implicit_llm_workflow.results.submitted_jobs import submitted_jobs
 
 

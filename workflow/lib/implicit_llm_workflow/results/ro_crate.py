@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.planning.accepted import ACCEPTED
 from implicit_llm_workflow.atomic_text import write_text
 from implicit_llm_workflow.errors import UserError
-from implicit_llm_workflow.results.lineage import PROVENANCE, WORK, Ancestor, Lineage
+from implicit_llm_workflow.planning.accepted import ACCEPTED
 from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS
-from implicit_llm_workflow.project_dirs import PROJECT_DIR
 from implicit_llm_workflow.planning.recorded import MANIFEST
+from implicit_llm_workflow.project_dirs import PROJECT_DIR
+from implicit_llm_workflow.results.lineage import PROVENANCE, WORK, Ancestor, Lineage
 from implicit_llm_workflow.results.verify import sha256_of
 
 METADATA = "ro-crate-metadata.json"

@@ -16,10 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results import runs_table
 from implicit_llm_workflow.results.job_look import LOG, STARTING, STATES, Observed, last_lines
 from implicit_llm_workflow.results.lock_holder import Holder
-from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.runs_table import STATE_STYLE, age_s, step_text
 from implicit_llm_workflow.results.shown_numbers import MISSING, number_text, share_text, time_text
 from implicit_llm_workflow.results.submitted_jobs import PAGES
