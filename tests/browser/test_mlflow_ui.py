@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -32,7 +31,7 @@ return [...document.querySelectorAll('.js-plotly-plot')].filter(drawn).map(
 
 
 @pytest.fixture(scope="module")
-def server(browser_or_skip: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+def server(_driver: WebDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     """With a data set and two models that were trained on it, brought over HTTP while they ran."""
     folder = tmp_path_factory.mktemp("ui")
     (folder / "results").mkdir()
@@ -46,14 +45,6 @@ def server(browser_or_skip: None, tmp_path_factory: pytest.TempPathFactory) -> I
             small_stages.make_model(folder / "results", {"data": made}, _trains(power), run=run)
     yield server
     server.stop()
-
-
-@pytest.fixture(scope="module")
-def browser_or_skip() -> None:
-    """Before a server is started for nothing."""
-    for program in ("chromium", "chromedriver"):
-        if shutil.which(program) is None:
-            pytest.skip(f"no {program} on this machine; type: apt-get install chromium chromium-driver")
 
 
 @pytest.fixture
