@@ -114,16 +114,16 @@ def causal_conv(
 def rms_norm(x_BLD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, computed in fp32 (fp64 if x is), returned in the dtype of x."""
     if selection.norm_runs_on_triton(x_BLD):
-        from implicit_llm.kernels import triton_backend
+        from implicit_llm.kernels import triton_norm
 
-        return triton_backend.rms_norm(x_BLD, None, weight_D, eps)
+        return triton_norm.rms_norm(x_BLD, None, weight_D, eps)
     return torch_norm.rms_norm(x_BLD, weight_D, eps)
 
 
 def gated_rms_norm(x_BLD: Tensor, gate_BLD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Mamba2's output norm: the gate silu(gate) is applied before the norm."""
     if selection.norm_runs_on_triton(x_BLD):
-        from implicit_llm.kernels import triton_backend
+        from implicit_llm.kernels import triton_norm
 
-        return triton_backend.rms_norm(x_BLD, gate_BLD, weight_D, eps)
+        return triton_norm.rms_norm(x_BLD, gate_BLD, weight_D, eps)
     return torch_norm.gated_rms_norm(x_BLD, gate_BLD, weight_D, eps)

@@ -1,9 +1,9 @@
 """Which kernels run: the one place that decides.
 
-`torch` is plain PyTorch, for every device and dtype. `triton` is mamba_ssm's SSD and norms and causal_conv1d's
-convolution, on NVIDIA GPUs from sm_80 up and on ROCm. One of them is selected once per process (`selected_kernels`).
-Under `triton`, a call that its kernels cannot serve goes to `torch` by the rules at the end of this file; each reason
-is logged once.
+`torch` is plain PyTorch, for every device and dtype. `triton` is mamba_ssm's SSD, causal_conv1d's convolution and
+kernels of our own, on NVIDIA GPUs from sm_80 up and on ROCm. One of them is selected once per process
+(`selected_kernels`). Under `triton`, a call that its kernels cannot serve goes to `torch` by the rules at the end of
+this file; each reason is logged once.
 
 Nothing of triton, mamba_ssm or causal_conv1d is imported unless `triton` is wanted and a GPU for it is there.
 """

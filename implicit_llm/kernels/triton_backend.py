@@ -1,7 +1,6 @@
 """The kernels of mamba_ssm and causal_conv1d behind this package's signatures. Imported by kernels.selection alone.
 
-Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state, `C` channels, `K` kernel width,
-`D` width.
+Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state, `C` channels, `K` kernel width.
 Source: mamba_ssm >= 2.2.4 (ops/triton), causal_conv1d >= 1.5.
 """
 
@@ -39,7 +38,6 @@ def _mamba_module(name: str) -> ModuleType:
 
 
 _chunk_scan = _mamba_module("ops.triton.ssd_combined").mamba_chunk_scan_combined
-_rms_norm = _mamba_module("ops.triton.layernorm_gated").rmsnorm_fn
 _conv = importlib.import_module("causal_conv1d").causal_conv1d_fn
 
 
@@ -80,8 +78,3 @@ def causal_conv(
     bias = None if bias_C is None else bias_C.to(weight_CK.dtype)
     y_BCL = _conv(x_BLC.transpose(1, 2), weight_CK, bias, initial_states=initial, activation="silu" if silu else None)
     return y_BCL.transpose(1, 2)
-
-
-def rms_norm(x_BLD: Tensor, gate_BLD: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
-    """As `kernels.norm`, plain without a gate."""
-    return _rms_norm(x_BLD, weight_D, None, z=gate_BLD, eps=eps, norm_before_gate=False)

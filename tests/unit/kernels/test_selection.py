@@ -27,7 +27,6 @@ FAKE_PACKAGES = {
     "mamba_ssm/ops/__init__.py": "",
     "mamba_ssm/ops/triton/__init__.py": "",
     "mamba_ssm/ops/triton/ssd_combined.py": "def mamba_chunk_scan_combined(*args, **kwargs): ...",
-    "mamba_ssm/ops/triton/layernorm_gated.py": "def rmsnorm_fn(*args, **kwargs): ...",
     "causal_conv1d/__init__.py": "def causal_conv1d_fn(*args, **kwargs): ...",
 }
 PACKAGES = {name.partition("/")[0] for name in FAKE_PACKAGES}

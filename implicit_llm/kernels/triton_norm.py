@@ -1,0 +1,147 @@
+"""RMS norm, plain and gated, with its gradient, in one kernel each way. Imported where Triton kernels run.
+
+Every tensor is read once and written once. A few programs for every multiprocessor go through all rows, so that the
+gradient of the weight stays in registers until one sum at the end. The backward pass has the whole row at hand and
+sums its squares anew: there is nothing to keep but the inputs.
+The plain PyTorch twin is `kernels.norm`.
+
+Shapes: `...` any leading dimensions, `D` width, `T` rows, `S` programs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ENTRIES_PER_THREAD = 8  # 16 bytes of bf16, the widest load there is
+MIN_WARPS, MAX_WARPS = 4, 32
+WARPS_PER_MULTIPROCESSOR = 32  # half of what fits, which leaves each thread 64 registers
+
+
+def rms_norm(x_D: Tensor, gate_D: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
+    """As `kernels.norm`, plain without a gate. x and gate may be views whose rows lie apart: nothing is copied."""
+    return _Norm.apply(x_D, gate_D, weight_D, eps)
+
+
+class _Launch(NamedTuple):
+    """How the rows are shared out: `rows` at a time, of `columns` (a power of two), to each of `programs`."""
+
+    programs: int
+    rows: int
+    columns: int
+    warps: int
+
+
+def _launch(x_TD: Tensor) -> _Launch:
+    count, width = x_TD.shape
+    columns = triton.next_power_of_2(width)
+    rows = max(1, MIN_WARPS * 32 * ENTRIES_PER_THREAD // columns)
+    warps = min(max(rows * columns // (32 * ENTRIES_PER_THREAD), MIN_WARPS), MAX_WARPS)
+    programs = _multiprocessors(x_TD.device) * max(1, WARPS_PER_MULTIPROCESSOR // warps)
+    return _Launch(min(programs, triton.cdiv(count, rows)), rows, columns, warps)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _as_rows(t: Tensor) -> Tensor:
+    """(T, D) with the entries of a row side by side: a view unless no stride leads from row to row."""
+    t_TD = t.reshape(-1, t.shape[-1])
+    return t_TD if t_TD.stride(1) == 1 else t_TD.contiguous()
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, gate, weight_D)
+        ctx.eps = eps
+        x_TD, gate_TD = _as_rows(x), None if gate is None else _as_rows(gate)
+        y_TD = torch.empty(x_TD.shape, dtype=x.dtype, device=x.device)
+        launch = _launch(x_TD)
+        if launch.programs:
+            _forward_kernel[(launch.programs,)](
+                x_TD, x_TD if gate_TD is None else gate_TD, weight_D.contiguous(), y_TD,
+                *x_TD.shape, x_TD.stride(0), 0 if gate_TD is None else gate_TD.stride(0), eps,
+                HAS_GATE=gate_TD is not None, ROWS=launch.rows, COLUMNS=launch.columns, num_warps=launch.warps,
+            )  # fmt: skip
+        return y_TD.view(x.shape)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, gate, weight_D = ctx.saved_tensors
+        x_TD, dy_TD, gate_TD = _as_rows(x), _as_rows(dy), None if gate is None else _as_rows(gate)
+        dx_TD = torch.empty(x_TD.shape, dtype=x.dtype, device=x.device)
+        dgate_TD = None if gate is None else torch.empty(x_TD.shape, dtype=gate.dtype, device=x.device)
+        launch = _launch(x_TD)
+        dweight_SD = torch.empty(launch.programs, x_TD.shape[1], dtype=torch.float32, device=x.device)
+        if launch.programs:
+            _backward_kernel[(launch.programs,)](
+                x_TD, x_TD if gate_TD is None else gate_TD, weight_D.contiguous(), dy_TD,
+                dx_TD, dx_TD if dgate_TD is None else dgate_TD, dweight_SD,
+                *x_TD.shape, x_TD.stride(0), 0 if gate_TD is None else gate_TD.stride(0), dy_TD.stride(0), ctx.eps,
+                HAS_GATE=gate_TD is not None, ROWS=launch.rows, COLUMNS=launch.columns, num_warps=launch.warps,
+            )  # fmt: skip
+        dweight = dweight_SD.sum(0).to(weight_D.dtype) if ctx.needs_input_grad[2] else None
+        return dx_TD.view(x.shape), None if dgate_TD is None else dgate_TD.view(x.shape), dweight, None
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, gate_ptr, weight_ptr, y_ptr,
+    rows, width, x_stride, gate_stride, eps,
+    HAS_GATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, COLUMNS)[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < width, other=0.0).to(tl.float32)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        is_inside = (row < rows) & (column < width)
+        gated = tl.load(x_ptr + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+        if HAS_GATE:
+            gate = tl.load(gate_ptr + row * gate_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+            gated *= gate * tl.sigmoid(gate)
+        scale = tl.rsqrt(tl.sum(gated * gated, axis=1) / width + eps)
+        y = gated * scale[:, None] * weight
+        tl.store(y_ptr + row * width + column, y.to(y_ptr.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def _backward_kernel(
+    x_ptr, gate_ptr, weight_ptr, dy_ptr, dx_ptr, dgate_ptr, dweight_ptr,
+    rows, width, x_stride, gate_stride, dy_stride, eps,
+    HAS_GATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, COLUMNS)[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < width, other=0.0).to(tl.float32)
+    dweight = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+        is_inside = (row < rows) & (column < width)
+        x = tl.load(x_ptr + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * dy_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+        gated = x
+        if HAS_GATE:
+            gate = tl.load(gate_ptr + row * gate_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+            sigmoid = tl.sigmoid(gate)
+            gated = x * (gate * sigmoid)
+        dnormed = dy * weight
+        scale = tl.rsqrt(tl.sum(gated * gated, axis=1) / width + eps)[:, None]
+        projection = tl.sum(dnormed * gated, axis=1)[:, None] / width
+        dweight += tl.where(is_inside, dy * gated * scale, 0.0)
+        dgated = (dnormed - gated * (projection * scale * scale)) * scale
+        dx = dgated
+        if HAS_GATE:
+            dx = dgated * gate * sigmoid
+            dgate = dgated * x * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+            tl.store(dgate_ptr + row * width + column, dgate.to(dgate_ptr.dtype.element_ty), mask=is_inside)
+        tl.store(dx_ptr + row * width + column, dx.to(dx_ptr.dtype.element_ty), mask=is_inside)
+    to = dweight_ptr + tl.program_id(0).to(tl.int64) * width + tl.arange(0, COLUMNS)
+    tl.store(to, tl.sum(dweight, axis=0), mask=tl.arange(0, COLUMNS) < width)
