@@ -20,7 +20,9 @@ from torch import Tensor
 
 ENTRIES_PER_THREAD = 8  # 16 bytes of bf16, the widest load there is
 MIN_WARPS, MAX_WARPS = 4, 32
-WARPS_PER_MULTIPROCESSOR = 32  # half of what fits, which leaves each thread 64 registers
+FORWARD_WARPS, BACKWARD_WARPS = 32, 16  # of a multiprocessor, all of them at once: 64 and 128 registers a thread
+STAGES = 3  # rows under way: those to come are loaded while one is worked on
+STAGED_ENTRIES = 4096  # of x, gate and dy each: at most 48 KiB of shared memory
 
 
 def rms_norm(x_D: Tensor, gate_D: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
@@ -29,21 +31,23 @@ def rms_norm(x_D: Tensor, gate_D: Tensor | None, weight_D: Tensor, eps: float) -
 
 
 class _Launch(NamedTuple):
-    """How the rows are shared out: `rows` at a time, of `columns` (a power of two), to each of `programs`."""
+    """How rows are shared out: `rows` at a time, of `columns` (a power of two), to each of `programs`."""
 
     programs: int
     rows: int
     columns: int
+    stages: int
     warps: int
 
 
-def _launch(x_TD: Tensor) -> _Launch:
+def _launch(x_TD: Tensor, warps_at_once: int) -> _Launch:
     count, width = x_TD.shape
     columns = triton.next_power_of_2(width)
     rows = max(1, MIN_WARPS * 32 * ENTRIES_PER_THREAD // columns)
     warps = min(max(rows * columns // (32 * ENTRIES_PER_THREAD), MIN_WARPS), MAX_WARPS)
-    programs = _multiprocessors(x_TD.device) * max(1, WARPS_PER_MULTIPROCESSOR // warps)
-    return _Launch(min(programs, triton.cdiv(count, rows)), rows, columns, warps)
+    stages = min(STAGES, 1 + STAGED_ENTRIES // (rows * columns))
+    programs = _multiprocessors(x_TD.device) * max(1, warps_at_once // warps)
+    return _Launch(min(programs, triton.cdiv(count, rows)), rows, columns, stages, warps)
 
 
 @cache
@@ -64,12 +68,13 @@ class _Norm(torch.autograd.Function):
         ctx.eps = eps
         x_TD, gate_TD = _as_rows(x), None if gate is None else _as_rows(gate)
         y_TD = torch.empty(x_TD.shape, dtype=x.dtype, device=x.device)
-        launch = _launch(x_TD)
+        launch = _launch(x_TD, FORWARD_WARPS)
         if launch.programs:
             _forward_kernel[(launch.programs,)](
                 x_TD, x_TD if gate_TD is None else gate_TD, weight_D.contiguous(), y_TD,
                 *x_TD.shape, x_TD.stride(0), 0 if gate_TD is None else gate_TD.stride(0), eps,
-                HAS_GATE=gate_TD is not None, ROWS=launch.rows, COLUMNS=launch.columns, num_warps=launch.warps,
+                HAS_GATE=gate_TD is not None, ROWS=launch.rows, COLUMNS=launch.columns, STAGES=launch.stages,
+                num_warps=launch.warps,
             )  # fmt: skip
         return y_TD.view(x.shape)
 
@@ -80,14 +85,15 @@ class _Norm(torch.autograd.Function):
         x_TD, dy_TD, gate_TD = _as_rows(x), _as_rows(dy), None if gate is None else _as_rows(gate)
         dx_TD = torch.empty(x_TD.shape, dtype=x.dtype, device=x.device)
         dgate_TD = None if gate is None else torch.empty(x_TD.shape, dtype=gate.dtype, device=x.device)
-        launch = _launch(x_TD)
+        launch = _launch(x_TD, BACKWARD_WARPS)
         dweight_SD = torch.empty(launch.programs, x_TD.shape[1], dtype=torch.float32, device=x.device)
         if launch.programs:
             _backward_kernel[(launch.programs,)](
                 x_TD, x_TD if gate_TD is None else gate_TD, weight_D.contiguous(), dy_TD,
                 dx_TD, dx_TD if dgate_TD is None else dgate_TD, dweight_SD,
                 *x_TD.shape, x_TD.stride(0), 0 if gate_TD is None else gate_TD.stride(0), dy_TD.stride(0), ctx.eps,
-                HAS_GATE=gate_TD is not None, ROWS=launch.rows, COLUMNS=launch.columns, num_warps=launch.warps,
+                HAS_GATE=gate_TD is not None, ROWS=launch.rows, COLUMNS=launch.columns, STAGES=launch.stages,
+                num_warps=launch.warps,
             )  # fmt: skip
         dweight = dweight_SD.sum(0).to(weight_D.dtype) if ctx.needs_input_grad[2] else None
         return dx_TD.view(x.shape), None if dgate_TD is None else dgate_TD.view(x.shape), dweight, None
@@ -97,11 +103,11 @@ class _Norm(torch.autograd.Function):
 def _forward_kernel(
     x_ptr, gate_ptr, weight_ptr, y_ptr,
     rows, width, x_stride, gate_stride, eps,
-    HAS_GATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HAS_GATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
     weight = tl.load(weight_ptr + column, mask=column < width, other=0.0).to(tl.float32)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         is_inside = (row < rows) & (column < width)
         gated = tl.load(x_ptr + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
@@ -117,12 +123,12 @@ def _forward_kernel(
 def _backward_kernel(
     x_ptr, gate_ptr, weight_ptr, dy_ptr, dx_ptr, dgate_ptr, dweight_ptr,
     rows, width, x_stride, gate_stride, dy_stride, eps,
-    HAS_GATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HAS_GATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
     weight = tl.load(weight_ptr + column, mask=column < width, other=0.0).to(tl.float32)
     dweight = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         is_inside = (row < rows) & (column < width)
         x = tl.load(x_ptr + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
