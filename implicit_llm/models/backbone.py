@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from implicit_llm.models import replayed_passes
+from implicit_llm.models.block_graph import BlockGraph
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.llama3 import Llama3Layer, rope_tables
@@ -24,14 +26,12 @@ from implicit_llm.models.mamba2 import Mamba2Layer, Mamba2Mixer
 from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.projection import NormedWeight
 from implicit_llm.models.published_layout import is_published, read_published_weights
+from implicit_llm.models.replayed_passes import can_replay_evaluation, can_replay_training
 from implicit_llm.models.stack import LayerState, Prefix, StackInput
 from implicit_llm.models.stack_map import StackMap
-from implicit_llm.models.token_graph import can_replay, replay_sequence
 from implicit_llm.solver.config import SolverConfig
-from implicit_llm.solver.passes import evaluation_pass, free_pass, unrolled_pass
-from implicit_llm.solver.stats import SolverStats, mean_stats
-
-MIN_REPLAYED_TOKENS = 16  # capturing graphs costs as much as some tokens without them
+from implicit_llm.solver.passes import evaluation_pass, free_pass, free_stats, phantom_steps, unrolled_pass
+from implicit_llm.solver.stats import SolverStats
 
 
 @dataclass
@@ -113,9 +113,14 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
 
 class ImplicitModel(ImplicitPreTrainedModel):
-    """Shared forward pass; a family says which modules it has and how wide its injection is."""
+    """Shared forward pass; a family says which modules it has and how wide its injection is.
+
+    replays_training: on a GPU, training passes of one shape come from captured CUDA graphs; the training stage sets it.
+    sequence_graphs: those that solve blocks, in training (True) and in evaluation.
+    """
 
     layers: nn.ModuleList
+    replays_training = False
     has_growing_state = False  # whether a layer's state is as long as the sequence
 
     def final_norm(self) -> RMSNorm:
@@ -131,6 +136,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if config.is_implicit:
             self.injection = Injection(config.hidden_size, injection_width, eps, config.has_weight_norm)
         self.gradient_checkpointing = False
+        self.sequence_graphs: dict[bool, BlockGraph] = {}
         self.post_init()
 
     def apply_stack(
@@ -201,9 +207,15 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return output if return_dict is not False else output.to_tuple()
 
     def stack_input(
-        self, embedding_BLD: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, prefix: Prefix | None
+        self,
+        embedding_BLD: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        prefix: Prefix | None,
+        *,
+        dropout_masks: tuple[Tensor, ...] | None = None,
     ) -> StackInput:
-        """Everything f needs besides z; computed once per forward pass."""
+        """Everything f needs besides z; computed once per forward pass. Without dropout masks, new ones are drawn."""
         _, length, _ = embedding_BLD.shape
         past = 0 if prefix is None else prefix.length
         valid_BL = None
@@ -218,19 +230,22 @@ class ImplicitModel(ImplicitPreTrainedModel):
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_min(0)[:, -length:]
         if position_ids is None:
             position_ids = torch.arange(past, past + length, device=embedding_BLD.device)[None]
-        masks = None
-        if self.training and self.config.dropout > 0:
-            keep = 1 - self.config.dropout
-            masks = tuple(torch.empty_like(embedding_BLD).bernoulli_(keep).div_(keep) for _ in self.layers)
         layers = cast("Iterable[Mamba2Layer | Llama3Layer]", self.layers)
         return StackInput(
             weights=tuple(layer.weights() for layer in layers),
             injection_BLE=self.injection(embedding_BLD) if self.config.is_implicit else None,
             valid_BL=valid_BL,
-            dropout_masks=masks,
+            dropout_masks=self.draw_dropout(embedding_BLD) if dropout_masks is None else dropout_masks,
             rope=self.rope(position_ids),
             prefix=prefix,
         )
+
+    def draw_dropout(self, embedding_BLD: Tensor) -> tuple[Tensor, ...] | None:
+        """Per layer a scaled keep-mask (B, L, D); None outside training."""
+        if not self.training or self.config.dropout == 0:
+            return None
+        keep = 1 - self.config.dropout
+        return tuple(torch.empty_like(embedding_BLD).bernoulli_(keep).div_(keep) for _ in self.layers)
 
     def _explicit_pass(
         self, h_BLD: Tensor, x: StackInput, with_state: bool, collect: list[Tensor] | None
@@ -247,32 +262,28 @@ class ImplicitModel(ImplicitPreTrainedModel):
         assert solver is not None
         f, z0_BLD = StackMap(self, x), torch.zeros_like(embedding_BLD)
         if not self.training:
-            if solver.eval_mode == "sequential" and not positions:
-                replayed = self._sequential_pass(embedding_BLD, x, solver)
-                if replayed is not None:
-                    return replayed
-            return evaluation_pass(f, z0_BLD, solver, x.prefix, positions=positions)
+            return self._evaluation_pass(f, embedding_BLD, solver, positions)
         if x.prefix is not None:
             raise ValueError("training starts from an empty state; drop past_key_values or call model.eval()")
         if solver.mode == "unrolled":
             z_BLD, stats = unrolled_pass(f, z0_BLD, solver)
+        elif self.replays_training and x.valid_BL is None and can_replay_training(self, embedding_BLD):
+            z_BLD, blocks = replayed_passes.training_solve(self, embedding_BLD, x.dropout_masks)
+            z_BLD = phantom_steps(f, z_BLD, solver)
+            stats = free_stats(blocks, solver, positions=positions)
         else:
             z_BLD, stats = free_pass(f, z0_BLD, solver, positions=positions)
         return z_BLD, None, stats
 
-    def _sequential_pass(
-        self, embedding_BLD: Tensor, x: StackInput, solver: SolverConfig
-    ) -> tuple[Tensor, Prefix, SolverStats] | None:
-        """Token by token from captured graphs; None where that cannot be, or is not worth it."""
-        length = embedding_BLD.shape[1]
+    def _evaluation_pass(
+        self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig, positions: bool
+    ) -> tuple[Tensor, Prefix, SolverStats]:
+        x = f.x
         is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
-        if length < MIN_REPLAYED_TOKENS or is_padded or not can_replay(self, embedding_BLD):
-            return None
-        f, first = StackMap(self, x.block(0, 1, x.prefix)), embedding_BLD[:, :1]
-        # The first token makes states of the right shapes and kinds where there are none yet.
-        z_B1D, prefix, stats = evaluation_pass(f, torch.zeros_like(first), solver, x.prefix)
-        z_BLD, prefix, statistics = replay_sequence(self, embedding_BLD[:, 1:], prefix)
-        return torch.cat([z_B1D, z_BLD], dim=1), prefix, mean_stats([stats, *statistics])
+        width = {"simultaneous": None, "sequential": 1, "blockwise": solver.eval_block_len}[solver.eval_mode]
+        if width is not None and not is_padded and can_replay_evaluation(self, embedding_BLD, width):
+            return replayed_passes.evaluation(self, embedding_BLD, x.prefix, width, positions=positions)
+        return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, x.prefix, positions=positions)
 
 
 class ImplicitMamba2Model(ImplicitModel):

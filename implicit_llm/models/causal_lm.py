@@ -22,6 +22,7 @@ from implicit_llm.models.backbone import (
 )
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.step_graph import Setting, StepGraph, can_replay_step
 from implicit_llm.solver.stats import SolverStats
 
 IGNORED_LABEL = -100
@@ -44,6 +45,8 @@ class ImplicitCausalLMOutput(ModelOutput):
 
 class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     """What both families share around the backbone."""
+
+    step_graph: StepGraph | None = None  # of training passes where `base.replays_training`
 
     @property
     def base(self) -> ImplicitModel:
@@ -80,6 +83,14 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             (0: all), or an index of positions. return_logits=False: the loss alone, without ever holding all logits;
             num_items_in_batch divides its sum instead of the number of labels. Others as in the backbone.
         """
+        num_items = kwargs.get("num_items_in_batch")
+        others = (attention_mask, position_ids, past_key_values, cache_params, inputs_embeds)
+        is_bare = all(other is None for other in others) and not (use_cache or output_hidden_states or output_positions)
+        if labels is not None and input_ids is not None and is_bare and can_replay_step(self, input_ids):
+            total, logits, hidden, stats = self._replay_step(input_ids, labels, labels_aligned, return_logits)
+            mean = total / _count(labels, labels_aligned, num_items)
+            result = ImplicitCausalLMOutput(mean, logits, hidden, solver_stats=stats)
+            return result if return_dict is not False else result.to_tuple()
         output = self.base(
             input_ids,
             attention_mask=attention_mask,
@@ -92,30 +103,48 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             cache_params=cache_params,
         )
         hidden_BLD = output.last_hidden_state
-        logits_BLV = loss = None
-        if return_logits:
+        logits_BLV: Tensor | None = None
+        loss: Tensor | None = None
+        if labels is not None and (labels_aligned or not return_logits):
+            total, logits_BLV = self.total_loss(hidden_BLD, labels, labels_aligned, return_logits)
+            loss = total / _count(labels, labels_aligned, num_items)
+        elif return_logits:
             keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits_BLV = self.lm_head(hidden_BLD[:, keep])
-        if labels is not None and logits_BLV is None:
-            loss = self._fused_loss(hidden_BLD, labels, labels_aligned, kwargs.get("num_items_in_batch"))
-        elif labels is not None and logits_BLV is not None and labels_aligned:
-            loss = F.cross_entropy(logits_BLV.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL)
-        elif labels is not None:
-            loss = self.loss_function(logits=logits_BLV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            if labels is not None:
+                loss = self.loss_function(logits=logits_BLV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         result = ImplicitCausalLMOutput(
             loss, logits_BLV, hidden_BLD, output.past_key_values, output.hidden_states, output.solver_stats
         )
         return result if return_dict is not False else result.to_tuple()
 
-    def _fused_loss(
-        self, hidden_BLD: Tensor, labels_BL: Tensor, is_aligned: bool, num_items: int | Tensor | None
-    ) -> Tensor:
-        if not is_aligned:
+    def total_loss(
+        self, hidden_BLD: Tensor, labels_BL: Tensor, labels_aligned: bool, return_logits: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Sum over the labels of the cross entropy in fp32; and the logits (B, L, V), never held if not asked for."""
+        if return_logits:
+            logits_BLV = self.lm_head(hidden_BLD)
+            scored_BLV, labels_BL = (
+                (logits_BLV, labels_BL) if labels_aligned else (logits_BLV[:, :-1], labels_BL[:, 1:])
+            )
+            wide = scored_BLV.flatten(0, 1).float()
+            total = F.cross_entropy(wide, labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
+            return total, logits_BLV
+        if not labels_aligned:
             hidden_BLD, labels_BL = hidden_BLD[:, :-1], labels_BL[:, 1:]
         total = linear_cross_entropy(
             hidden_BLD.flatten(0, 1), self.lm_head.weight, labels_BL.flatten(), ignore_index=IGNORED_LABEL
         )
-        return total / ((labels_BL != IGNORED_LABEL).sum() if num_items is None else num_items)
+        return total, None
+
+    def _replay_step(
+        self, ids_BL: Tensor, labels_BL: Tensor, labels_aligned: bool, return_logits: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor, SolverStats | None]:
+        setting = Setting.of(self, ids_BL, labels_aligned, return_logits)
+        if self.step_graph is None or self.step_graph.setting != setting:
+            self.step_graph = None  # its memory is free before the next is captured
+            self.step_graph = StepGraph(setting, self, ids_BL)
+        return self.step_graph(ids_BL, labels_BL)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -127,6 +156,13 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             kwargs["past_key_values"] = ConvergedStateCache()
         # The mixin types `self` as a protocol that no nn.Module meets.
         return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)  # type: ignore[misc]
+
+
+def _count(labels_BL: Tensor, labels_aligned: bool, num_items: int | Tensor | None) -> int | Tensor:
+    """What the sum of the losses is divided by."""
+    if num_items is not None:
+        return num_items
+    return ((labels_BL if labels_aligned else labels_BL[:, 1:]) != IGNORED_LABEL).sum()
 
 
 class ImplicitMamba2ForCausalLM(ImplicitForCausalLM):

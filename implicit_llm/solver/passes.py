@@ -46,19 +46,30 @@ def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple
 
 
 def free_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, *, positions: bool) -> tuple[Tensor, SolverStats]:
-    """Solve without gradient, then take `phantom_steps` differentiated steps over the whole sequence.
+    """Solve without gradient, then take the phantom steps."""
+    z_BLD, blocks = training_solve(f, z0_BLD, solver)
+    return phantom_steps(f, z_BLD, solver), free_stats(blocks, solver, positions=positions)
 
-    Each is z <- (1 - tau) z + tau f(z).
-    """
+
+@torch.no_grad()
+def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, list[tuple[int, BlockStats]]]:
+    """The solver's part of a free pass: z (B, L, D), and the statistics of each block with its length."""
     length = z0_BLD.shape[1]
-    by_blocks = solver.block_len is not None and solver.block_len < length
-    with torch.no_grad():
-        z_BLD, _, blocks = _solve_blocks(
-            f, z0_BLD, solver, solver.block_len or length, None, is_training=True, close=by_blocks
-        )
+    block_len = solver.block_len or length
+    z_BLD, _, blocks = _solve_blocks(f, z0_BLD, solver, block_len, None, is_training=True, close=block_len < length)
+    return z_BLD, blocks
+
+
+def phantom_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
+    """`phantom_steps` differentiated steps over the whole sequence, each z <- (1 - tau) z + tau f(z)."""
     for _ in range(solver.phantom_steps):
         z_BLD = torch.lerp(z_BLD, f(z_BLD), solver.tau)
-    return z_BLD, gather_blocks(blocks, solver.phantom_steps + by_blocks, positions=positions)
+    return z_BLD
+
+
+def free_stats(blocks: list[tuple[int, BlockStats]], solver: SolverConfig, *, positions: bool) -> SolverStats:
+    """Statistics of a free pass whose solver left `blocks`; several of them were each closed by one f."""
+    return gather_blocks(blocks, solver.phantom_steps + (len(blocks) > 1), positions=positions)
 
 
 @torch.no_grad()

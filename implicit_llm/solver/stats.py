@@ -71,14 +71,3 @@ def gather_blocks(blocks: list[tuple[int, BlockStats]], num_closing: int, *, pos
         num_closing=num_closing,
         unconverged_BL=torch.cat(unconverged, dim=1) if positions else None,
     )
-
-
-def mean_stats(tokens: list[SolverStats]) -> SolverStats:
-    """The statistics of whole sequences from those of their tokens."""
-    return SolverStats(
-        num_iter=torch.stack([stats.num_iter for stats in tokens]).mean(0),
-        residual=torch.stack([stats.residual for stats in tokens]).amax(0),
-        is_converged=torch.stack([stats.is_converged for stats in tokens]).all(0),
-        unconverged_tokens=torch.stack([stats.unconverged_tokens for stats in tokens]).sum(0),
-        num_closing=tokens[0].num_closing,
-    )

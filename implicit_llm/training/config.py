@@ -126,6 +126,7 @@ class Runtime:
     grace_s: time between the stop signal and the kill; a save that takes longer is warned of.
     hang_s: a process without progress for so long is ended, with its stacks; 0 waits for ever.
     gradient_checkpointing: compute activations again in the backward pass, for less memory; the numbers are the same.
+    cuda_graphs: on a GPU, start the thousands of kernels of a training pass by one call, where its shapes allow it.
     alarm_*: the solver's health is warned of when, as a mean over the last alarm_window_steps, more than this share of
         the tokens is not converged, or the largest residual is above this one; None for no such alarm.
     progress: log lines at growing intervals, or a bar; auto takes the bar on a terminal outside of Snakemake.
@@ -141,6 +142,7 @@ class Runtime:
     tf32: bool = False
     kernels: Literal["auto", "torch", "triton"] = "auto"
     gradient_checkpointing: bool = False
+    cuda_graphs: bool = True
     alarm_unconverged_share: float | None = 0.5
     alarm_residual: float | None = 0.5
     alarm_window_steps: int = 200

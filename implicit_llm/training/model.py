@@ -9,6 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
+from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.runs.errors import UserError
 from implicit_llm.solver.config import SolverConfig
 from implicit_llm.training.config import Runtime, TrainConfig
@@ -47,6 +48,8 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
 
 def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
     """Switch on what costs no accuracy. Raises: ModelError for what the model cannot do."""
+    if isinstance(model, ImplicitForCausalLM):
+        model.base.replays_training = runtime.cuda_graphs
     if not runtime.gradient_checkpointing:
         return
     if not model.supports_gradient_checkpointing:

@@ -161,9 +161,8 @@ class PhaseTrainer(Trainer):
         labels_BL = inputs["labels"]
         with self._autocast():
             outputs = model(input_ids=inputs["input_ids"], **self._head_options(labels_BL))
-        if outputs.loss is not None:
-            loss = outputs.loss
-        else:
+        loss = outputs.loss
+        if loss is None:  # a model of other makers
             loss = F.cross_entropy(
                 outputs.logits.flatten(0, 1).float(), labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
             )
@@ -175,10 +174,11 @@ class PhaseTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _head_options(self, labels_BL: Tensor) -> dict[str, Any]:
-        """Where no accuracy is measured, our models give the summed loss without logits, which may be large."""
-        if self.metrics.measures_accuracy or not isinstance(self.model, ImplicitForCausalLM):
+        """Our models give the summed loss; where no accuracy is measured without logits, which may be large."""
+        if not isinstance(self.model, ImplicitForCausalLM):
             return {}
-        return {"labels": labels_BL, "labels_aligned": True, "return_logits": False, "num_items_in_batch": 1}
+        options = {"labels": labels_BL, "labels_aligned": True, "num_items_in_batch": 1}
+        return options | {"return_logits": self.metrics.measures_accuracy}
 
     def _look_at_fixed_point(self, inputs: dict[str, Any], outputs: Any) -> None:
         failures = self._solver_failures

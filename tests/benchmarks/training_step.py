@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
@@ -98,6 +97,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("rows", nargs="*", default=list(ROWS), help="rows to measure; default all")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="fields of the solver")
+    parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="start every kernel by itself")
     parser.add_argument("--fp32", action="store_true", help="no autocast")
     parser.add_argument("--profile", type=int, metavar="N", help="print the N most expensive kernels of one step")
     parser.add_argument("--out", type=Path, help="JSON file for the results")
@@ -127,6 +127,7 @@ def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
     model: Any = AutoModelForCausalLM.from_config(config).to(device).train()
     if model.solver is not None:
         model.solver = replace(model.solver, **row.solver)
+    model.base.replays_training = options.graphs
     if row.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=has_cuda)
@@ -174,13 +175,10 @@ class TrainingStep:
     def __call__(self) -> torch.Tensor:
         tokens_BL = self.tokens_BL
         with torch.autocast(tokens_BL.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            if self.is_aligned:  # with logits, for the accuracy that training logs
-                out = self.model(input_ids=tokens_BL)
-                loss = F.cross_entropy(out.logits.flatten(0, 1).float(), tokens_BL.flatten())
-            else:
-                out = self.model(input_ids=tokens_BL, labels=tokens_BL, return_logits=False)
-                loss = out.loss
-        self.stats = out.solver_stats
+            # With logits where training logs an accuracy.
+            options = {"labels_aligned": self.is_aligned, "return_logits": self.is_aligned}
+            out = self.model(input_ids=tokens_BL, labels=tokens_BL, **options)
+        self.stats, loss = out.solver_stats, out.loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()

@@ -1,0 +1,287 @@
+"""Blocks of tokens solved on a GPU, every sequence of a batch to its fixed point, the work replayed as CUDA graphs.
+
+An iteration takes dozens of small kernels a layer, and launching them takes longer than running them. So the work on a
+block is captured once, over tensors that stay where they are: `begin` (injection), `iterate` (f, the update, and which
+sequences are done), `compact` (the sequences that are not done, in tensors of half the size), `close` (one undamped f,
+whose states replace the old ones). The host asks only every few iterations how many sequences are not done. Decoding
+is a block of one token (cache.py), sequential mode a row of them; training solves long blocks.
+
+Shapes: `B` batch, `A` of them not known to be done, `W` tokens of a block, `D` model, `S` room for keys and values.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from implicit_llm.models.capture import Recorder, autocast_dtype
+from implicit_llm.models.stack import Prefix, StackInput
+from implicit_llm.solver.best import Best
+from implicit_llm.solver.config import SolverConfig
+from implicit_llm.solver.methods import make_update
+from implicit_llm.solver.residual import make_rule
+from implicit_llm.solver.stats import BlockStats
+
+if TYPE_CHECKING:
+    from implicit_llm.models.backbone import ImplicitModel
+
+CHECK_EVERY = 2  # iterations between two questions how many sequences are not done
+MIN_COMPACTED = 16  # sequences below which a smaller batch saves nothing
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What captured graphs were made for; anything else needs others.
+
+    parameters: where they lie. with_state: blocks follow one another, each from the state of the one before.
+    """
+
+    batch: int
+    width: int
+    solver: SolverConfig | None
+    is_training: bool
+    with_state: bool
+    dtype: torch.dtype
+    autocast: torch.dtype | None
+    is_inference: bool
+    parameters: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: ImplicitModel, embedding_BWD: Tensor, *, with_state: bool = True) -> Setting:
+        """That of a block in the model's present mode."""
+        batch, width, _ = embedding_BWD.shape
+        return cls(
+            batch,
+            width,
+            model.solver,
+            model.training,
+            with_state,
+            embedding_BWD.dtype,
+            autocast_dtype(embedding_BWD.device.type),
+            torch.is_inference_mode_enabled(),
+            tuple(parameter.data_ptr() for parameter in model.parameters()),
+        )
+
+
+def can_replay(model: ImplicitModel, embedding_BLD: Tensor) -> bool:
+    """Whether blocks can come from graphs: on a GPU, without gradient and without Anderson's memory."""
+    if embedding_BLD.device.type != "cuda" or torch.is_grad_enabled():
+        return False
+    solver = model.solver
+    has_memory = solver is not None and solver.method == "anderson"
+    return not has_memory and not torch.cuda.is_current_stream_capturing()
+
+
+@dataclass
+class _Open:
+    """Sequences of which some are not done, and their input."""
+
+    active_A: Tensor
+    z_AWD: Tensor
+    x: StackInput
+
+
+class BlockGraph:
+    """The graphs of one model and setting, with the states they carry from block to block.
+
+    prefix: what precedes the first block; with `with_state` its layers must be there. room: so many tokens fit into
+    growing states, those of the prefix included. masks: of dropout, per layer (B, W, D), copied into at each `begin`.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        model: ImplicitModel,
+        prefix: Prefix | None,
+        *,
+        room: int | None = None,
+        has_masks: bool = False,
+    ) -> None:
+        self.setting = setting
+        self.length = 0 if prefix is None else prefix.length
+        self._model = cast("ImplicitModel", weakref.proxy(model))  # which may keep this object
+        self.room = room
+        parameter = next(model.parameters())
+        shape = (setting.batch, setting.width, model.config.hidden_size)
+        self._embedding = torch.zeros(shape, dtype=setting.dtype, device=parameter.device)
+        self._position = torch.arange(self.length, self.length + setting.width, device=parameter.device)
+        layers = () if prefix is None else prefix.layers
+        self._layers = tuple(tuple(self._with_room(t) for t in layer) for layer in layers)
+        self._masks = tuple(torch.ones_like(self._embedding) for _ in model.layers) if has_masks else None
+        self._out = torch.zeros_like(self._embedding)
+        self._open: list[_Open] = []
+        solver = setting.solver
+        if solver is not None:
+            self._best = Best(self._embedding, None)
+            stop = solver.stop if setting.is_training else solver.eval_stop
+            self._rule = make_rule(stop, solver.tol, is_training=setting.is_training)
+            # In evaluation "plain" is damped too, as published.
+            self._update = make_update(solver.method if setting.is_training else "damped", solver.tau)
+        self._versions: tuple[int, ...] = ()
+        self._capture_all()
+
+    @torch.no_grad()
+    def begin(self, embedding_BWD: Tensor, masks: tuple[Tensor, ...] | None = None) -> None:
+        """Take the input of the next block, its states being those of the block before."""
+        self._embedding.copy_(embedding_BWD)
+        for mine, mask in zip(self._masks or (), masks or (), strict=True):
+            mine.copy_(mask)
+        self._graphs["begin"].replay()
+
+    @torch.no_grad()
+    def solve(self) -> BlockStats:
+        """Iterate until every sequence is done or the iterations are spent. Raises: NonFiniteState."""
+        solver = self.setting.solver
+        assert solver is not None
+        # The published evaluation spends one of its iterations on the closing f.
+        max_iter = solver.max_iter if self.setting.is_training else max(1, solver.eval_budget - 1)
+        level = 0
+        for iteration in range(1, max_iter + 1):
+            self._graphs[f"iterate {level}"].replay()
+            if iteration % CHECK_EVERY or iteration == max_iter:
+                continue
+            num_open = self.setting.batch - int(self._best.done.sum())
+            if num_open == 0:
+                break
+            while level + 1 < len(self._open) and num_open <= len(self._open[level + 1].active_A):
+                level += 1
+                self._graphs[f"compact {level}"].replay()
+        best = self._best
+        best.raise_if_not_finite()
+        is_open_BW = best.residual_BL >= solver.tol
+        return BlockStats(best.num_iter.clone(), best.residual.clone(), best.done.clone(), is_open_BW)
+
+    @property
+    def best_BWD(self) -> Tensor:
+        """The solution; overwritten by the next block."""
+        return self._best.z
+
+    @torch.no_grad()
+    def close(self) -> Tensor:
+        """One undamped f at the solution, (B, W, D), overwritten by the next block; its states are now the prefix."""
+        self._graphs["close"].replay()
+        self.length += self.setting.width
+        return self._out
+
+    def prefix(self) -> Prefix:
+        """What precedes the next block. Its tensors are this object's: the next `close` overwrites them."""
+        return Prefix(self._layers, self.length, room=self.room)
+
+    def holds(self, prefix: Prefix) -> bool:
+        """Whether the next block follows `prefix`."""
+        return prefix.layers is self._layers and prefix.length == self.length
+
+    @torch.no_grad()
+    def restart(self, prefix: Prefix | None = None) -> None:
+        """Start anew after `prefix`, of states as large as before; None is the empty state."""
+        self.length = 0 if prefix is None else prefix.length
+        self._position.copy_(torch.arange(self.length, self.length + self.setting.width, device=self._position.device))
+        if prefix is None:
+            for state in self._states():
+                state.zero_()
+            return
+        for state, given in zip(self._states(), (t for layer in prefix.layers for t in layer), strict=True):
+            state.copy_(given)
+
+    @torch.no_grad()
+    def refresh_weights(self) -> None:
+        """Take up what an optimizer has made of the parameters since the last time."""
+        versions = self._parameter_versions()
+        if versions != self._versions:
+            self._graphs["refresh"].replay()
+            self._versions = versions
+
+    # ---- the parts
+
+    def _refresh(self) -> None:
+        for mine, layer in zip(self._weights, self._model.layers, strict=True):
+            for old, new in zip(mine, layer.weights(), strict=True):  # type: ignore[operator]
+                if new is not old:  # a parameter itself
+                    old.copy_(new)
+
+    def _begin(self) -> None:
+        model, setting = self._model, self.setting
+        injection = model.injection(self._embedding) if setting.solver is not None else None
+        prefix = None
+        if setting.with_state:
+            prefix = Prefix(self._layers, self.length, room=self.room, position=self._position if self.room else None)
+        x = StackInput(self._weights, injection, None, self._masks, model.rope(self._position[None]), prefix)
+        if setting.solver is None:
+            self._open = [_Open(self._position, self._embedding, x)]
+            return
+        everyone = torch.arange(setting.batch, device=self._embedding.device)
+        self._open[:1] = [_Open(everyone, torch.zeros_like(self._embedding), x)]
+        self._best.reset()
+
+    def _iterate(self, level: int) -> None:
+        here = self._open[level]
+        fz = self._model.apply_stack(here.z_AWD, here.x)[0]
+        z_next = self._update(here.z_AWD, fz)
+        self._best.take(here.active_A, (here.z_AWD, fz, z_next), self._rule, None)
+        here.z_AWD.copy_(z_next)
+
+    def _compact(self, level: int, size: int) -> None:
+        before = self._open[level - 1]
+        first = torch.argsort(self._best.done[before.active_A].to(torch.uint8), stable=True)[:size]
+        self._open[level : level + 1] = [_Open(before.active_A[first], before.z_AWD[first], before.x.select(first))]
+
+    def _close(self) -> None:
+        z = self._embedding if self.setting.solver is None else self._best.z
+        out, layers = self._model.apply_stack(z, self._open[0].x, return_states=True)
+        self._out.copy_(out)
+        for mine, new in zip(self._layers, layers, strict=True):
+            for old_state, state in zip(mine, new, strict=True):
+                if state is not old_state:  # keys and values were written in place
+                    old_state.copy_(state)
+        self._position += self.setting.width
+
+    def _capture_all(self) -> None:
+        recorder, position = Recorder(self.setting.autocast), self._position.clone()
+        kept = [state.clone() for state in self._states()]
+        with torch.no_grad():
+            with torch.autocast("cuda", dtype=self.setting.autocast, enabled=self.setting.autocast is not None):
+                self._weights = tuple(layer.weights() for layer in self._model.layers)  # type: ignore[operator]
+            self._graphs = {name: recorder.capture(part) for name, part in self._parts()}
+            for state, before in zip(self._states(), kept, strict=True):
+                state.copy_(before)
+            self._position.copy_(position)
+        self._versions = self._parameter_versions()
+
+    def _parts(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield "refresh", self._refresh
+        yield "begin", self._begin
+        if self.setting.solver is not None:
+            yield "iterate 0", lambda: self._iterate(0)
+            for level, size in enumerate(self._smaller_batches(), start=1):
+                yield f"compact {level}", lambda level=level, size=size: self._compact(level, size)  # type: ignore[misc]
+                yield f"iterate {level}", lambda level=level: self._iterate(level)  # type: ignore[misc]
+        if self.setting.with_state:
+            yield "close", self._close
+
+    def _smaller_batches(self) -> list[int]:
+        """Sizes to which the batch shrinks; none for single tokens, nor where all sequences stop together."""
+        sizes, size = [], self.setting.batch // 2
+        while size >= MIN_COMPACTED and self.setting.width > 1 and self._rule.stop != "batch":
+            sizes.append(size)
+            size //= 2
+        return sizes
+
+    def _states(self) -> list[Tensor]:
+        return [state for layer in self._layers for state in layer]
+
+    def _parameter_versions(self) -> tuple[int, ...]:
+        return tuple(0 if parameter.is_inference() else parameter._version for parameter in self._model.parameters())
+
+    def _with_room(self, state: Tensor) -> Tensor:
+        """A copy of a state; of keys and values (B, H, S, P) one with room for the tokens to come."""
+        if self.room is None:
+            return state.clone()
+        batch, heads, _, width = state.shape
+        roomy = state.new_zeros(batch, heads, self.room, width)
+        roomy[:, :, : state.shape[2]] = state
+        return roomy

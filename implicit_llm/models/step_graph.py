@@ -1,0 +1,146 @@
+"""Loss and gradients of a training pass on a GPU, forward and backward replayed as one CUDA graph.
+
+The solver's part of a free pass depends on the data and comes before, from the graphs of block_graph.py; what is
+differentiated, from the embedding over unrolled or phantom steps to the gradients, is the same work in every step.
+
+Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from implicit_llm.models import replayed_passes
+from implicit_llm.models.capture import Recorder, autocast_dtype
+from implicit_llm.models.stack_map import StackMap
+from implicit_llm.solver.config import SolverConfig
+from implicit_llm.solver.passes import free_stats, phantom_steps, unrolled_pass
+from implicit_llm.solver.stats import SolverStats, unrolled_stats
+
+if TYPE_CHECKING:
+    from implicit_llm.models.causal_lm import ImplicitForCausalLM
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a captured step was made for; anything else needs another."""
+
+    shape: tuple[int, ...]
+    solver: SolverConfig | None
+    autocast: torch.dtype | None
+    labels_aligned: bool
+    return_logits: bool
+    parameters: tuple[tuple[int, bool], ...]  # where they lie, and whether they are trained
+
+    @classmethod
+    def of(cls, model: ImplicitForCausalLM, ids_BL: Tensor, labels_aligned: bool, return_logits: bool) -> Setting:
+        parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in model.parameters())
+        autocast = autocast_dtype(ids_BL.device.type)
+        return cls(tuple(ids_BL.shape), model.solver, autocast, labels_aligned, return_logits, parameters)
+
+
+def can_replay_step(model: ImplicitForCausalLM, ids_BL: Tensor) -> bool:
+    """Whether a training step can come from a graph: wanted, on a GPU, and without what asks the host on the way.
+
+    fp16 is left out: its loss is scaled before the backward pass, which the graph would not know.
+    """
+    base = model.base
+    if not (base.replays_training and model.training and torch.is_grad_enabled()) or ids_BL.device.type != "cuda":
+        return False
+    if base.gradient_checkpointing or autocast_dtype("cuda") == torch.float16:
+        return False
+    solver = model.solver
+    if solver is not None and solver.mode == "fixed_point":
+        return replayed_passes.can_replay_training(base, ids_BL)
+    return not torch.cuda.is_current_stream_capturing()
+
+
+class StepGraph:
+    """The captured step of one model and setting."""
+
+    def __init__(self, setting: Setting, model: ImplicitForCausalLM, ids_BL: Tensor) -> None:
+        self.setting = setting
+        self._model = cast("ImplicitForCausalLM", weakref.proxy(model))  # which keeps this object
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._ids, self._labels = torch.zeros_like(ids_BL), torch.zeros_like(ids_BL)
+        self._is_free = setting.solver is not None and setting.solver.mode == "fixed_point"
+        width, dropout = model.config.hidden_size, model.config.dropout
+        self._z = torch.zeros(*ids_BL.shape, width, dtype=model.dtype, device=ids_BL.device)
+        self._masks: tuple[Tensor, ...] | None = None
+        recorder = Recorder(setting.autocast)
+        self._mask_graph = recorder.capture(self._draw_masks) if self._is_free and dropout > 0 else None
+        self._graph = recorder.capture(self._learn)
+        self.num_replays = 0
+
+    def __call__(self, ids_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor | None, Tensor, SolverStats | None]:
+        """Sum of the cross entropies, logits (B, L, V) if asked for, z* (B, L, D), and the solver's statistics.
+
+        Only the sum can be differentiated, once, before the next call; the next call overwrites the others.
+        """
+        solver, stats = self.setting.solver, None
+        self._ids.copy_(ids_BL)
+        self._labels.copy_(labels_BL)
+        if self._is_free:
+            stats = self._solve()
+        elif solver is not None:
+            stats = unrolled_stats(solver.num_unroll, len(ids_BL), ids_BL.device)
+        self._graph.replay()
+        self.num_replays += 1
+        total = _Replayed.apply(self, self._total, *self._parameters)
+        return total, self._logits, self._hidden, stats
+
+    @torch.no_grad()
+    def _solve(self) -> SolverStats:
+        assert self.setting.solver is not None
+        base = self._model.base
+        if self._mask_graph is not None:
+            self._mask_graph.replay()
+        embedding_BLD = base.get_input_embeddings()(self._ids)
+        z_BLD, blocks = replayed_passes.training_solve(base, embedding_BLD, self._masks)
+        self._z.copy_(z_BLD)
+        return free_stats(blocks, self.setting.solver, positions=False)
+
+    def _draw_masks(self) -> None:
+        with torch.no_grad():
+            self._masks = self._model.base.draw_dropout(self._z)
+
+    def _learn(self) -> None:
+        base, solver = self._model.base, self.setting.solver
+        embedding_BLD = base.get_input_embeddings()(self._ids)
+        x = base.stack_input(embedding_BLD, None, None, None, dropout_masks=self._masks)
+        f = StackMap(base, x)
+        if solver is None:
+            hidden_BLD = f(embedding_BLD)
+        elif self._is_free:
+            hidden_BLD = phantom_steps(f, self._z, solver)
+        else:
+            hidden_BLD = unrolled_pass(f, torch.zeros_like(embedding_BLD), solver)[0]
+        total, logits = self._model.total_loss(
+            hidden_BLD, self._labels, self.setting.labels_aligned, self.setting.return_logits
+        )
+        self.gradients = torch.autograd.grad(total, self._parameters, allow_unused=True)
+        self._total, self._hidden = total.detach(), hidden_BLD.detach()
+        self._logits = None if logits is None else logits.detach()
+
+
+class _Replayed(torch.autograd.Function):
+    """The loss of a replayed step, whose gradients are there already: the backward pass only scales them."""
+
+    @staticmethod
+    def forward(ctx: Any, step: StepGraph, total: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.step, ctx.num_replays = step, step.num_replays
+        return total.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        if ctx.step.num_replays != ctx.num_replays:
+            raise RuntimeError("a later training pass has overwritten these gradients: call backward() before the next")
+        found = ctx.step.gradients
+        scaled = iter(torch._foreach_mul([gradient for gradient in found if gradient is not None], grad))
+        return None, None, *(None if gradient is None else next(scaled) for gradient in found)

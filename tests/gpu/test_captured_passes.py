@@ -1,0 +1,100 @@
+"""Training and evaluation from CUDA graphs against the plain code, over steps of an optimizer."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from implicit_llm.kernels.selection import kernels
+from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from tests.unit.kernels.reference import relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+SMALL = {"vocab_size": 97, "hidden_size": 128, "num_hidden_layers": 2}
+MAMBA = ImplicitMamba2Config(**SMALL, head_dim=32, state_size=32)
+LLAMA = ImplicitLlama3Config(**SMALL, num_attention_heads=4, intermediate_size=192)
+EXPLICIT = ImplicitMamba2Config(**SMALL, head_dim=32, state_size=32, is_implicit=False)
+DROPOUT = ImplicitMamba2Config(**SMALL, head_dim=32, state_size=32, dropout=0.2)
+FREE = {"mode": "fixed_point", "max_iter": 20, "phantom_steps": 2, "tol": 0.01}
+CASES = {
+    "explicit": (EXPLICIT, {}),
+    "unrolled": (MAMBA, {"mode": "unrolled", "num_unroll": 3}),
+    "free": (MAMBA, FREE),
+    "blocks": (MAMBA, FREE | {"block_len": 16}),
+    "dropout": (DROPOUT, FREE | {"block_len": 16}),
+    "llama": (LLAMA, FREE),
+}
+
+
+@pytest.fixture(autouse=True)
+def _triton() -> object:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    with kernels("triton"):
+        yield
+    torch.set_float32_matmul_precision(before)
+
+
+def _trained(config, solver: dict[str, Any], bf16: bool, replays: bool, return_logits: bool) -> tuple[list, list]:
+    """Losses and solver iterations of some steps."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(deepcopy(config)).cuda().train()
+    if model.solver is not None:
+        model.solver = replace(model.solver, **solver)
+    model.base.replays_training = replays
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    losses, iterations = [], []
+    torch.manual_seed(1)
+    batches = [torch.randint(97, (64, 64), device="cuda") for _ in range(12)]
+    for ids in batches:
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
+            out = model(input_ids=ids, labels=ids.flip(1), labels_aligned=True, return_logits=return_logits)
+        (out.loss * 2).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(out.loss.item())
+        iterations.append(None if out.solver_stats is None else out.solver_stats.f_evaluations.mean().item())
+        assert (out.logits is not None) == return_logits
+    assert (model.step_graph is not None) == replays
+    return losses, iterations
+
+
+@pytest.mark.parametrize("return_logits", [True, False])
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_training_from_graphs_follows_the_plain_one(case: str, bf16: bool, return_logits: bool) -> None:
+    config, solver = CASES[case]
+    plain, plain_iterations = _trained(config, solver, bf16, False, return_logits)
+    captured, captured_iterations = _trained(config, solver, bf16, True, return_logits)
+    assert captured == pytest.approx(plain, rel=2e-3 if case != "dropout" else 2e-2)
+    assert plain[-1] < plain[0]
+    if plain_iterations[0] is not None:
+        assert captured_iterations == pytest.approx(plain_iterations, rel=0.05)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_blockwise_evaluation_from_graphs_equals_the_plain_one(bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MAMBA).cuda().eval()
+    model.solver = replace(model.solver, eval_mode="blockwise", eval_block_len=16, tol=1e-2, eval_max_iter=60)
+    with torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
+        for _ in range(2):
+            ids = torch.randint(97, (64, 128), device="cuda")
+            captured = model(input_ids=ids)
+            with monkeypatch.context() as patch:
+                patch.setattr("implicit_llm.models.backbone.can_replay_evaluation", lambda *_: False)
+                plain = model(input_ids=ids)
+            assert relative_error(captured.logits, plain.logits) < 2e-2
+            assert captured.solver_stats.num_iter.mean().item() == pytest.approx(
+                plain.solver_stats.num_iter.mean().item(), rel=0.1
+            )
+    assert [len(here.active_A) for here in model.base.sequence_graphs[False]._open] == [64, 32, 16]

@@ -1,0 +1,147 @@
+"""Blocks, compaction and gradients of captured passes, with parts that run where a GPU would replay them.
+
+What CUDA graphs themselves do is tested on a GPU: tests/gpu/test_captured_passes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from implicit_llm.models import block_graph, causal_lm, replayed_passes, step_graph
+from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+
+SMALL = {"vocab_size": 37, "hidden_size": 16, "num_hidden_layers": 2}
+MAMBA = ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8)
+LLAMA = ImplicitLlama3Config(**SMALL, num_attention_heads=2, intermediate_size=24)
+FREE = {"mode": "fixed_point", "max_iter": 12, "phantom_steps": 2, "tol": 0.02}
+
+
+@dataclass
+class _Rerun:
+    replay: Callable[[], None]
+
+
+class _EagerRecorder:
+    """Runs a part at its capture and at each replay."""
+
+    def __init__(self, autocast: torch.dtype | None) -> None:
+        pass
+
+    def capture(self, part: Callable[[], None]) -> _Rerun:
+        part()
+        return _Rerun(part)
+
+
+@pytest.fixture
+def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (block_graph, step_graph):
+        monkeypatch.setattr(module, "Recorder", _EagerRecorder)
+    monkeypatch.setattr(replayed_passes, "can_replay", lambda model, t: not torch.is_grad_enabled())
+    monkeypatch.setattr(causal_lm, "can_replay_step", lambda model, ids: model.training and model.base.replays_training)
+
+
+def _model(config, **solver):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    if model.solver is not None:
+        model.solver = replace(model.solver, **solver)
+    return model
+
+
+@pytest.mark.usefixtures("_without_gpu")
+@pytest.mark.parametrize(
+    ("config", "solver"),
+    [
+        (MAMBA, FREE),
+        (MAMBA, FREE | {"block_len": 4}),
+        (MAMBA, FREE | {"block_len": 4, "stop": "token", "method": "damped"}),
+        (MAMBA, {"mode": "unrolled", "num_unroll": 3}),
+        (LLAMA, FREE),
+        (ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8, is_implicit=False), {}),
+    ],
+)
+def test_a_captured_step_gives_the_loss_and_the_gradients_of_the_plain_one(config, solver) -> None:
+    model = _model(config, **solver).train()
+    for step in range(2):
+        ids, labels = torch.randint(37, (64, 12)), torch.randint(37, (64, 12))
+        labels[0, :3] = -100
+        found = []
+        for replays in (False, True):
+            model.base.replays_training = replays
+            out = model(input_ids=ids, labels=labels, labels_aligned=True)
+            model.zero_grad()
+            (out.loss * 3).backward()
+            found.append((out, [parameter.grad.clone() for parameter in model.parameters()]))
+        (plain, plain_gradients), (captured, captured_gradients) = found
+        torch.testing.assert_close(captured.loss, plain.loss)
+        torch.testing.assert_close(captured.logits, plain.logits.detach())
+        for mine, other in zip(captured_gradients, plain_gradients, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-6)
+        if plain.solver_stats is not None:
+            assert captured.solver_stats.num_closing == plain.solver_stats.num_closing
+            torch.testing.assert_close(captured.solver_stats.num_iter, plain.solver_stats.num_iter)
+        with torch.no_grad():  # an optimizer's step: the next pass must see it
+            for parameter in model.parameters():
+                parameter.mul_(1.05)
+        assert step == 1 or model.step_graph is not None
+
+
+@pytest.mark.usefixtures("_without_gpu")
+def test_sequences_that_are_done_leave_the_captured_batch() -> None:
+    model = _model(MAMBA, **FREE, block_len=4).train()
+    model.base.replays_training = True
+    model(input_ids=torch.randint(37, (64, 12)), labels=torch.randint(37, (64, 12)), labels_aligned=True)
+    graph = model.base.sequence_graphs[True]
+    assert [len(here.active_A) for here in graph._open] == [64, 32, 16]
+
+
+@pytest.mark.usefixtures("_without_gpu")
+@pytest.mark.parametrize(
+    ("config", "mode", "width"), [(MAMBA, "blockwise", 4), (MAMBA, "sequential", 1), (LLAMA, "sequential", 1)]
+)
+def test_captured_evaluation_equals_the_plain_one(config, mode: str, width: int, monkeypatch) -> None:
+    model = _model(config, eval_mode=mode, eval_block_len=width, tol=1e-4, eval_max_iter=40).eval()
+    for _ in range(2):  # the second sequence meets the graphs of the first
+        ids = torch.randint(37, (3, 20))
+        with torch.no_grad():
+            captured = model(input_ids=ids, use_cache=True)
+            with monkeypatch.context() as patch:
+                patch.setattr("implicit_llm.models.backbone.can_replay_evaluation", lambda *_: False)
+                plain = model(input_ids=ids, use_cache=True)
+        assert model.base.sequence_graphs
+        torch.testing.assert_close(captured.logits, plain.logits, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(captured.solver_stats.num_iter, plain.solver_stats.num_iter)
+        for mine, other in zip(
+            captured.past_key_values.prefix.layers, plain.past_key_values.prefix.layers, strict=True
+        ):
+            torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("_without_gpu")
+def test_gradients_of_an_overwritten_pass_are_refused() -> None:
+    model = _model(MAMBA, mode="unrolled", num_unroll=2).train()
+    model.base.replays_training = True
+    ids = torch.randint(37, (2, 5))
+    first = model(input_ids=ids, labels=ids, labels_aligned=True).loss
+    model(input_ids=ids, labels=ids, labels_aligned=True)
+    with pytest.raises(RuntimeError, match="call backward"):
+        first.backward()
+
+
+@pytest.mark.usefixtures("_without_gpu")
+def test_dropout_is_the_same_in_the_solver_and_in_the_phantom_steps() -> None:
+    model = _model(ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8, dropout=0.3), **FREE).train()
+    ids = torch.randint(37, (4, 6))
+    losses = []
+    for replays in (False, True):
+        model.base.replays_training = replays
+        torch.manual_seed(1)
+        model(input_ids=ids, labels=ids, labels_aligned=True)  # captures
+        torch.manual_seed(1)
+        losses.append(model(input_ids=ids, labels=ids, labels_aligned=True).loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
