@@ -25,6 +25,7 @@ rule train_word_problem:
         processes_per_node=1,
         micro_batch_size=0,
         gradient_checkpointing="off",
+        cuda_graphs="on",
         save_every_s=60,
         grace_s=120,
         hang_s=1800,
@@ -36,8 +37,8 @@ rule train_word_problem:
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
         " --nodes {resources.nodes} --processes-per-node {resources.processes_per_node} --threads {threads}"
         " --device {resources.device} --kernels {resources.kernels} --micro-batch-size {resources.micro_batch_size}"
-        " --gradient-checkpointing {resources.gradient_checkpointing} --save-every-s {resources.save_every_s}"
-        " --grace-s {resources.grace_s} --hang-s {resources.hang_s}"
+        " --gradient-checkpointing {resources.gradient_checkpointing} --cuda-graphs {resources.cuda_graphs}"
+        " --save-every-s {resources.save_every_s} --grace-s {resources.grace_s} --hang-s {resources.hang_s}"
 
 
 use rule train_word_problem as train_catbabi with:

@@ -89,6 +89,9 @@ def train(
     gradient_checkpointing: Annotated[
         Switch, typer.Option(help="Recompute activations in the backward pass: less memory, more time.")
     ] = Switch.OFF,
+    cuda_graphs: Annotated[
+        Switch, typer.Option(help="On a GPU, start the kernels of a training pass by one call; the numbers are the same.")
+    ] = Switch.ON,
     tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 matrix products.")] = False,
     progress: Annotated[str, typer.Option(help="auto, bar or log.")] = "auto",
     grace_s: Annotated[
@@ -137,6 +140,7 @@ def train(
         "save_steps": save_steps or None,
         "log_every_steps": log_every_steps,
         "gradient_checkpointing": True if gradient_checkpointing is Switch.ON else None,
+        "cuda_graphs": cuda_graphs is Switch.ON,
         "kernels": kernels,
         "tf32": tf32,
         "progress": progress,
