@@ -11,6 +11,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
+from implicit_llm.cards.checkpoint_card import checkpoint_card
+from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.checkpoint.source import CONFIG_FILE, PICKLE_FILE, Checkpoint, CheckpointConfig, find_checkpoint
 from implicit_llm.data.downloads import downloads_folder
 from implicit_llm.models.errors import ModelConfigError
@@ -29,9 +31,9 @@ class CheckpointLayoutError(UserError):
 
 
 def run(context: StageContext) -> StageResult:
-    """Write model/ (config.json, safetensors, the tokenizer if there is one); nothing of a checkpoint is executed.
+    """Write model/ (config.json, safetensors, the tokenizer if there is one, a card).
 
-    A checkpoint of transformers is copied as it is; other layouts are converted, in fp32.
+    Nothing of a checkpoint is executed. One of transformers is copied as it is; other layouts are converted, in fp32.
     Runtime option: downloads. Raises: UserError.
     """
     wanted = fill(CheckpointConfig, context.config, f"checkpoint/{context.name}")
@@ -49,6 +51,8 @@ def run(context: StageContext) -> StageResult:
             else:
                 model.save_pretrained(tmp)
             _copy(checkpoint, checkpoint.others, tmp)
+            card = checkpoint_card(context, model, checkpoint.about, layout)
+            (tmp / CARD_FILE).write_text(card, encoding="utf-8")
         commit_directory(tmp, target)
     finally:
         remove_temporary(tmp)

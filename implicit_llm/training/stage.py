@@ -12,6 +12,8 @@ import torch
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
+from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
+from implicit_llm.cards.training_card import training_card
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.kernels.selection import select_kernels
 from implicit_llm.runs.atomic import commit_directory, temporary_name, write_atomic
@@ -149,8 +151,8 @@ def _finish(context: StageContext, setup: Setup) -> StageResult:
     if final is None or final.global_step != setup.config.phase.end_step:
         raise NoCheckpoint(f"{setup.store.final}: the state at the end of the phase was damaged; start again")
     load_model(setup.model, final.model(), str(final.path))
-    _save_model(setup.model, context.work / MODEL_DIR)
     summary = _summary(context, setup, final)
+    _save_model(setup.model, training_card(context, setup.model, summary), context.work / MODEL_DIR)
     faults.point("train.before_summary")
     write_atomic(context.work / SUMMARY_FILE, json.dumps(summary, sort_keys=True, indent=1) + "\n")
     setup.store.finish(final)
@@ -161,10 +163,11 @@ def _finish(context: StageContext, setup: Setup) -> StageResult:
     return StageResult(files, summary)
 
 
-def _save_model(model: PreTrainedModel, directory: Path) -> None:
+def _save_model(model: PreTrainedModel, card: str, directory: Path) -> None:
     tmp = temporary_name(directory)
     try:
         model.save_pretrained(tmp)
+        (tmp / CARD_FILE).write_text(card, encoding="utf-8")
         faults.point("train.before_model")
         commit_directory(tmp, directory)
     finally:

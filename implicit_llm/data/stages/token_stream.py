@@ -68,7 +68,14 @@ def run(context: StageContext) -> StageResult:
         )
     context.log.info("%d tokens, %d rows of %d", num_tokens, num_rows, config.length)
     files = [index, *(context.work / part.path for part in parts if config.split == "test")]
-    return StageResult(files, {"num_tokens": num_tokens, "num_rows": num_rows, "num_shards": len(records)})
+    summary = {"num_tokens": num_tokens, "num_rows": num_rows, "num_shards": len(records)}
+    return StageResult(files, summary | {"corpus": _corpus(context)})
+
+
+def _corpus(context: StageContext) -> dict[str, Any]:
+    """Which documents the shards are cut from, for those who only see the stream."""
+    first = context.inputs[min(context.inputs)].manifest
+    return dict(first.identity["config"]["corpus"])
 
 
 def _shared(name: str, records: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from implicit_llm_workflow.planning.project_sources import Imported, Project, So
 from implicit_llm_workflow.planning.source_cache import SourceCache
 
 PLUMBING = (
+    "implicit_llm.cards",
     "implicit_llm.runs",
     "implicit_llm.tracking",
     "implicit_llm.testing",

@@ -1,0 +1,1 @@
+"""Model cards: the README.md in the folder of every model that is saved."""

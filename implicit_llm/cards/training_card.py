@@ -1,0 +1,94 @@
+"""The card of a model at the end of a training phase."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData
+
+from implicit_llm.cards.model_card import render_card
+from implicit_llm.cards.model_facts import ModelFacts, solver_words
+from implicit_llm.runs.manifest import Manifest
+from implicit_llm.runs.stage import StageContext
+from implicit_llm.solver.config import SolverConfig
+
+TEMPLATE = "training.md.j2"
+DATA, START = "data", "start"
+TASKS = {
+    "word_problem": "a word problem: each token is an element of {group}, and the answer at each position is the "
+    "product of all elements so far",
+    "catbabi": "CatbAbI, bAbI stories one after another, with questions",
+    "language_model": "text, to predict the next token",
+}
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def training_card(context: StageContext, model: Any, summary: Mapping[str, Any]) -> str:
+    """The card of `model`, which the run of `context` trained; `summary` is that of its manifest."""
+    facts, config = ModelFacts.of(model), context.config
+    data = context.inputs[DATA].manifest
+    pretrained = config["model"].get("pretrained")
+    values = {
+        "fingerprint": context.fingerprint,
+        "model": facts,
+        "solver": {key: value for key, value in (facts.solver or {}).items() if value is not None},
+        "config": config,
+        "task": TASKS[config["task"]].format(group=_group(data.identity["config"])),
+        "pretrained": pretrained,
+        "phases": _phases(context),
+        "is_last": config["phase"]["end_step"] == config["total_steps"],
+        "summary": summary,
+        "data": data,
+        "upstream": sorted(data.identity["upstream"].items()) if len(data.identity["upstream"]) < 4 else [],
+        "num_upstream": len(data.identity["upstream"]),
+        "corpus": data.summary.get("corpus"),
+    }
+    head = ModelCardData(
+        license="unknown" if pretrained else "apache-2.0",  # who fine-tunes is bound by the licence of the base
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=[*facts.tags, config["task"].replace("_", "-")],
+        datasets=_hub_data(data),
+        base_model=_base_model(pretrained),
+    )
+    return render_card(TEMPLATE, head, values)
+
+
+def _phases(context: StageContext) -> list[dict[str, Any]]:
+    """The phase, the one that it started from, and the fingerprint of what came before these."""
+    phase = context.config["phase"]
+    rows = [_phase(phase, phase["end_step"], context.fingerprint)]
+    if START in context.inputs:
+        start = context.inputs[START].manifest
+        rows.insert(0, _phase(start.identity["config"]["phase"], phase["start_step"], start.fingerprint))
+        if START in start.identity["upstream"]:
+            earlier = {"name": "earlier phases", "first": 0, "last": rows[0]["first"], "solver": "see that run"}
+            rows.insert(0, {**earlier, "fingerprint": start.identity["upstream"][START]})
+    return rows
+
+
+def _phase(phase: Mapping[str, Any], last: int, fingerprint: str) -> dict[str, Any]:
+    solver = None if phase["solver"] is None else asdict(SolverConfig.from_dict(phase["solver"]))
+    row = {"name": phase["name"], "first": phase["start_step"], "last": last}
+    return {**row, "solver": solver_words(solver), "fingerprint": fingerprint}
+
+
+def _group(data: Mapping[str, Any]) -> str:
+    """What the elements of a word problem are of."""
+    monoid = data.get("monoid", "none")
+    return str(data.get("group", "a group")) + ("" if monoid == "none" else f" × {monoid}")
+
+
+def _hub_data(data: Manifest) -> list[str] | None:
+    """Names on Hugging Face's hub; what is made here, or read of files, has none."""
+    dataset = (data.summary.get("corpus") or {}).get("dataset")
+    return None if dataset is None else [dataset]
+
+
+def _base_model(pretrained: str | None) -> str | None:
+    is_hub_name = pretrained is not None and _HUB_NAME.fullmatch(pretrained) and not Path(pretrained).exists()
+    return pretrained if is_hub_name else None

@@ -1,0 +1,245 @@
+"""Model cards, as the stages that save models write them."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard, ModelCardData
+
+from implicit_llm.cards import model_card
+from implicit_llm.cards.model_card import ModelCardError, render_card
+from implicit_llm.checkpoint import stage as checkpoint_stage
+from implicit_llm.runs.manifest import Manifest
+from implicit_llm.runs.stage import StageContext, StageResult, run_stage
+from implicit_llm_workflow.planning.code_digest import stage_sources
+from tests.unit.checkpoint.foreign import save_foreign
+from tests.unit.evaluation.finished_runs import request
+from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, UNROLLED, make_data, make_rows, train_config
+from tests.unit.training.small_runs import train as train_phase
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _mlflow_is_not_installed() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "mlflow", None)
+        yield
+
+
+def train_two_phases(folder: Path, data: Path, name: str = "s3-s0") -> Path:
+    """The run directory of the second of two phases."""
+    phases = [
+        {"name": "unrolled", "solver": UNROLLED, "end_step": 1},
+        {"name": "free", "index": 1, "start_step": 1, "end_step": 2, "solver": FREE},
+    ]
+    start = None
+    for phase in phases:
+        run_dir = folder / name / str(phase["name"])
+        train_phase(run_dir, train_config(phase=phase, total_steps=2), data, start)
+        start = run_dir
+    assert start is not None
+    return start
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    make_data(folder)
+    train_two_phases(folder / "train", folder / "data" / "s3-train")
+    return folder
+
+
+def card_of(run_dir: Path) -> Path:
+    (path,) = run_dir.glob("work/*/model/README.md")
+    return path
+
+
+def test_the_card_of_a_trained_model_has_the_head_that_the_hub_reads(results: Path) -> None:
+    head = ModelCard.load(card_of(results / "train" / "s3-s0" / "free")).data.to_dict()
+    assert head == {
+        "license": "apache-2.0",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["mamba2", "implicit-llm", "implicit", "arxiv:2502.07827", "word-problem"],
+    }
+
+
+def test_the_card_says_what_the_model_is_and_how_it_was_trained(results: Path) -> None:
+    run_dir = results / "train" / "s3-s0" / "free"
+    text = card_of(run_dir).read_text(encoding="utf-8")
+    manifest = Manifest.read(run_dir / "manifest.json")
+    data = Manifest.read(results / "data" / "s3-train" / "manifest.json")
+    first = Manifest.read(results / "train" / "s3-s0" / "unrolled" / "manifest.json")
+    (index,) = [record for record in data.files if record.path.endswith("index.json")]
+    for part in (
+        "# Implicit Mamba2: word problem, phase free\n",
+        f"An implicit Mamba2 model with {manifest.summary['num_parameters']:,} parameters",
+        "each token is an element of S3,",
+        f"| unrolled | 0 to 1 | unrolled: 2 iterations, all differentiated, damped by 0.8 | `{first.fingerprint[:16]}`",
+        "| free | 1 to 2 | (4+2): up to 4 iterations (plain) until the relative residual of each sequence is below",
+        f"| tokens, over all phases | {manifest.summary['tokens']:,} |",
+        f"| precision of the matrix products | {manifest.identity['config']['precision']};",
+        f"Fingerprint `{data.fingerprint}`:",
+        f"| sha256 of `index.json` | `{index.sha256}` |",
+        f"| `loss` | {manifest.summary['metrics']['loss']:.4g} |",
+        "https://arxiv.org/abs/2502.07827",
+    ):
+        assert part in text
+    assert "the curriculum goes on" not in text
+
+
+def test_the_card_of_an_earlier_phase_says_that_the_curriculum_goes_on(results: Path) -> None:
+    text = card_of(results / "train" / "s3-s0" / "unrolled").read_text(encoding="utf-8")
+    assert "the state after phase `unrolled`, step 1 of 2: the curriculum goes on from here" in text
+
+
+def test_the_lines_for_loading_load_the_model(results: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = card_of(results / "train" / "s3-s0" / "free")
+    (block,) = BLOCK.findall(path.read_text(encoding="utf-8"))
+    assert len(block.splitlines()) == 3
+    (tmp_path / "load.py").write_text(block, encoding="utf-8")
+    monkeypatch.chdir(path.parent)
+    model = runpy.run_path(str(tmp_path / "load.py"))["model"]
+    assert (model.config.model_type, model.solver.max_iter) == ("implicit_mamba2", 4)
+
+
+def test_equal_runs_elsewhere_have_equal_cards_without_a_trace_of_the_machine(results: Path, tmp_path: Path) -> None:
+    again = train_two_phases(tmp_path, results / "data" / "s3-train")
+    first = results / "train" / "s3-s0" / "free"
+    text = card_of(first).read_text(encoding="utf-8")
+    assert card_of(again).read_text(encoding="utf-8") == text
+    assert (again / "manifest.json").read_bytes() == (first / "manifest.json").read_bytes()
+    renamed = train_two_phases(tmp_path, results / "data" / "s3-train", "other-s0")
+    assert card_of(renamed).read_text(encoding="utf-8") == text
+    for trace in (str(tmp_path), str(results), socket.gethostname()):
+        assert trace not in text
+    assert not re.search(r"20\d\d-\d\d-\d\d", text)
+
+
+def test_the_manifest_vouches_for_the_card(results: Path) -> None:
+    run_dir = results / "train" / "s3-s0" / "free"
+    manifest = Manifest.read(run_dir / "manifest.json")
+    assert str(card_of(run_dir).relative_to(run_dir)) in {record.path for record in manifest.files}
+
+
+@pytest.mark.parametrize("stage", ["training", "checkpoint"])
+def test_another_wording_of_cards_makes_no_model_stale(stage: str) -> None:
+    sources = stage_sources(f"implicit_llm.{stage}.stage")
+    assert f"implicit_llm.{stage}.stage" in sources
+    assert not [name for name in sources if name.startswith("implicit_llm.cards")]
+
+
+def stream_of_the_hub(run_dir: Path) -> Path:
+    """A data set of rows with the summary of a stream of text from the hub."""
+    rows = make_rows(run_dir.parent / "rows")
+    work = next(path for path in (rows / "work").iterdir() if path.is_dir())
+
+    def body(context: StageContext) -> StageResult:
+        names = [
+            path.relative_to(work) for path in work.rglob("*") if path.suffix == ".npy" or path.name == "index.json"
+        ]
+        for name in names:
+            (context.work / name).parent.mkdir(parents=True, exist_ok=True)
+            (context.work / name).write_bytes((work / name).read_bytes())
+        return StageResult(names, {"corpus": {"source": "hub", "dataset": "owner/texts"}})
+
+    config = {"kind": "token_stream", "length": 12, "split": "train"}
+    asked = request(run_dir, "data", "text-train", config, {})
+    run_stage(asked, body)
+    return run_dir
+
+
+def test_text_of_the_hub_is_named_in_the_head(tmp_path: Path) -> None:
+    config = train_config(
+        {**LLAMA, "vocab_size": 16}, task="language_model", labels="next_token", phase={"end_step": 1}, total_steps=1
+    )
+    train_phase(tmp_path / "text-s0" / "only", config, stream_of_the_hub(tmp_path / "text-train"))
+    card = ModelCard.load(card_of(tmp_path / "text-s0" / "only"))
+    assert card.data.datasets == ["owner/texts"]
+    assert card.data.tags == ["llama", "language-model"]
+    assert "import implicit_llm" not in card.text
+    assert "A base model" in card.text
+
+
+def import_checkpoint(run_dir: Path, source: dict[str, Any], downloads: Path) -> Path:
+    asked = request(run_dir, "checkpoint", "peer", source, {})
+    asked.runtime["downloads"] = downloads
+    run_stage(asked, checkpoint_stage.run)
+    return run_dir
+
+
+def test_the_card_of_an_imported_model_names_its_files_and_claims_nothing(tmp_path: Path) -> None:
+    save_foreign("gpt_neox", tmp_path / "neox")
+    run_dir = import_checkpoint(tmp_path / "run", {"path": "neox"}, tmp_path)
+    card = ModelCard.load(card_of(run_dir))
+    manifest = Manifest.read(run_dir / "manifest.json")
+    assert card.data.to_dict() == {
+        "license": "unknown",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["gpt_neox"],
+    }
+    assert f"| `model.safetensors` | `{manifest.summary['source']['sha256']['model.safetensors']}` |" in card.text
+    assert "copies of the originals" in card.text
+    assert "# gpt_neox\n" in card.text
+    assert "2502.07827" not in card.text  # not a model of the paper
+
+
+def test_an_imported_model_of_the_hub_is_the_base_of_its_copy(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "owner" / "neox" / "main"
+    save_foreign("gpt_neox", folder)
+    run_dir = import_checkpoint(tmp_path / "run", {"hub": "owner/neox"}, tmp_path)
+    card = ModelCard.load(card_of(run_dir))
+    assert card.data.base_model == "owner/neox"
+    assert "`owner/neox` of Hugging Face's hub, commit not known." in card.text
+
+
+def test_names_cannot_break_out_of_a_table_or_the_head() -> None:
+    assert model_card.cell("a|b\nc") == r"a\|b c"
+    head = ModelCardData(license="unknown", base_model="x\n---\nlicense: mit: {")
+    values = {"fingerprint": "0", "layout": "transformers", "solver": {}, "source": {"sha256": {}}}
+    facts = {
+        "family": "x",
+        "variant": "explicit",
+        "model_type": "x",
+        "num_parameters": 1,
+        "sizes": {},
+        "is_ours": False,
+    }
+    card = ModelCard(render_card("checkpoint.md.j2", head, {**values, "model": facts}))
+    assert card.data.license == "unknown"
+    assert card.data.base_model == head.base_model
+
+
+def test_a_head_that_reads_otherwise_than_it_was_written_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ModelCardData, "to_yaml", lambda self, **kwargs: "license: mit")
+    monkeypatch.setattr(model_card, "__file__", str(tmp_path / "model_card.py"))
+    (tmp_path / "page.md.j2").write_text("A page.\n")
+    with pytest.raises(ModelCardError, match="reads as"):
+        render_card("page.md.j2", ModelCardData(license="apache-2.0"), {})
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, "not finite"), (float("nan"), "not finite"), (0.00012345, "0.0001234")]
+)
+def test_a_number_that_is_not_finite_is_said_to_be_so(value: float | None, shown: str) -> None:
+    assert model_card.number(value) == shown
+
+
+def test_an_explicit_model_of_ours_still_needs_the_library(tmp_path: Path, results: Path) -> None:
+    config = train_config({**IMPLICIT, "is_implicit": False}, phase={"end_step": 1, "solver": None}, total_steps=1)
+    train_phase(tmp_path / "e-s0" / "only", config, results / "data" / "s3-train")
+    text = card_of(tmp_path / "e-s0" / "only").read_text(encoding="utf-8")
+    assert "An explicit Mamba2 model" in text
+    assert "import implicit_llm" in text
+    assert "solver_stats" not in text
