@@ -1,7 +1,7 @@
 """The operations of the blocks: one signature each, run by the kernels that `kernels.selection` decides on.
 
-Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state, `C` channels, `K` kernel width,
-`D` width.
+Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `G` groups, `N` state, `C` channels,
+`K` kernel width, `D` width.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from implicit_llm.kernels import attention as torch_attention
 from implicit_llm.kernels import causal_conv as torch_conv
 from implicit_llm.kernels import norm as torch_norm
 from implicit_llm.kernels import selection
@@ -127,3 +128,59 @@ def gated_rms_norm(x_BLD: Tensor, gate_BLD: Tensor, weight_D: Tensor, eps: float
 
         return triton_norm.rms_norm(x_BLD, gate_BLD, weight_D, eps)
     return torch_norm.gated_rms_norm(x_BLD, gate_BLD, weight_D, eps)
+
+
+def rotated_heads(
+    qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value (B, H, L, P) of qkv + injection; in the first two the pairs (i, i + P/2) turned by `rope`.
+
+    Args: qkv holds query, key and value side by side, E = 3 H P, as does the injection; rope is cosines and sines
+        (1 or B, L, P/2) in fp32, to which there is no gradient.
+    Returns: in the dtype of qkv. The value may be a view of qkv.
+    """
+    if selection.rotation_runs_on_triton(qkv_BLE):
+        from implicit_llm.kernels import triton_attention
+
+        return triton_attention.rotated_heads(qkv_BLE, injection_BLE, rope, heads)
+    return torch_attention.rotated_heads(qkv_BLE, injection_BLE, rope, heads)
+
+
+class Room(NamedTuple):
+    """Keys and values (B, H, S, P), written in place where a block's tokens lie.
+
+    position is an integer tensor on their device, so that a captured graph serves every block; seen (L, S) says which
+    keys each token sees, and is made anew if it is not given.
+    """
+
+    keys_BHSP: Tensor
+    values_BHSP: Tensor
+    position_L: Tensor
+    seen_LS: Tensor | None = None
+
+
+def room_attention(qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], room: Room) -> Tensor:
+    """Causal attention (B, L, H P) of a block to what lies in the room before it and to itself, which is written there.
+
+    Args: qkv, injection and rope as for `rotated_heads`. Without gradient.
+    """
+    kept_BHSP = (room.keys_BHSP, room.values_BHSP)
+    if selection.room_attention_runs_on_triton(qkv_BLE, kept_BHSP):
+        from implicit_llm.kernels import triton_attention
+
+        return triton_attention.token_attention(qkv_BLE, injection_BLE, rope, kept_BHSP, room.position_L)
+    qkv_BHLP = rotated_heads(qkv_BLE, injection_BLE, rope, kept_BHSP[0].shape[1])
+    seen_LS = room.seen_LS
+    if seen_LS is None:
+        seen_LS = torch_attention.seen_in_room(room.position_L, kept_BHSP[0].shape[2])
+    out_BHLP = torch_attention.write_and_attend(qkv_BHLP, kept_BHSP, room.position_L, seen_LS)
+    return out_BHLP.transpose(1, 2).flatten(2)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up (..., M) of gate and up side by side (..., 2 M), in their dtype."""
+    if selection.swiglu_runs_on_triton(gate_up):
+        from implicit_llm.kernels import triton_swiglu
+
+        return triton_swiglu.swiglu(gate_up)
+    return torch_attention.swiglu(gate_up)

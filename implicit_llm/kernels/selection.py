@@ -158,6 +158,26 @@ def judge_runs_on_triton(z_BLD: Tensor, valid_BL: Tensor | None, stop: str) -> b
     return _unfit(z_BLD) is None and z_BLD[0].numel() <= MAX_JUDGED
 
 
+def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tensor]) -> bool:
+    """The one kernel between the projections of an attention layer: a single token, without gradient."""
+    if selected_kernels() == "torch" or torch.is_grad_enabled() or qkv_BLE.shape[1] != 1:
+        return False
+    reason = _unfit(qkv_BLE)
+    if reason is None and room_BHSP[0].shape[3] > MAX_WIDTH:
+        reason = f"heads wider than {MAX_WIDTH}"
+    if reason is None and not all(kept.is_contiguous() for kept in room_BHSP):
+        reason = "room for keys in pieces"
+    return _decide("attention", reason)
+
+
+def rotation_runs_on_triton(qkv_BLE: Tensor) -> bool:
+    return selected_kernels() != "torch" and _decide("rotation", _unfit(qkv_BLE))
+
+
+def swiglu_runs_on_triton(gate_up: Tensor) -> bool:
+    return selected_kernels() != "torch" and _decide("swiglu", _unfit(gate_up))
+
+
 def softmax_runs_on_triton(logits_TU: Tensor) -> bool:
     return selected_kernels() != "torch" and _decide("softmax", _unfit(logits_TU))
 

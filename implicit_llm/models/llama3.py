@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from implicit_llm.kernels.operations import rms_norm
+from implicit_llm.kernels.operations import Room, rms_norm, room_attention, rotated_heads, swiglu
 from implicit_llm.models.configuration import ImplicitLlama3Config
 from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.projection import NormedWeight
@@ -33,13 +33,6 @@ def rope_tables(position_ids_BL: Tensor, head_dim: int, theta: float, dtype: tor
     exponents = torch.arange(0, head_dim, 2, device=position_ids_BL.device, dtype=torch.float32) / head_dim
     angles = position_ids_BL.float().unsqueeze(-1) * theta**-exponents
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(t_BLHP: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (i, i + P/2) of each head by their angle."""
-    cos, sin = rope[0].unsqueeze(2), rope[1].unsqueeze(2)
-    first, second = t_BLHP.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(t_BLHP.dtype)
 
 
 def residual_scale(config: ImplicitLlama3Config) -> float:
@@ -64,51 +57,19 @@ class Attention(nn.Module):
         self, u_BLD: Tensor, weights: Llama3Weights, x: StackInput, state: LayerState | None, return_state: bool
     ) -> tuple[Tensor, LayerState | None]:
         """Attend to the block and what precedes it. state: keys and values (B, H, S, P) of the earlier tokens."""
-        batch, length, width = u_BLD.shape
-        if x.injection_BLE is None:
-            qkv = F.linear(u_BLD, weights.qkv_ED)
-        else:
-            flat = torch.addmm(x.injection_BLE.flatten(0, 1), u_BLD.flatten(0, 1), weights.qkv_ED.t())
-            qkv = flat.view(batch, length, -1)
         assert x.rope is not None
-        q, k, v = (part.view(batch, length, self.heads, self.head_dim) for part in qkv.split(width, dim=-1))
-        q, k, v = rotate(q, x.rope).transpose(1, 2), rotate(k, x.rope).transpose(1, 2), v.transpose(1, 2)
-        mask = attention_mask(x, length, q.device)
-        position = None if x.prefix is None else x.prefix.position
-        if state is not None and position is not None:  # room for them is there
-            k, v = (
-                state[0].index_copy_(2, position, k.to(state[0].dtype)),
-                state[1].index_copy_(2, position, v.to(state[1].dtype)),
-            )
-        elif state is not None:
-            k, v = torch.cat([state[0], k], dim=2), torch.cat([state[1], v], dim=2)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and length > 1)
-        out_BLD = F.linear(out.transpose(1, 2).reshape(batch, length, width), weights.o_proj_DD)
-        return out_BLD, (k, v) if return_state else None
-
-
-def attention_mask(x: StackInput, length: int, device: torch.device) -> Tensor | None:
-    """Which keys a query sees, (1 or B, 1, L, S + L); None where plain causal attention says the same.
-
-    A padded query sees itself, so that its softmax stays finite; nothing reads the result.
-    """
-    if x.prefix is not None and x.prefix.position is not None:  # one token; what follows it in the room does not count
-        return (torch.arange(x.prefix.room or 0, device=device) <= x.prefix.position)[None, None, None]
-    before = 0 if x.prefix is None else x.prefix.length
-    prefix_valid = None if x.prefix is None else x.prefix.valid_BS
-    if x.valid_BL is None and prefix_valid is None:
-        if before == 0 or length == 1:
-            return None
-        mask = torch.ones(length, before + length, dtype=torch.bool, device=device).tril(before)
-        return mask[None, None]
-    batch = len(x.valid_BL if x.valid_BL is not None else prefix_valid)  # type: ignore[arg-type]
-    old = torch.ones(batch, before, dtype=torch.bool, device=device) if prefix_valid is None else prefix_valid
-    new = torch.ones(batch, length, dtype=torch.bool, device=device) if x.valid_BL is None else x.valid_BL
-    causal = torch.ones(length, before + length, dtype=torch.bool, device=device).tril(before)
-    itself = torch.zeros(length, before + length, dtype=torch.bool, device=device)
-    itself[:, before:].fill_diagonal_(True)
-    keys = torch.cat([old, new], dim=1)[:, None]
-    return ((causal & keys) | itself)[:, None]
+        qkv_BLE = F.linear(u_BLD, weights.qkv_ED)
+        if state is not None and x.prefix is not None and x.prefix.position is not None:  # room for them is there
+            room = Room(state[0], state[1], x.prefix.position, x.prefix.seen_LS)
+            out_BLD = room_attention(qkv_BLE, x.injection_BLE, x.rope, room)
+        else:
+            q, k, v = rotated_heads(qkv_BLE, x.injection_BLE, x.rope, self.heads)
+            if state is not None:
+                k, v = torch.cat([state[0], k], dim=2), torch.cat([state[1], v], dim=2)
+            mask, is_causal = x.attention_mask, x.attention_mask is None and q.shape[2] > 1
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+            out_BLD, state = out.transpose(1, 2).flatten(2), (k, v)
+        return F.linear(out_BLD, weights.o_proj_DD), state if return_state else None
 
 
 class Mlp(nn.Module):
@@ -123,8 +84,7 @@ class Mlp(nn.Module):
         self.down_proj = NormedWeight(narrow, bias=False, weight_norm=config.has_weight_norm, init_scale=scale)
 
     def forward(self, u_BLD: Tensor, weights: Llama3Weights) -> Tensor:
-        gate, up = F.linear(u_BLD, weights.gate_up_MD).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, weights.down_DM)
+        return F.linear(swiglu(F.linear(u_BLD, weights.gate_up_MD)), weights.down_DM)
 
 
 class Llama3Layer(nn.Module):

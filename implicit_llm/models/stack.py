@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ LayerState = tuple[Tensor, ...]  # one layer's converged state, every tensor wit
 class Prefix:
     """Converged state of the tokens before a block: per layer its tensors; which of those tokens are padding.
 
-    room: keys and values lie in tensors for so many tokens, of which the first `length` count; position: that length
-    on the device.
+    room: keys and values lie in tensors for so many tokens, of which the first `length` count; position: where the
+    block's tokens go, on the device; seen: which keys of the room they see, (L, room), if it is known.
     """
 
     layers: tuple[LayerState, ...]
@@ -28,6 +29,7 @@ class Prefix:
     valid_BS: Tensor | None = None
     room: int | None = None
     position: Tensor | None = None
+    seen_LS: Tensor | None = None
 
     def without_room(self) -> Prefix:
         """The same in tensors of the prefix's own length, as everything but a token graph wants it."""
@@ -60,6 +62,30 @@ class StackInput:
     rope: tuple[Tensor, Tensor] | None = None
     prefix: Prefix | None = None
 
+    @cached_property
+    def attention_mask(self) -> Tensor | None:
+        """Which keys a query sees, (1 or B, 1, L, S + L); None where plain causal attention says the same.
+
+        A padded query sees itself, so that its softmax stays finite; nothing reads the result.
+        """
+        assert self.rope is not None
+        length, device = self.rope[0].shape[1], self.rope[0].device
+        before = 0 if self.prefix is None else self.prefix.length
+        prefix_valid = None if self.prefix is None else self.prefix.valid_BS
+        is_padded = self.valid_BL is not None or prefix_valid is not None
+        if not is_padded and (before == 0 or length == 1):
+            return None
+        causal = torch.ones(length, before + length, dtype=torch.bool, device=device).tril(before)
+        if not is_padded:
+            return causal[None, None]
+        batch = len(self.valid_BL if self.valid_BL is not None else prefix_valid)  # type: ignore[arg-type]
+        old = torch.ones(batch, before, dtype=torch.bool, device=device) if prefix_valid is None else prefix_valid
+        new = torch.ones(batch, length, dtype=torch.bool, device=device) if self.valid_BL is None else self.valid_BL
+        itself = torch.zeros(length, before + length, dtype=torch.bool, device=device)
+        itself[:, before:].fill_diagonal_(True)
+        keys = torch.cat([old, new], dim=1)[:, None]
+        return ((causal & keys) | itself)[:, None]
+
     def _map(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         masks = None if self.dropout_masks is None else tuple(change(mask) for mask in self.dropout_masks)
         return {
@@ -78,8 +104,10 @@ class StackInput:
 
     def block(self, start: int, end: int, prefix: Prefix | None) -> StackInput:
         """The input of tokens start to end, after `prefix`."""
-        rope = None if self.rope is None else (self.rope[0][:, start:end], self.rope[1][:, start:end])
-        # Contiguous, or every iteration would copy its injection before it adds to it.
+        # Contiguous, or kernels would copy injection and tables in every iteration.
+        rope = self.rope
+        if rope is not None:
+            rope = rope[0][:, start:end].contiguous(), rope[1][:, start:end].contiguous()
         return replace(self, **self._map(lambda t: t[:, start:end].contiguous()), rope=rope, prefix=prefix)
 
     def extend_prefix(self, layers: tuple[LayerState, ...], length: int) -> Prefix:

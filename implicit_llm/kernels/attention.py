@@ -1,0 +1,50 @@
+"""Rotary positions, attention in a room for keys, and SwiGLU in plain PyTorch.
+
+Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `E` 3 H P (query, key, value).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def rotate(t_BLHP: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn the pairs (i, i + P/2) of each head by their angle."""
+    cos, sin = rope[0].unsqueeze(2), rope[1].unsqueeze(2)
+    first, second = t_BLHP.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(t_BLHP.dtype)
+
+
+def rotated_heads(
+    qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `kernels.operations.rotated_heads`."""
+    if injection_BLE is not None:
+        qkv_BLE = (qkv_BLE + injection_BLE).to(qkv_BLE.dtype)
+    batch, length, columns = qkv_BLE.shape
+    q, k, v = (part.view(batch, length, heads, -1) for part in qkv_BLE.split(columns // 3, dim=-1))
+    return rotate(q, rope).transpose(1, 2), rotate(k, rope).transpose(1, 2), v.transpose(1, 2)
+
+
+def seen_in_room(position_L: Tensor, room: int) -> Tensor:
+    """Which keys of the room a block's tokens see, (L, S): those up to their own."""
+    return torch.arange(room, device=position_L.device) <= position_L[:, None]
+
+
+def write_and_attend(
+    qkv_BHLP: tuple[Tensor, Tensor, Tensor], room_BHSP: tuple[Tensor, Tensor], position_L: Tensor, seen_LS: Tensor
+) -> Tensor:
+    """Write keys and values into the room at their positions; what attends to it, (B, H, L, P)."""
+    q, k, v = qkv_BHLP
+    keys, values = room_BHSP
+    keys.index_copy_(2, position_L, k.to(keys.dtype))
+    values.index_copy_(2, position_L, v.to(values.dtype))
+    return F.scaled_dot_product_attention(q, keys.to(q.dtype), values.to(q.dtype), attn_mask=seen_LS)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """As `kernels.operations.swiglu`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up

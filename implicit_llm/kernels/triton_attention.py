@@ -1,0 +1,226 @@
+"""Rotary positions, and the attention of one token, in one kernel each. Imported where Triton kernels run.
+
+The solver evaluates a token many times at the same place: query, key and value are rotated, the key and value written
+into the room of the cache, and the attention over what is in it computed, all by one program for each head of each
+sequence. It reads the position from the device, so that a captured graph serves every token, and no more keys than
+there are. Longer blocks go through `rotated_heads`, also with gradient, and PyTorch's attention.
+The plain PyTorch twin is `kernels.attention`.
+
+Shapes: `B` batch, `L` length, `S` room for keys, `D` model, `H` heads, `P` head width, `E` 3 D (query, key, value).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK_KEYS = 64
+TOKEN_WARPS = 4
+ROPE_ENTRIES = 8  # a thread's of each tile: 16 bytes of bf16, the widest load there is
+MAX_WARPS = 8
+
+
+def token_attention(
+    qkv_B1E: Tensor,
+    injection_B1E: Tensor | None,
+    rope: tuple[Tensor, Tensor],
+    room_BHSP: tuple[Tensor, Tensor],
+    position_1: Tensor,
+) -> Tensor:
+    """As `kernels.operations.room_attention`, for one token and without gradient; the room is contiguous."""
+    batch, _, columns = qkv_B1E.shape
+    _, heads, size, width = room_BHSP[0].shape
+    qkv_B1E = qkv_B1E.contiguous()
+    out_B1D = qkv_B1E.new_empty(batch, 1, columns // 3)
+    injection = qkv_B1E if injection_B1E is None else injection_B1E.contiguous()
+    cos, sin = (table.contiguous() for table in rope)
+    rope_stride = 0 if len(cos) == 1 else width // 2
+    _token_kernel[(heads, batch)](
+        qkv_B1E, injection, cos, sin, *room_BHSP, position_1, out_B1D,
+        heads, size, rope_stride, math.log2(math.e) / math.sqrt(width),
+        P=width, WIDTH=triton.next_power_of_2(width), KEYS=BLOCK_KEYS, HAS_INJECTION=injection_B1E is not None,
+        num_warps=TOKEN_WARPS,
+    )  # fmt: skip
+    return out_B1D
+
+
+@triton.jit
+def _entries(row_ptr, injection_ptr, at, is_inside, HAS_INJECTION: tl.constexpr):
+    """Some entries of a row of query, key and value, in fp32."""
+    entries = tl.load(row_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
+    if HAS_INJECTION:
+        entries += tl.load(injection_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
+    return entries
+
+
+@triton.jit
+def _token_kernel(
+    qkv_ptr, injection_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, position_ptr, out_ptr,
+    heads, room, rope_stride, scale,
+    P: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, HAS_INJECTION: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    sequence = tl.program_id(1).to(tl.int64)
+    position = tl.load(position_ptr).to(tl.int32)
+    model = heads * P
+    qkv_ptr += sequence * 3 * model + head * P
+    injection_ptr += sequence * 3 * model + head * P
+    keys_ptr += (sequence * heads + head) * room * P
+    values_ptr += (sequence * heads + head) * room * P
+    of_P = tl.arange(0, WIDTH)
+    is_P = of_P < P
+    is_first = of_P < P // 2
+    partner = tl.where(is_first, of_P + P // 2, of_P - P // 2)
+    at_angle = sequence * rope_stride + tl.where(is_first, of_P, partner)
+    cos = tl.load(cos_ptr + at_angle, mask=is_P, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + at_angle, mask=is_P, other=0.0).to(tl.float32)
+    sin = tl.where(is_first, -sin, sin)
+    query = _entries(qkv_ptr, injection_ptr, of_P, is_P, HAS_INJECTION) * cos
+    query += _entries(qkv_ptr, injection_ptr, partner, is_P, HAS_INJECTION) * sin
+    key = _entries(qkv_ptr, injection_ptr, model + of_P, is_P, HAS_INJECTION) * cos
+    key += _entries(qkv_ptr, injection_ptr, model + partner, is_P, HAS_INJECTION) * sin
+    value = _entries(qkv_ptr, injection_ptr, 2 * model + of_P, is_P, HAS_INJECTION)
+    # The new key and value count as they are kept, from registers; the loop reads only what was there before.
+    key, value = key.to(keys_ptr.dtype.element_ty), value.to(values_ptr.dtype.element_ty)
+    tl.store(keys_ptr + position * P + of_P, key, mask=is_P)
+    tl.store(values_ptr + position * P + of_P, value, mask=is_P)
+    query *= scale  # of the logarithm to base 2
+    # Every row of a block has a softmax of its own, so that rows meet only at the end. The new token starts them all,
+    # which keeps them finite, and counts in the first.
+    rows = tl.arange(0, KEYS)
+    top = tl.zeros((KEYS,), dtype=tl.float32) + tl.sum(query * key.to(tl.float32), axis=0)
+    total = tl.where(rows == 0, 1.0, 0.0)
+    mixed = tl.where(rows == 0, 1.0, 0.0)[:, None] * value.to(tl.float32)[None, :]
+    for start in range(0, position, KEYS):
+        row = start + rows
+        is_there = row < position
+        at = row[:, None] * P + of_P[None, :]
+        mask = is_there[:, None] & is_P[None, :]
+        old_keys = tl.load(keys_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        old_values = tl.load(values_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        score = tl.where(is_there, tl.sum(old_keys * query[None, :], axis=1), -float("inf"))
+        new_top = tl.maximum(top, score)
+        shrink = tl.exp2(top - new_top)
+        weight = tl.exp2(score - new_top)
+        total = total * shrink + weight
+        mixed = mixed * shrink[:, None] + old_values * weight[:, None]
+        top = new_top
+    share = tl.exp2(top - tl.max(top, axis=0))
+    out = tl.sum(mixed * share[:, None], axis=0) / tl.sum(total * share, axis=0)
+    tl.store(out_ptr + sequence * model + head * P + of_P, out.to(out_ptr.dtype.element_ty), mask=is_P)
+
+
+def rotated_heads(
+    qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `kernels.operations.rotated_heads`."""
+    found: tuple[Tensor, Tensor, Tensor] = _RotatedHeads.apply(qkv_BLE, injection_BLE, *rope, heads)
+    return found
+
+
+class _RotatedHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, qkv_BLE: Tensor, injection_BLE: Tensor | None, cos: Tensor, sin: Tensor, heads: int
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos, sin)
+        ctx.injection_dtype = None if injection_BLE is None else injection_BLE.dtype
+        given = _by_head(qkv_BLE.contiguous(), heads)
+        # The value only moves where something is added to it.
+        turned = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in given[: _count(injection_BLE)]]
+        _turn(given, tuple(turned), (cos, sin), injection_BLE)
+        q, k, v = (*turned, *given[len(turned) :])
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads_BHLP: Tensor) -> tuple[Tensor | None, ...]:
+        given = [grad.transpose(1, 2) for grad in grads_BHLP]
+        if given[0].stride(3) != 1 or len({grad.stride() for grad in given}) > 1:
+            given = [grad.contiguous() for grad in given]
+        batch, length, heads, width = given[0].shape
+        gradient_BLE = given[0].new_empty(batch, length, 3 * heads * width)
+        _turn(tuple(given), _by_head(gradient_BLE, heads), ctx.saved_tensors, is_backward=True)
+        of_injection = None if ctx.injection_dtype is None else gradient_BLE.to(ctx.injection_dtype)
+        return gradient_BLE, of_injection, None, None, None
+
+
+def _count(injection_BLE: Tensor | None) -> int:
+    return 2 if injection_BLE is None else 3
+
+
+def _by_head(qkv_BLE: Tensor, heads: int) -> tuple[Tensor, ...]:
+    """Views (B, L, H, P) of query, key and value."""
+    return qkv_BLE.view(*qkv_BLE.shape[:2], 3, heads, -1).unbind(2)
+
+
+def _turn(
+    given: tuple[Tensor, ...],
+    turned: tuple[Tensor, ...],
+    rope: tuple[Tensor, ...],
+    injection_BLE: Tensor | None = None,
+    *,
+    is_backward: bool = False,
+) -> None:
+    """Add the injection, rotate query and key (B, L, H, P), or back; the value comes along if `turned` has room for it.
+
+    The tensors of `given` lie alike, those of an injection too; and those of `turned`.
+    """
+    batch, length, heads, width = given[0].shape
+    cos, sin = (table.contiguous() for table in rope)
+    columns, rows = triton.next_power_of_2(width // 2), triton.next_power_of_2(heads)
+    if batch * length == 0:
+        return
+    _turn_kernel[(batch * length,)](
+        *given, given[0] if injection_BLE is None else injection_BLE.contiguous(), *turned[:2], turned[-1], cos, sin,
+        *given[0].stride()[:3], *turned[0].stride()[:3], length, heads, 0 if len(cos) == 1 else length * width // 2,
+        HALF=width // 2, COLUMNS=columns, HEADS=rows,
+        HAS_INJECTION=injection_BLE is not None, HAS_VALUE=len(turned) == 3, IS_BACKWARD=is_backward,
+        num_warps=min(max(rows * columns // (32 * ROPE_ENTRIES), 1), MAX_WARPS),
+    )  # fmt: skip
+
+
+@triton.jit
+def _turn_kernel(
+    q_ptr, k_ptr, v_ptr, injection_ptr, to_q_ptr, to_k_ptr, to_v_ptr, cos_ptr, sin_ptr,
+    from_B, from_L, from_H, to_B, to_L, to_H, length, heads, rope_stride,
+    HALF: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr,
+    HAS_INJECTION: tl.constexpr, HAS_VALUE: tl.constexpr, IS_BACKWARD: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    sequence, place = token // length, token % length
+    head, column = tl.arange(0, HEADS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    at_angle = sequence * rope_stride + place * HALF + column
+    cos = tl.load(cos_ptr + at_angle, mask=column < HALF, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + at_angle, mask=column < HALF, other=0.0).to(tl.float32)
+    if IS_BACKWARD:
+        sin = -sin
+    is_inside = (head < heads) & (column < HALF)
+    at = sequence * from_B + place * from_L + head * from_H + column
+    to = sequence * to_B + place * to_L + head * to_H + column
+    part = heads * 2 * HALF
+    q_first, q_second = _halves(q_ptr, injection_ptr, at, is_inside, HALF, HAS_INJECTION)
+    _store_halves(to_q_ptr + to, q_first * cos - q_second * sin, q_second * cos + q_first * sin, is_inside, HALF)
+    k_first, k_second = _halves(k_ptr, injection_ptr + part, at, is_inside, HALF, HAS_INJECTION)
+    _store_halves(to_k_ptr + to, k_first * cos - k_second * sin, k_second * cos + k_first * sin, is_inside, HALF)
+    if HAS_VALUE:
+        v_first, v_second = _halves(v_ptr, injection_ptr + 2 * part, at, is_inside, HALF, HAS_INJECTION)
+        _store_halves(to_v_ptr + to, v_first, v_second, is_inside, HALF)
+
+
+@triton.jit
+def _halves(heads_ptr, injection_ptr, at, is_inside, HALF: tl.constexpr, HAS_INJECTION: tl.constexpr):
+    first = _entries(heads_ptr, injection_ptr, at, is_inside, HAS_INJECTION)
+    return first, _entries(heads_ptr, injection_ptr, at + HALF, is_inside, HAS_INJECTION)
+
+
+@triton.jit
+def _store_halves(to_ptr, first, second, is_inside, HALF: tl.constexpr):
+    kind = to_ptr.dtype.element_ty
+    tl.store(to_ptr, first.to(kind), mask=is_inside)
+    tl.store(to_ptr + HALF, second.to(kind), mask=is_inside)

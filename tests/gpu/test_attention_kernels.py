@@ -1,0 +1,157 @@
+"""The kernels around the attention of a Llama block against their plain PyTorch twins in fp64 over a grid of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from implicit_llm.kernels import attention, operations
+from implicit_llm.kernels.operations import Room
+from implicit_llm.kernels.selection import kernels
+from implicit_llm.models.configuration import ImplicitLlama3Config
+from implicit_llm.models.llama3 import rope_tables
+from tests.unit.kernels.reference import relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+HEADS = [(1, 64), (3, 24), (12, 64), (4, 16), (2, 96), (2, 128)]  # heads and their width
+
+
+@pytest.fixture(autouse=True)
+def _triton() -> object:
+    torch.manual_seed(0)
+    with kernels("triton"):
+        yield
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+def tables(length: int, width: int, start: int = 0, batch: int = 1) -> tuple[Tensor, Tensor]:
+    """Rotary tables of consecutive positions, of each sequence its own if there are several."""
+    positions = start + torch.arange(length, device="cuda") + torch.arange(batch, device="cuda")[:, None]
+    return rope_tables(positions, width, ImplicitLlama3Config.rope_theta, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("has_injection", [False, True])
+@pytest.mark.parametrize("sizes", HEADS, ids=str)
+@pytest.mark.parametrize("position", [0, 1, 63, 64, 65, 299])
+@torch.no_grad()
+def test_a_token_in_one_kernel_equals_the_plain_attention(
+    position: int, sizes: tuple[int, int], has_injection: bool, dtype: torch.dtype
+) -> None:
+    (heads, width), batch, room = sizes, 3, 300
+    qkv = normal(batch, 1, 3 * heads * width, dtype=dtype)
+    injection = normal(batch, 1, 3 * heads * width, dtype=dtype) if has_injection else None
+    # What follows the token in the room is not zero, and must not count.
+    kept = [normal(batch, heads, room, width, dtype=dtype) for _ in range(2)]
+    exact = [t.double() for t in kept]
+    at = torch.tensor([position], device="cuda")
+    for rope in (tables(1, width, position), tables(1, width, position, batch)):
+        found = operations.room_attention(qkv, injection, rope, Room(*kept, at))
+        with kernels("torch"):
+            wide = None if injection is None else injection.double()
+            expected = operations.room_attention(qkv.double(), wide, rope, Room(*exact, at))
+        assert (found.dtype, found.shape) == (dtype, expected.shape)
+        for mine, other in zip((found, *kept), (expected, *exact), strict=True):
+            assert relative_error(mine, other) < TOLERANCE[dtype]
+
+
+@torch.no_grad()
+def test_a_captured_token_reads_its_position_from_the_device() -> None:
+    heads, width, room = 4, 64, 200
+    qkv, at = normal(2, 1, 3 * heads * width), torch.zeros(1, dtype=torch.long, device="cuda")
+    kept = [torch.zeros(2, heads, room, width, device="cuda") for _ in range(2)]
+    exact = [torch.zeros_like(t) for t in kept]
+    rope = tables(1, width)
+    operations.room_attention(qkv, None, rope, Room(*kept, at))  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = operations.room_attention(qkv, None, rope, Room(*kept, at))
+    for position in (0, 1, 2, 150):
+        qkv.normal_()
+        at.fill_(position)
+        graph.replay()
+        with kernels("torch"):
+            expected = operations.room_attention(qkv, None, rope, Room(*exact, at))
+        assert relative_error(found, expected) < TOLERANCE[torch.float32]
+
+
+@torch.no_grad()
+def test_a_block_in_a_room_equals_its_tokens_one_by_one() -> None:
+    heads, width, room, length = 4, 64, 40, 7
+    qkv = normal(2, length, 3 * heads * width)
+    kept = [[torch.zeros(2, heads, room, width, device="cuda") for _ in range(2)] for _ in range(2)]
+    positions = torch.arange(length, device="cuda")
+    whole = operations.room_attention(qkv, None, tables(length, width), Room(*kept[0], positions))
+    single = [
+        operations.room_attention(qkv[:, t : t + 1], None, tables(1, width, t), Room(*kept[1], positions[t : t + 1]))
+        for t in range(length)
+    ]
+    assert relative_error(torch.cat(single, dim=1), whole) < TOLERANCE[torch.float32]
+    for mine, other in zip(kept[1], kept[0], strict=True):
+        assert relative_error(mine, other) < TOLERANCE[torch.float32]
+
+
+def outcome(function: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor]) -> dict[str, Tensor]:
+    """Outputs and gradients by name, for fixed gradients of the outputs."""
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    outputs = function(*leaves)
+    given = [torch.linspace(-2, 2, t.numel(), device="cuda").bfloat16().to(t.dtype).view(t.shape) for t in outputs]
+    gradients = torch.autograd.grad(outputs, leaves, given)
+    named = {f"output {i}": t.detach() for i, t in enumerate(outputs)}
+    return named | {f"gradient {i}": t for i, t in enumerate(gradients)}
+
+
+def assert_equals_fp64(
+    mine: Callable[..., tuple[Tensor, ...]], plain: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor]
+) -> None:
+    dtype = inputs[0].dtype
+    found, expected = outcome(mine, inputs), outcome(plain, [t.double() for t in inputs])
+    errors = {name: relative_error(found[name], other) for name, other in expected.items()}
+    assert {t.dtype for t in found.values()} == {dtype}
+    assert max(errors.values()) < TOLERANCE[dtype], errors
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("has_injection", [False, True])
+@pytest.mark.parametrize("sizes", HEADS, ids=str)
+@pytest.mark.parametrize(("batch", "length", "tables_of"), [(1, 1, 1), (3, 5, 1), (2, 33, 2)])
+def test_rotated_heads_and_their_gradients_equal_the_plain_ones(
+    batch: int, length: int, tables_of: int, sizes: tuple[int, int], has_injection: bool, dtype: torch.dtype
+) -> None:
+    heads, width = sizes
+    rope = tables(length, width, 17, tables_of)
+    inputs = [normal(batch, length, 3 * heads * width, dtype=dtype) for _ in range(1 + has_injection)]
+
+    def mine(qkv: Tensor, injection: Tensor | None = None) -> tuple[Tensor, ...]:
+        return operations.rotated_heads(qkv, injection, rope, heads)
+
+    def plain(qkv: Tensor, injection: Tensor | None = None) -> tuple[Tensor, ...]:
+        return attention.rotated_heads(qkv, injection, rope, heads)
+
+    assert_equals_fp64(mine, plain, inputs)
+
+
+def test_rotation_takes_gradients_of_any_layout() -> None:
+    heads, width = 4, 32
+    qkv, rope = normal(2, 6, 3 * heads * width).requires_grad_(), tables(6, width)
+    given = [normal(2, 6, heads, width).transpose(1, 2), normal(2, heads, 6, width), normal(2, heads, width, 6).mT]
+    (mine,) = torch.autograd.grad(operations.rotated_heads(qkv, None, rope, heads), qkv, given)
+    (plain,) = torch.autograd.grad(attention.rotated_heads(qkv, None, rope, heads), qkv, given)
+    assert relative_error(mine, plain) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 8), (3, 5, 96), (2, 7, 4096), (300, 2, 1000), (2, 130, 5504)], ids=str)
+def test_swiglu_and_its_gradient_equal_the_plain_ones(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    wide = [normal(*shape, dtype=dtype) * 3]
+    assert_equals_fp64(lambda t: (operations.swiglu(t),), lambda t: (attention.swiglu(t),), wide)
