@@ -19,10 +19,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
 SMALL = {"vocab_size": 97, "hidden_size": 128, "num_hidden_layers": 2}
-MAMBA = ImplicitMamba2Config(**SMALL, head_dim=32, state_size=32)
+MAMBA = ImplicitMamba2Config(**SMALL, head_dim=64, state_size=128)
 LLAMA = ImplicitLlama3Config(**SMALL, num_attention_heads=4, intermediate_size=192)
-EXPLICIT = ImplicitMamba2Config(**SMALL, head_dim=32, state_size=32, is_implicit=False)
-DROPOUT = ImplicitMamba2Config(**SMALL, head_dim=32, state_size=32, dropout=0.2)
+EXPLICIT = ImplicitMamba2Config(**SMALL, head_dim=64, state_size=128, is_implicit=False)
+DROPOUT = ImplicitMamba2Config(**SMALL, head_dim=64, state_size=128, dropout=0.2)
 FREE = {"mode": "fixed_point", "max_iter": 20, "phantom_steps": 2, "tol": 0.01}
 CASES = {
     "explicit": (EXPLICIT, {}),
