@@ -35,7 +35,7 @@ def render_card(template: str, head: ModelCardData, values: Mapping[str, Any]) -
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=False,  # Markdown
+        autoescape=False,  # noqa: S701  (Markdown, not HTML)
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -111,12 +111,14 @@ def clean_name(name: str, model_type: str) -> str:
 def read_published_weights(directory: Path, model_type: str) -> dict[str, Tensor]:
     """All weights of a published directory under our names; plain files or shards, never unpickling code.
 
-    Raises: FileNotFoundError naming the files looked for.
+    Raises: FileNotFoundError naming the files looked for; ModelConfigError for an index that leads elsewhere.
     """
     for name in ("model.safetensors", "pytorch_model.bin"):
         index = directory / f"{name}.index.json"
         if index.exists():
             files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if foreign := [file for file in files if Path(file).name != file]:
+                raise ModelConfigError(f"{index}: names {foreign[0]!r}, which is no file of this folder; get it anew")
         elif (directory / name).exists():
             files = [name]
         else:

@@ -17,6 +17,7 @@ from implicit_llm.tracking.kept_runs import KeptRuns
 from implicit_llm.tracking.machine import MachineMonitor
 from implicit_llm.tracking.mlflow_bridge import Bridge, is_complete
 from implicit_llm.tracking.mlflow_store import TrackingError, initialise, prepare_environment
+from implicit_llm.tracking.passwords import without_password
 from implicit_llm.tracking.tracked_run import TrackedInput, TrackedRun
 
 __all__ = ["MlflowWriter", "TrackedInput", "TrackedRun", "TrackingError", "catch_up", "initialise", "open_run"]
@@ -83,7 +84,8 @@ class MlflowWriter:
                     self._bring_late_inputs(self._bridge.run)
                     has_looked_back = True
             except Exception as error:  # whatever it is: the tracker stops no run
-                self._warn(self._bridge, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
+                reason = without_password(f"{type(error).__name__}: {error}")  # MLflow's errors hold the address
+                self._warn(self._bridge, reason.partition("\n")[0][:300])
             if request is not None:
                 request.is_served.set()
                 if request.status is not None:

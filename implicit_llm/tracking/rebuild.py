@@ -12,6 +12,7 @@ from implicit_llm.runs.errors import UserError
 from implicit_llm.tracking.kept_runs import KeptRuns, status_of
 from implicit_llm.tracking.mlflow_bridge import Bridge
 from implicit_llm.tracking.mlflow_store import TrackingError, default_uri, repair
+from implicit_llm.tracking.passwords import without_password
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def rebuild(results: Path) -> Rebuilt:
             Bridge(run).bring(status_of(run))
         except Exception as error:  # one damaged journal is no reason to leave out the others
             reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            log.warning("%s: not brought to MLflow: %s", run.title, reason.partition("\n")[0][:300])
+            log.warning("%s: not brought to MLflow: %s", run.title, without_password(reason).partition("\n")[0][:300])
             failed.append(run.title)
             if len(failed) == len(runs):
                 raise

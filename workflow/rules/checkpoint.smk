@@ -15,5 +15,5 @@ rule import_checkpoint:
     params:
         identity=job.identity("checkpoint"),
     shell:
-        "implicit-llm checkpoint --run-dir results/{wildcards.config}/checkpoint/{wildcards.peer}"
+        "implicit-llm checkpoint --run-dir results/{wildcards.config:q}/checkpoint/{wildcards.peer:q}"
         " --identity {params.identity:q} --log {log:q}"

@@ -18,7 +18,7 @@ rule word_problem_data:
         identity=job.identity("data"),
         inputs=job.inputs("data"),
     shell:
-        "implicit-llm data --run-dir results/{wildcards.config}/data/{wildcards.data}"
+        "implicit-llm data --run-dir results/{wildcards.config:q}/data/{wildcards.data:q}"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q} --threads {threads}"
 
 

@@ -24,10 +24,10 @@ rule evaluate_word_problem:
         inputs=job.inputs("evaluate"),
         kind=job.kind("evaluate"),
     shell:
-        "implicit-llm evaluate {params.kind}"
-        " --run-dir results/{wildcards.config}/evaluate/{wildcards.run}/{wildcards.phase}/{wildcards.evaluation}"
+        "implicit-llm evaluate {params.kind:q}"
+        " --run-dir results/{wildcards.config:q}/evaluate/{wildcards.run:q}/{wildcards.phase:q}/{wildcards.evaluation:q}"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
-        " --threads {threads} --device {resources.device} --batch-size {resources.batch_size}"
+        " --threads {threads} --device {resources.device:q} --batch-size {resources.batch_size:q}"
 
 
 # Accuracy on the questions of windows of the training length: the smallest of the evaluations.

@@ -17,6 +17,6 @@ rule preflight:
     params:
         checkpoint_bytes=job.largest_checkpoint_bytes(),
     shell:
-        "implicit-llm preflight --hardware {wildcards.hardware} --results results/{wildcards.config}"
-        " --device {resources.device} --kernels {resources.kernels} --checkpoint-bytes {params.checkpoint_bytes}"
+        "implicit-llm preflight --hardware {wildcards.hardware:q} --results results/{wildcards.config:q}"
+        " --device {resources.device:q} --kernels {resources.kernels:q} --checkpoint-bytes {params.checkpoint_bytes:q}"
         " --report {output.report:q} > {log:q} 2>&1"

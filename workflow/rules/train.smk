@@ -33,12 +33,12 @@ rule train_word_problem:
         identity=job.identity("train"),
         inputs=job.inputs("train"),
     shell:
-        "implicit-llm train --run-dir results/{wildcards.config}/train/{wildcards.run}/{wildcards.phase}"
+        "implicit-llm train --run-dir results/{wildcards.config:q}/train/{wildcards.run:q}/{wildcards.phase:q}"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
-        " --nodes {resources.nodes} --processes-per-node {resources.processes_per_node} --threads {threads}"
-        " --device {resources.device} --kernels {resources.kernels} --micro-batch-size {resources.micro_batch_size}"
-        " --gradient-checkpointing {resources.gradient_checkpointing} --cuda-graphs {resources.cuda_graphs}"
-        " --save-every-s {resources.save_every_s} --grace-s {resources.grace_s} --hang-s {resources.hang_s}"
+        " --nodes {resources.nodes:q} --processes-per-node {resources.processes_per_node:q} --threads {threads}"
+        " --device {resources.device:q} --kernels {resources.kernels:q} --micro-batch-size {resources.micro_batch_size:q}"
+        " --gradient-checkpointing {resources.gradient_checkpointing:q} --cuda-graphs {resources.cuda_graphs:q}"
+        " --save-every-s {resources.save_every_s:q} --grace-s {resources.grace_s:q} --hang-s {resources.hang_s:q}"
 
 
 use rule train_word_problem as train_catbabi with:

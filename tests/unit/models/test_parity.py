@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import implicit_llm  # noqa: F401  (registers the models)
+from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.published_layout import clean_name
 
 PARITY = Path(__file__).parents[2] / "data" / "parity"
@@ -135,6 +136,14 @@ def test_pytorch_bin_and_shards_are_read_like_safetensors(name: str, tmp_path: P
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), fixture.model.parameters(), strict=True))
+
+
+def test_an_index_of_shards_leads_to_no_other_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((PARITY / IMPLICIT[0] / "config.json").read_text())
+    weight_map = {"model.embedding": "../elsewhere/pytorch_model.bin"}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ModelConfigError, match=r"index\.json: names '\.\./elsewhere/pytorch_model\.bin'"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_published_config_uses_the_published_stopping_rules() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import socket
 import sqlite3
 import sys
 import time
@@ -88,6 +89,21 @@ def test_a_store_that_does_not_answer_is_waited_for_once(
     while rows(results, "SELECT status FROM runs") != [("FINISHED",)] and time.monotonic() < deadline:
         time.sleep(0.02)
     assert rows(results, LOSS) == [(1, 1.0)]
+
+
+def test_the_password_of_a_server_that_does_not_answer_stays_out_of_the_log(
+    run: TrackedRun, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:hunter2@127.0.0.1:{port}")
+    writer = open_run(run)
+    writer.sync()
+    writer.finish("KILLED")
+    (warning,) = [record.getMessage() for record in caplog.records if "MLflow: " in record.getMessage()]
+    assert f"http://***@127.0.0.1:{port}/" in warning
+    assert "hunter2" not in caplog.text
 
 
 def test_without_mlflow_there_is_no_run_and_no_error(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from tests.unit.workflow.experiments import ExperimentFile
 CASES = [
     ("lengths: [8, 16]", "lenghts: [8, 16]", "data.s3.test: unknown key 'lenghts'; did you mean 'lengths'?"),
     ("name: tiny", "name: Tiny", "name: 'Tiny' is not allowed; give lower-case letters"),
+    ("name: tiny", 'name: "tiny\\n"', r"name: 'tiny\n' is not allowed; give lower-case letters"),
+    ("  implicit:\n", '  "implicit\\n":\n', r"runs: 'implicit\n' is not allowed; give lower-case letters"),
     ("name: tiny", "nam: tiny", "unknown key 'nam'; did you mean 'name'?"),
     ("group: S3", "group: Q3", "data.s3.group: unknown group 'Q3'; use S<n>, A<n> or Z<n>"),
     ("group: S3", "group: S9", "data.s3.group: S9 with monoid 'none' has 362880 tokens, at most 65536 fit uint16"),

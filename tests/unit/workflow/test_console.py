@@ -228,6 +228,14 @@ def test_the_headline_shows_each_mode_and_marks_stale_numbers(
     assert "mlflow ui --backend-store-uri sqlite:///" in out
 
 
+def test_the_headline_keeps_the_password_of_the_store_to_itself(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:hunter2@mlflow.example.org")
+    _, out, _ = run(capsys, "headline", "--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+    assert "MLflow: https://***@mlflow.example.org\n" in out
+
+
 def test_the_headline_of_language_models_shows_mean_and_spread_over_seeds(
     capsys: pytest.CaptureFixture[str], language: ExperimentFile
 ) -> None:

@@ -54,13 +54,14 @@ def rebuild(results: Results = Path("results")) -> None:
 
 
 def _say(done: object) -> None:
+    from implicit_llm.tracking.passwords import without_password
     from implicit_llm.tracking.rebuild import Rebuilt
 
     if not isinstance(done, Rebuilt):
         return
     if done.set_aside is not None:
         typer.echo(f"damaged store: moved to {done.set_aside}")
-    typer.echo(f"{done.uri}: {done.num_runs} runs are there")
+    typer.echo(f"{without_password(done.uri)}: {done.num_runs} runs are there")
     if done.failed:
         typer.echo(f"not brought: {', '.join(done.failed)}; the log says why", err=True)
         raise typer.Exit(1)

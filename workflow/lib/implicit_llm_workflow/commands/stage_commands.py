@@ -90,7 +90,8 @@ def train(
         Switch, typer.Option(help="Recompute activations in the backward pass: less memory, more time.")
     ] = Switch.OFF,
     cuda_graphs: Annotated[
-        Switch, typer.Option(help="On a GPU, start the kernels of a training pass by one call; the numbers are the same.")
+        Switch,
+        typer.Option(help="On a GPU, start the kernels of a training pass by one call; the numbers are the same."),
     ] = Switch.ON,
     tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 matrix products.")] = False,
     progress: Annotated[str, typer.Option(help="auto, bar or log.")] = "auto",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from implicit_llm_workflow.errors import ConfigError
@@ -44,6 +45,7 @@ def nearest(key: str, valid: Iterable[str]) -> str:
 @functools.cache
 def _validator(schema: str, is_partial: bool) -> Any:
     from jsonschema import Draft202012Validator  # imported late: 0.1 s that `implicit-llm --help` need not pay
+    from jsonschema.validators import extend
 
     from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 
@@ -51,7 +53,15 @@ def _validator(schema: str, is_partial: bool) -> Any:
     tree = read_yaml(SCHEMA_DIR / f"{file}.schema.yaml")
     if part:
         tree = {"$ref": f"#/$defs/{part}", "$defs": tree["$defs"]}
-    return Draft202012Validator(_without_required(tree) if is_partial else tree)
+    return extend(Draft202012Validator, {"pattern": _check_pattern})(_without_required(tree) if is_partial else tree)
+
+
+def _check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+    """A `$` is the very end, as JSON Schema means it: Python's also fits before a newline, and names go to a shell."""
+    from jsonschema import ValidationError
+
+    if isinstance(value, str) and not re.search(re.sub(r"\$$", r"\\Z", pattern), value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
 
 
 def _without_required(schema: Any) -> Any:

@@ -20,6 +20,7 @@ from implicit_llm_workflow.experiment_files.data_sets import (
 )
 from implicit_llm_workflow.experiment_files.evaluations import PERPLEXITY, Evaluation
 from implicit_llm_workflow.experiment_files.runs import Run
+from implicit_llm_workflow.library_module import load_library_module
 from implicit_llm_workflow.planning.data_nodes import nodes_of_test_data
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import read_metrics
@@ -64,7 +65,8 @@ def where_to_look(plan: Plan) -> Iterator[str]:
     yield f"report: {page}" if page.is_file() else f"report: not made yet; run snakemake {page}"
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     store = plan.root.parent / "mlflow.db"
-    yield f"MLflow: {uri}" if uri else f"MLflow: mlflow ui --backend-store-uri sqlite:///{store}"
+    shown = load_library_module("tracking/passwords.py").without_password
+    yield f"MLflow: {shown(uri)}" if uri else f"MLflow: mlflow ui --backend-store-uri sqlite:///{store}"
 
 
 def _evaluated(plan: Plan, data: DataSet, evaluation: Evaluation) -> Iterator[Evaluated]:
