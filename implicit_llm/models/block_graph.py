@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from implicit_llm.kernels.attention import seen_in_room
 from implicit_llm.models.capture import Recorder, autocast_dtype
 from implicit_llm.models.stack import Prefix, StackInput
 from implicit_llm.solver.best import Best
@@ -122,7 +123,6 @@ class BlockGraph:
             self._rule = make_rule(stop, solver.tol, is_training=setting.is_training)
             # In evaluation "plain" is damped too, as published.
             self._update = make_update(solver.method if setting.is_training else "damped", solver.tau)
-        self._versions: tuple[int, ...] = ()
         self._capture_all()
 
     @torch.no_grad()
@@ -178,7 +178,7 @@ class BlockGraph:
 
     @torch.no_grad()
     def restart(self, prefix: Prefix | None = None) -> None:
-        """Start anew after `prefix`, of states as large as before; None is the empty state."""
+        """Start anew after `prefix`, which must fit into the room where states grow; None is the empty state."""
         self.length = 0 if prefix is None else prefix.length
         self._position.copy_(torch.arange(self.length, self.length + self.setting.width, device=self._position.device))
         if prefix is None:
@@ -186,15 +186,11 @@ class BlockGraph:
                 state.zero_()
             return
         for state, given in zip(self._states(), (t for layer in prefix.layers for t in layer), strict=True):
-            state.copy_(given)
+            (state if self.room is None else state[:, :, : self.length]).copy_(given)
 
-    @torch.no_grad()
     def refresh_weights(self) -> None:
-        """Take up what an optimizer has made of the parameters since the last time."""
-        versions = self._parameter_versions()
-        if versions != self._versions:
-            self._graphs["refresh"].replay()
-            self._versions = versions
+        """Take up what an optimizer may have made of the parameters."""
+        self._graphs["refresh"].replay()
 
     # ---- the parts
 
@@ -209,7 +205,10 @@ class BlockGraph:
         injection = model.injection(self._embedding) if setting.solver is not None else None
         prefix = None
         if setting.with_state:
-            prefix = Prefix(self._layers, self.length, room=self.room, position=self._position if self.room else None)
+            prefix = Prefix(self._layers, self.length)
+            if self.room is not None:
+                seen = seen_in_room(self._position, self.room) if setting.width > 1 else None
+                prefix = replace(prefix, room=self.room, position=self._position, seen_LS=seen)
         x = StackInput(self._weights, injection, None, self._masks, model.rope(self._position[None]), prefix)
         if setting.solver is None:
             self._open = [_Open(self._position, self._embedding, x)]
@@ -250,7 +249,6 @@ class BlockGraph:
             for state, before in zip(self._states(), kept, strict=True):
                 state.copy_(before)
             self._position.copy_(position)
-        self._versions = self._parameter_versions()
 
     def _parts(self) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "refresh", self._refresh
@@ -273,9 +271,6 @@ class BlockGraph:
 
     def _states(self) -> list[Tensor]:
         return [state for layer in self._layers for state in layer]
-
-    def _parameter_versions(self) -> tuple[int, ...]:
-        return tuple(0 if parameter.is_inference() else parameter._version for parameter in self._model.parameters())
 
     def _with_room(self, state: Tensor) -> Tensor:
         """A copy of a state; of keys and values (B, H, S, P) one with room for the tokens to come."""

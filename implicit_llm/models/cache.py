@@ -52,7 +52,6 @@ class ConvergedStateCache(Cache):
             before = self.prefix.without_room()
             room = before.length + ROOM_TOKENS if model.has_growing_state else None
             self.graph = graph = BlockGraph(setting, model, before, room=room)
-        graph.refresh_weights()
         graph.begin(embedding_B1D)
         stats = None if setting.solver is None else gather_blocks([(1, graph.solve())], 1, positions=False)
         z_B1D = graph.close().clone()

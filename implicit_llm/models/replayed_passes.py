@@ -31,7 +31,7 @@ def can_replay_training(model: ImplicitModel, embedding_BLD: Tensor) -> bool:
             return False
     length = embedding_BLD.shape[1]
     width = solver.block_len or length
-    return width >= length or (length % width == 0 and not model.has_growing_state)
+    return width >= length or length % width == 0
 
 
 @torch.no_grad()
@@ -43,7 +43,8 @@ def training_solve(
     assert solver is not None
     width = min(solver.block_len or length, length)
     by_blocks = width < length
-    graph = _graph_of(model, embedding_BLD[:, :width], None, with_state=by_blocks, has_masks=masks is not None)
+    first, has_masks = embedding_BLD[:, :width], masks is not None
+    graph = _graph_of(model, first, None, with_state=by_blocks, has_masks=has_masks, room_tokens=length)
     parts, blocks = [], []
     for start in range(0, length, width):
         here = slice(start, start + width)
@@ -57,8 +58,7 @@ def can_replay_evaluation(model: ImplicitModel, embedding_BLD: Tensor, width: in
     """Whether an evaluation pass in blocks of `width` tokens without padding can come from graphs, and pays."""
     length = embedding_BLD.shape[1]
     pays = length >= MIN_TOKENS if width == 1 else length >= MIN_BLOCKS * width
-    fits = length % width == 0 and (width == 1 or not model.has_growing_state)
-    return pays and fits and can_replay(model, embedding_BLD)
+    return pays and length % width == 0 and can_replay(model, embedding_BLD)
 
 
 @torch.no_grad()
@@ -89,13 +89,11 @@ def _graph_of(
     """The model's graph, at the beginning of a sequence that follows `prefix`; captured anew where none fits."""
     setting = Setting.of(model, embedding_BWD, with_state=with_state)
     kept = model.sequence_graphs.get(model.training)
-    if kept is None or kept.setting != setting or model.has_growing_state:
+    room = room_tokens + (0 if prefix is None else prefix.length) if with_state and model.has_growing_state else None
+    if kept is None or kept.setting != setting or (kept.room or 0) < (room or 0):
         model.sequence_graphs.pop(model.training, None)
         del kept  # its memory is free before the next is captured
         before = prefix if prefix is not None or not with_state else _empty_prefix(model, embedding_BWD)
-        room = (
-            (0 if prefix is None else prefix.length) + room_tokens if with_state and model.has_growing_state else None
-        )
         kept = BlockGraph(setting, model, before, room=room, has_masks=has_masks)
         model.sequence_graphs[model.training] = kept
     else:

@@ -9,11 +9,13 @@ Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from implicit_llm.models import replayed_passes
 from implicit_llm.models.capture import Recorder, autocast_dtype
@@ -65,7 +67,7 @@ class StepGraph:
 
     def __init__(self, setting: Setting, model: ImplicitForCausalLM, ids_BL: Tensor) -> None:
         self.setting = setting
-        self._model = cast("ImplicitForCausalLM", weakref.proxy(model))  # which keeps this object
+        self._reference = weakref.ref(model)  # which keeps this object
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._ids, self._labels = torch.zeros_like(ids_BL), torch.zeros_like(ids_BL)
         self._is_free = setting.solver is not None and setting.solver.mode == "fixed_point"
@@ -94,6 +96,12 @@ class StepGraph:
         total = _Replayed.apply(self, self._total, *self._parameters)
         return total, self._logits, self._hidden, stats
 
+    @property
+    def _model(self) -> ImplicitForCausalLM:
+        model = self._reference()
+        assert model is not None
+        return model
+
     @torch.no_grad()
     def _solve(self) -> SolverStats:
         assert self.setting.solver is not None
@@ -110,6 +118,16 @@ class StepGraph:
             self._masks = self._model.base.draw_dropout(self._z)
 
     def _learn(self) -> None:
+        # Of tensors in the parameters' memory, since what others keep of the parameters' autograd nodes (DDP does) ties
+        # them to streams that the capture must not touch.
+        pass_of = _Pass(self._model, self._forward)
+        aliases = {name: p.detach().requires_grad_(p.requires_grad) for name, p in pass_of.named_parameters()}
+        total, hidden_BLD, logits = functional_call(pass_of, aliases, ())
+        self.gradients = torch.autograd.grad(total, [p for p in aliases.values() if p.requires_grad], allow_unused=True)
+        self._total, self._hidden = total.detach(), hidden_BLD.detach()
+        self._logits = None if logits is None else logits.detach()
+
+    def _forward(self) -> tuple[Tensor, Tensor, Tensor | None]:
         base, solver = self._model.base, self.setting.solver
         embedding_BLD = base.get_input_embeddings()(self._ids)
         x = base.stack_input(embedding_BLD, None, None, None, dropout_masks=self._masks)
@@ -123,9 +141,15 @@ class StepGraph:
         total, logits = self._model.total_loss(
             hidden_BLD, self._labels, self.setting.labels_aligned, self.setting.return_logits
         )
-        self.gradients = torch.autograd.grad(total, self._parameters, allow_unused=True)
-        self._total, self._hidden = total.detach(), hidden_BLD.detach()
-        self._logits = None if logits is None else logits.detach()
+        return total, hidden_BLD, logits
+
+
+class _Pass(nn.Module):
+    """A computation with a model, called with other tensors for its parameters."""
+
+    def __init__(self, model: nn.Module, compute: Callable[[], Any]) -> None:
+        super().__init__()
+        self.model, self.forward = model, compute
 
 
 class _Replayed(torch.autograd.Function):

@@ -31,6 +31,7 @@ CASES = {
     "blocks": (MAMBA, FREE | {"block_len": 16}),
     "dropout": (DROPOUT, FREE | {"block_len": 16}),
     "llama": (LLAMA, FREE),
+    "llama-blocks": (LLAMA, FREE | {"block_len": 16}),
 }
 
 
@@ -50,13 +51,13 @@ def _trained(config, solver: dict[str, Any], bf16: bool, replays: bool, return_l
     if model.solver is not None:
         model.solver = replace(model.solver, **solver)
     model.base.replays_training = replays
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     losses, iterations = [], []
     torch.manual_seed(1)
     batches = [torch.randint(97, (64, 64), device="cuda") for _ in range(12)]
     for ids in batches:
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
-            out = model(input_ids=ids, labels=ids.flip(1), labels_aligned=True, return_logits=return_logits)
+            out = model(input_ids=ids, labels=ids, labels_aligned=True, return_logits=return_logits)
         (out.loss * 2).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -75,8 +76,8 @@ def test_training_from_graphs_follows_the_plain_one(case: str, bf16: bool, retur
     config, solver = CASES[case]
     plain, plain_iterations = _trained(config, solver, bf16, False, return_logits)
     captured, captured_iterations = _trained(config, solver, bf16, True, return_logits)
-    assert captured == pytest.approx(plain, rel=2e-3 if case != "dropout" else 2e-2)
-    assert plain[-1] < plain[0]
+    assert plain[-1] < 0.8 * plain[0]  # so that a step which misses an update is seen
+    assert captured == pytest.approx(plain, rel=0.02, abs=0.02)
     if plain_iterations[0] is not None:
         assert captured_iterations == pytest.approx(plain_iterations, rel=0.05)
 
