@@ -16,7 +16,7 @@ from implicit_llm_workflow.results.lineage import Lineage, NoLineage, trace
 from implicit_llm_workflow.results.lineage_tree import as_json, tree_of
 from implicit_llm_workflow.results.lineage_verify import verify_lineage
 from implicit_llm_workflow.results.ro_crate import METADATA, PROFILES, CrateError, write_crate
-from tests.unit.workflow.test_console import run
+from tests.unit.workflow.console_calls import run
 from tests.workflow.tiny_project import Project
 
 EXPLICIT, FREE = "train/explicit-s0/explicit", "train/implicit-s0/free"

@@ -11,7 +11,7 @@ from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
 from implicit_llm_workflow.planning.graph import build_graph
 from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.test_plan import finish, keys
+from tests.unit.workflow.tiny_jobs import finish, keys
 
 
 def phases(*items: dict[str, Any], total_steps: int = 1000) -> dict[str, Phase]:

@@ -23,7 +23,7 @@ from tests.unit.workflow.run_dirs import (
     work_of,
     write_journal,
 )
-from tests.unit.workflow.test_plan import finish
+from tests.unit.workflow.tiny_jobs import finish
 
 FREE, UNROLLED = "train/implicit-s0/free", "train/implicit-s0/unrolled"
 STARTED = event("stage_started", host="here", pid=1)

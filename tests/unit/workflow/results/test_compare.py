@@ -17,9 +17,9 @@ from implicit_llm_workflow.results import compare_page
 from implicit_llm_workflow.results.compare_table import Comparison, as_json, make_comparison
 from implicit_llm_workflow.results.compared_runs import find_compared
 from implicit_llm_workflow.results.run_names import NotComparable
+from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import event, finish_with, metrics, real_plan, write_journal
-from tests.unit.workflow.test_console import loaded_after, run
 
 EXPLICIT, FREE, UNROLLED = "train/explicit-s0/explicit", "train/implicit-s0/free", "train/implicit-s0/unrolled"
 OTHER = "train/implicit-s1/free"

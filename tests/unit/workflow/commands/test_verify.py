@@ -14,8 +14,8 @@ from implicit_llm_workflow.commands.verify_command import with_shards
 from implicit_llm_workflow.experiment_files.config_files import experiment_path
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.planning.plan import Plan
+from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import TINY, ExperimentFile
-from tests.unit.workflow.test_console import loaded_after, run
 
 JOB, OTHER = "data/s3-train", "data/s3-test-L8-h0.5"
 

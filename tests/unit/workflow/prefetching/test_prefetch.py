@@ -24,9 +24,9 @@ from implicit_llm_workflow.prefetching.prefetch_needs import (
     LocalFile,
     needs_of,
 )
+from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.file_server import FileServer, serving
-from tests.unit.workflow.test_console import loaded_after, run
+from tests.unit.workflow.prefetching.file_server import FileServer, serving
 
 MEMBERS = {"en-valid/qa1_train.txt": b"1 Mary sat.\n", "en-valid-10k/qa3_train.txt": b"1 John ran.\n"}
 URL_PATH = f"/{BABI_NAME}"

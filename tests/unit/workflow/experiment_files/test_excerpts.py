@@ -92,6 +92,6 @@ def test_the_miniature_has_the_excerpts_of_the_paper_and_the_other_scales_have_n
 
 
 def test_the_page_of_excerpts_has_a_row_for_each() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "paper.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "paper.md").read_text()
     for name in load("paper").excerpts:
         assert f"| `{name}` |" in page, name

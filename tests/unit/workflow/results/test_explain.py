@@ -11,9 +11,9 @@ import pytest
 from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS, Plan
 from implicit_llm_workflow.results.explain import explain
 from implicit_llm_workflow.results.explain_table import as_json, duration_text, running_table, summary_lines, total_text
+from tests.unit.workflow.console_calls import loaded_after
 from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.test_console import loaded_after
-from tests.unit.workflow.test_plan import ALL, EXPLICIT, FREE, finish
+from tests.unit.workflow.tiny_jobs import ALL, EXPLICIT, FREE, finish
 
 GPU = "NVIDIA H200"
 

@@ -24,7 +24,7 @@ from implicit_llm_workflow.prefetching.prefetch_hub import (
     wanted_files,
 )
 from implicit_llm_workflow.prefetching.prefetch_needs import HubCheckpoint, HubFiles, HubModel
-from tests.unit.workflow.file_server import FileServer, serving
+from tests.unit.workflow.prefetching.file_server import FileServer, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 DATASET = HubFiles("dataset", "owner/texts", None, "train")

@@ -20,8 +20,8 @@ from implicit_llm_workflow.library_module import load_library_module
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
+from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.test_console import loaded_after, run
 
 flops = load_library_module("analysis/flops.py")
 BENCHMARK = json.loads((PROJECT_DIR / "results/benchmarks/language-model-steps-h200.json").read_text())["rows"]

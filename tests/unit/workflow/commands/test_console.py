@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,9 @@ import pytest
 from implicit_llm_workflow import console
 from implicit_llm_workflow.commands.job import OptionError, parse_inputs
 from implicit_llm_workflow.planning.plan import Plan
+from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.test_plan import finish
+from tests.unit.workflow.tiny_jobs import finish
 
 JOBS = ["data", "train", "checkpoint", "report", "mlflow", "mlflow init", "mlflow rebuild"]
 EVALUATIONS = ["word-problem", "catbabi", "perplexity", "lm-eval", "duality", "jacobian"]
@@ -32,22 +31,6 @@ COMMANDS = [
     "runs",
     "compare",
 ]
-HEAVY = ("torch", "transformers", "mlflow", "snakemake", "numpy", "implicit_llm")
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error."""
-    with pytest.raises(SystemExit) as stopped:
-        console.main(list(arguments))
-    captured = capsys.readouterr()
-    return int(stopped.value.code or 0), captured.out, captured.err
-
-
-def loaded_after(*statements: str) -> list[str]:
-    """Which of the heavy packages a fresh interpreter has loaded after the statements."""
-    code = "; ".join([*statements, "import sys", f"print([name for name in {HEAVY!r} if name in sys.modules])"])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    return list(json.loads(done.stdout.splitlines()[-1].replace("'", '"')))
 
 
 def test_help_loads_no_heavy_package() -> None:

@@ -14,9 +14,9 @@ from implicit_llm_workflow.results.observed import Observer
 from implicit_llm_workflow.results.run_names import NotComparable, find_model
 from implicit_llm_workflow.results.runs_table import runs_table
 from implicit_llm_workflow.results.shown_numbers import number_text, share_text, time_text
+from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import event, finish_with, held, metrics, real_plan, work_of, write_journal
-from tests.unit.workflow.test_console import loaded_after, run
 
 MLFLOW_ID = "0123456789abcdef0123456789abcdef"
 EXPLICIT, FREE, UNROLLED = "train/explicit-s0/explicit", "train/implicit-s0/free", "train/implicit-s0/unrolled"

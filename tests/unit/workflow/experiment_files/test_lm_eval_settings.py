@@ -10,8 +10,8 @@ import pytest
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.experiment_files.lm_eval_settings import SUITES_FILE, TASK_FOLDERS, lm_eval_settings
 from implicit_llm_workflow.node import Node
+from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.test_console import loaded_after, run
 
 MODES = "modes: [{name: blockwise, eval_mode: blockwise}]"
 

@@ -16,9 +16,9 @@ from implicit_llm_workflow.results.accept import (
     revoke,
     save_acceptance,
 )
+from tests.unit.workflow.console_calls import run
 from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.test_console import run
-from tests.unit.workflow.test_plan import ALL, EVALUATIONS, finish, keys
+from tests.unit.workflow.tiny_jobs import ALL, EVALUATIONS, finish, keys
 
 NEW = {"train": "new"}
 EVERY_TRAINING = ["train/*"]

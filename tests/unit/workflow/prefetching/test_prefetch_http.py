@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow.prefetching.prefetch_http import ATTEMPTS, Download, FetchError, fetch
-from tests.unit.workflow.file_server import FileServer, serving
+from tests.unit.workflow.prefetching.file_server import FileServer, serving
 
 CONTENT = bytes(range(256)) * 4000
 PATH = "/data/archive.bin"

@@ -12,7 +12,7 @@ from implicit_llm_workflow.planning.report_outputs import report_tables
 from implicit_llm_workflow.prefetching.prefetch_needs import HubCheckpoint, HubFiles, needs_of
 from implicit_llm_workflow.results.holes import find_holes
 from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.test_plan import finish
+from tests.unit.workflow.tiny_jobs import finish
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PEER = "\npeers:\n  other: {data: text, checkpoint: {hub: owner/other, revision: null}}\n"

@@ -17,6 +17,7 @@ from typing import IO
 import pytest
 
 from implicit_llm_workflow.commands import status_command
+from tests.unit.workflow.console_calls import run
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import (
     DRIVER,
@@ -29,7 +30,6 @@ from tests.unit.workflow.run_dirs import (
     real_plan,
     write_journal,
 )
-from tests.unit.workflow.test_console import run
 
 EXPLICIT, FREE, UNROLLED = "train/explicit-s0/explicit", "train/implicit-s0/free", "train/implicit-s0/unrolled"
 DEADLINE_S = 60

@@ -12,7 +12,7 @@ from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.planning.plan import UnknownTarget
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
 from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.test_plan import finish
+from tests.unit.workflow.tiny_jobs import finish
 
 FREE = SimpleNamespace(run="implicit-s0", phase="free")
 

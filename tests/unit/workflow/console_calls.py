@@ -1,0 +1,28 @@
+"""Calls of `implicit-llm` inside the tests, and in an interpreter of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from implicit_llm_workflow import console
+
+HEAVY = ("torch", "transformers", "mlflow", "snakemake", "numpy", "implicit_llm")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error."""
+    with pytest.raises(SystemExit) as stopped:
+        console.main(list(arguments))
+    captured = capsys.readouterr()
+    return int(stopped.value.code or 0), captured.out, captured.err
+
+
+def loaded_after(*statements: str) -> list[str]:
+    """Which of the heavy packages a fresh interpreter has loaded after the statements."""
+    code = "; ".join([*statements, "import sys", f"print([name for name in {HEAVY!r} if name in sys.modules])"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return list(json.loads(done.stdout.splitlines()[-1].replace("'", '"')))
