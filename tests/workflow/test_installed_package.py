@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from implicit_llm_workflow.commands.experiment_options import make_plan
 from implicit_llm_workflow.commands.init_command import InitError, write_project
-from implicit_llm_workflow.commands.plan_commands import make_plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 
 JOB = "data/a5-test-L16-h0.2"

@@ -6,14 +6,7 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_workflow.commands.plan_commands import (
-    DEFAULT_CONFIG,
-    DEFAULT_RESULTS,
-    Config,
-    Results,
-    make_plan,
-    wide_console,
-)
+from implicit_llm_workflow.commands import experiment_options as options
 from implicit_llm_workflow.errors import UserError
 
 
@@ -33,8 +26,8 @@ def accept(
     ],
     why: Annotated[str, typer.Option(help="The reason; it stays with the result.", metavar="TEXT")] = "",
     revoke: Annotated[bool, typer.Option("--revoke", help="Take acceptances back: what they kept is stale.")] = False,
-    config: Config = DEFAULT_CONFIG,
-    results: Results = DEFAULT_RESULTS,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
     """Keep results although their code changed, and with them what was made from them.
 
@@ -52,8 +45,8 @@ def accept(
 
     if not revoke and not why.strip():
         raise ReasonMissing("--why: is missing; say why the result holds although its code changed: --why TEXT")
-    plan = make_plan(config, results)
-    console = wide_console()
+    plan = options.make_plan(config, results)
+    console = options.wide_console()
     with hold_lock(plan.root / ".driver.lock"):
         chosen = chosen_jobs(plan, targets)
         if revoke:
@@ -66,6 +59,6 @@ def accept(
             save_acceptance(plan.run_dir(plan.nodes[key]), acceptance)
             what = "not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
             console.print(f"accepted: {key} (code {what})", markup=False, soft_wrap=True)
-    stale = [key for key, status in make_plan(config, results).statuses.items() if status.state == "stale"]
+    stale = [key for key, status in options.make_plan(config, results).statuses.items() if status.state == "stale"]
     rest = f"{len(stale)} still stale; `implicit-llm explain` says why" if stale else "none stale"
     console.print(f"{len(found)} accepted; {rest}", markup=False)

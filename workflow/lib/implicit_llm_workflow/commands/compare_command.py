@@ -7,14 +7,7 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_workflow.commands.plan_commands import (
-    DEFAULT_CONFIG,
-    DEFAULT_RESULTS,
-    Config,
-    Results,
-    make_plan,
-    wide_console,
-)
+from implicit_llm_workflow.commands import experiment_options as options
 
 
 def compare(
@@ -31,9 +24,9 @@ def compare(
     html: Annotated[
         Path | None, typer.Option(help="Also write a page with the curves; it needs nothing else.", metavar="FILE")
     ] = None,
-    config: Config = DEFAULT_CONFIG,
-    results: Results = DEFAULT_RESULTS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every number of every seed.")] = False,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
+    as_json: Annotated[bool, options.as_json("with every number of every seed")] = False,
 ) -> None:
     """Set runs side by side: what differs in their settings, their code and their inputs, and their numbers.
 
@@ -52,9 +45,9 @@ def compare(
     from implicit_llm_workflow.results import compare_table
     from implicit_llm_workflow.results.compared_runs import find_compared, is_folder
 
-    plan = None if all(is_folder(name) for name in names) else make_plan(config, results)
+    plan = None if all(is_folder(name) for name in names) else options.make_plan(config, results)
     comparison = compare_table.make_comparison(find_compared(names, plan))
-    console = wide_console(is_error=as_json)
+    console = options.wide_console(is_error=as_json)
     if as_json:
         typer.echo(json.dumps(compare_table.as_json(comparison), indent=1, ensure_ascii=False))
     else:

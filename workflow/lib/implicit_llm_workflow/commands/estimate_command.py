@@ -6,24 +6,17 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_workflow.commands.plan_commands import (
-    DEFAULT_CONFIG,
-    DEFAULT_RESULTS,
-    Config,
-    Results,
-    make_plan,
-    wide_console,
-)
+from implicit_llm_workflow.commands import experiment_options as options
 
 
 def estimate(
-    config: Config = DEFAULT_CONFIG,
-    results: Results = DEFAULT_RESULTS,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
     hardware: Annotated[
         str | None, typer.Option(help="Card of all training jobs instead of the assigned one, such as h200.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of each training job instead of the assigned.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each job.")] = False,
+    as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
     """Print what an experiment will take: FLOPs, GPU-hours on each card, memory of a GPU, disk, tokenisation.
 
@@ -43,7 +36,7 @@ def estimate(
     from implicit_llm_workflow.estimates.evaluation_estimate import evaluation_estimates
     from implicit_llm_workflow.estimates.hardware import read_hardware
 
-    plan = make_plan(config, results)
+    plan = options.make_plan(config, results)
     facts = read_hardware()
     rate = tokenisation_rate(facts)
     found = estimate_table.Estimate(
@@ -55,7 +48,7 @@ def estimate(
         values = {"experiment": plan.experiment.name, **estimate_table.as_json(found, facts, rate)}
         typer.echo(json.dumps(values, indent=1, ensure_ascii=False))
         return
-    console = wide_console()
+    console = options.wide_console()
     console.print(estimate_table.training_table(found.training, facts))
     console.print(estimate_table.evaluation_table(found.evaluation, facts))
     console.print(estimate_table.data_table(found.data))

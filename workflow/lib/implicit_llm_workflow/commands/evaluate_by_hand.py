@@ -147,7 +147,7 @@ def _show(run: Finished, columns: Mapping[str, str]) -> None:
     """The numbers, a line for each record, and where they lie."""
     from rich.table import Table
 
-    from implicit_llm_workflow.commands.plan_commands import wide_console
+    from implicit_llm_workflow.commands import experiment_options as options
 
     path = run.dir / next(file for file in run.files if file.rpartition("/")[2] == METRICS)
     table = Table("data", "mode", "length", box=None, pad_edge=False)
@@ -156,7 +156,7 @@ def _show(run: Finished, columns: Mapping[str, str]) -> None:
     for record in json.loads(path.read_bytes())["records"]:
         shown = [_text(record.get(key)) for key in ("data", "mode", "length", *columns)]
         table.add_row(*shown)
-    console = wide_console()
+    console = options.wide_console()
     console.print(table)
     console.print(str(path), soft_wrap=True)
 

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_workflow.commands.plan_commands import DEFAULT_RESULTS, Config, Results, make_plan, wide_console
+from implicit_llm_workflow.commands import experiment_options as options
 
 
 def excerpts(
-    config: Config = "paper",
-    results: Results = DEFAULT_RESULTS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each.")] = False,
+    config: options.Config = "paper",
+    results: options.Results = options.DEFAULT_RESULTS,
+    as_json: Annotated[bool, options.as_json("one entry for each")] = False,
 ) -> None:
     """List the figures and tables of the paper, each of which Snakemake makes by itself, and what is there of them.
 
@@ -30,7 +30,7 @@ def excerpts(
     from implicit_llm_workflow.experiment_files.excerpts import STAGE
     from implicit_llm_workflow.results.explain import upstream_closure
 
-    plan = make_plan(config, results)
+    plan = options.make_plan(config, results)
     table = Table("target", "jobs", "fresh", "page", "figures and tables", "in the paper", box=None, pad_edge=False)
     listed = []
     for excerpt in plan.experiment.excerpts.values():
@@ -43,4 +43,4 @@ def excerpts(
     if as_json:
         typer.echo(json.dumps({"experiment": plan.experiment.name, "excerpts": listed}, indent=1, ensure_ascii=False))
         return
-    wide_console().print(table if listed else "the experiment names no excerpts")
+    options.wide_console().print(table if listed else "the experiment names no excerpts")

@@ -6,29 +6,20 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_workflow.commands.plan_commands import (
-    DEFAULT_CONFIG,
-    DEFAULT_RESULTS,
-    Config,
-    Results,
-    make_plan,
-    wide_console,
-)
+from implicit_llm_workflow.commands import experiment_options as options
 
 
 def explain(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Jobs, such as train/a5-implicit-s1/free, or their run directories or manifests. The report if none "
-            "is given.",
-            metavar="[TARGET]...",
-            show_default=False,
+        options.targets(
+            "Jobs, such as train/a5-implicit-s1/free, or their run directories or manifests. The report if none "
+            "is given."
         ),
     ] = None,
-    config: Config = DEFAULT_CONFIG,
-    results: Results = DEFAULT_RESULTS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each job.")] = False,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
+    as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
     """Say which jobs the next run will do, why each of them, what they take, and what stays.
 
@@ -45,13 +36,13 @@ def explain(
     from implicit_llm_workflow.results import explain_table
     from implicit_llm_workflow.results.explain import explain as explained
 
-    plan = make_plan(config, results)
+    plan = options.make_plan(config, results)
     found = explained(plan, targets or ())
     if as_json:
         values = {"experiment": plan.experiment.name, **explain_table.as_json(found)}
         typer.echo(json.dumps(values, indent=1, ensure_ascii=False))
         return
-    console = wide_console()
+    console = options.wide_console()
     if found.running:
         console.print(explain_table.running_table(found.running))
     code = list(explain_table.code_lines(found.running))

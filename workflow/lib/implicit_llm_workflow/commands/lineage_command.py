@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_workflow.commands.plan_commands import (
-    DEFAULT_CONFIG,
-    DEFAULT_RESULTS,
-    Config,
-    Results,
-    make_plan,
-    wide_console,
-)
+from implicit_llm_workflow.commands import experiment_options as options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,13 +28,13 @@ def lineage(
         ),
     ],
     verify: Annotated[bool, typer.Option("--verify", help="Recompute the sha256 of every file on the way.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each run.")] = False,
+    as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
     ro_crate: Annotated[
         Path | None,
         typer.Option(help="New folder for an RO-Crate of the result and its provenance.", metavar="DIR"),
     ] = None,
-    config: Config = DEFAULT_CONFIG,
-    results: Results = DEFAULT_RESULTS,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
     """Tell where a result came from: the runs behind it, back to the data.
 
@@ -61,12 +54,12 @@ def lineage(
 
     path = Path(artifact)
     if not path.exists():
-        plan = make_plan(config, results)
+        plan = options.make_plan(config, results)
         path = plan.run_dir(plan.find(artifact))
     found = trace(path)
     if as_json:
         typer.echo(json.dumps(lineage_tree.as_json(found), indent=1, ensure_ascii=False))
-    console = wide_console(is_error=as_json)
+    console = options.wide_console(is_error=as_json)
     if not as_json:
         console.print(lineage_tree.tree_of(found))
     if ro_crate is not None:

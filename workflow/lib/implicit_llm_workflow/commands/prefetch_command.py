@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_workflow.commands.plan_commands import DEFAULT_CONFIG, Config, make_plan, wide_console
+from implicit_llm_workflow.commands import experiment_options as options
 from implicit_llm_workflow.library_module import leave_out_models
 
 EXIT_FAILED = 1
@@ -15,7 +15,7 @@ _STYLE = {"there": "green", "fetched": "green", "failed": "red"}
 
 
 def prefetch(
-    config: Config = DEFAULT_CONFIG,
+    config: options.Config = options.DEFAULT_CONFIG,
     downloads: Annotated[
         Path | None,
         typer.Option(help="Folder of fetched files; else $IMPLICIT_LLM_DATA, else results/downloads.", metavar="DIR"),
@@ -37,9 +37,9 @@ def prefetch(
     from implicit_llm_workflow.prefetching.prefetch import satisfy
     from implicit_llm_workflow.prefetching.prefetch_needs import needs_of
 
-    plan = make_plan(config, RESULTS)
+    plan = options.make_plan(config, RESULTS)
     folder = downloads_folder(downloads)
-    console = wide_console()
+    console = options.wide_console()
     needs = needs_of(plan)
     failed = 0
     if needs:

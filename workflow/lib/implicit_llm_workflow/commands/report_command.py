@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from implicit_llm_workflow.commands import experiment_options as options
 from implicit_llm_workflow.commands.evaluate_command import JobDir, JobIdentity, JobInputs
 from implicit_llm_workflow.commands.job import Job, Log, OptionError, parse_inputs, run_job
-from implicit_llm_workflow.commands.plan_commands import (
-    DEFAULT_CONFIG,
-    DEFAULT_RESULTS,
-    Config,
-    Results,
-    make_plan,
-    wide_console,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +27,8 @@ def report(
     identity: JobIdentity = None,
     inputs: JobInputs = None,
     log: Log = None,
-    config: Config = DEFAULT_CONFIG,
-    results: Results = DEFAULT_RESULTS,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
     only: Annotated[
         str | None,
         typer.Option(help="A figure or table of the paper instead of all, such as figure_1_right.", metavar="NAME"),
@@ -62,7 +55,7 @@ def report(
         raise OptionError("--run-dir and --identity: belong together; give both, or --config instead")
     from implicit_llm_workflow.results.holes import find_holes, report_with_holes
 
-    plan = make_plan(config, results)
+    plan = options.make_plan(config, results)
     page = plan.find(only or "report")
     if page.stage not in PAGES:
         raise OptionError(f"--only {only}: is no figure or table; `implicit-llm excerpts --config {config}` lists them")
@@ -73,11 +66,11 @@ def report(
         return
     if len(found) == len(page.upstream):
         raise OptionError(f"--holes: no result is fresh; type: {plan.command_for([page])}")
-    wanted, options = report_with_holes(plan, page, found)
+    wanted, inputs = report_with_holes(plan, page, found)
     folder = plan.run_dir(page).with_name(wanted.name)
-    run_job(Job("report", folder, wanted.to_json(), options, log))
-    wide_console().print(f"{len(found)} of {len(page.upstream)} results are not in it", soft_wrap=True)
-    wide_console().print(str(folder / "index.html"), soft_wrap=True)
+    run_job(Job("report", folder, wanted.to_json(), inputs, log))
+    options.wide_console().print(f"{len(found)} of {len(page.upstream)} results are not in it", soft_wrap=True)
+    options.wide_console().print(str(folder / "index.html"), soft_wrap=True)
 
 
 def _run(job: Job) -> None:
@@ -102,9 +95,9 @@ def _say_whether_there(plan: Plan, page: Node, found: Sequence[Hole]) -> None:
     """Raises: Exit where the page is not there or stale."""
     if found or plan.statuses[page.key].state != "fresh":
         more = ", or add --holes for a report without them" if found else ""
-        wide_console().print(f"the report is not there; type: {plan.command_for([page])}{more}", soft_wrap=True)
+        options.wide_console().print(f"the report is not there; type: {plan.command_for([page])}{more}", soft_wrap=True)
         raise typer.Exit(EXIT_HOLES)
-    wide_console().print(f"the report is there: {plan.run_dir(page) / 'index.html'}", soft_wrap=True)
+    options.wide_console().print(f"the report is there: {plan.run_dir(page) / 'index.html'}", soft_wrap=True)
 
 
 def _show(holes: Sequence[Hole]) -> None:
@@ -121,4 +114,4 @@ def _show(holes: Sequence[Hole]) -> None:
         style = _STYLE[hole.state]
         numbers = number_words(hole.job, hole.config.get("kind"))
         table.add_row(hole.job, numbers, f"[{style}]{hole.state}[/{style}]", escape(hole.why), escape(hole.command))
-    wide_console().print(table)
+    options.wide_console().print(table)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from implicit_llm_workflow.commands.plan_commands import (
-    DEFAULT_CONFIG,
-    DEFAULT_RESULTS,
-    Config,
-    Results,
-    make_plan,
-    wide_console,
-)
+from implicit_llm_workflow.commands import experiment_options as options
 from implicit_llm_workflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,14 +16,6 @@ if TYPE_CHECKING:
     from implicit_llm_workflow.results.job_look import Observed
 
 SORTED_BY = ("file", "name", "status", "loss", "age")
-SubmititFolder = Annotated[
-    Path | None,
-    typer.Option(
-        help="Where the executor keeps its records, if a profile sets `submitit-folder`.",
-        metavar="DIR",
-        show_default=False,
-    ),
-]
 
 
 class UnknownChoice(UserError):
@@ -47,16 +31,16 @@ def runs(
         list[str] | None,
         typer.Argument(help="Names or patterns such as 'a5-*'. All if none is given.", show_default=False),
     ] = None,
-    config: Config = DEFAULT_CONFIG,
+    config: options.Config = options.DEFAULT_CONFIG,
     task: Annotated[list[str] | None, _filter("word_problem, catbabi or language_model.")] = None,
     family: Annotated[list[str] | None, _filter("Of the model: mamba2 or llama3.")] = None,
     phase: Annotated[list[str] | None, _filter("Of the curriculum, such as free.")] = None,
     seed: Annotated[list[int] | None, _filter("A number.")] = None,
     status: Annotated[list[str] | None, _filter("running, queued, failed, stopped, stale, waiting or done.")] = None,
     sort: Annotated[str, typer.Option(help=f"By {', '.join(SORTED_BY)}. `file`: as in the experiment.")] = "file",
-    results: Results = DEFAULT_RESULTS,
-    submitit_folder: SubmititFolder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each run.")] = False,
+    results: options.Results = options.DEFAULT_RESULTS,
+    submitit_folder: options.SubmititFolder = None,
+    as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
 ) -> None:
     """List the models of an experiment, one line for each phase of a run: how far it is, and how healthy.
 
@@ -79,7 +63,7 @@ def runs(
 
     if sort not in SORTED_BY:
         raise UnknownChoice(f"--sort {sort}: is not an order; choose one of {', '.join(SORTED_BY)}")
-    plan = make_plan(config, results)
+    plan = options.make_plan(config, results)
     keys = chosen_keys(plan, names or (), {"task": task, "family": family, "phase": phase, "seed": seed})
     jobs = list(Observer(plan, submitit_folder).observe(keys).values())
     jobs = _ordered([job for job in jobs if job.state in _states(status)], sort)
@@ -87,7 +71,7 @@ def runs(
         values = {"experiment": plan.experiment.name, "runs": [runs_table.as_json(job) for job in jobs]}
         typer.echo(json.dumps(values, indent=1, ensure_ascii=False))
         return
-    console = wide_console()
+    console = options.wide_console()
     console.print(runs_table.runs_table(jobs, console.width))
     console.print(_counts(jobs), markup=False)
 

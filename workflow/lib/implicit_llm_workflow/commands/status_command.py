@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_workflow.commands.plan_commands import (
-    DEFAULT_CONFIG,
-    DEFAULT_RESULTS,
-    Config,
-    Results,
-    make_plan,
-    wide_console,
-)
-from implicit_llm_workflow.commands.runs_command import SubmititFolder
+from implicit_llm_workflow.commands import experiment_options as options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,22 +19,20 @@ if TYPE_CHECKING:
 def status(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Jobs, such as evaluate/a5-implicit-s1/free/word-problem, or their run directories, with all that "
-            "they are made from. The report if none is given.",
-            metavar="[TARGET]...",
-            show_default=False,
+        options.targets(
+            "Jobs, such as evaluate/a5-implicit-s1/free/word-problem, or their run directories, with all that "
+            "they are made from. The report if none is given."
         ),
     ] = None,
-    config: Config = DEFAULT_CONFIG,
+    config: options.Config = options.DEFAULT_CONFIG,
     watch: Annotated[
         bool, typer.Option("--watch", help="Look again and again, until all is done or nothing moves any more.")
     ] = False,
     every_s: Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)] = 5.0,
     lines: Annotated[int, typer.Option(help="Of the log of a failed job, how many.", min=0)] = 8,
-    results: Results = DEFAULT_RESULTS,
-    submitit_folder: SubmititFolder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each job.")] = False,
+    results: options.Results = options.DEFAULT_RESULTS,
+    submitit_folder: options.SubmititFolder = None,
+    as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
     """Show how far an experiment is: its stages, what runs, what failed and why, and what to type next.
 
@@ -64,7 +54,7 @@ def status(
     from implicit_llm_workflow.results.explain import upstream_closure
     from implicit_llm_workflow.results.observed import Observer
 
-    plan = make_plan(config, results)
+    plan = options.make_plan(config, results)
     wanted = tuple(plan.find(target).key for target in targets or ["report"])
     keys, observer = upstream_closure(plan, wanted), Observer(plan, submitit_folder)
 
@@ -73,7 +63,7 @@ def status(
             plan, observer.observe(keys), observer.driver(), wanted, lines, observer.failed_steps()
         )
 
-    console = wide_console()
+    console = options.wide_console()
     if as_json:
         typer.echo(json.dumps(status_view.as_json(look()), indent=1, ensure_ascii=False))
     elif watch:

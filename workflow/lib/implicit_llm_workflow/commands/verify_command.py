@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_workflow.commands.plan_commands import (
-    DEFAULT_CONFIG,
-    DEFAULT_RESULTS,
-    Config,
-    Results,
-    make_plan,
-    wide_console,
-)
+from implicit_llm_workflow.commands import experiment_options as options
 from implicit_llm_workflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,15 +21,13 @@ EXIT_BROKEN = 1
 def verify(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Jobs, such as data/a5-train, or their run directories or manifests; shards come with their stream. "
-            "All jobs if none is given.",
-            metavar="[TARGET]...",
-            show_default=False,
+        options.targets(
+            "Jobs, such as data/a5-train, or their run directories or manifests; shards come with their stream. "
+            "All jobs if none is given."
         ),
     ] = None,
-    config: Config = DEFAULT_CONFIG,
-    results: Results = DEFAULT_RESULTS,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
     """Recompute the sha256 of every file of an experiment's finished jobs.
 
@@ -52,13 +43,13 @@ def verify(
 
     from implicit_llm_workflow.results.verify import rebuild_commands, take_inventory, verify_files
 
-    plan = make_plan(config, results)
+    plan = options.make_plan(config, results)
     nodes = list(with_shards(plan, targets)) if targets else list(plan.nodes.values())
     found = take_inventory(plan, nodes)
     size = sum(file.size for file in found.files)
     with tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc="verify", disable=None) as bar:
         broken = [*found.broken, *verify_files(found.files, bar.update)]
-    console = wide_console()
+    console = options.wide_console()
     for item in broken:
         console.print(f"[red]broken[/red] {item.path}: {item.why} (job {item.job})", soft_wrap=True)
     waiting = f", {len(found.unfinished)} not made yet" if found.unfinished else ""
