@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from implicit_llm_workflow.launching.launch import Ended, LaunchRequest, launch
+from implicit_llm_workflow.launching.launch import Ended, LaunchRequest, launch, tell_who_started_this
 
 
 def main(processes: str, *arguments: str) -> int:
@@ -16,6 +16,7 @@ def main(processes: str, *arguments: str) -> int:
     try:
         launch(LaunchRequest(1, int(processes), Path(arguments[0]), worker, threads=1))
     except Ended as end:
+        tell_who_started_this(end)
         sys.stderr.write(f"error: {end}\n")
         return end.exit_code
     return 0
