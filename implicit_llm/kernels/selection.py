@@ -100,7 +100,7 @@ def _missing_for_triton() -> str | None:
 
 MAX_WIDTH = 256  # of heads and states: what tests/gpu covers
 MAX_ENTRIES = 2**31  # the kernels compute offsets in 32 bits
-MAX_JUDGED = 2**19  # entries of a sequence, which one program reads
+MAX_JUDGED_WIDTH = 8192  # one program reads whole tokens
 MAX_STATE_TILE = 128 * 128  # entries of the state that one program holds in registers
 MAX_ROW_BYTES = 64 * 1024  # a row of the norm is held in one block
 
@@ -152,10 +152,10 @@ def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: t
 
 
 def judge_runs_on_triton(z_BLD: Tensor, valid_BL: Tensor | None, stop: str) -> bool:
-    """The one kernel that judges an iteration: rules of single sequences, without padding."""
+    """The kernels that judge an iteration: rules of single sequences, without padding."""
     if selected_kernels() == "torch" or valid_BL is not None or stop not in ("sequence", "token"):
         return False
-    return _unfit(z_BLD) is None and z_BLD[0].numel() <= MAX_JUDGED
+    return _unfit(z_BLD) is None and z_BLD.shape[2] <= MAX_JUDGED_WIDTH
 
 
 def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tensor]) -> bool:

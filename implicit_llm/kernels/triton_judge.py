@@ -1,11 +1,13 @@
-"""One iteration of a fixed point judged and recorded in one kernel. Imported where Triton kernels run.
+"""One iteration of a fixed point judged and recorded in three kernels. Imported where Triton kernels run.
 
-The plain PyTorch twin is `solver.residual` with `solver.best`. Shapes: `B` sequences of the whole batch, `A` of them
-still being solved, `L` length, `D` width.
+The first measures each token, the second decides for each sequence, the third keeps what is better. The plain PyTorch
+twin is `solver.residual` with `solver.best`. Shapes: `B` sequences of the whole batch, `A` of them still being solved,
+`L` length, `D` width.
 """
 
 from typing import Protocol
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,60 +30,101 @@ class Record(Protocol):
 def judge(best: Record, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], stop: str, tol: float) -> None:
     """Record an iteration of the sequences `active_A` that are not done; z are z, f(z) and what is kept, (A, L, D)."""
     z_ALD, fz_ALD, next_ALD = (t.contiguous() for t in z)
-    _, length, width = z_ALD.shape
+    batch, length, width = z_ALD.shape
     columns = triton.next_power_of_2(width)
-    _judge_kernel[(len(active_A),)](
-        active_A, z_ALD, fz_ALD, next_ALD,
-        best.z, best.residual, best.residual_BL, best.done, best.num_iter, best.non_finite,
-        length, width, tol, EPS,
-        BY_TOKEN=stop == "token", ROWS=max(1, min(triton.next_power_of_2(length), TILE // columns)), COLUMNS=columns,
-        num_warps=8,
+    rows = max(1, min(triton.next_power_of_2(length), TILE // columns))
+    squares = z_ALD.new_empty(2, batch, length, dtype=torch.float32)  # of the change and of f(z), by token
+    is_better_A = torch.empty(batch, dtype=torch.int32, device=z_ALD.device)
+    tiles = (batch, triton.cdiv(length, rows))
+    _measure_kernel[tiles](
+        active_A, z_ALD, fz_ALD, squares[0], squares[1], best.done, best.non_finite, length, width, EPS,
+        ROWS=rows, COLUMNS=columns,
+    )  # fmt: skip
+    _decide_kernel[(batch,)](
+        active_A, squares[0], squares[1], is_better_A, best.residual, best.done, best.num_iter, length, tol, EPS,
+        BY_TOKEN=stop == "token", ROWS=min(triton.next_power_of_2(length), 1024),
+    )  # fmt: skip
+    _keep_kernel[tiles](
+        active_A, next_ALD, squares[0], squares[1], is_better_A, best.z, best.residual_BL, length, width, EPS,
+        ROWS=rows, COLUMNS=columns,
     )  # fmt: skip
 
 
 @triton.jit
-def _judge_kernel(
-    active_ptr, z_ptr, fz_ptr, next_ptr,
-    best_ptr, residual_ptr, token_ptr, done_ptr, iterations_ptr, bad_ptr,
-    length, width, tol, eps,
-    BY_TOKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def _measure_kernel(
+    active_ptr, z_ptr, fz_ptr, change_ptr, size_ptr, done_ptr, bad_ptr, length, width, eps,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     entry = tl.program_id(0).to(tl.int64)
     sequence = tl.load(active_ptr + entry)
     if tl.load(done_ptr + sequence) == 0:
-        column = tl.arange(0, COLUMNS)
+        row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+        is_inside = (row < length)[:, None] & (column < width)[None, :]
+        at = (entry * length + row)[:, None] * width + column[None, :]
+        z = tl.load(z_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
+        fz = tl.load(fz_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
+        change = tl.sum((fz - z) * (fz - z), axis=1)
+        size = tl.sum(fz * fz, axis=1)
+        tl.store(change_ptr + entry * length + row, change, mask=row < length)
+        tl.store(size_ptr + entry * length + row, size, mask=row < length)
+        here = sequence * length + row
+        bad = tl.load(bad_ptr + here, mask=row < length, other=0) != 0
+        tl.store(bad_ptr + here, bad | _is_bad(_relative(change, size, eps)), mask=row < length)
+
+
+@triton.jit
+def _decide_kernel(
+    active_ptr, change_ptr, size_ptr, better_ptr, residual_ptr, done_ptr, iterations_ptr, length, tol, eps,
+    BY_TOKEN: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    entry = tl.program_id(0).to(tl.int64)
+    sequence = tl.load(active_ptr + entry)
+    is_better = 0
+    if tl.load(done_ptr + sequence) == 0:
         change_all, size_all, worst = 0.0, 0.0, 0.0
         for start in range(0, length, ROWS):
             row = start + tl.arange(0, ROWS)
-            is_inside = (row < length)[:, None] & (column < width)[None, :]
-            at = (entry * length + row)[:, None] * width + column[None, :]
-            z = tl.load(z_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
-            fz = tl.load(fz_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
-            change = tl.sum((fz - z) * (fz - z), axis=1)
-            size = tl.sum(fz * fz, axis=1)
-            token = tl.sqrt(change) / (tl.sqrt(size) + eps)
-            is_bad = (token != token) | (token == float("inf"))
-            here = sequence * length + row
-            bad = tl.load(bad_ptr + here, mask=row < length, other=0) != 0
-            tl.store(bad_ptr + here, bad | is_bad, mask=row < length)
+            change = tl.load(change_ptr + entry * length + row, mask=row < length, other=0.0)
+            size = tl.load(size_ptr + entry * length + row, mask=row < length, other=0.0)
+            token = _relative(change, size, eps)
             change_all += tl.sum(change, axis=0)
             size_all += tl.sum(size, axis=0)
-            worst = tl.maximum(worst, tl.max(tl.where(is_bad, float("inf"), token), axis=0))
+            worst = tl.maximum(worst, tl.max(tl.where(_is_bad(token), float("inf"), token), axis=0))
         residual = worst
         if not BY_TOKEN:
-            residual = tl.sqrt(change_all) / (tl.sqrt(size_all) + eps)
+            residual = _relative(change_all, size_all, eps)
         if residual < tl.load(residual_ptr + sequence):
-            for start in range(0, length, ROWS):
-                row = start + tl.arange(0, ROWS)
-                is_inside = (row < length)[:, None] & (column < width)[None, :]
-                at = (entry * length + row)[:, None] * width + column[None, :]
-                to = (sequence * length + row)[:, None] * width + column[None, :]
-                kept = tl.load(next_ptr + at, mask=is_inside, other=0.0)
-                tl.store(best_ptr + to, kept.to(best_ptr.dtype.element_ty), mask=is_inside)
-                z = tl.load(z_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
-                fz = tl.load(fz_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
-                token = tl.sqrt(tl.sum((fz - z) * (fz - z), axis=1)) / (tl.sqrt(tl.sum(fz * fz, axis=1)) + eps)
-                tl.store(token_ptr + sequence * length + row, token, mask=row < length)
+            is_better = 1
             tl.store(residual_ptr + sequence, residual)
         tl.store(iterations_ptr + sequence, tl.load(iterations_ptr + sequence) + 1.0)
         tl.store(done_ptr + sequence, residual < tol)
+    tl.store(better_ptr + entry, is_better)
+
+
+@triton.jit
+def _keep_kernel(
+    active_ptr, next_ptr, change_ptr, size_ptr, better_ptr, best_ptr, token_ptr, length, width, eps,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    entry = tl.program_id(0).to(tl.int64)
+    if tl.load(better_ptr + entry) != 0:
+        sequence = tl.load(active_ptr + entry)
+        row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+        is_inside = (row < length)[:, None] & (column < width)[None, :]
+        at = (entry * length + row)[:, None] * width + column[None, :]
+        to = (sequence * length + row)[:, None] * width + column[None, :]
+        kept = tl.load(next_ptr + at, mask=is_inside, other=0.0)
+        tl.store(best_ptr + to, kept.to(best_ptr.dtype.element_ty), mask=is_inside)
+        change = tl.load(change_ptr + entry * length + row, mask=row < length, other=0.0)
+        size = tl.load(size_ptr + entry * length + row, mask=row < length, other=0.0)
+        tl.store(token_ptr + sequence * length + row, _relative(change, size, eps), mask=row < length)
+
+
+@triton.jit
+def _relative(change, size, eps):
+    return tl.sqrt(change) / (tl.sqrt(size) + eps)
+
+
+@triton.jit
+def _is_bad(token):
+    return (token != token) | (token == float("inf"))

@@ -82,8 +82,8 @@ def test_the_fused_head_equals_its_logits(vocab: int, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("stop", ["sequence", "token"])
-@pytest.mark.parametrize("shape", [(6, 1, 768), (6, 32, 256), (5, 100, 48)])
-def test_an_iteration_judged_in_one_kernel_equals_the_plain_rule(shape: tuple[int, int, int], stop: str) -> None:
+@pytest.mark.parametrize("shape", [(6, 1, 768), (6, 32, 256), (5, 100, 48), (5, 2048, 768)])
+def test_an_iteration_judged_by_kernels_equals_the_plain_rule(shape: tuple[int, int, int], stop: str) -> None:
     torch.manual_seed(0)
     z0, rule = torch.zeros(shape, device="cuda"), make_rule(stop, 0.5, is_training=True)
     mine, plain = Best(z0, None), Best(z0, None)
