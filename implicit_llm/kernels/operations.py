@@ -67,7 +67,8 @@ def gated_scan(
     *,
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """silu(gate) * (SSD(silu(convolution)) + D x) without gradient, in one kernel; `scan_runs_on_triton` must hold.
+    """silu(gate) * (SSD(silu(convolution)) + D x) in one kernel; `scan_runs_on_triton` must hold, or with a gradient,
+    from an empty state, `trained_scan_runs_on_triton`.
 
     Args: projected holds gate (H P), what is convolved (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
         state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence.
@@ -77,6 +78,12 @@ def gated_scan(
 
     per_head = (weights.dt_bias_H, weights.A_H, weights.D_H)
     shape = triton_scan.Sizes(*sizes)
+    if torch.is_grad_enabled():
+        assert state is None
+        assert not return_state
+        from implicit_llm.kernels import triton_mixer
+
+        return triton_mixer.gated_mix(projected_BLE, (weights.conv_CK, weights.conv_bias_C), per_head, shape), None
     if projected_BLE.shape[1] == 1 and state is not None:
         convolution = (weights.conv_CK, weights.conv_bias_C)
         return triton_scan.gated_token(projected_BLE, convolution, per_head, shape, state, return_state)

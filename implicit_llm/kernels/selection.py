@@ -101,6 +101,7 @@ def _missing_for_triton() -> str | None:
 MAX_WIDTH = 256  # of heads and states: what tests/gpu covers
 MAX_ENTRIES = 2**31  # the kernels compute offsets in 32 bits
 MAX_JUDGED_WIDTH = 8192  # one program reads whole tokens
+MAX_TRAINED_LENGTH = 512  # of sequences whose scan takes our own gradient
 MAX_STATE_TILE = 128 * 128  # entries of the state that one program holds in registers
 MAX_ROW_BYTES = 64 * 1024  # a row of the norm is held in one block
 
@@ -149,6 +150,19 @@ def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: t
     if reason is None and not (_is_tile(width) and _is_tile(size) and width * size <= MAX_STATE_TILE):
         reason = f"a state of {width} x {size} (powers of two from 16 on, at most {MAX_STATE_TILE} entries)"
     return _decide("mixer", reason)
+
+
+def trained_scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int]) -> bool:
+    """The same with its gradient, over short sequences from an empty state."""
+    if selected_kernels() == "torch" or valid_BL is not None or projected_BLE.shape[1] > MAX_TRAINED_LENGTH:
+        return False
+    reason = _unfit(projected_BLE)
+    if reason is None and projected_BLE.dtype == torch.float32 and not _is_tf32_allowed():
+        reason = "fp32, which multiplies in TF32, which torch.set_float32_matmul_precision('high') allows"
+    width, _, size = sizes
+    if reason is None and not (_is_tile(width) and _is_tile(size) and width <= 64 and size <= 128):
+        reason = f"a state of {width} x {size} (powers of two from 16 on, at most 64 x 128)"
+    return _decide("gradient of the mixer", reason)
 
 
 def judge_runs_on_triton(z_BLD: Tensor, valid_BL: Tensor | None, stop: str) -> bool:

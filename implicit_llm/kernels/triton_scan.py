@@ -1,9 +1,10 @@
-"""SSD and gate of a Mamba2 mixer in one kernel, for passes without gradient. Imported where Triton kernels run.
+"""SSD and gate of a Mamba2 mixer in one kernel. Imported where Triton kernels run.
 
 The solver makes dozens of such passes over short blocks, each from the state before it. One program takes one head of
 one sequence, chunk after chunk, with the state in registers: what lies between convolution and norm is read once and
-written once. A single token has a kernel of its own, which convolves as well and needs no matrix units.
-The plain PyTorch twin is `models.mamba2.Mamba2Mixer._mix`, which also makes gradients.
+written once. For a gradient (`triton_scan_backward`) it keeps the states between chunks. A single token has a kernel of
+its own, which convolves as well and needs no matrix units.
+The plain PyTorch twin is `models.mamba2.Mamba2Mixer._mix`.
 
 Shapes: `B` batch, `L` length, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
 `P` head width, `G` groups, `N` state, `K` convolution, `Q` chunk.
@@ -44,16 +45,45 @@ def gated_scan(
     out = projected_BLE.new_empty(batch, length, heads * width)
     last = out.new_empty(batch, heads, width, size, dtype=torch.float32) if return_state else None
     is_single = length <= SINGLE_CHUNK_LEN
-    chunk_len = max(MIN_CHUNK_LEN, triton.next_power_of_2(length)) if is_single else CHUNK_LEN
     _scan_kernel[(heads, batch)](
         projected_BLE, convolved_BLC, out, *per_head, out if state_BHPN is None else state_BHPN.contiguous(),
-        out if last is None else last, length, heads, groups, convolved_BLC.shape[2], columns,
-        P=width, N=size, Q=chunk_len, HAS_STATE=state_BHPN is not None, RETURN_STATE=return_state,
-        IS_LONG=not is_single, PRECISION=_precision(),
+        out if last is None else last, out, length, heads, groups, convolved_BLC.shape[2], columns,
+        P=width, N=size, Q=_single_chunk_len(length) if is_single else CHUNK_LEN, KEEP_EVERY=0,
+        HAS_STATE=state_BHPN is not None, RETURN_STATE=return_state, IS_LONG=not is_single, PRECISION=_precision(),
         num_warps=4,
         num_stages=1,  # to load a chunk ahead takes more shared memory than there is
     )  # fmt: skip
     return out, last
+
+
+def gated_scan_for_gradient(
+    projected_BLE: Tensor,
+    convolved_BLC: Tensor,
+    per_head: tuple[Tensor, Tensor, Tensor],
+    sizes: Sizes,
+    keep_every: int,
+) -> tuple[Tensor, Tensor]:
+    """The same from an empty state; keeps the states before positions `keep_every`, 2 `keep_every` and so on.
+
+    Returns: (B, L, I), and what was kept, (B, S, H, N, P) in the dtype of `projected`, as the products take it.
+    """
+    batch, length, columns = projected_BLE.shape
+    heads, (width, groups, size) = len(per_head[1]), sizes
+    out = projected_BLE.new_empty(batch, length, heads * width)
+    kept = out.new_empty(batch, triton.cdiv(length, keep_every) - 1, heads, size, width)
+    is_single = length <= keep_every
+    _scan_kernel[(heads, batch)](
+        projected_BLE, convolved_BLC, out, *per_head, out, out, kept,
+        length, heads, groups, convolved_BLC.shape[2], columns,
+        P=width, N=size, Q=_single_chunk_len(length) if is_single else min(CHUNK_LEN, keep_every),
+        KEEP_EVERY=0 if is_single else keep_every,
+        HAS_STATE=False, RETURN_STATE=False, IS_LONG=not is_single, PRECISION=_precision(), num_warps=4, num_stages=1,
+    )  # fmt: skip
+    return out, kept
+
+
+def _single_chunk_len(length: int) -> int:
+    return max(MIN_CHUNK_LEN, triton.next_power_of_2(length))
 
 
 def gated_token(
@@ -86,14 +116,16 @@ def _precision() -> str:
 
 @triton.jit
 def _softplus(value):
-    return tl.where(value > 20.0, value, tl.log(1.0 + tl.exp(tl.minimum(value, 20.0))))
+    power = tl.exp(tl.minimum(value, 20.0))
+    small = power * (1.0 - power * (0.5 - power / 3.0))  # where 1 + power would round most of it away
+    return tl.where(value > 20.0, value, tl.where(power < 0.01, small, tl.log(1.0 + power)))
 
 
 @triton.jit
 def _scan_kernel(
-    projected_ptr, convolved_ptr, out_ptr, dt_bias_ptr, A_ptr, D_ptr, before_ptr, last_ptr,
+    projected_ptr, convolved_ptr, out_ptr, dt_bias_ptr, A_ptr, D_ptr, before_ptr, last_ptr, kept_ptr,
     length, heads, groups, num_channels, num_columns,
-    P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr,
+    P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, KEEP_EVERY: tl.constexpr,
     HAS_STATE: tl.constexpr, RETURN_STATE: tl.constexpr, IS_LONG: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
@@ -114,7 +146,13 @@ def _scan_kernel(
     if HAS_STATE:
         state_NP += tl.load(before_ptr + tile)
     is_causal = steps[:, None] >= steps[None, :]
+    if KEEP_EVERY > 0:
+        kept_ptr += (sequence * (tl.cdiv(length, KEEP_EVERY) - 1) * heads + head) * N * P
     for start in range(0, length, Q):
+        if KEEP_EVERY > 0:  # noqa: SIM102 - decided at compile time, unlike the next
+            if (start > 0) & (start % KEEP_EVERY == 0):
+                at_kept = kept_ptr + (start // KEEP_EVERY - 1) * heads * N * P + of_N[:, None] * P + of_P[None, :]
+                tl.store(at_kept, state_NP.to(kind))
         t = start + steps
         is_inside = t < length
         rows = convolved_ptr + t[:, None] * num_channels

@@ -16,7 +16,7 @@ from transformers import initialization as init
 
 from implicit_llm.kernels.causal_conv import last_inputs
 from implicit_llm.kernels.operations import ScanWeights, causal_conv, gated_rms_norm, gated_scan, rms_norm, ssd
-from implicit_llm.kernels.selection import scan_runs_on_triton
+from implicit_llm.kernels.selection import scan_runs_on_triton, trained_scan_runs_on_triton
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.projection import NormedWeight
@@ -75,7 +75,12 @@ class Mamba2Mixer(nn.Module):
         """Mix along the sequence. state: (SSM state (B, H, P, N) fp32, last K-1 convolution inputs (B, K-1, C))."""
         projected_BLE = self._project(u_BLD, weights, x.injection_BLE)
         sizes = (self.head_dim, self.groups, self.state_size)
-        mix = self._mix_in_one_kernel if scan_runs_on_triton(projected_BLE, x.valid_BL, sizes) else self._mix
+        if torch.is_grad_enabled():
+            is_whole = state is None and not return_state
+            is_fused = is_whole and trained_scan_runs_on_triton(projected_BLE, x.valid_BL, sizes)
+        else:
+            is_fused = scan_runs_on_triton(projected_BLE, x.valid_BL, sizes)
+        mix = self._mix_in_one_kernel if is_fused else self._mix
         y_BLI, state = mix(projected_BLE, weights, x, state, return_state)
         return F.linear(y_BLI, weights.out_proj_DI), state
 
@@ -111,7 +116,7 @@ class Mamba2Mixer(nn.Module):
     def _mix_in_one_kernel(
         self, projected_BLE: Tensor, weights: Mamba2Weights, x: StackInput, state: LayerState | None, return_state: bool
     ) -> tuple[Tensor, LayerState | None]:
-        """The same without gradient and padding."""
+        """The same without padding; with a gradient, from an empty state."""
         assert self.conv1d.bias is not None
         y_BLI, ssm_state = gated_scan(
             projected_BLE,

@@ -28,7 +28,9 @@ FAKE_PACKAGES = {
     "mamba_ssm/ops/triton/__init__.py": "",
     "mamba_ssm/ops/triton/ssd_combined.py": "def mamba_chunk_scan_combined(*args, **kwargs): ...",
     "causal_conv1d/__init__.py": "def causal_conv1d_fn(*args, **kwargs): ...",
+    "causal_conv1d/cpp_functions.py": "def causal_conv1d_bwd_function(*args, **kwargs): ...",
 }
+CAUSAL_CONV = [name for name in FAKE_PACKAGES if name.startswith("causal_conv1d/")]
 PACKAGES = {name.partition("/")[0] for name in FAKE_PACKAGES}
 
 
@@ -157,7 +159,7 @@ def test_triton_is_loaded_without_running_the_package_of_mamba_ssm(gpu_machine: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"causal_conv1d/__init__.py": None}, "causal_conv1d not installed: pip install"),
+        (dict.fromkeys(CAUSAL_CONV), "causal_conv1d not installed: pip install"),
         ({"causal_conv1d/__init__.py": "import causal_conv1d_cuda"}, "causal_conv1d_cuda.*rebuild"),
         ({"mamba_ssm/ops/triton/ssd_combined.py": ""}, "mamba_chunk_scan_combined.*rebuild"),
     ],
@@ -208,11 +210,26 @@ def test_what_the_ssd_kernels_cannot_serve_goes_to_torch_and_is_said_once(
 
 def test_fp32_runs_on_triton_where_tf32_is_allowed(capable: None) -> None:
     before = torch.get_float32_matmul_precision()
+    projected = fake(2, 8, 2 * 64 + 2 * 128 + 1, dtype=torch.float32)
     try:
+        torch.set_float32_matmul_precision("highest")
+        assert not selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128))
         torch.set_float32_matmul_precision("high")
         assert selection.ssd_runs_on_triton(fake(2, 8, 4, 16, dtype=torch.float32), fake(2, 8, 1, 16))
+        assert selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128))
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("sizes", [(128, 1, 128), (64, 1, 256), (48, 1, 64), (64, 1, 8)])
+def test_states_that_the_gradient_of_the_mixer_cannot_hold_go_to_torch(sizes: tuple, capable: None) -> None:
+    assert not selection.trained_scan_runs_on_triton(fake(2, 8, 800), None, sizes)
+
+
+def test_long_and_padded_sequences_take_no_gradient_of_the_mixer_in_one(capable: None) -> None:
+    assert selection.trained_scan_runs_on_triton(fake(2, 512, 2320), None, (64, 1, 128))
+    assert not selection.trained_scan_runs_on_triton(fake(2, 513, 2320), None, (64, 1, 128))
+    assert not selection.trained_scan_runs_on_triton(fake(2, 8, 2320), torch.ones(2, 8), (64, 1, 128))
 
 
 @pytest.mark.parametrize(("channels", "width"), [(12, 4), (16, 5), (16, 1)])

@@ -1,0 +1,161 @@
+"""The mixer in Triton kernels and its gradient against autograd through the formula in fp64, over a grid of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from implicit_llm.kernels import selection
+from implicit_llm.kernels.operations import ScanWeights, gated_scan
+from implicit_llm.kernels.selection import kernels
+from implicit_llm.models.configuration import ImplicitMamba2Config
+from tests.unit.kernels.reference import relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+DEVICE = "cuda"
+# As in test_kernel_grid: of outputs, and of gradients. fp32 multiplies in TF32.
+TOLERANCE = {torch.float32: (2e-3, 4e-3), torch.float16: (4e-3, 8e-3), torch.bfloat16: (1.5e-2, 4e-2)}
+SIZES = [(64, 1, 128), (64, 2, 128), (32, 1, 64), (16, 2, 16)]  # P, G, N
+HEADS = 4
+
+
+@pytest.fixture(autouse=True)
+def _triton() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    with kernels("triton"):
+        yield
+    torch.set_float32_matmul_precision(before)
+
+
+def make_inputs(length: int, sizes: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """projected in `dtype`; parameters, as they are trained, in fp32."""
+    width, groups, state = sizes
+    inner, channels = HEADS * width, HEADS * width + 2 * groups * state
+    make = torch.Generator().manual_seed(length)
+    projected = torch.randn(3, length, inner + channels + HEADS, generator=make)
+    weights = (
+        torch.randn(channels, 4, generator=make) * 0.4,
+        torch.randn(channels, generator=make) * 0.1,
+        torch.randn(HEADS, generator=make) - 2,
+        -1 - 4 * torch.rand(HEADS, generator=make),
+        torch.randn(HEADS, generator=make),
+    )
+    return projected.to(DEVICE, dtype), *(t.to(DEVICE) for t in weights)
+
+
+def plain(projected_BLE: Tensor, weights: ScanWeights, sizes: tuple[int, int, int]) -> Tensor:
+    """The formula, position by position, in the dtype of its inputs."""
+    width, groups, size = sizes
+    inner, bc = HEADS * width, groups * size
+    gate, xBC, dt = projected_BLE.split([inner, inner + 2 * bc, HEADS], dim=-1)
+    dt_BLH = F.softplus(dt + weights.dt_bias_H)
+    padded = F.pad(xBC, (0, 0, 3, 0)).unfold(1, 4, 1)
+    x, B, C = F.silu((padded * weights.conv_CK).sum(-1) + weights.conv_bias_C).split([inner, bc, bc], dim=-1)
+    x_BLHP = x.unflatten(-1, (HEADS, width))
+    B_BLHN, C_BLHN = (t.unflatten(-1, (groups, size)).repeat_interleave(HEADS // groups, dim=2) for t in (B, C))
+    state_BHPN, y = x.new_zeros(len(x), HEADS, width, size), []
+    for t in range(x.shape[1]):
+        fed_BHPN = (dt_BLH[:, t, :, None] * x_BLHP[:, t])[..., None] * B_BLHN[:, t, :, None]
+        state_BHPN = (dt_BLH[:, t] * weights.A_H).exp()[..., None, None] * state_BHPN + fed_BHPN
+        y.append((state_BHPN @ C_BLHN[:, t, :, :, None]).squeeze(-1))
+    y_BLHP = torch.stack(y, dim=1) + weights.D_H[:, None] * x_BLHP
+    return y_BLHP.flatten(2) * F.silu(gate)
+
+
+def results(inputs: tuple[Tensor, ...], sizes: tuple[int, int, int]) -> dict[str, Tensor]:
+    """Output and gradients by name, of the columns of the projection one by one, too."""
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    weights = ScanWeights(*leaves[1:])
+    is_exact = leaves[0].dtype == torch.float64
+    y = (
+        plain(leaves[0], weights, sizes)
+        if is_exact
+        else gated_scan(leaves[0], weights, sizes, None, return_state=False)[0]
+    )
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y)
+    gradients = torch.autograd.grad(y, leaves, dy)
+    inner, bc = HEADS * sizes[0], sizes[1] * sizes[2]
+    columns = dict(
+        zip(("gate", "x", "B", "C", "dt"), gradients[0].split([inner, inner, bc, bc, HEADS], -1), strict=True)
+    )
+    return {"y": y.detach()} | columns | dict(zip(ScanWeights._fields, gradients[1:], strict=True))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("length", [2, 16, 32, 50, 64, 65, 128, 200, 256, 512])
+def test_a_mixer_and_its_gradients_equal_the_formula(
+    length: int, sizes: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    inputs = make_inputs(length, sizes, dtype)
+    ours, exact = results(inputs, sizes), results(tuple(t.double() for t in inputs), sizes)
+    assert ours["y"].dtype == dtype
+    errors = {name: relative_error(ours[name], expected) for name, expected in exact.items()}
+    wrong = {name: error for name, error in errors.items() if not error < TOLERANCE[dtype][name != "y"]}
+    assert not wrong, f"{wrong} of all errors {errors}"
+
+
+def test_gradients_are_the_same_every_time() -> None:
+    inputs = make_inputs(256, (64, 1, 128), torch.bfloat16)
+    first, second = (results(inputs, (64, 1, 128)) for _ in range(2))
+    for name in ("y", "gate", "x", "B", "C", "dt", "A_H", "D_H", "dt_bias_H"):
+        if name not in ("x", "B", "C"):  # these have gone through the convolution of causal_conv1d
+            assert torch.equal(first[name], second[name]), name
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("length", [32, 256])
+def test_a_training_step_goes_through_it_and_equals_the_plain_one(
+    length: int, bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    config = ImplicitMamba2Config(
+        vocab_size=64, hidden_size=128, num_hidden_layers=2, head_dim=64, state_size=128, is_implicit=False
+    )
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE)
+    tokens = torch.randint(64, (3, length), device=DEVICE)
+
+    def gradients() -> dict[str, Tensor]:
+        model.zero_grad()
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=bf16):
+            model(input_ids=tokens, labels=tokens).loss.backward()
+        return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+    calls: list[bool] = []
+    decide = selection.trained_scan_runs_on_triton
+    monkeypatch.setattr(
+        "implicit_llm.models.mamba2.trained_scan_runs_on_triton",
+        lambda *inputs: calls.append(decide(*inputs)) or calls[-1],
+    )
+    ours = gradients()
+    assert calls == [True, True]
+    with kernels("torch"):
+        expected = gradients()
+    for name, gradient in expected.items():
+        assert relative_error(ours[name], gradient) < (0.1 if bf16 else 1e-2), name
+
+
+def test_both_passes_can_be_captured_in_a_graph() -> None:
+    sizes = (64, 1, 128)
+    inputs = make_inputs(256, sizes, torch.bfloat16)
+    expected = results(inputs, sizes)
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    dy = torch.randn(3, 256, HEADS * 64, generator=torch.Generator().manual_seed(1)).bfloat16().to(DEVICE)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, _ = gated_scan(leaves[0], ScanWeights(*leaves[1:]), sizes, None, return_state=False)
+        gradients = torch.autograd.grad(y, leaves, dy)
+    for _ in range(2):
+        graph.replay()
+    assert torch.equal(y, expected["y"])
+    assert torch.equal(gradients[4], expected["A_H"])
+    assert torch.equal(gradients[0][..., : HEADS * 64], expected["gate"])
