@@ -6,7 +6,9 @@ Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +22,7 @@ from transformers.utils import ModelOutput
 from implicit_llm.models import replayed_passes
 from implicit_llm.models.block_graph import BlockGraph
 from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.models.capture import CaptureFailed
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.llama3 import Llama3Layer, rope_tables
 from implicit_llm.models.mamba2 import Mamba2Layer, Mamba2Mixer
@@ -32,6 +35,8 @@ from implicit_llm.models.stack_map import StackMap
 from implicit_llm.solver.config import SolverConfig
 from implicit_llm.solver.passes import evaluation_pass, free_pass, free_stats, phantom_steps, unrolled_pass
 from implicit_llm.solver.stats import SolverStats
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -116,11 +121,13 @@ class ImplicitModel(ImplicitPreTrainedModel):
     """Shared forward pass; a family says which modules it has and how wide its injection is.
 
     replays_training: on a GPU, training passes of one shape come from captured CUDA graphs; the training stage sets it.
+    replays_evaluation: so do single tokens and blocks. Both end where a capture fails.
     sequence_graphs: those that solve blocks, in training (True) and in evaluation.
     """
 
     layers: nn.ModuleList
     replays_training = False
+    replays_evaluation = True
     has_growing_state = False  # whether a layer's state is as long as the sequence
 
     def final_norm(self) -> RMSNorm:
@@ -188,9 +195,10 @@ class ImplicitModel(ImplicitPreTrainedModel):
         stats: SolverStats | None
         is_plain = not output_hidden_states and not output_positions
         if cache is not None and is_plain and cache.replays(self, h_BLD) and is_unpadded(attention_mask):
-            h_BLD, stats = cache.step(self, h_BLD)
-            output = ImplicitModelOutput(h_BLD, cache, None, stats)
-            return output if return_dict is not False else output.to_tuple()
+            with self.graphs_may_fail():
+                h_BLD, stats = cache.step(self, h_BLD)
+                output = ImplicitModelOutput(h_BLD, cache, None, stats)
+                return output if return_dict is not False else output.to_tuple()
         prefix = None if cache is None or cache.prefix is None else cache.prefix.without_room()
         x = self.stack_input(h_BLD, attention_mask, position_ids, prefix)
         collect: list[Tensor] | None = [] if output_hidden_states else None
@@ -205,6 +213,16 @@ class ImplicitModel(ImplicitPreTrainedModel):
             cache.advance(prefix)
         output = ImplicitModelOutput(h_BLD, cache, tuple(collect) if collect is not None else None, stats)
         return output if return_dict is not False else output.to_tuple()
+
+    @contextmanager
+    def graphs_may_fail(self) -> Iterator[None]:
+        """Go on without CUDA graphs, from now on, where one cannot be captured."""
+        try:
+            yield
+        except CaptureFailed as error:
+            _log.warning("CUDA graphs cannot be captured here (%s): kernels are started one by one, slower", error)
+            self.replays_training = self.replays_evaluation = False
+            self.sequence_graphs.clear()
 
     def stack_input(
         self,
@@ -267,12 +285,12 @@ class ImplicitModel(ImplicitPreTrainedModel):
             raise ValueError("training starts from an empty state; drop past_key_values or call model.eval()")
         if solver.mode == "unrolled":
             z_BLD, stats = unrolled_pass(f, z0_BLD, solver)
-        elif self.replays_training and x.valid_BL is None and can_replay_training(self, embedding_BLD):
-            z_BLD, blocks = replayed_passes.training_solve(self, embedding_BLD, x.dropout_masks)
-            z_BLD = phantom_steps(f, z_BLD, solver)
-            stats = free_stats(blocks, solver, positions=positions)
-        else:
-            z_BLD, stats = free_pass(f, z0_BLD, solver, positions=positions)
+            return z_BLD, None, stats
+        if self.replays_training and x.valid_BL is None and can_replay_training(self, embedding_BLD):
+            with self.graphs_may_fail():
+                z_BLD, blocks = replayed_passes.training_solve(self, embedding_BLD, x.dropout_masks)
+                return phantom_steps(f, z_BLD, solver), None, free_stats(blocks, solver, positions=positions)
+        z_BLD, stats = free_pass(f, z0_BLD, solver, positions=positions)
         return z_BLD, None, stats
 
     def _evaluation_pass(
@@ -282,7 +300,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
         is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
         width = {"simultaneous": None, "sequential": 1, "blockwise": solver.eval_block_len}[solver.eval_mode]
         if width is not None and not is_padded and can_replay_evaluation(self, embedding_BLD, width):
-            return replayed_passes.evaluation(self, embedding_BLD, x.prefix, width, positions=positions)
+            with self.graphs_may_fail():
+                return replayed_passes.evaluation(self, embedding_BLD, x.prefix, width, positions=positions)
         return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, x.prefix, positions=positions)
 
 

@@ -71,7 +71,7 @@ class Setting:
 
 def can_replay(model: ImplicitModel, embedding_BLD: Tensor) -> bool:
     """Whether blocks can come from graphs: on a GPU, without gradient and without Anderson's memory."""
-    if embedding_BLD.device.type != "cuda" or torch.is_grad_enabled():
+    if embedding_BLD.device.type != "cuda" or torch.is_grad_enabled() or not model.replays_evaluation:
         return False
     solver = model.solver
     has_memory = solver is not None and solver.method == "anderson"

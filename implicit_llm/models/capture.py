@@ -15,6 +15,10 @@ def autocast_dtype(device: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
+class CaptureFailed(RuntimeError):
+    """Work could not be recorded: not enough memory, or something in it that graphs cannot hold."""
+
+
 class Recorder:
     """Captures parts of one computation, which share the memory of what lives only within a part.
 
@@ -29,8 +33,14 @@ class Recorder:
     def capture(self, part: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Run `part` eagerly, record it, and replay it once, so that what it writes holds values.
 
-        The random state of the device stays as it was.
+        The random state of the device stays as it was. Raises: CaptureFailed.
         """
+        try:
+            return self._capture(part)
+        except RuntimeError as error:
+            raise CaptureFailed((str(error).splitlines() or [type(error).__name__])[0]) from error
+
+    def _capture(self, part: Callable[[], None]) -> torch.cuda.CUDAGraph:
         random_state = torch.cuda.get_rng_state()
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

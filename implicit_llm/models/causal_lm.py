@@ -87,10 +87,11 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         others = (attention_mask, position_ids, past_key_values, cache_params, inputs_embeds)
         is_bare = all(other is None for other in others) and not (use_cache or output_hidden_states or output_positions)
         if labels is not None and input_ids is not None and is_bare and can_replay_step(self, input_ids):
-            total, logits, hidden, stats = self._replay_step(input_ids, labels, labels_aligned, return_logits)
-            mean = total / _count(labels, labels_aligned, num_items)
-            result = ImplicitCausalLMOutput(mean, logits, hidden, solver_stats=stats)
-            return result if return_dict is not False else result.to_tuple()
+            with self.base.graphs_may_fail():
+                total, logits, hidden, stats = self._replay_step(input_ids, labels, labels_aligned, return_logits)
+                mean = total / _count(labels, labels_aligned, num_items)
+                result = ImplicitCausalLMOutput(mean, logits, hidden, solver_stats=stats)
+                return result if return_dict is not False else result.to_tuple()
         output = self.base(
             input_ids,
             attention_mask=attention_mask,

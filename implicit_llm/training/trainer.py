@@ -162,7 +162,7 @@ class PhaseTrainer(Trainer):
         with self._autocast():
             outputs = model(input_ids=inputs["input_ids"], **self._head_options(labels_BL))
         loss = outputs.loss
-        if loss is None:  # a model of other makers
+        if loss is None:  # a model of other makers, or one whose solver failed
             loss = F.cross_entropy(
                 outputs.logits.flatten(0, 1).float(), labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
             )

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.models import block_graph, causal_lm, replayed_passes, step_graph
+from implicit_llm.models.capture import CaptureFailed
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
 
 SMALL = {"vocab_size": 37, "hidden_size": 16, "num_hidden_layers": 2}
@@ -146,3 +147,27 @@ def test_dropout_is_the_same_in_the_solver_and_in_the_phantom_steps() -> None:
         torch.manual_seed(1)
         losses.append(model(input_ids=ids, labels=ids, labels_aligned=True).loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+class _NoMemory:
+    def __init__(self, autocast: torch.dtype | None) -> None:
+        pass
+
+    def capture(self, part: Callable[[], None]) -> _Rerun:
+        raise CaptureFailed("out of memory")
+
+
+@pytest.mark.usefixtures("_without_gpu")
+@pytest.mark.parametrize("failing", [block_graph, step_graph])
+def test_a_capture_that_fails_is_said_once_and_the_work_done_without(failing, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(failing, "Recorder", _NoMemory)
+    monkeypatch.setattr(replayed_passes, "can_replay", lambda model, t: model.replays_evaluation)
+    model = _model(MAMBA, **FREE).train()
+    ids = torch.randint(37, (4, 8))
+    losses = []
+    for replays in (False, True, True):
+        model.base.replays_training = replays and model.base.replays_evaluation
+        losses.append(model(input_ids=ids, labels=ids, labels_aligned=True).loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) == pytest.approx(losses[2], rel=1e-6)
+    assert caplog.text.count("CUDA graphs cannot be captured here (out of memory)") == 1
+    assert not model.base.replays_training
