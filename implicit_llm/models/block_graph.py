@@ -131,7 +131,8 @@ class BlockGraph:
         self._embedding.copy_(embedding_BWD)
         for mine, mask in zip(self._masks or (), masks or (), strict=True):
             mine.copy_(mask)
-        self._graphs["begin"].replay()
+        if self.setting.solver is not None:
+            self._graphs["begin"].replay()
 
     @torch.no_grad()
     def solve(self) -> BlockStats:
@@ -230,6 +231,8 @@ class BlockGraph:
         self._open[level : level + 1] = [_Open(before.active_A[first], before.z_AWD[first], before.x.select(first))]
 
     def _close(self) -> None:
+        if self.setting.solver is None:  # all of its work in one graph
+            self._begin()
         z = self._embedding if self.setting.solver is None else self._best.z
         out, layers = self._model.apply_stack(z, self._open[0].x, return_states=True)
         self._out.copy_(out)
@@ -252,8 +255,8 @@ class BlockGraph:
 
     def _parts(self) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "refresh", self._refresh
-        yield "begin", self._begin
         if self.setting.solver is not None:
+            yield "begin", self._begin
             yield "iterate 0", lambda: self._iterate(0)
             for level, size in enumerate(self._smaller_batches(), start=1):
                 yield f"compact {level}", lambda level=level, size=size: self._compact(level, size)  # type: ignore[misc]
