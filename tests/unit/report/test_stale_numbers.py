@@ -44,7 +44,8 @@ def test_an_input_of_another_fingerprint_stops_the_report(tmp_path: Path, roles:
     assert "1 stale number: accuracies (tables accuracy" in message
     assert f"of {EVALUATION}: its manifest carries fingerprint" in message
     assert f"wanted is {'f' * 16}" in message
-    assert f"snakemake {roles[stale]}/manifest.json --configfile workflow/config/demo.yaml" in message
+    command = "snakemake --configfile workflow/config/demo.yaml --profile profiles/local"
+    assert f"{command} {roles[stale]}/manifest.json" in message
     assert "implicit-llm report --config demo --holes" in message
     assert not (tmp_path / "report" / "index.html").exists()
 

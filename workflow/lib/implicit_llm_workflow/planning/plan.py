@@ -26,6 +26,7 @@ from implicit_llm_workflow.planning.report_outputs import report_figures, report
 from implicit_llm_workflow.planning.staleness import Status, status_of
 
 RESULTS = Path("results")
+LOCAL_PROFILE, CLUSTER_PROFILE = "profiles/local", "profiles/cluster"
 FINGERPRINT_DIGITS = 16
 
 # Jobs with more inputs are told them in a file: one word of a command holds 128 KB on Linux.
@@ -125,10 +126,10 @@ class Plan:
             if self.has_many_inputs(node):
                 _write_once(self.inputs_file(node), json.dumps(self.input_dirs(node), indent=1))
 
-    def command_for(self, nodes: Iterable[Node]) -> str:
+    def command_for(self, nodes: Iterable[Node], profile: str = LOCAL_PROFILE) -> str:
         """The shell command that makes these nodes and what they need."""
         # --configfile takes every word up to the next option, so it must not stand before the targets.
-        words = ["snakemake", "--configfile", self.experiment.source, "--profile", "profiles/local"]
+        words = ["snakemake", "--configfile", self.experiment.source, "--profile", profile]
         if self.root.parent.resolve() != RESULTS.resolve():
             words += ["--directory", str(self.root.parent.parent)]
         targets = [Path(self.manifest(node)).relative_to(self.root.parent) for node in nodes]

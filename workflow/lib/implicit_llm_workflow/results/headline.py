@@ -24,8 +24,8 @@ from implicit_llm_workflow.library_module import load_library_module
 from implicit_llm_workflow.planning.data_nodes import nodes_of_test_data
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import read_metrics
+from implicit_llm_workflow.results.shown_numbers import MISSING
 
-MISSING = "-"
 _STALE = " (stale)"
 
 
@@ -60,9 +60,10 @@ def headline_tables(plan: Plan) -> Iterator[Table]:
 
 
 def where_to_look(plan: Plan) -> Iterator[str]:
-    """The report's path and the command that opens MLflow."""
+    """The report's path, or the command that makes it; and the one that opens MLflow."""
     page = plan.root / "report" / "index.html"
-    yield f"report: {page}" if page.is_file() else f"report: not made yet; run snakemake {page}"
+    make = plan.command_for([plan.nodes["report"]])
+    yield f"report: {page}" if page.is_file() else f"report: not made yet; type: {make}"
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     store = plan.root.parent / "mlflow.db"
     shown = load_library_module("tracking/passwords.py").without_password

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.errors import UserError
-from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS
+from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS, LOCAL_PROFILE
 from implicit_llm_workflow.planning.recorded import MANIFEST, METRICS
 from implicit_llm_workflow.results.verify import sha256_of
 
@@ -67,7 +67,7 @@ def stale_error(found: list[StaleNumber], experiment: str) -> StaleNumbers:
     listed = "; ".join(map(str, found))
     manifests = [item.manifest.as_posix() for item in found]
     remove, config = shlex.join(["rm", "-f", *manifests]), f"workflow/config/{experiment}.yaml"
-    make = shlex.join(["snakemake", *manifests, "--configfile", config])
+    make = shlex.join(["snakemake", "--configfile", config, "--profile", LOCAL_PROFILE, *manifests])
     return StaleNumbers(
         f"{len(found)} stale number{'s' if len(found) > 1 else ''}: {listed}. Type `{remove} && {make}`, or "
         f"`implicit-llm report --config {experiment} --holes` for a report without them"

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.plan import CLUSTER_PROFILE, LOCAL_PROFILE, Plan
 from implicit_llm_workflow.results import runs_table
 from implicit_llm_workflow.results.job_look import LOG, STARTING, STATES, Observed, last_lines
 from implicit_llm_workflow.results.lock_holder import Holder
@@ -238,9 +238,9 @@ def _advice(failure_class: str | None) -> str:
 
 def _command(snapshot: Snapshot) -> str:
     """The snakemake that makes the targets, with the profile that was in use."""
-    command = snapshot.plan.command_for(snapshot.plan.nodes[key] for key in snapshot.targets)
     is_slurm = any(job.submitted is not None and job.submitted.cluster == "slurm" for job in snapshot.jobs.values())
-    return command.replace("profiles/local", "profiles/cluster") if is_slurm else command
+    nodes = [snapshot.plan.nodes[key] for key in snapshot.targets]
+    return snapshot.plan.command_for(nodes, CLUSTER_PROFILE if is_slurm else LOCAL_PROFILE)
 
 
 def _now(job: Observed) -> str:
