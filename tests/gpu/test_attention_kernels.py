@@ -23,13 +23,6 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 HEADS = [(1, 64), (3, 24), (12, 64), (4, 16), (2, 96), (2, 128)]  # heads and their width
 
 
-@pytest.fixture(autouse=True)
-def _triton() -> object:
-    torch.manual_seed(0)
-    with kernels("triton"):
-        yield
-
-
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, device="cuda").to(dtype)
 
@@ -38,6 +31,11 @@ def tables(length: int, width: int, start: int = 0, batch: int = 1) -> tuple[Ten
     """Rotary tables of consecutive positions, of each sequence its own if there are several."""
     positions = start + torch.arange(length, device="cuda") + torch.arange(batch, device="cuda")[:, None]
     return rope_tables(positions, width, ImplicitLlama3Config.rope_theta, torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def _exact_products(_triton: None) -> None:
+    torch.set_float32_matmul_precision("highest")  # of the twins; the kernels' fp32 products are exact
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

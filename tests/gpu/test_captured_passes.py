@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
 from tests.unit.kernels.reference import relative_error
 
@@ -33,15 +32,6 @@ CASES = {
     "llama": (LLAMA, FREE),
     "llama-blocks": (LLAMA, FREE | {"block_len": 16}),
 }
-
-
-@pytest.fixture(autouse=True)
-def _triton() -> object:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    with kernels("triton"):
-        yield
-    torch.set_float32_matmul_precision(before)
 
 
 def _trained(config, solver: dict[str, Any], bf16: bool, replays: bool, return_logits: bool) -> tuple[list, list]:

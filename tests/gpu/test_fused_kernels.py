@@ -24,15 +24,6 @@ pytestmark = [
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2}  # fp32 products in TF32
 
 
-@pytest.fixture(autouse=True)
-def _triton() -> object:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    with kernels("triton"):
-        yield
-    torch.set_float32_matmul_precision(before)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("length", [1, 16, 32, 50, 64, 65, 256])

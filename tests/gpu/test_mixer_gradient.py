@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -25,15 +23,6 @@ DEVICE = "cuda"
 TOLERANCE = {torch.float32: (2e-3, 4e-3), torch.float16: (4e-3, 8e-3), torch.bfloat16: (1.5e-2, 4e-2)}
 SIZES = [(64, 1, 128), (64, 2, 128), (32, 1, 64), (16, 2, 16)]  # P, G, N
 HEADS = 4
-
-
-@pytest.fixture(autouse=True)
-def _triton() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    with kernels("triton"):
-        yield
-    torch.set_float32_matmul_precision(before)
 
 
 def make_inputs(length: int, sizes: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -20,12 +18,6 @@ DEVICE = "cuda"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 WIDTHS = [3, 48, 256, 1000, 1024, 4096, 16384]
 EPS = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def _triton() -> Iterator[None]:
-    with kernels("triton"):
-        yield
 
 
 def make_inputs(rows: tuple[int, ...], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
