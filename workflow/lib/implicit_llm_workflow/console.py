@@ -41,7 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(evaluate_commands.evaluate, name="evaluate", rich_help_panel="Jobs")
-app.add_typer(mlflow_command.mlflow, name="mlflow")
+app.add_typer(mlflow_command.mlflow, name="mlflow", rich_help_panel="Experiments")
 _experiments = (
     init_command.init,
     *plan_commands.COMMANDS,
@@ -57,8 +57,8 @@ _experiments = (
     verify_command.verify,
 )
 for _panel, _commands in (
-    ("Jobs", (*stage_commands.COMMANDS, report_command.report, preflight_command.preflight)),
     ("Experiments", _experiments),
+    ("Jobs", (*stage_commands.COMMANDS, report_command.report, preflight_command.preflight)),
 ):
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)

@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from implicit_llm_workflow import console
 from implicit_llm_workflow.commands.job import OptionError, parse_inputs
@@ -15,22 +17,17 @@ from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.tiny_jobs import finish
 
-JOBS = ["data", "train", "checkpoint", "report", "mlflow", "mlflow init", "mlflow rebuild"]
-EVALUATIONS = ["word-problem", "catbabi", "perplexity", "lm-eval", "duality", "jacobian"]
-COMMANDS = [
-    *JOBS,
-    "evaluate",
-    *(f"evaluate {kind}" for kind in EVALUATIONS),
-    "identity",
-    "nodes",
-    "headline",
-    "estimate",
-    "prefetch",
-    "verify",
-    "status",
-    "runs",
-    "compare",
-]
+
+def helps_of(group: Any) -> Iterator[tuple[str, str]]:
+    """Every command below it with its text; those of a group behind its own name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from ((f"{name} {inner}", text) for inner, text in helps_of(command))
+        else:
+            yield name, command.help
+
+
+HELPS = dict(helps_of(get_command(console.app)))
 
 
 def test_help_loads_no_heavy_package() -> None:
@@ -51,13 +48,27 @@ def test_making_data_loads_no_models() -> None:
     assert set(loaded_after(start, use)) == {"numpy", "implicit_llm"}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", sorted(HELPS))
 def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, _ = run(capsys, *command.split(), "--help")
     assert code == 0
-    if command not in ("mlflow", "evaluate"):
-        assert "Example" in out
-        assert re.search(r"(implicit-llm|snakemake) ", out.split("Example")[1])
+    example = out.split("Example")[1].partition("╭")[0]
+    assert re.search(rf"implicit-llm {command}\b", example)
+    starts = re.findall(
+        r"^ +((?:implicit-llm|snakemake|mlflow|srun|cd) \S+)", HELPS[command].split("**Example**")[1], re.M
+    )
+    lines = [line.strip() for line in example.splitlines()]
+    assert [start for start in starts if not any(line.startswith(start) for line in lines)] == []  # not run together
+
+
+@pytest.mark.parametrize("group", ["mlflow", "evaluate"])
+def test_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str], group: str) -> None:
+    _, out, _ = run(capsys, group, "--help")
+    assert [name for name in HELPS if name.startswith(f"{group} ") and name.split()[1] not in out] == []
+
+
+def test_every_command_of_the_console_is_among_them() -> None:
+    assert {"explain", "accept", "lineage", "excerpts", "init", "preflight", "lm-eval", "mlflow init"} <= HELPS.keys()
 
 
 def test_the_nodes_are_listed_with_their_state(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:

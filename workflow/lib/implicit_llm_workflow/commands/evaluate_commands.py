@@ -79,7 +79,7 @@ def perplexity(lengths: Lengths = "", max_tokens: MaxTokens = 0, precision: Prec
 
     **Example**
 
-        implicit-llm evaluate perplexity --model models/pythia-160m --data results/paper/data/pile-test
+        implicit-llm evaluate perplexity --model models/pythia-160m --data results/paper/data/pile-test \\
             --lengths 2048,4096 --max-tokens 1000000
     """
     settings = _known({"max_tokens": max_tokens, "precision": precision})
@@ -101,7 +101,7 @@ def lm_eval(
 
     **Example**
 
-        implicit-llm evaluate lm-eval --model results/miniature/train/text-mamba2-implicit-s0/free-80
+        implicit-llm evaluate lm-eval --model results/miniature/train/text-mamba2-implicit-s0/free-80 \\
             --data results/miniature/data/text-tokenizer --tasks local_cloze --task-path local --limit 20
     """
     names = _words(tasks)

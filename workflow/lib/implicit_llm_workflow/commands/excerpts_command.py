@@ -16,6 +16,8 @@ def excerpts(
 ) -> None:
     """List the figures and tables of the paper, each of which Snakemake makes by itself, and what is there of them.
 
+    jobs: how many there are behind it, and how many of them are fresh. page: of its own, in results/NAME/excerpt/.
+
     **Example**
 
         implicit-llm excerpts --config miniature

@@ -48,7 +48,6 @@ def init(
     **Example**
 
         implicit-llm init my-study
-
         cd my-study && snakemake --profile profiles/local -n
     """
     made = write_project(folder)

@@ -20,8 +20,6 @@ from implicit_llm_workflow.planning.recorded import MANIFEST
 from implicit_llm_workflow.planning.submitted_code import require_submitted_code
 
 STAGES_WITHOUT_MODELS = ("data", "report")
-
-
 EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays
 
 
@@ -50,8 +48,6 @@ Inputs = Annotated[
 Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves their number to the libraries.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-
-
 Kernels = Annotated[str, typer.Option(help="auto, torch or triton.")]
 Downloads = Annotated[
     Path,

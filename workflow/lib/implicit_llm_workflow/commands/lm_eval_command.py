@@ -18,8 +18,8 @@ def lm_eval(context: typer.Context) -> None:
     **Example**
 
         implicit-llm lm-eval run --help
-        implicit-llm lm-eval --model hf --tasks local_cloze --include_path workflow/config/lm_eval/local
-            --model_args eval_mode=sequential tokenizer=results/miniature/data/text-tokenizer
+        implicit-llm lm-eval --model hf --tasks local_cloze --include_path workflow/config/lm_eval/local \\
+            --model_args eval_mode=sequential tokenizer=results/miniature/data/text-tokenizer \\
             pretrained=results/miniature/train/text-mamba2-implicit-s0/free-80
     """
     from implicit_llm.evaluation.lm_eval_harness.command_line import main

@@ -125,7 +125,7 @@ def train(
     **Example**
 
         implicit-llm identity train/a5-implicit-s1/unrolled --config demo > id.json
-        implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled --identity @id.json
+        implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled --identity @id.json \\
             --input data=results/demo/data/a5-train
     """
     worker = ("-m", "implicit_llm_workflow.console", *sys.argv[1:])
