@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -133,6 +134,26 @@ def test_gradients_of_an_overwritten_pass_are_refused() -> None:
     model(input_ids=ids, labels=ids, labels_aligned=True)
     with pytest.raises(RuntimeError, match="call backward"):
         first.backward()
+
+
+@pytest.mark.usefixtures("_without_gpu")
+def test_gradients_of_a_captured_pass_reach_data_parallel_training(tmp_path: Path) -> None:
+    model = _model(MAMBA, **FREE).train()
+    ids = torch.randint(37, (4, 6))
+    model(input_ids=ids, labels=ids, labels_aligned=True).loss.backward()
+    plain = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    model.base.replays_training = True
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        parallel = torch.nn.parallel.DistributedDataParallel(model)
+        for _ in range(2):  # the first pass captures while the reducer already knows the parameters
+            model.zero_grad()
+            parallel(input_ids=ids, labels=ids, labels_aligned=True).loss.backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    for parameter, gradient in zip(model.parameters(), plain, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.usefixtures("_without_gpu")
