@@ -85,12 +85,12 @@ def test_the_supporting_lines_alone_prove_the_answer(family: int, length: int) -
                 assert len(proof) >= 2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {7, 8}))  # a count or a list may stay right by chance
 def test_without_any_one_of_its_supporting_lines_an_answer_is_not_proved(family: int) -> None:
     for story in stories(family, 10):
         texts = {line.number: line.text for line in story}
         for line in story:
-            for left_out in line.supports if family not in (7, 8) else ():
+            for left_out in line.supports:
                 proof = [texts[number] for number in sorted(line.supports) if number != left_out]
                 assert answer_or_none(proof, line.text) != line.answer, (proof, line)
 
