@@ -298,8 +298,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
     ) -> tuple[Tensor, Prefix, SolverStats]:
         x = f.x
         is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
-        width = {"simultaneous": None, "sequential": 1, "blockwise": solver.eval_block_len}[solver.eval_mode]
-        if width is not None and not is_padded and can_replay_evaluation(self, embedding_BLD, width):
+        width = solver.eval_width(embedding_BLD.shape[1])
+        if not is_padded and can_replay_evaluation(self, embedding_BLD, width):
             with self.graphs_may_fail():
                 return replayed_passes.evaluation(self, embedding_BLD, x.prefix, width, positions=positions)
         return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, x.prefix, positions=positions)

@@ -24,8 +24,7 @@ from implicit_llm.models.capture import Recorder, autocast_dtype
 from implicit_llm.models.stack import Prefix, StackInput
 from implicit_llm.solver.best import Best
 from implicit_llm.solver.config import SolverConfig
-from implicit_llm.solver.methods import make_update
-from implicit_llm.solver.residual import make_rule
+from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import BlockStats
 
 if TYPE_CHECKING:
@@ -119,10 +118,8 @@ class BlockGraph:
         solver = setting.solver
         if solver is not None:
             self._best = Best(self._embedding, None)
-            stop = solver.stop if setting.is_training else solver.eval_stop
-            self._rule = make_rule(stop, solver.tol, is_training=setting.is_training)
-            # In evaluation "plain" is damped too, as published.
-            self._update = make_update(solver.method if setting.is_training else "damped", solver.tau)
+            self._search = Search.of(solver, is_training=setting.is_training)
+            self._update = self._search.update()  # for all blocks: none that is captured remembers iterates
         self._capture_all()
 
     @torch.no_grad()
@@ -137,10 +134,7 @@ class BlockGraph:
     @torch.no_grad()
     def solve(self) -> BlockStats:
         """Iterate until every sequence is done or the iterations are spent. Raises: NonFiniteState."""
-        solver = self.setting.solver
-        assert solver is not None
-        # The published evaluation spends one of its iterations on the closing f.
-        max_iter = solver.max_iter if self.setting.is_training else max(1, solver.eval_budget - 1)
+        max_iter = self._search.max_iter
         level = 0
         for iteration in range(1, max_iter + 1):
             self._graphs[f"iterate {level}"].replay()
@@ -154,7 +148,7 @@ class BlockGraph:
                 self._graphs[f"compact {level}"].replay()
         best = self._best
         best.raise_if_not_finite()
-        is_open_BW = best.residual_BL >= solver.tol
+        is_open_BW = best.residual_BL >= self._search.rule.tol
         return BlockStats(best.num_iter.clone(), best.residual.clone(), best.done.clone(), is_open_BW)
 
     @property
@@ -222,7 +216,7 @@ class BlockGraph:
         here = self._open[level]
         fz = self._model.apply_stack(here.z_AWD, here.x)[0]
         z_next = self._update(here.z_AWD, fz)
-        self._best.take(here.active_A, (here.z_AWD, fz, z_next), self._rule, None)
+        self._best.take(here.active_A, (here.z_AWD, fz, z_next), self._search.rule, None)
         here.z_AWD.copy_(z_next)
 
     def _compact(self, level: int, size: int) -> None:
@@ -267,7 +261,7 @@ class BlockGraph:
     def _smaller_batches(self) -> list[int]:
         """Sizes to which the batch shrinks; none for single tokens, nor where all sequences stop together."""
         sizes, size = [], self.setting.batch // 2
-        while size >= MIN_COMPACTED and self.setting.width > 1 and self._rule.stop != "batch":
+        while size >= MIN_COMPACTED and self.setting.width > 1 and self._search.rule.stop != "batch":
             sizes.append(size)
             size //= 2
         return sizes

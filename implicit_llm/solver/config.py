@@ -32,9 +32,10 @@ class SolverConfig:
     sequence at once).
 
     Evaluation. `eval_mode` "blockwise" solves blocks of `eval_block_len` tokens from the converged state before them,
-    "sequential" is a block of one token, "simultaneous" a block of the whole sequence. Iterations are damped by `tau`,
-    at most `eval_max_iter` per block (None: four times `max_iter`), and one undamped f closes each block.
-    `eval_stop="batch"` is the published rule: one norm over the whole batch, relative to the iterate before f.
+    "sequential" is a block of one token, "simultaneous" a block of the whole sequence. Iterations are damped by `tau`
+    (with which "anderson" mixes), at most `eval_max_iter` per block (None: four times `max_iter`), and one undamped f
+    closes each block. `eval_stop="batch"` is the published rule: one norm over the whole batch, relative to the iterate
+    before f.
 
     Source: Schöne et al. 2025, section 2; phantom gradient of Geng et al. 2021; blockwise evaluation is new here.
     """
@@ -98,3 +99,7 @@ class SolverConfig:
     def eval_budget(self) -> int:
         """Iterations allowed for one block in evaluation."""
         return 4 * self.max_iter if self.eval_max_iter is None else self.eval_max_iter
+
+    def eval_width(self, length: int) -> int:
+        """Tokens of a block in evaluation, of sequences of `length` tokens."""
+        return {"simultaneous": length, "sequential": 1, "blockwise": self.eval_block_len}[self.eval_mode]

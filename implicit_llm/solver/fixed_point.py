@@ -37,14 +37,13 @@ def solve(
     *,
     update: Update,
     rule: Rule,
-    tol: float,
     max_iter: int,
     valid_BL: Tensor | None = None,
 ) -> tuple[Tensor, BlockStats]:
     """Iterate `step` from z0 until `rule` is met or `max_iter` evaluations are spent; without gradient.
 
     Returns: per sequence the iterate with the lowest residual, made by `update`, (B, L, D); and the statistics. Tokens
-        whose own residual is not below tol are reported whatever the rule says of their sequence.
+        whose own residual is not below the rule's tol are reported whatever the rule says of their sequence.
     Raises: NonFiniteState, naming sequence and position.
     Source: Schöne et al. 2025, section 2.
     """
@@ -70,4 +69,4 @@ def solve(
             valid = None if valid is None else valid[keep]
             update.select(keep)
     best.raise_if_not_finite()
-    return best.z, BlockStats(best.num_iter, best.residual, best.done, best.residual_BL >= tol)
+    return best.z, BlockStats(best.num_iter, best.residual, best.done, best.residual_BL >= rule.tol)

@@ -6,6 +6,7 @@ same).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from implicit_llm.solver.config import SolverConfig
 from implicit_llm.solver.fixed_point import FixedPointMap, solve
-from implicit_llm.solver.methods import make_update
-from implicit_llm.solver.residual import make_rule
+from implicit_llm.solver.methods import Update, make_update
+from implicit_llm.solver.residual import Rule, make_rule
 from implicit_llm.solver.stats import BlockStats, SolverStats, gather_blocks, unrolled_stats
 
 
@@ -37,6 +38,31 @@ class SequenceMap(Protocol):
     def block(self, start: int, end: int, state: Any) -> BlockMap: ...
 
 
+@dataclass(frozen=True, eq=False)  # as residual.Rule
+class Search:
+    """How a block is solved: its stopping rule, and the most evaluations of f before it is closed."""
+
+    rule: Rule
+    max_iter: int
+    method: str
+    tau: float
+
+    @classmethod
+    def of(cls, solver: SolverConfig, *, is_training: bool) -> Search:
+        """That of a training pass or of an evaluation pass."""
+        if is_training:
+            return cls(make_rule(solver.stop, solver.tol, is_training=True), solver.max_iter, solver.method, solver.tau)
+        # In evaluation "plain" is damped too, as published; Anderson mixes with tau by itself. And the published
+        # evaluation spends one of its iterations on the closing f.
+        method = solver.method if solver.method == "anderson" else "damped"
+        rule = make_rule(solver.eval_stop, solver.tol, is_training=False)
+        return cls(rule, max(1, solver.eval_budget - 1), method, solver.tau)
+
+    def update(self) -> Update:
+        """A new one for each block, as it may remember iterates."""
+        return make_update(self.method, self.tau)
+
+
 def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, SolverStats]:
     """`num_unroll` iterations, all differentiated: the first undamped, the others damped by tau."""
     z_BLD = f(z0_BLD)
@@ -56,7 +82,8 @@ def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tupl
     """The solver's part of a free pass: z (B, L, D), and the statistics of each block with its length."""
     length = z0_BLD.shape[1]
     block_len = solver.block_len or length
-    z_BLD, _, blocks = _solve_blocks(f, z0_BLD, solver, block_len, None, is_training=True, close=block_len < length)
+    search = Search.of(solver, is_training=True)
+    z_BLD, _, blocks = _solve_blocks(f, z0_BLD, search, block_len, None, close=block_len < length)
     return z_BLD, blocks
 
 
@@ -80,35 +107,26 @@ def evaluation_pass(
 
     Returns: z (B, L, D), the state after the last block, and the statistics.
     """
-    length = z0_BLD.shape[1]
-    block_len = {"simultaneous": length, "sequential": 1, "blockwise": solver.eval_block_len}[solver.eval_mode]
-    z_BLD, state, blocks = _solve_blocks(f, z0_BLD, solver, block_len, state, is_training=False, close=True)
+    search, block_len = Search.of(solver, is_training=False), solver.eval_width(z0_BLD.shape[1])
+    z_BLD, state, blocks = _solve_blocks(f, z0_BLD, search, block_len, state, close=True)
     return z_BLD, state, gather_blocks(blocks, 1, positions=positions)
 
 
 def _solve_blocks(
-    f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, block_len: int, state: Any, *, is_training: bool, close: bool
+    f: SequenceMap, z0_BLD: Tensor, search: Search, block_len: int, state: Any, *, close: bool
 ) -> tuple[Tensor, Any, list[tuple[int, BlockStats]]]:
     """Solve block after block from the converged state before each; `close` ends a block with one undamped f."""
     length = z0_BLD.shape[1]
-    stop = solver.stop if is_training else solver.eval_stop
-    # In evaluation "plain" is damped too, as published; Anderson mixes with tau by itself.
-    method = solver.method if is_training or solver.method == "anderson" else "damped"
-    # The published evaluation spends one of its iterations on the closing f.
-    max_iter = solver.max_iter if is_training else max(1, solver.eval_budget - 1)
-    rule = make_rule(stop, solver.tol, is_training=is_training)
     parts, blocks = [], []
     for start in range(0, length, block_len):
         end = min(start + block_len, length)
         block = f.block(start, end, state)
-        update = make_update(method, solver.tau)
         z_BWD, stats = solve(
             block,
             z0_BLD[:, start:end],
-            update=update,
-            rule=rule,
-            tol=solver.tol,
-            max_iter=max_iter,
+            update=search.update(),
+            rule=search.rule,
+            max_iter=search.max_iter,
             valid_BL=block.valid_BL,
         )
         if close:
