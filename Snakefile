@@ -5,7 +5,7 @@ from snakemake.utils import min_version
 
 from implicit_llm_workflow.commands.command_targets import config_file_of
 
-min_version("9.11")
+min_version("9.12")
 
 # Snakemake merges config files, so the chosen one must not lie below another one. Jobs on other machines are told the same.
 if not workflow.configfiles:

@@ -28,7 +28,7 @@ class Progress:
     keeps_last: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # torch.compile of PyTorch 2.7 hashes it before it has its fields
 class Rule:
     """A stopping rule: called with z, f(z) (B, L, D) and which positions are no padding (None: all)."""
 

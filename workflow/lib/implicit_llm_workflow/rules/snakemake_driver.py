@@ -39,7 +39,7 @@ def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
     prepare = getattr(workflow, "_prepare_dag", None)
     if prepare is None:
         raise UnsupportedSnakemake(
-            "this release of Snakemake builds its job graph in another way; install snakemake>=9.11,<10"
+            "this release of Snakemake builds its job graph in another way; install snakemake>=9.12,<10"
         )
 
     stale = plan.stale()

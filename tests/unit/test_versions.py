@@ -1,0 +1,36 @@
+"""The versions that the project asks for are the same wherever they stand."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+RANGES = {item.name.replace("_", "-").lower(): item.specifier for item in map(Requirement, PROJECT["dependencies"])}
+
+
+def test_the_pinned_versions_lie_in_the_ranges() -> None:
+    lines = (ROOT / "constraints" / "cpu.txt").read_text(encoding="utf-8").splitlines()
+    pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    known = [pin for pin in pinned if pin.name.replace("_", "-").lower() in RANGES]
+    assert len(known) > 10
+    for pin in known:
+        (version,) = [item.version for item in pin.specifier]
+        assert RANGES[pin.name.replace("_", "-").lower()].contains(version), pin
+
+
+def test_the_environments_of_the_machines_have_a_torch_in_the_range() -> None:
+    for path in sorted((ROOT / "envs").glob("*.yaml")):
+        versions = re.findall(r"torch==([0-9.]+)", path.read_text(encoding="utf-8"))
+        assert versions, path
+        assert all(RANGES["torch"].contains(version) for version in versions), path
+
+
+def test_the_snakefile_asks_for_the_lowest_snakemake_of_the_range() -> None:
+    asked = re.search(r'min_version\("([0-9.]+)"\)', (ROOT / "Snakefile").read_text(encoding="utf-8"))
+    assert asked is not None
+    assert f">={asked[1]}" in str(RANGES["snakemake"]).split(",")
