@@ -6,6 +6,7 @@ What CUDA graphs themselves do is tested on a GPU: tests/gpu/test_captured_passe
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _model(config, **solver):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(deepcopy(config))  # which it keeps, and the solver is part of it
     if model.solver is not None:
         model.solver = replace(model.solver, **solver)
     return model
