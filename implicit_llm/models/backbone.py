@@ -5,30 +5,27 @@ Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabu
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from implicit_llm.models import replayed_passes
 from implicit_llm.models.block_graph import BlockGraph
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.capture import CaptureFailed
-from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.llama3 import Llama3Layer, rope_tables
-from implicit_llm.models.mamba2 import Mamba2Layer, Mamba2Mixer
+from implicit_llm.models.mamba2 import Mamba2Layer
 from implicit_llm.models.norm import RMSNorm
+from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.projection import NormedWeight
-from implicit_llm.models.published_layout import is_published, read_published_weights
 from implicit_llm.models.replayed_passes import can_replay_evaluation, can_replay_training
 from implicit_llm.models.stack import LayerState, Prefix, StackInput
 from implicit_llm.models.stack_map import StackMap
@@ -64,57 +61,6 @@ class Injection(nn.Module):
 def is_unpadded(attention_mask: Tensor | None) -> bool:
     """Whether every position counts."""
     return attention_mask is None or bool(attention_mask.bool().all())
-
-
-class ImplicitPreTrainedModel(PreTrainedModel):
-    """Loading, saving, initialisation, and the solver of both families."""
-
-    config_class: type[ImplicitConfig]
-    config: ImplicitConfig
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _is_stateful = True
-
-    @property
-    def solver(self) -> SolverConfig | None:
-        """How the fixed point is found; None for explicit models.
-
-        Assign a new one to change the phase; it is saved with the model.
-        """
-        return None if self.config.solver is None else SolverConfig.from_dict(self.config.solver)
-
-    @solver.setter
-    def solver(self, solver: SolverConfig) -> None:
-        if not self.config.is_implicit:
-            raise ValueError(
-                "an explicit model has no solver; convert it with implicit_llm.to_implicit(model, solver=...)"
-            )
-        self.config.solver = solver.to_dict()
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load a saved model; a local directory in the published layout is read as well (published_layout.py)."""
-        path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
-        if (
-            path is None
-            or not (path / "config.json").is_file()
-            or not is_published(json.loads((path / "config.json").read_text()))
-        ):
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        kwargs.setdefault("config", cls.config_class.from_pretrained(path))
-        weights = read_published_weights(path, cls.config_class.model_type)
-        if cls.base_model_prefix and not cls.__name__.endswith("ForCausalLM"):
-            weights = {name.removeprefix(f"{cls.base_model_prefix}."): value for name, value in weights.items()}
-        return super().from_pretrained(None, *args, state_dict=weights, **kwargs)
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, NormedWeight | Mamba2Mixer):
-            module.reset()
-        elif isinstance(module, RMSNorm):
-            nn.init.ones_(module.weight)
-        elif isinstance(module, nn.Embedding | nn.Linear):
-            nn.init.normal_(module.weight, std=self.config.initializer_range)
 
 
 class ImplicitModel(ImplicitPreTrainedModel):
@@ -182,13 +128,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             keeps `solver_stats.unconverged_BL`.
         Raises: ValueError for output_hidden_states of an implicit model; NonFiniteState.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
-        if output_hidden_states and self.config.is_implicit:
-            raise ValueError(
-                "an implicit model has no hidden state per layer, only its fixed point: read last_hidden_state"
-            )
-        h_BLD = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
+        h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
         cache = past_key_values if past_key_values is not None else cache_params
         if cache is None and use_cache:
             cache = ConvergedStateCache()
@@ -213,6 +153,16 @@ class ImplicitModel(ImplicitPreTrainedModel):
             cache.advance(prefix)
         output = ImplicitModelOutput(h_BLD, cache, tuple(collect) if collect is not None else None, stats)
         return output if return_dict is not False else output.to_tuple()
+
+    def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, with_hidden_states: bool) -> Tensor:
+        """The embedding (B, L, D), once the arguments of `forward` are found to go together. Raises: ValueError."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        if with_hidden_states and self.config.is_implicit:
+            raise ValueError(
+                "an implicit model has no hidden state per layer, only its fixed point: read last_hidden_state"
+            )
+        return self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
 
     @contextmanager
     def graphs_may_fail(self) -> Iterator[None]:

@@ -14,14 +14,10 @@ from transformers import GenerationMixin
 from transformers.utils import ModelOutput
 
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
-from implicit_llm.models.backbone import (
-    ImplicitLlama3Model,
-    ImplicitMamba2Model,
-    ImplicitModel,
-    ImplicitPreTrainedModel,
-)
+from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.step_graph import Setting, StepGraph, can_replay_step
 from implicit_llm.solver.stats import SolverStats
 
@@ -83,40 +79,31 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             (0: all), or an index of positions. return_logits=False: the loss alone, without ever holding all logits;
             num_items_in_batch divides its sum instead of the number of labels. Others as in the backbone.
         """
+        inputs: dict[str, Any] = {
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds,
+            "use_cache": use_cache,
+            "output_hidden_states": output_hidden_states,
+            "output_positions": output_positions,
+            "cache_params": cache_params,
+        }
         num_items = kwargs.get("num_items_in_batch")
-        others = (attention_mask, position_ids, past_key_values, cache_params, inputs_embeds)
-        is_bare = all(other is None for other in others) and not (use_cache or output_hidden_states or output_positions)
+        is_bare = all(given is None or given is False for given in inputs.values())
         if labels is not None and input_ids is not None and is_bare and can_replay_step(self, input_ids):
             with self.base.graphs_may_fail():
-                total, logits, hidden, stats = self._replay_step(input_ids, labels, labels_aligned, return_logits)
-                mean = total / _count(labels, labels_aligned, num_items)
-                result = ImplicitCausalLMOutput(mean, logits, hidden, solver_stats=stats)
+                result = self._replay_step(input_ids, labels, labels_aligned, return_logits, num_items)
                 return result if return_dict is not False else result.to_tuple()
-        output = self.base(
-            input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            output_positions=output_positions,
-            cache_params=cache_params,
-        )
-        hidden_BLD = output.last_hidden_state
-        logits_BLV: Tensor | None = None
-        loss: Tensor | None = None
+        output = self.base(input_ids, **inputs)
+        hidden_BLD, logits_BLV, loss = output.last_hidden_state, None, None
         if labels is not None and (labels_aligned or not return_logits):
             total, logits_BLV = self.total_loss(hidden_BLD, labels, labels_aligned, return_logits)
             loss = total / _count(labels, labels_aligned, num_items)
         elif return_logits:
-            keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits_BLV = self.lm_head(hidden_BLD[:, keep])
-            if labels is not None:
-                loss = self.loss_function(logits=logits_BLV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        result = ImplicitCausalLMOutput(
-            loss, logits_BLV, hidden_BLD, output.past_key_values, output.hidden_states, output.solver_stats
-        )
+            logits_BLV, loss = self._logits_and_loss(hidden_BLD, labels, logits_to_keep, kwargs)
+        states = output.past_key_values, output.hidden_states, output.solver_stats
+        result = ImplicitCausalLMOutput(loss, logits_BLV, hidden_BLD, *states)
         return result if return_dict is not False else result.to_tuple()
 
     def total_loss(
@@ -138,14 +125,28 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         )
         return total, None
 
+    def _logits_and_loss(
+        self, hidden_BLD: Tensor, labels_BL: Tensor | None, logits_to_keep: int | Tensor, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits at the positions to keep and, with labels, the loss that models of transformers give."""
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits_BLV = self.lm_head(hidden_BLD[:, keep])
+        if labels_BL is None:
+            return logits_BLV, None
+        vocab_size = self.config.vocab_size
+        return logits_BLV, self.loss_function(logits=logits_BLV, labels=labels_BL, vocab_size=vocab_size, **options)
+
     def _replay_step(
-        self, ids_BL: Tensor, labels_BL: Tensor, labels_aligned: bool, return_logits: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor, SolverStats | None]:
+        self, ids_BL: Tensor, labels_BL: Tensor, labels_aligned: bool, return_logits: bool, num_items: Any
+    ) -> ImplicitCausalLMOutput:
+        """A training pass from a graph, captured anew where none fits. Raises: CaptureFailed."""
         setting = Setting.of(self, ids_BL, labels_aligned, return_logits)
         if self.step_graph is None or self.step_graph.setting != setting:
             self.step_graph = None  # its memory is free before the next is captured
             self.step_graph = StepGraph(setting, self, ids_BL)
-        return self.step_graph(ids_BL, labels_BL)
+        total, logits_BLV, hidden_BLD, stats = self.step_graph(ids_BL, labels_BL)
+        mean = total / _count(labels_BL, labels_aligned, num_items)
+        return ImplicitCausalLMOutput(mean, logits_BLV, hidden_BLD, solver_stats=stats)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

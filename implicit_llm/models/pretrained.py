@@ -1,0 +1,69 @@
+"""What every model of both families has, with or without its head: loading, saving, initialisation, the solver."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from implicit_llm.models.configuration import ImplicitConfig
+from implicit_llm.models.mamba2 import Mamba2Mixer
+from implicit_llm.models.norm import RMSNorm
+from implicit_llm.models.projection import NormedWeight
+from implicit_llm.models.published_layout import is_published, read_published_weights
+from implicit_llm.solver.config import SolverConfig
+
+
+class ImplicitPreTrainedModel(PreTrainedModel):
+    """Loading, saving, initialisation, and the solver of both families."""
+
+    config_class: type[ImplicitConfig]
+    config: ImplicitConfig
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _is_stateful = True
+
+    @property
+    def solver(self) -> SolverConfig | None:
+        """How the fixed point is found; None for explicit models.
+
+        Assign a new one to change the phase; it is saved with the model.
+        """
+        return None if self.config.solver is None else SolverConfig.from_dict(self.config.solver)
+
+    @solver.setter
+    def solver(self, solver: SolverConfig) -> None:
+        if not self.config.is_implicit:
+            raise ValueError(
+                "an explicit model has no solver; convert it with implicit_llm.to_implicit(model, solver=...)"
+            )
+        self.config.solver = solver.to_dict()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load a saved model; a local directory in the published layout is read as well (published_layout.py)."""
+        path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
+        if (
+            path is None
+            or not (path / "config.json").is_file()
+            or not is_published(json.loads((path / "config.json").read_text()))
+        ):
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        kwargs.setdefault("config", cls.config_class.from_pretrained(path))
+        weights = read_published_weights(path, cls.config_class.model_type)
+        if cls.base_model_prefix and not cls.__name__.endswith("ForCausalLM"):
+            weights = {name.removeprefix(f"{cls.base_model_prefix}."): value for name, value in weights.items()}
+        return super().from_pretrained(None, *args, state_dict=weights, **kwargs)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, NormedWeight | Mamba2Mixer):
+            module.reset()
+        elif isinstance(module, RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, nn.Embedding | nn.Linear):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
