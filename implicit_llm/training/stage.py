@@ -28,6 +28,7 @@ from implicit_llm.training.checkpoint_store import KEPT_DIR, CheckpointStore, No
 from implicit_llm.training.committing import Committer
 from implicit_llm.training.config import Runtime, TrainConfig
 from implicit_llm.training.distributed import from_main, require_own_gpu, require_world, wait_for_all, world_size
+from implicit_llm.training.job import TrainingJob, training_arguments
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.model import apply_runtime, build_model
 from implicit_llm.training.non_finite import NonFiniteTraining
@@ -38,7 +39,7 @@ from implicit_llm.training.solver_alarm import SolverAlarm
 from implicit_llm.training.starting import DATA_ROLE, TrainInputError, find_start, given_input, rewind_journal
 from implicit_llm.training.state import load_model, model_tensors
 from implicit_llm.training.status import StatusLine, shown
-from implicit_llm.training.trainer import PhaseTrainer, TrainingJob, training_arguments
+from implicit_llm.training.trainer import PhaseTrainer
 from implicit_llm.training.watchdog import Watchdog
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"

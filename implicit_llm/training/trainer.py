@@ -5,9 +5,6 @@ Shapes: `B` batch, `L` length, `V` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -17,10 +14,10 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.testing import faults
-from implicit_llm.training.batches import IGNORED_LABEL, BatchLayout, Dataset, MicroBatches
+from implicit_llm.training.batches import IGNORED_LABEL, MicroBatches
 from implicit_llm.training.checkpoint import Checkpoint, TrainingState
-from implicit_llm.training.config import Runtime, TrainConfig
 from implicit_llm.training.distributed import gather_objects, total_over_ranks, world_size
+from implicit_llm.training.job import TrainingJob
 from implicit_llm.training.metrics import GRAD_NORM, LOSS, StepMetrics
 from implicit_llm.training.mode_gap import is_due, mode_gap, trained_logits
 from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
@@ -40,55 +37,6 @@ from implicit_llm.training.state import (
     set_random_state,
 )
 from implicit_llm.training.totals import StepCost
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """What a trainer needs beside the model.
-
-    commit: takes a state of this rank 0 and puts it on disk. report: takes (global step, metrics of the steps since the
-    last report). observe: takes (global step, metrics of every step up to it that was not yet observed). on_skipped:
-    takes the steps whose update was left out. All are called on rank 0 only.
-    """
-
-    name: str
-    config: TrainConfig
-    runtime: Runtime
-    dataset: Dataset
-    layout: BatchLayout
-    identity: dict[str, Any]
-    work: Path
-    commit: Callable[[TrainingState], None]
-    report: Callable[[int, dict[str, float]], None]
-    observe: Callable[[int, list[dict[str, float]]], None] = lambda step, rows: None
-    on_skipped: Callable[[list[int]], None] = lambda steps: None
-
-
-def training_arguments(config: TrainConfig, runtime: Runtime, device: str, work: Path) -> TrainingArguments:
-    """Arguments that leave to the Trainer the loop and DDP; also joins the process group under torchrun."""
-    args = TrainingArguments(
-        output_dir=str(work),
-        max_steps=config.phase.end_step,
-        max_grad_norm=config.optimizer.max_grad_norm,
-        learning_rate=config.schedule.peak_learning_rate,
-        use_cpu=device == "cpu",
-        seed=config.seed,
-        logging_steps=runtime.log_every_steps,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,  # it would wait for the device in every step, and hide what must stop the run
-        save_strategy="no",  # the callback of save_schedule.py decides
-        eval_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        ignore_data_skip=True,
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,
-        average_tokens_across_devices=False,
-        ddp_find_unused_parameters=False,
-        label_names=["labels"],
-    )
-    args._n_gpu = min(1, args.n_gpu)  # several visible GPUs without torchrun would mean nn.DataParallel
-    return args
 
 
 class PhaseTrainer(Trainer):

@@ -98,8 +98,8 @@ def measure(options: argparse.Namespace) -> None:
     from implicit_llm.kernels.selection import select_kernels
     from implicit_llm.runs.fill import fill
     from implicit_llm.training.config import Runtime, TrainConfig
+    from implicit_llm.training.job import training_arguments
     from implicit_llm.training.model import apply_runtime, build_model
-    from implicit_llm.training.trainer import training_arguments
 
     has_cuda = torch.cuda.is_available()
     select_kernels(options.kernels if has_cuda else "torch")
@@ -149,7 +149,8 @@ def train(model: Any, args: Any, config: Any, runtime: Any, data: RandomTokens) 
     """Metrics of every step."""
     from implicit_llm.training.batches import BatchLayout
     from implicit_llm.training.distributed import world_size
-    from implicit_llm.training.trainer import PhaseTrainer, TrainingJob
+    from implicit_llm.training.job import TrainingJob
+    from implicit_llm.training.trainer import PhaseTrainer
 
     points: list[dict[str, float]] = []
     job = TrainingJob(
