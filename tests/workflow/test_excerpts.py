@@ -46,7 +46,7 @@ def test_a_figure_with_holes_is_made_from_what_is_there(project: Project) -> Non
     project.command("implicit-llm", "report", "--config", "tiny.yaml", "--only", "figure_3", "--holes")
     made = json.loads((project.results / "excerpt" / "figure_3-with-holes" / "manifest.json").read_text())
     assert [hole["job"] for hole in made["summary"]["holes"]] == ["evaluate/implicit-s0/free/word-problem"]
-    assert "is no figure or table" in project.command(
+    assert "is no figure or table of the experiment; " in project.command(
         "implicit-llm", "report", "--config", "tiny.yaml", "--only", "train/implicit-s0/free", code=2
     )
 

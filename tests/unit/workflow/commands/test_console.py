@@ -93,6 +93,15 @@ def test_a_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[
     assert re.fullmatch(r"error: .*data\.s3\.group: unknown group 'Q3'.*\n", err)
 
 
+def test_the_lineage_of_what_has_not_finished_is_the_command_that_makes_it(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    where = ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+    code, _, err = run(capsys, "lineage", "report", *where)
+    assert code == 2
+    assert re.search(r"error: report: has not finished; type: snakemake --configfile \S+ --profile profiles/local", err)
+
+
 def test_a_kind_that_a_stage_does_not_have_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from implicit_llm.runs.identity import compute_fingerprint
 

@@ -60,7 +60,7 @@ def test_each_phase_is_a_line_that_says_how_it_is_doing(
     with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"):
         code, out, _ = run(capsys, "runs", *words(worked))
     assert code == 0
-    assert re.search(rf"^implicit-s0 +done +unrolled +4/4 +1\.25 +- +- +- +0 s +{MLFLOW_ID}$", out, re.MULTILINE)
+    assert re.search(rf"^implicit-s0 +done +unrolled +4/4 +1\.25 +- +- +- +\d+ (?:s|min) +{MLFLOW_ID}$", out, re.MULTILINE)
     assert re.search(r"^implicit-s0 +running +free +7/10 +0\.5 +0\.03 +7\.25 +1\.2 % +\d+ d +- *$", out, re.MULTILINE)
     assert re.search(r"^implicit-s1 +waiting +free +-/10 +- ", out, re.MULTILINE)
     assert re.search(r"^explicit-s0 +failed +explicit +-/10 ", out, re.MULTILINE)
@@ -157,7 +157,7 @@ def test_a_run_is_found_by_what_people_call_it(tiny: ExperimentFile, name: str, 
         ("free", "free: means several runs; name one of implicit-s0/free, implicit-s1/free"),
         ("s0", "s0: means several runs; name one of implicit-s0/free, explicit-s0/explicit"),
         ("implicit-s3", "has no such run; did you mean implicit-s1 or implicit-s0"),
-        ("qqq", "has no such run; `implicit-llm runs` lists them"),
+        ("qqq", "has no such run; `implicit-llm runs --config .*` lists them"),
         ("plicit", "has no such run; did you mean"),
     ],
 )

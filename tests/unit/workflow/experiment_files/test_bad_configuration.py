@@ -7,6 +7,7 @@ import re
 import pytest
 
 from implicit_llm_workflow.errors import ConfigError, UserError
+from implicit_llm_workflow.experiment_files.validation import nearest
 from tests.unit.workflow.experiments import ExperimentFile
 
 CASES = [
@@ -92,6 +93,10 @@ CASES = [
         "two modes are called",
     ),
 ]
+
+
+def test_of_many_valid_names_the_first_ones_are_listed() -> None:
+    assert nearest("q", (f"job-{number:04}" for number in range(3000))).endswith("job-0019 and 2,980 more")
 
 
 @pytest.mark.parametrize(("old", "new", "message"), CASES, ids=[case[1] for case in CASES])

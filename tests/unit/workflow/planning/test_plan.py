@@ -119,6 +119,12 @@ def test_an_unknown_job_is_named_with_the_nearest_one(tiny: ExperimentFile) -> N
         tiny.plan().find("train/implicit-s0/fre")
 
 
+def test_a_job_like_no_other_is_not_answered_with_the_names_of_all(tiny: ExperimentFile) -> None:
+    with pytest.raises(UnknownTarget, match=r"no such job; `implicit-llm nodes --config \S+` lists them") as caught:
+        tiny.plan().find("q")
+    assert "data/s3-train" not in str(caught.value)
+
+
 def test_jobs_of_equal_identity_and_different_name_have_identity_files_of_their_own(tiny: ExperimentFile) -> None:
     copied = "  twin:\n    data: s3\n    model: mamba2-explicit\n    task: word-problem\n    curriculum: explicit\n"
     plan = tiny.edit("evaluations:", f"{copied}evaluations:").plan()

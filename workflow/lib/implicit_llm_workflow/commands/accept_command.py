@@ -60,5 +60,6 @@ def accept(
             what = "not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
             console.print(f"accepted: {key} (code {what})", markup=False, soft_wrap=True)
     stale = [key for key, status in options.make_plan(config, results).statuses.items() if status.state == "stale"]
-    rest = f"{len(stale)} still stale; `implicit-llm explain` says why" if stale else "none stale"
+    explain = f"implicit-llm explain --config {plan.experiment.source}"
+    rest = f"{len(stale)} still stale; `{explain}` says why" if stale else "none stale"
     console.print(f"{len(found)} accepted; {rest}", markup=False)

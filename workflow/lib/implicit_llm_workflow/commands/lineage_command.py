@@ -50,12 +50,15 @@ def lineage(
     import json
 
     from implicit_llm_workflow.results import lineage_tree
-    from implicit_llm_workflow.results.lineage import trace
+    from implicit_llm_workflow.results.lineage import NoLineage, trace
 
     path = Path(artifact)
     if not path.exists():
         plan = options.make_plan(config, results)
-        path = plan.run_dir(plan.find(artifact))
+        node = plan.find(artifact)
+        path = plan.run_dir(node)
+        if plan.statuses[node.key].state == "missing":
+            raise NoLineage(f"{node.key}: has not finished; type: {plan.command_for([node])}")
     found = trace(path)
     if as_json:
         typer.echo(json.dumps(lineage_tree.as_json(found), indent=1, ensure_ascii=False))

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from implicit_llm_workflow.results.holes import Hole
 
 EXIT_HOLES = 2
-PAGES = ("report", "excerpt")  # stages
 _STYLE = {"failed": "red", "stale": "yellow", "missing": "dim"}
 
 
@@ -53,12 +52,16 @@ def report(
         return
     if run_dir is not None or identity is not None or inputs:
         raise OptionError("--run-dir and --identity: belong together; give both, or --config instead")
+    from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
+    from implicit_llm_workflow.experiment_files.validation import nearest
     from implicit_llm_workflow.results.holes import find_holes, report_with_holes
 
     plan = options.make_plan(config, results)
-    page = plan.find(only or "report")
-    if page.stage not in PAGES:
-        raise OptionError(f"--only {only}: is no figure or table; `implicit-llm excerpts --config {config}` lists them")
+    name = (only or "").removeprefix(f"{EXCERPT}/")
+    if name and name not in plan.experiment.excerpts:
+        hint = nearest(name, plan.experiment.excerpts, f"`implicit-llm excerpts --config {config}` lists them")
+        raise OptionError(f"--only {only}: is no figure or table of the experiment; {hint}")
+    page = plan.find(name or "report")
     found = find_holes(plan, page)
     _show(found)
     if not holes:

@@ -89,9 +89,8 @@ class Plan:
         if key in self.experiment.excerpts:
             key = f"{EXCERPT}/{key}"
         if key not in self.nodes:
-            raise UnknownTarget(
-                f"{target}: experiment {self.experiment.name} has no such job; {nearest(key, self.nodes)}"
-            )
+            hint = nearest(key, self.nodes, f"`implicit-llm nodes --config {self.experiment.source}` lists them")
+            raise UnknownTarget(f"{target}: experiment {self.experiment.name} has no such job; {hint}")
         return self.nodes[key]
 
     def run_dir(self, node: Node) -> Path:

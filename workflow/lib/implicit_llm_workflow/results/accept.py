@@ -30,7 +30,7 @@ def chosen_jobs(plan: Plan, targets: Iterable[str]) -> dict[str, bool]:
         is_pattern = any(character in target for character in "*?[")
         keys = [key for key in plan.nodes if fnmatchcase(key, target)] if is_pattern else [plan.find(target).key]
         if not keys:
-            raise NotAcceptable(f"{target}: no job matches; `implicit-llm nodes` lists them")
+            raise NotAcceptable(f"{target}: no job matches; `{_nodes_command(plan)}` lists them")
         for key in keys:
             chosen[key] = chosen.get(key, False) or not is_pattern
     return {key: chosen[key] for key in plan.nodes if key in chosen}
@@ -59,7 +59,8 @@ def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, 
         )
         identity = with_code_of(acceptance, wanted)
         if identity is None:
-            raise NotAcceptable(f"{key}: its manifest is not that of its fingerprint; type `implicit-llm verify {key}`")
+            verify = f"implicit-llm verify {key} --config {plan.experiment.source}"
+            raise NotAcceptable(f"{key}: its manifest is not that of its fingerprint; type `{verify}`")
         found[key] = acceptance
         return identity
 
@@ -78,10 +79,14 @@ def revoke(plan: Plan, chosen: dict[str, bool]) -> list[str]:
     """Take back every acceptance of the chosen jobs; which of them had any. Raises: NotAcceptable if none had."""
     having = [key for key in chosen if read_acceptances(plan.run_dir(plan.nodes[key]))]
     if not having:
-        raise NotAcceptable(f"{', '.join(chosen)}: nothing was accepted; `implicit-llm nodes` shows what was")
+        raise NotAcceptable(f"{', '.join(chosen)}: nothing was accepted; `{_nodes_command(plan)}` shows what was")
     for key in having:
         write_acceptances(plan.run_dir(plan.nodes[key]), [])
     return having
+
+
+def _nodes_command(plan: Plan) -> str:
+    return f"implicit-llm nodes --config {plan.experiment.source}"
 
 
 def _recorded(plan: Plan, key: str) -> Recorded | None:

@@ -53,7 +53,7 @@ def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
                 raise NotComparable(
                     f"{name}: means several runs; name one of {', '.join([*found][:SHOWN_NAMES])}{more}"
                 )
-    raise NotComparable(f"{name}: experiment {plan.experiment.name} has no such run; {_hint(name, models)}")
+    raise NotComparable(f"{name}: experiment {plan.experiment.name} has no such run; {_hint(name, models, plan)}")
 
 
 def _with_phase(key: str, node: Node) -> list[str]:
@@ -80,7 +80,8 @@ def _fits(name: str, text: str, *, is_tail: bool) -> bool:
     return text.endswith(name) and text[-len(name) - 1 : -len(name)] in ("/", "-")
 
 
-def _hint(name: str, models: Mapping[str, Node]) -> str:
+def _hint(name: str, models: Mapping[str, Node], plan: Plan) -> str:
     names = {text for key, node in models.items() for read, _ in _READINGS for text in read(key, node)}
     close = difflib.get_close_matches(name, sorted(names - models.keys()), n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else "`implicit-llm runs` lists them"
+    listed = f"`implicit-llm runs --config {plan.experiment.source}` lists them"
+    return f"did you mean {' or '.join(close)}?" if close else listed
