@@ -102,7 +102,10 @@ def _model(asked: ByHand) -> Finished:
     if (folder / MANIFEST).is_file():
         run = _finished(folder)
         if run.stage not in MODEL_STAGES:
-            raise OptionError(f"--model {folder}: is the run directory of {run.stage}/{run.name}, which has no model")
+            raise OptionError(
+                f"--model {folder}: is the run directory of {run.stage}/{run.name}, which has no model; give that of a "
+                "training phase or of an imported checkpoint"
+            )
         return run
     if not (folder / CONFIG_FILE).is_file():
         raise OptionError(

@@ -33,7 +33,7 @@ def parse_modes(options: Mapping[str, Any], default: Sequence[str]) -> list[dict
     if len(set(names)) < len(names):
         raise OptionError(f"--mode: {', '.join(names)} names a mode twice; remove one")
     if options["stop"] and options["stop"] not in STOPS:
-        raise OptionError(f"--stop: {options['stop']!r} is not one of {', '.join(STOPS)}")
+        raise OptionError(f"--stop: {options['stop']!r} is no stopping rule; {nearest(options['stop'], STOPS)}")
     if options["block_len"] and "blockwise" not in names:
         raise OptionError("--block-len: is for the mode blockwise; add --mode blockwise, or leave it out")
     shared = {field: options[key] for key, field in _FIELDS.items() if options[key]}

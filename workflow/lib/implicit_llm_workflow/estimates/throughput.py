@@ -119,7 +119,7 @@ def _point(step: MeasuredStep) -> tuple[str, str, _Point]:
         model = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{HARDWARE_FILE}: {step.source}: the library has no configuration {step.config!r}"
+            f"{HARDWARE_FILE}: {step.source}: the library has no configuration {step.config!r}; correct its name there"
         ) from error
     solver = step.solver if step.solver is not None else model.get("solver") if model["is_implicit"] else None
     evaluations = flops.max_evaluations(solver)

@@ -73,7 +73,10 @@ class RunBuilder:
         data = self._data[item["data"]]
         task = self._task(item, at)
         if task.kind != data.kind:
-            raise ConfigError(f"{where}.task: is for {task.kind} data, data set {item['data']!r} is {data.kind}")
+            raise ConfigError(
+                f"{where}.task: is for {task.kind} data, data set {item['data']!r} is {data.kind}; "
+                "name another task or another data set"
+            )
         model = self._model(item, at)
         if "pretrained" not in model:
             model["vocab_size"] = data.vocab_size
@@ -143,4 +146,5 @@ def _check_solvers(model: Mapping[str, Any], phases: tuple[Phase, ...], item: Ma
         kind, needs = ("implicit", "a solver") if is_implicit else ("explicit", "solver: null")
         raise ConfigError(
             f"{where}: model {item['model']!r} is {kind}, so phase {wrong[0]!r} of {item['curriculum']!r} needs {needs}"
+            "; name another model or another curriculum"
         )

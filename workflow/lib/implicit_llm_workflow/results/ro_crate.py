@@ -80,7 +80,9 @@ def _copy(source: Path, folder: Path, name: str, sha256: str | None) -> Entity:
         shutil.copyfile(source, target)
         found = sha256_of(target)
     except OSError as error:
-        raise CrateError(f"{source}: cannot be copied to {target} ({error.strerror})") from error
+        raise CrateError(
+            f"{source}: cannot be copied to {target} ({error.strerror}); free some space, or name another folder"
+        ) from error
     if sha256 not in (None, found):
         raise CrateError(f"{source}: is not what its manifest says; type `implicit-llm lineage --verify`")
     entity: Entity = {"@id": name, "@type": "File", "name": target.name, "sha256": found}
