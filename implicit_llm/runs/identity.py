@@ -18,6 +18,8 @@ class IdentityError(UserError):
 
 @dataclass(frozen=True)
 class Identity:
+    """Everything that a run's result depends on; `code` is the stage's code digest."""
+
     stage: str
     name: str
     config: dict[str, Any]

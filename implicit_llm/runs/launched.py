@@ -54,6 +54,8 @@ class Death:
 
 @dataclass(frozen=True)
 class LaunchFolder:
+    """The folder at `path`: what a process leaves there for the others and the launcher, and reads of theirs."""
+
     path: Path
 
     @classmethod

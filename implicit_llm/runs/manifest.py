@@ -51,6 +51,8 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
+    """What a manifest says; `identity` has the keys config, code and upstream."""
+
     stage: str
     name: str
     fingerprint: str

@@ -44,6 +44,8 @@ class ResultError(Exception):
 
 
 class RunDirectory:
+    """The run directory `path`, worked in for one identity; `work` holds what belongs to that identity."""
+
     def __init__(self, path: Path, identity: Identity) -> None:
         self.path = path
         self.identity = identity
