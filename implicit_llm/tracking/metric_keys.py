@@ -22,7 +22,7 @@ TRAINING: dict[str, dict[str, str]] = {
         "f_evaluations": "num_iter and the phantom or unrolled steps after it",
         "residual": "largest relative residual of a batch",
         "unconverged_share": "share of the tokens without a fixed point",
-        "mode_gap": "loss of the sequential minus that of the simultaneous mode",
+        "mode_gap": "loss in evaluation mode minus that in training mode, on the same tokens",
         "spectral_radius": "of the Jacobian at the fixed point",
     },
     "cost": {
