@@ -24,7 +24,6 @@ from implicit_llm.evaluation.solver_tally import SolverTally
 log = logging.getLogger(__name__)
 
 WINDOWED: Literal["windowed"] = "windowed"
-CARRIED: Literal["carried"] = "carried"
 QUESTION_MARK = "?"
 
 
