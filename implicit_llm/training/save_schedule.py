@@ -14,9 +14,8 @@ from implicit_llm.training.distributed import max_over_ranks
 from implicit_llm.training.preemption import StopRequest
 
 _SAVE, _STOP = 1, 2
-_SAVE_SHARE = (
-    0.02  # of the time, at most, goes into saves by the clock: those of a 1.3B model take longer than a minute
-)
+# Of the time, at most, goes into saves by the clock: those of a 1.3B model take longer than a minute.
+_SAVE_SHARE = 0.02
 
 
 class SaveSchedule(TrainerCallback):

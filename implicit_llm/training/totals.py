@@ -46,6 +46,5 @@ class StepCost:
 
     def flops(self, f_evaluations: float) -> float:
         """FLOPs of a step; f_evaluations is NaN where none were counted."""
-        if not math.isfinite(f_evaluations):
-            return self.tokens * training_flops(self._model, self._length, self._solver, None)
-        return self.tokens * training_flops(self._model, self._length, self._solver, f_evaluations)
+        counted = f_evaluations if math.isfinite(f_evaluations) else None
+        return self.tokens * training_flops(self._model, self._length, self._solver, counted)
