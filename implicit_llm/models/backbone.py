@@ -67,7 +67,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
     """Shared forward pass; a family says which modules it has and how wide its injection is.
 
     replays_training: on a GPU, training passes of one shape come from captured CUDA graphs; the training stage sets it.
-    replays_evaluation: so do single tokens and blocks. Both end where a capture fails.
+    replays_evaluation: so do single tokens and blocks, those of a training pass's solver included. Both end where a
+        capture fails.
     sequence_graphs: those that solve blocks, in training (True) and in evaluation.
     """
 

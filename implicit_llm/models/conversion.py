@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm.models.projection import NormedWeight
+from implicit_llm.models.projection import NormedWeight, gain_of
 from implicit_llm.solver.config import SolverConfig
 
 
@@ -45,5 +45,4 @@ def to_implicit(model: ImplicitForCausalLM, solver: SolverConfig | None = None) 
 def _split(target: NormedWeight, source: NormedWeight) -> None:
     weight = source.effective_weight() if source.is_normed else source.weight
     target.v.copy_(weight)
-    dims = tuple(range(1, weight.ndim))
-    target.g.copy_(torch.linalg.vector_norm(weight, dim=dims, keepdim=True))
+    target.g.copy_(gain_of(weight))

@@ -1,7 +1,7 @@
 """Linear and convolution weights with weight normalisation, materialised once per forward pass.
 
 An implicit model applies the same weights dozens of times in one pass. Normalising (and under autocast casting) them in
-every iteration is waste, so a layer asks for `weight()` once and hands the tensors to each iteration.
+every iteration is waste, so a layer asks for `effective_weight()` once and hands the tensors to each iteration.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ class NormedWeight(nn.Module):
 
     def effective_weight(self) -> Tensor:
         """The weight as it is applied, differentiable in its parameters; in autocast's dtype where autocast is on."""
-        if self.is_normed:
-            dims = tuple(range(1, self.v.ndim))
-            weight = self.v * (self.g / torch.linalg.vector_norm(self.v, dim=dims, keepdim=True))
-        else:
-            weight = self.weight
+        weight = self.v * (self.g / gain_of(self.v)) if self.is_normed else self.weight
         device = weight.device.type
         return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
 
@@ -53,10 +49,14 @@ class NormedWeight(nn.Module):
         weight = self.v if self.is_normed else self.weight
         init.uniform_(weight, -bound * self.init_scale, bound * self.init_scale)
         if self.is_normed:
-            dims = tuple(range(1, weight.ndim))
-            init.copy_(self.g, torch.linalg.vector_norm(weight, dim=dims, keepdim=True))
+            init.copy_(self.g, gain_of(weight))
         if self.bias is not None:
             init.uniform_(self.bias, -bound, bound)
 
     def extra_repr(self) -> str:
         return f"shape={self.shape}, weight_norm={self.is_normed}"
+
+
+def gain_of(weight: Tensor) -> Tensor:
+    """Norm over all dimensions but the first, which stay with length 1: the g with which `weight` is its own v."""
+    return torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)

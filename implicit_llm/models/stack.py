@@ -32,7 +32,7 @@ class Prefix:
     seen_LS: Tensor | None = None
 
     def without_room(self) -> Prefix:
-        """The same in tensors of the prefix's own length, as everything but a token graph wants it."""
+        """The same in tensors of the prefix's own length, as everything but captured graphs wants it."""
         if self.room is None:
             return self
         layers = tuple(tuple(t[:, :, : self.length] for t in layer) for layer in self.layers)
