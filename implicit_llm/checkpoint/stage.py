@@ -70,7 +70,8 @@ def layout_of(checkpoint: Checkpoint) -> str:
     kind = config.get("model_type")
     if kind not in CONFIG_MAPPING:
         raise CheckpointLayoutError(
-            f"{path}: model_type {kind!r} is none of transformers; code that comes with a checkpoint is not run"
+            f"{path}: model_type {kind!r} is none of transformers; code that comes with a checkpoint is not run: "
+            "give another"
         )
     if is_published(dict(config)) and str(kind).startswith("implicit_"):
         return PUBLISHED
@@ -101,7 +102,8 @@ def _load(checkpoint: Checkpoint, layout: str) -> Any:
         raise CheckpointLayoutError(f"{folder}: {error}") from error
     except (ValueError, TypeError, OSError, KeyError, SafetensorError) as error:
         raise CheckpointLayoutError(
-            f"{folder}: is no causal language model that can be loaded ({' '.join(str(error).split())[:200]})"
+            f"{folder}: is no causal language model that can be loaded ({' '.join(str(error).split())[:200]}); "
+            "give another checkpoint"
         ) from error
     model, loading = loaded
     lost = sorted({*loading["missing_keys"], *(name for name, *_ in loading.get("mismatched_keys") or ())})

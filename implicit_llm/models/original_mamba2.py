@@ -67,12 +67,16 @@ def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
     for where, values, fixed in (("", config, FIXED_MODEL), ("ssm_cfg.", block, FIXED_BLOCK)):
         for key, wanted in fixed.items():
             if values.get(key, wanted) != wanted:
-                raise ModelConfigError(f"{where}{key}: {values[key]!r} is not supported; only {wanted!r} is")
+                raise ModelConfigError(
+                    f"{where}{key}: {values[key]!r} is not supported, only {wanted!r}; give another checkpoint"
+                )
     unknown = sorted(block.keys() - WITHOUT_EFFECT - SIZES - FIXED_BLOCK.keys())
     if unknown:
-        raise ModelConfigError(f"ssm_cfg.{unknown[0]}: is not known here; the layer may compute something else")
+        raise ModelConfigError(
+            f"ssm_cfg.{unknown[0]}: is not known here, the layer may compute something else; give another checkpoint"
+        )
     if tuple(block.get("dt_limit", (0.0, float("inf")))) != (0.0, float("inf")):
-        raise ModelConfigError("ssm_cfg.dt_limit: a limited time step is not supported")
+        raise ModelConfigError("ssm_cfg.dt_limit: a limited time step is not supported; give another checkpoint")
     multiple = config.get("pad_vocab_size_multiple", DEFAULT_PAD_MULTIPLE)
     return ImplicitMamba2Config(
         is_implicit=False,
