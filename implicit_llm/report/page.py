@@ -62,33 +62,7 @@ class PageContent:
 
 def render(content: PageContent, assets: Path) -> str:
     """The page as text; `assets` holds the template and the captions. Raises: ReportError."""
-    loader = jinja2.FileSystemLoader(assets)
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
-        "accuracy": accuracy,
-        "number": number,
-        "cost": cost,
-        "minus": minus,
-        "spread": spread_words,
-        "seeds": seeds_words,
-        "slug": slug,
-        "commas": commas,
-        "short": lambda value: "unknown" if value is None else short_count(value),
-        "perplexity": perplexity,
-        "power": power_of_ten,
-        "by": origin_linker(content.inputs.sources),
-        "python_format": lambda form, value: minus(format(value, form)),
-    }
-    environment.globals |= {
-        "sources_of": lambda roles: sources_of(content.inputs, roles),
-        "symbols": SYMBOLS,
-        "not_run": NOT_RUN,
-        "mark_words": MARK_WORDS,
-        "git": git_words,
-        "command": command_words,
-    }
+    environment = _environment(content.inputs, assets)
     try:
         template = environment.get_template(TEMPLATE)
     except jinja2.TemplateNotFound as error:
@@ -109,6 +83,38 @@ def render(content: PageContent, assets: Path) -> str:
         used_marks=sorted(content.published.all_marks | {j.claim.mark for j in content.judgements if j.claim.mark}),
     )
     return re.sub(r"\n\s*\n+", "\n", page) + "\n"
+
+
+def _environment(inputs: ReportInputs, assets: Path) -> jinja2.Environment:
+    """What the templates have at hand beside the content."""
+    loader = jinja2.FileSystemLoader(assets)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "accuracy": accuracy,
+        "number": number,
+        "cost": cost,
+        "minus": minus,
+        "spread": spread_words,
+        "seeds": seeds_words,
+        "slug": slug,
+        "commas": commas,
+        "short": lambda value: "unknown" if value is None else short_count(value),
+        "perplexity": perplexity,
+        "power": power_of_ten,
+        "by": origin_linker(inputs.sources),
+        "python_format": lambda form, value: minus(format(value, form)),
+    }
+    environment.globals |= {
+        "sources_of": lambda roles: sources_of(inputs, roles),
+        "symbols": SYMBOLS,
+        "not_run": NOT_RUN,
+        "mark_words": MARK_WORDS,
+        "git": git_words,
+        "command": command_words,
+    }
+    return environment
 
 
 def caption(name: str, assets: Path) -> Markup:
@@ -180,11 +186,9 @@ def perplexity(value: float | None) -> Markup:
 
 def number(value: float | None) -> Markup:
     """Three significant digits; a missing number says so."""
-    return (
-        Markup('<span class="missing">missing</span>')
-        if value is None
-        else Markup(minus(f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"))
-    )
+    if value is None:
+        return MISSING_WORD
+    return Markup(minus(f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"))
 
 
 def minus(text: str) -> str:
