@@ -91,11 +91,8 @@ def _pair(measure: PairMeasure, table: DownstreamTable, first: Row, second: Row)
     mine, other = (spread.values for spread in spreads)
     pairs = zip(mine, other, strict=False) if is_one_run else ((a, b) for a in mine for b in other)
     spread = Spread(tuple(sign * (a - b) for a, b in pairs), spreads[0].num_missing + spreads[1].num_missing)
-    names = [
-        f"{row.first.run} {row.first.phase_label or ''}".strip() + f" ({row.first.mode})" for row in (first, second)
-    ]
     evidence = Evidence(
-        text=f"{names[0]} against {names[1]}, {asked}, {seeds_text(spreads)}",
+        text=f"{_name(first)} against {_name(second)}, {asked}, {seeds_text(spreads)}",
         run=first.first.run,
         data=table.suite.name,
         modes=(first.first.mode, second.first.mode),

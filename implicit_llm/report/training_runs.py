@@ -99,8 +99,3 @@ class TrainingRun:
             else:
                 going_on.append(phase)
         return tuple(tuple(chain) for chain in chains)
-
-    def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Steps and values of a journal key on the first of the chains, which is the whole run if none branches off."""
-        pairs = [pair for phase in self.chains[0] for pair in phase.series(key)]
-        return [step for step, _ in pairs], [value for _, value in pairs]
