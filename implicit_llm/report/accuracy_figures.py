@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from implicit_llm.report.axes import length_axis, mark_training, tell_if_empty, tell_missing
 from implicit_llm.report.published import PublishedNumber
-from implicit_llm.report.results import COST, LAST_TEN, Cell, Results, Task, mode_rank
+from implicit_llm.report.results import COST, LAST_TEN, Cell, Results, Task, hard_label, mode_rank
 from implicit_llm.report.style import INK, MUTED, Series, mode_series, run_series
 from implicit_llm.report.svg import Figure, Panel
 
@@ -34,11 +34,6 @@ class Setting:
     @property
     def title(self) -> str:
         return f"{self.task.label}, {hard_label(self.hard_fractions)}"
-
-
-def hard_label(fractions: Sequence[float]) -> str:
-    """ "20 % hard"; several fractions are mixed in equal shares."""
-    return " / ".join(f"{100 * fraction:g}" for fraction in fractions) + " % hard"
 
 
 def settings_of(cells: Iterable[Cell], results: Results) -> list[Setting]:

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from implicit_llm.report.model_point import ModelPoint
+from implicit_llm.report.model_point import ModelPoint, name_among
 from implicit_llm.report.results import Cell, Spread, headline_mode, mode_rank
 
-NUM_TASKS = 20
 TEST, VALIDATION = "-test", "-valid"
 WINDOWED = "windowed"
 # How a protocol is named on the page.
@@ -96,13 +95,8 @@ class BabiResults:
         return cell.first.mode == headline_mode(modes, self.headline_mode)
 
     def name(self, cell: BabiCell) -> str:
-        """The name of a cell's line: its run, with the phase where several phases of the run were evaluated."""
-        point = cell.first
-        phases = {p.phase: p.phase_label for p in self.points if p.run == point.run}
-        if len(phases) == 1:
-            return point.run
-        is_unique = list(phases.values()).count(point.phase_label) == 1
-        return f"{point.run} {point.phase_label if is_unique else point.phase}"
+        """The name of a cell's line."""
+        return name_among(cell.first, self.points)
 
     def _order(self, cell: BabiCell) -> tuple:
         point = cell.first

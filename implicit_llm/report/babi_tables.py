@@ -18,7 +18,15 @@ from implicit_llm.report.babi_results import (
 )
 from implicit_llm.report.published import Published
 from implicit_llm.report.results import Spread
-from implicit_llm.report.table_text import csv_text, escape, latex_spread, rounded, spread_columns, spread_values
+from implicit_llm.report.table_text import (
+    csv_text,
+    escape,
+    in_percent,
+    latex_spread,
+    rounded,
+    spread_columns,
+    spread_values,
+)
 
 # Weston et al. 2015, Table 1.
 TASK_NAMES = {
@@ -163,7 +171,7 @@ def _latex_table(table: BabiTable, published: Published) -> str:
         r"\midrule",
     ]
     for row in table.rows:
-        values = " & ".join(latex_spread(_percent(row.spreads[index]), ".1f") for index in shown)
+        values = " & ".join(latex_spread(in_percent(row.spreads[index]), ".1f") for index in shown)
         lines.append(rf"{escape(row.name)} & {values} \\")
     lines.append(r"\midrule")
     for number in published.babi:
@@ -171,7 +179,3 @@ def _latex_table(table: BabiTable, published: Published) -> str:
         text = f"{escape(name)} ({number.training}): {number.value:.2f}"
         lines.append(rf"\multicolumn{{{1 + len(shown)}}}{{l}}{{{text}}} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def _percent(spread: Spread) -> Spread:
-    return Spread(tuple(100 * value for value in spread.values), spread.num_missing)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from implicit_llm.report.model_point import ModelPoint
+from implicit_llm.report.model_point import ModelPoint, name_among
 from implicit_llm.report.published import Published, PublishedDuality
 from implicit_llm.report.results import Cell, Spread, mode_rank
 
@@ -90,7 +90,9 @@ def duality_tables(records: Iterable[Mapping[str, Any]], published: Published) -
         mine = [point for point in points if (point.data, point.length) == (data, length)]
         cells = _cells(mine, lambda point: (point.variant, point.mode, point.against))
         cells.sort(key=_order)
-        rows = [DualityRow(name_of(cell, points), cell, published.duality_beside(cell.first)) for cell in cells]
+        rows = [
+            DualityRow(name_among(cell.first, points), cell, published.duality_beside(cell.first)) for cell in cells
+        ]
         tables.append(DualityTable(data, length, tuple(rows)))
     return tables
 
@@ -100,18 +102,9 @@ def convergence_lines(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, i
     points = _points(records, CONVERGENCE)
     found: dict[tuple[str, int], list[ConvergenceLine]] = {}
     for cell in _cells(points, lambda point: (point.data, point.length, point.variant)):
-        found.setdefault((cell.first.data, cell.first.length), []).append(ConvergenceLine(name_of(cell, points), cell))
+        line = ConvergenceLine(name_among(cell.first, points), cell)
+        found.setdefault((cell.first.data, cell.first.length), []).append(line)
     return {place: sorted(lines, key=lambda line: line.name) for place, lines in sorted(found.items())}
-
-
-def name_of(cell: DualityCell, points: Sequence[DualityPoint]) -> str:
-    """The run, with its phase where several phases of it were evaluated."""
-    point = cell.first
-    phases = {other.phase: other.phase_label for other in points if other.run == point.run}
-    if len(phases) == 1:
-        return point.run
-    is_unique = list(phases.values()).count(point.phase_label) == 1
-    return f"{point.run} {point.phase_label if is_unique else point.phase}"
 
 
 def _points(records: Iterable[Mapping[str, Any]], measure: str) -> list[DualityPoint]:

@@ -6,9 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from implicit_llm.report.convergence_figure import convergence_by_iteration
 from implicit_llm.report.duality_results import DualityRow, DualityTable, duality_tables
-from implicit_llm.report.results import Spread
 from implicit_llm.report.section import Section, SectionInputs
-from implicit_llm.report.table_text import csv_text, escape, latex_spread, rounded, spread_columns, spread_values
+from implicit_llm.report.table_text import (
+    csv_text,
+    escape,
+    in_percent,
+    latex_spread,
+    rounded,
+    spread_columns,
+    spread_values,
+)
 
 NAME = "duality"
 MEASURES = ("token_agreement", "logit_distance_mean", "logit_distance_max", "logit_std", "kl")
@@ -67,8 +74,4 @@ def _latex_row(row: DualityRow) -> str:
     shown = ["missing" if value is None else f"{value:.2g}" for value in (distance, divergence)]
     published = "" if row.published is None else f"{100 * row.published.value:.1f}"
     names = [escape(row.name), escape(row.first.mode), escape(row.first.against or "")]
-    return " & ".join([*names, latex_spread(_percent(row.agreement), ".2f"), *shown, published]) + r" \\"
-
-
-def _percent(spread: Spread) -> Spread:
-    return Spread(tuple(100 * value for value in spread.values), spread.num_missing)
+    return " & ".join([*names, latex_spread(in_percent(row.agreement), ".2f"), *shown, published]) + r" \\"

@@ -14,6 +14,11 @@ SAME_SIZE = 1.3
 FAMILIES = {"implicit_mamba2": "Mamba2", "implicit_llama3": "Llama", "mamba2": "Mamba2", "llama": "Llama"}
 
 
+def family_of(model_type: str | None) -> str:
+    """The family's name; a type that is none of the known ones is its own name."""
+    return FAMILIES.get(model_type or "", model_type or "model")
+
+
 @dataclass(frozen=True)
 class Variant:
     """A run as one of its phases left it; `phase_label` is the paper's short form, None for an explicit model."""
@@ -36,7 +41,7 @@ class Model:
 
     @property
     def family(self) -> str:
-        return FAMILIES.get(self.model_type or "", self.model_type or "model")
+        return family_of(self.model_type)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from implicit_llm.report.model_groups import FAMILIES, Variant
+from implicit_llm.report.model_groups import Variant, family_of
 from implicit_llm.report.results import from_record
 
 
@@ -35,4 +35,13 @@ class ModelPoint:
 
     @property
     def family(self) -> str:
-        return FAMILIES.get(self.model_type or "", self.model_type or "model")
+        return family_of(self.model_type)
+
+
+def name_among(point: ModelPoint, points: Iterable[ModelPoint]) -> str:
+    """The run of a point, with its phase where several phases of the run are among `points`."""
+    phases = {other.phase: other.phase_label for other in points if other.run == point.run}
+    if len(phases) == 1:
+        return point.run
+    is_unique = list(phases.values()).count(point.phase_label) == 1
+    return f"{point.run} {point.phase_label if is_unique else point.phase}"

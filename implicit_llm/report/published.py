@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from implicit_llm.report.config import ReportError
 from implicit_llm.report.model_groups import FAMILIES
 from implicit_llm.report.perplexity_results import PerplexityPoint
-from implicit_llm.report.published_downstream import PublishedDownstream
+from implicit_llm.report.published_downstream import PublishedDownstream, is_near
 from implicit_llm.report.results import Point
 from implicit_llm.report.yaml_file import read_yaml
 from implicit_llm.runs.fill import fill
@@ -119,8 +119,8 @@ class PublishedPerplexity:
             and (self.family, self.solver) == (FAMILIES.get(point.model_type or ""), point.phase_label)
             and (self.solver is not None) == point.is_implicit
             and self.length == point.length
-            and _is_near(self.num_parameters, point.num_parameters)
-            and _is_near(self.train_tokens, point.train_tokens)
+            and is_near(self.num_parameters, point.num_parameters)
+            and is_near(self.train_tokens, point.train_tokens)
         )
 
 
@@ -141,7 +141,7 @@ class PublishedDuality:
         return (
             (point.eval_mode, point.against) == ("simultaneous", "sequential")
             and self.family == FAMILIES.get(point.model_type or "")
-            and _is_near(self.num_parameters, point.num_parameters)
+            and is_near(self.num_parameters, point.num_parameters)
         )
 
 
@@ -222,10 +222,6 @@ def load_published(path: Path) -> Published:
     if unknown:
         raise ReportError(f"{path}: the mark {sorted(unknown)[0]} is not explained; add it under marks")
     return published
-
-
-def _is_near(first: float, second: float | None) -> bool:
-    return second is not None and abs(first - second) <= 0.1 * first
 
 
 def _check_unique(ids: Iterable[str], path: Path) -> None:

@@ -61,10 +61,11 @@ class PublishedDownstream:
         return (
             self.train_data == "D-Pile"
             and (self.family, self.solver) == (FAMILIES.get(point.model_type or ""), point.phase_label)
-            and _is_near(self.num_parameters, point.num_parameters)
-            and _is_near(self.train_tokens, point.train_tokens)
+            and is_near(self.num_parameters, point.num_parameters)
+            and is_near(self.train_tokens, point.train_tokens)
         )
 
 
-def _is_near(first: float, second: float | None) -> bool:
+def is_near(first: float, second: float | None) -> bool:
+    """Whether a measured size or number of tokens counts as the published one; None does not."""
     return second is not None and abs(first - second) <= TOLERANCE * first

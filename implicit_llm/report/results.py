@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
@@ -94,6 +94,11 @@ class Task:
     @property
     def label(self) -> str:
         return self.group if self.monoid == "none" else f"{self.group} × monoid"
+
+
+def hard_label(fractions: Sequence[float]) -> str:
+    """ "20 % hard"; several fractions are mixed in equal shares."""
+    return " / ".join(f"{100 * fraction:g}" for fraction in fractions) + " % hard"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from implicit_llm.report.model_groups import ModelGroup, Variant
-from implicit_llm.report.results import BestSeed, Cell, Spread, Task, from_record
+from implicit_llm.report.results import BestSeed, Cell, Spread, Task, from_record, hard_label
 
 ITERATIONS, TOLERANCE = "eval_max_iter", "eval_tol"
 ACCURACY, PERPLEXITY = "accuracy_last10", "perplexity"
@@ -139,8 +139,8 @@ def _title(record: Record, groups: Sequence[ModelGroup]) -> str:
         group = _group_of(record, groups)
         return f"{group.title if group else record['run']}, {record['data']}, length {record['length']}"
     hard = record["hard_fraction"]
-    shares = " / ".join(f"{100 * share:g}" for share in (hard if isinstance(hard, list | tuple) else [hard]))
-    return f"{Task(record['group'], record['monoid']).label}, {shares} % hard, length {record['length']}"
+    shares = hard_label(hard if isinstance(hard, list | tuple) else [hard])
+    return f"{Task(record['group'], record['monoid']).label}, {shares}, length {record['length']}"
 
 
 def _panel(title: str, key: str, measure: str, records: tuple[Sequence[Record], Sequence[Record]]) -> SweptPanel:

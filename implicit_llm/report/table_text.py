@@ -42,6 +42,11 @@ def latex_spread(spread: Spread, form: str = ".3f") -> str:
     return f"{spread.mean:{form}}{low_high}"
 
 
+def in_percent(spread: Spread) -> Spread:
+    """A hundred times each number."""
+    return Spread(tuple(100 * value for value in spread.values), spread.num_missing)
+
+
 def escape(text: str) -> str:
     """Text for LaTeX."""
     return "".join("\\" + letter if letter in "_%&#$" else letter for letter in text)

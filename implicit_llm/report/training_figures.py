@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from implicit_llm.report.axes import tell_if_empty
 from implicit_llm.report.model_groups import ModelGroup
 from implicit_llm.report.results import Results
 from implicit_llm.report.style import BAND, MUTED, Series, run_series
@@ -156,8 +157,8 @@ def _draw_health(axis: Axes, runs: Sequence[TrainingRun], series: Mapping[str, S
     axis.set_xlim(0, max(run.end_step for run in runs))
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axis.grid(visible=False, axis="x")
+    tell_if_empty(axis, shown, "not measured")
     if not shown:
-        axis.annotate("not measured", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=9, color=MUTED)
         return
     phases = [phase.solver for run in runs for phase in run.phases if phase.solver]
     _mark_limit(axis, key, [solver for solver in phases if solver.get("mode") != "unrolled"])
