@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS, Plan
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS
 from tests.unit.workflow.experiments import ExperimentFile
 
 START_S = 1_700_000_000.0  # seconds since 1970, in November 2023

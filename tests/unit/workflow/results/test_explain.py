@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS, Plan
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS
 from implicit_llm_workflow.results.explain import explain
 from implicit_llm_workflow.results.explain_table import as_json, duration_text, running_table, summary_lines, total_text
 from tests.unit.workflow.console_calls import loaded_after

@@ -19,10 +19,9 @@ from implicit_llm_workflow.estimates.estimate import TrainingEstimator
 from implicit_llm_workflow.estimates.evaluation_estimate import EvaluationEstimate, evaluation_estimates
 from implicit_llm_workflow.estimates.hardware import Hardware, read_hardware
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS, Plan
-from implicit_llm_workflow.planning.recorded import MANIFEST, Damaged, Recorded, read_recorded
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.recorded import MANIFEST, PROVENANCE, Damaged, Recorded, read_recorded, work_dir
 
-PROVENANCE = "provenance.json"
 CPU: Literal["cpu"] = "cpu"
 _SEED = re.compile(r"-s\d+(?=/)")
 
@@ -53,8 +52,8 @@ class CostModel:
 
     def of(self, node: Node) -> Cost:
         """What making the node's wanted result takes."""
-        work = f"work/{self._plan.identities[node.key].fingerprint[:FINGERPRINT_DIGITS]}"
-        if (self._plan.run_dir(node) / work / MANIFEST).is_file():
+        work = work_dir(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
+        if (work / MANIFEST).is_file():
             return DONE_BEFORE
         for key, words in ((node.key, "as last time"), (_without_seed(node.key), "as another seed")):
             if key in self._took:
@@ -122,8 +121,7 @@ class CostModel:
 
 def recorded_cost(run_dir: Path, fingerprint: str) -> Cost | None:
     """What the attempts of a finished job took together; None where that was not recorded."""
-    work = run_dir / "work" / fingerprint[:FINGERPRINT_DIGITS]
-    for path in (work / PROVENANCE, run_dir / PROVENANCE):
+    for path in (work_dir(run_dir, fingerprint) / PROVENANCE, run_dir / PROVENANCE):
         try:
             values = json.loads(path.read_bytes())
             if values["fingerprint"] != fingerprint:

@@ -21,13 +21,12 @@ from implicit_llm_workflow.planning.code_digest import module_digest, stage_modu
 from implicit_llm_workflow.planning.code_record import record_code
 from implicit_llm_workflow.planning.fingerprint import Identity, identify
 from implicit_llm_workflow.planning.graph import build_graph
-from implicit_llm_workflow.planning.recorded import MANIFEST
+from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 from implicit_llm_workflow.planning.staleness import Status, status_of
 
 RESULTS = Path("results")
 LOCAL_PROFILE, CLUSTER_PROFILE = "profiles/local", "profiles/cluster"
-FINGERPRINT_DIGITS = 16
 
 # Jobs with more inputs are told them in a file: one word of a command holds 128 KB on Linux.
 MAX_INPUT_OPTIONS = 8

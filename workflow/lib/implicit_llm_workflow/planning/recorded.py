@@ -1,4 +1,4 @@
-"""What finished runs left behind: their manifests, as the driver reads them."""
+"""What runs left behind in their directories, as the driver finds and reads it: above all their manifests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 
 MANIFEST = "manifest.json"
 METRICS = "metrics.json"
+PROVENANCE, MLFLOW = "provenance.json", "mlflow.json"
+WORK, DECLARED = "work", "declared"
+FINGERPRINT_DIGITS = 16
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,20 @@ class Recorded:
 
 class Damaged(Exception):
     """A manifest is there but cannot be read; the run is done again (and finds its own copy, if that is whole)."""
+
+
+def work_dir(run_dir: Path, fingerprint: str) -> Path:
+    """Where a run keeps everything of the result with this fingerprint."""
+    return run_dir / WORK / fingerprint[:FINGERPRINT_DIGITS]
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none that can be read."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def read_recorded(run_dir: Path) -> Recorded | None:

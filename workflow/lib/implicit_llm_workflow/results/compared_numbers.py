@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from implicit_llm_workflow.estimates.cost import recorded_cost
+from implicit_llm_workflow.planning.recorded import MLFLOW, PROVENANCE, read_object
 from implicit_llm_workflow.results.compared_runs import Compared, Subject
 from implicit_llm_workflow.results.explain_table import cost_text
-from implicit_llm_workflow.results.job_look import MLFLOW
 from implicit_llm_workflow.results.shown_numbers import MISSING, number_text
 
 SUMMARY, LAST = "at the end (means over the last 50 steps)", "last values in the journal"
@@ -72,7 +71,7 @@ def facts(columns: Sequence[Compared]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _facts_of(member: Subject) -> dict[str, str]:
-    provenance = _json_object(member.work / "provenance.json")
+    provenance = read_object(member.work / PROVENANCE)
     git = provenance.get("git") or {}
     cost = recorded_cost(member.run_dir, member.identity.fingerprint)
     state = "finished" if member.recorded is not None else "not finished"
@@ -85,7 +84,7 @@ def _facts_of(member: Subject) -> dict[str, str]:
         "commit": f"{git['commit'][:COMMIT_DIGITS]}{' (edited)' if git.get('is_dirty') else ''}"
         if git.get("commit")
         else MISSING,
-        "MLflow run": str(_json_object(member.work / MLFLOW).get("run_id") or MISSING),
+        "MLflow run": str(read_object(member.work / MLFLOW).get("run_id") or MISSING),
     }
 
 
@@ -134,11 +133,3 @@ def _time_text(value: Any) -> str:
         return f"{datetime.fromisoformat(value):%Y-%m-%d %H:%M} UTC"
     except (TypeError, ValueError):
         return ""
-
-
-def _json_object(path: Any) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}

@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from implicit_llm_workflow.planning.fingerprint import Identity
-from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS
-from implicit_llm_workflow.planning.recorded import MANIFEST, Damaged, Recorded, read_recorded
-from implicit_llm_workflow.results.job_look import LOG, WORK
+from implicit_llm_workflow.planning.recorded import (
+    FINGERPRINT_DIGITS,
+    MANIFEST,
+    WORK,
+    Damaged,
+    Recorded,
+    read_recorded,
+    work_dir,
+)
+from implicit_llm_workflow.results.job_look import LOG
 from implicit_llm_workflow.results.journals import JOURNAL, Point, read_points
 from implicit_llm_workflow.results.lineage import Ancestor, NoLineage, Shelf, read_run, root_of
 from implicit_llm_workflow.results.run_names import NotComparable, find_model
@@ -74,7 +81,7 @@ class Subject:
 
     @property
     def work(self) -> Path:
-        return self.run_dir / WORK / self.identity.fingerprint[:FINGERPRINT_DIGITS]
+        return work_dir(self.run_dir, self.identity.fingerprint)
 
     @cached_property
     def points(self) -> list[Point]:
@@ -99,8 +106,8 @@ class Subject:
         """The points of the whole chain."""
         found: list[Point] = []
         for identity in self.chain()[:-1]:
-            work = self.results.root / identity.stage / identity.name / WORK
-            found += read_points(work / identity.fingerprint[:FINGERPRINT_DIGITS] / JOURNAL)
+            run_dir = self.results.root / identity.stage / identity.name
+            found += read_points(work_dir(run_dir, identity.fingerprint) / JOURNAL)
         return [*found, *self.points]
 
     def evaluations(self) -> Iterator[tuple[str, Recorded]]:

@@ -10,7 +10,8 @@ from typing import Any
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import stage_module
 from implicit_llm_workflow.planning.fingerprint import Identity
-from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS, Plan
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.recorded import work_dir
 from implicit_llm_workflow.results.journals import JOURNAL, read_tail
 from implicit_llm_workflow.results.stale_numbers import changed_result
 
@@ -93,8 +94,8 @@ def _waits_for(plan: Plan, node: Node) -> str | None:
 
 def _failure(plan: Plan, node: Node) -> str | None:
     """How the last attempt at the wanted result ended, by the journal; None if it did not fail."""
-    fingerprint = plan.identities[node.key].fingerprint[:FINGERPRINT_DIGITS]
-    event = read_tail(plan.run_dir(node) / "work" / fingerprint / JOURNAL).event or {}
+    work = work_dir(plan.run_dir(node), plan.identities[node.key].fingerprint)
+    event = read_tail(work / JOURNAL).event or {}
     return " ".join(str(event.get("error")).split()) if event.get("name") == "stage_failed" else None
 
 

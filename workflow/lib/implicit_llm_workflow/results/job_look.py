@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping
@@ -12,8 +11,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS, Plan
-from implicit_llm_workflow.planning.recorded import MANIFEST, Recorded
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.recorded import (
+    MANIFEST,
+    MLFLOW,
+    PROVENANCE,
+    WORK,
+    Recorded,
+    read_object,
+    work_dir,
+)
 from implicit_llm_workflow.planning.staleness import Status
 from implicit_llm_workflow.results.journals import JOURNAL, Point, Tail, read_tail
 from implicit_llm_workflow.results.lock_holder import holder_of
@@ -21,7 +28,7 @@ from implicit_llm_workflow.results.submitted_jobs import Submitted
 
 State = Literal["running", "queued", "failed", "stopped", "stale", "waiting", "done"]
 STATES: tuple[State, ...] = get_args(State)
-WORK, LOG, MLFLOW, PROVENANCE = "work", "job.log", "mlflow.json", "provenance.json"
+LOG = "job.log"
 STARTING, NO_WORD = "starting", "ended without a word"
 SILENT_S = 600  # a job of another machine that nobody answers for, and that has written nothing for so long, has ended
 _LOG_LINE = re.compile(r"\S+ (?P<level>[A-Z]+) [\w.]+: (?P<message>.*)")
@@ -102,7 +109,7 @@ class JobLook:
 
     def _of_result(self, state: State, why: str, recorded: Recorded) -> Observed:
         """By the result that is there."""
-        work = _work(self.run_dir, recorded.fingerprint)
+        work = work_dir(self.run_dir, recorded.fingerprint)
         return Observed(
             self.node,
             state,
@@ -117,7 +124,7 @@ class JobLook:
 
     def _work(self) -> Path:
         """Of the wanted result; of former settings while a job still makes that."""
-        wanted = _work(self.run_dir, self.wanted.fingerprint)
+        wanted = work_dir(self.run_dir, self.wanted.fingerprint)
         if wanted.is_dir() or not self._is_held:
             return wanted
         journals = sorted(self.run_dir.glob(f"{WORK}/*/{JOURNAL}"), key=lambda path: _modified(path) or 0.0)
@@ -132,7 +139,7 @@ class JobLook:
         """The state, why, and the class of a failure."""
         submitted = self.submitted
         if self._is_held or (submitted is not None and submitted.state == "running"):
-            is_wanted = _work(self.run_dir, self.wanted.fingerprint).is_dir() or not self._is_held
+            is_wanted = work_dir(self.run_dir, self.wanted.fingerprint).is_dir() or not self._is_held
             return "running", "" if is_wanted else "with settings or code of before", None
         if submitted is not None and submitted.state == "queued":
             return "queued", submitted.reason, None
@@ -140,7 +147,7 @@ class JobLook:
             return "running", "", None
         if submitted is not None and submitted.state is None and tail.event is None:
             return "queued", f"{'Slurm' if submitted.cluster == 'slurm' else 'its machine'} gives no answer", None
-        is_made = (_work(self.run_dir, self.wanted.fingerprint) / MANIFEST).is_file()  # the next job publishes it
+        is_made = (work_dir(self.run_dir, self.wanted.fingerprint) / MANIFEST).is_file()  # the next job publishes it
         ended = None if is_made else self._how_it_ended(tail)
         if ended is not None and not self._is_tried_again(tail):
             return ended
@@ -233,10 +240,6 @@ def last_lines(log: Path, number: int, limit_bytes: int = 1 << 16) -> list[str]:
     return [line for line in text.splitlines() if line.strip()][-number:]
 
 
-def _work(run_dir: Path, fingerprint: str) -> Path:
-    return run_dir / WORK / fingerprint[:FINGERPRINT_DIGITS]
-
-
 def _progress(node: Node, tail: Tail, *, is_running: bool) -> Progress:
     phase = node.config.get("phase") or {}
     start, end = phase.get("start_step"), phase.get("end_step")
@@ -271,17 +274,14 @@ def _numbers(values: Any) -> dict[str, float]:
 
 
 def _mlflow_run_id(work: Path) -> str | None:
-    try:
-        return json.loads((work / MLFLOW).read_bytes()).get("run_id")
-    except (OSError, ValueError, AttributeError):
-        return None
+    return read_object(work / MLFLOW).get("run_id")
 
 
 def _finished(work: Path) -> float | None:
     """When the job said that it finished: the time of a file changes when it is copied."""
     try:
-        return datetime.fromisoformat(json.loads((work / PROVENANCE).read_bytes())["finished"]).timestamp()
-    except (OSError, ValueError, KeyError, TypeError):
+        return datetime.fromisoformat(read_object(work / PROVENANCE)["finished"]).timestamp()
+    except (ValueError, KeyError, TypeError):
         return None
 
 

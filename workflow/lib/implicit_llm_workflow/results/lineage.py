@@ -14,11 +14,16 @@ from typing import Any
 
 from implicit_llm_workflow.errors import UserError
 from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances
-from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS
-from implicit_llm_workflow.planning.recorded import MANIFEST
-
-PROVENANCE, MLFLOW = "provenance.json", "mlflow.json"
-WORK, DECLARED = "work", "declared"
+from implicit_llm_workflow.planning.recorded import (
+    DECLARED,
+    FINGERPRINT_DIGITS,
+    MANIFEST,
+    MLFLOW,
+    PROVENANCE,
+    WORK,
+    read_object,
+    work_dir,
+)
 
 
 class NoLineage(UserError):
@@ -93,7 +98,7 @@ class Shelf:
         run_dir = self._run_dirs.get(fingerprint[:FINGERPRINT_DIGITS])
         if run_dir is None:
             return None
-        run = read_run(run_dir, run_dir / WORK / fingerprint[:FINGERPRINT_DIGITS] / MANIFEST)
+        run = read_run(run_dir, work_dir(run_dir, fingerprint) / MANIFEST)
         return run if run.fingerprint == fingerprint else None
 
     @cached_property
@@ -117,8 +122,8 @@ def read_run(run_dir: Path, manifest: Path) -> Ancestor:
         values = json.loads(manifest.read_bytes())
         identity, stage, name = values["identity"], values["stage"], values["name"]
         fingerprint = values["fingerprint"]
-        work = run_dir / WORK / fingerprint[:FINGERPRINT_DIGITS]
-        provenance = _json_object(work / PROVENANCE)
+        work = work_dir(run_dir, fingerprint)
+        provenance = read_object(work / PROVENANCE)
         return Ancestor(
             key=stage if stage == name else f"{stage}/{name}",
             fingerprint=fingerprint,
@@ -129,7 +134,7 @@ def read_run(run_dir: Path, manifest: Path) -> Ancestor:
             upstream=identity["upstream"],
             files=tuple(values["files"]),
             provenance=provenance,
-            mlflow_run_id=_json_object(work / MLFLOW).get("run_id") or provenance.get("mlflow_run_id"),
+            mlflow_run_id=read_object(work / MLFLOW).get("run_id") or provenance.get("mlflow_run_id"),
             acceptances=tuple(item for item in read_acceptances(run_dir) if item.recorded == fingerprint),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -170,11 +175,3 @@ def _record_of(artifact: Path, run: Ancestor) -> str | None:
 def root_of(run_dir: Path, key: str) -> Path:
     """The folder of the experiment."""
     return run_dir.parents[key.count("/")] if run_dir.as_posix().endswith(f"/{key}") else run_dir.parent
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}

@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from implicit_llm_workflow.planning.accepted import Acceptance
-from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS
-from implicit_llm_workflow.results.lineage import DECLARED, Ancestor, Lineage
+from implicit_llm_workflow.planning.recorded import DECLARED, FINGERPRINT_DIGITS
+from implicit_llm_workflow.results.lineage import Ancestor, Lineage
 
 COMMIT_DIGITS = 10
 

@@ -17,10 +17,9 @@ from typing import Any
 from implicit_llm_workflow.atomic_text import write_text
 from implicit_llm_workflow.errors import UserError
 from implicit_llm_workflow.planning.accepted import ACCEPTED
-from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS
-from implicit_llm_workflow.planning.recorded import MANIFEST
+from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST, PROVENANCE, work_dir
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
-from implicit_llm_workflow.results.lineage import PROVENANCE, WORK, Ancestor, Lineage
+from implicit_llm_workflow.results.lineage import Ancestor, Lineage
 from implicit_llm_workflow.results.verify import sha256_of
 
 METADATA = "ro-crate-metadata.json"
@@ -59,7 +58,7 @@ def _contents(lineage: Lineage) -> Iterator[tuple[str, Path, str | None]]:
         yield f"workflow/{path.name if path.parent == PROJECT_DIR else f'rules/{path.name}'}", path, None
     for run in lineage.runs.values():
         yield _manifest_id(run), run.path, None
-        work = run.run_dir / WORK / run.fingerprint[:FINGERPRINT_DIGITS]
+        work = work_dir(run.run_dir, run.fingerprint)
         for path in (work / PROVENANCE, run.run_dir / ACCEPTED):
             if path.is_file() and (path.name != ACCEPTED or run.acceptances):
                 yield f"{_folder(run)}{path.name}", path, None

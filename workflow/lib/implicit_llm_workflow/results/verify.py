@@ -18,12 +18,11 @@ from typing import Any
 
 from implicit_llm_workflow.canonical import digest
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.plan import FINGERPRINT_DIGITS, Plan
-from implicit_llm_workflow.planning.recorded import MANIFEST
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.recorded import DECLARED, MANIFEST, work_dir
 
 BLOCK_BYTES = 1 << 22
 MAX_THREADS = 8  # one core hashes 1 to 2 GB/s; more of them wait for the disk
-DECLARED = "declared"
 Progress = Callable[[int], None]
 
 
@@ -105,7 +104,7 @@ def vouched_files(job: str, run_dir: Path, content: bytes, is_published: bool = 
     identity = {key: values["identity"][key] for key in ("config", "code", "upstream")}
     if digest({"stage": values["stage"], **identity}) != values["fingerprint"]:
         raise ValueError("its fingerprint is not that of its identity")
-    work = run_dir / "work" / values["fingerprint"][:FINGERPRINT_DIGITS]
+    work = work_dir(run_dir, values["fingerprint"])
     if _read(work / MANIFEST) != content:
         raise ValueError(f"differs from its copy {work / MANIFEST}")
     files = [file for record in values["files"] for file in _records(job, run_dir, work, record)]
