@@ -60,7 +60,9 @@ def test_each_phase_is_a_line_that_says_how_it_is_doing(
     with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"):
         code, out, _ = run(capsys, "runs", *words(worked))
     assert code == 0
-    assert re.search(rf"^implicit-s0 +done +unrolled +4/4 +1\.25 +- +- +- +\d+ (?:s|min) +{MLFLOW_ID}$", out, re.MULTILINE)
+    assert re.search(
+        rf"^implicit-s0 +done +unrolled +4/4 +1\.25 +- +- +- +\d+ (?:s|min) +{MLFLOW_ID}$", out, re.MULTILINE
+    )
     assert re.search(r"^implicit-s0 +running +free +7/10 +0\.5 +0\.03 +7\.25 +1\.2 % +\d+ d +- *$", out, re.MULTILINE)
     assert re.search(r"^implicit-s1 +waiting +free +-/10 +- ", out, re.MULTILINE)
     assert re.search(r"^explicit-s0 +failed +explicit +-/10 ", out, re.MULTILINE)
