@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from implicit_llm_workflow.atomic_text import write_text
 from implicit_llm_workflow.downloads import downloads_folder
 
 CONFIG_FILE = "config.json"
@@ -46,13 +47,8 @@ class FileDigests:
         return values if isinstance(values, dict) else {}
 
     def _write(self, values: dict[str, list]) -> None:
-        try:
-            self._cache.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._cache.with_name(f"{self._cache.name}.{os.getpid()}")
-            temporary.write_text(json.dumps(values, indent=1), encoding="utf-8")
-            temporary.replace(self._cache)
-        except OSError:
-            pass  # it is only faster with it
+        with suppress(OSError):  # it is only faster with it
+            write_text(self._cache, json.dumps(values, indent=1))
 
 
 def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str, str]:
