@@ -47,7 +47,12 @@ def test_the_blocks_of_the_library_page_run_in_order(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "results/README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))],
+    [
+        "README.md",
+        "results/README.md",
+        "workflow/plugins/submitit/README.md",
+        *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    ],
 )
 def test_links_of_a_document_lead_to_files_of_the_project(document: str) -> None:
     path = ROOT / document
