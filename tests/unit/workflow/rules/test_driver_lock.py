@@ -57,9 +57,9 @@ def test_jobs_do_not_inherit_the_lock(tmp_path: Path) -> None:
 
 def test_many_stale_results_are_summed_up() -> None:
     said: list[str] = []
-    report_stale({f"results/x/{number}/manifest.json": "why" for number in range(20)}, said.append)
+    report_stale({f"results/x/{number}/manifest.json": "why" for number in range(20)}, "x.yaml", said.append)
     assert said[0] == "stale: results/x/0 (why)"
-    assert said[-1] == "stale: 8 more; `implicit-llm nodes` lists them"
+    assert said[-1] == "stale: 8 more; `implicit-llm nodes --config x.yaml` lists them"
 
 
 def test_a_snakemake_that_cannot_be_told_is_refused() -> None:

@@ -43,7 +43,7 @@ def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
         )
 
     stale = plan.stale()
-    report_stale(stale, logger.info)
+    report_stale(stale, plan.experiment.source, logger.info)
 
     def prepare_and_force(*args: Any, **kwargs: Any) -> None:
         if not workflow.dryrun and workflow.executor_plugin is not None:
@@ -62,17 +62,16 @@ def _lock_or_refuse(plan: Plan) -> TextIO:
     try:
         return hold_lock(plan.root / ".driver.lock")
     except DriverRunning as error:
-        raise WorkflowError(
-            str(error)
-        ) from error  # of all exceptions raised here, Snakemake shows this one in one line
+        # Of all exceptions raised here, Snakemake shows this one in one line.
+        raise WorkflowError(str(error)) from error
 
 
-def report_stale(stale: dict[str, str], say: Callable[[str], None]) -> None:
-    """One line for each stale result, the first ones of many."""
+def report_stale(stale: dict[str, str], config: str, say: Callable[[str], None]) -> None:
+    """One line for each stale result, the first ones of many. `config`: the experiment's file."""
     for manifest, why in list(stale.items())[:SHOWN_STALE]:
         say(f"stale: {Path(manifest).parent} ({why})")
     if len(stale) > SHOWN_STALE:
-        say(f"stale: {len(stale) - SHOWN_STALE} more; `implicit-llm nodes` lists them")
+        say(f"stale: {len(stale) - SHOWN_STALE} more; `implicit-llm nodes --config {config}` lists them")
 
 
 def hold_lock(path: Path) -> TextIO:
