@@ -136,6 +136,16 @@ def test_jobs_of_equal_identity_and_different_name_have_identity_files_of_their_
     assert names == ["explicit-s0/explicit", "twin-s0/explicit"]
 
 
+def test_an_identity_file_that_a_power_loss_left_empty_is_written_again(tiny: ExperimentFile) -> None:
+    plan = tiny.plan()
+    plan.write_job_files()
+    path = plan.identity_file(plan.nodes["report"])
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    tiny.plan().write_job_files()
+    assert path.read_bytes() == whole
+
+
 def test_identity_files_are_written_once(tiny: ExperimentFile) -> None:
     plan = tiny.plan()
     plan.write_job_files()

@@ -155,7 +155,8 @@ class Plan:
 
 
 def _write_once(path: Path, text: str) -> None:
-    if not path.exists():
+    # Nothing is synced, for these are thousands of files: after a power loss one may be there and be empty.
+    if not path.exists() or path.stat().st_size == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(f"{text}\n", encoding="utf-8")
