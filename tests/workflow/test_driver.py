@@ -24,10 +24,26 @@ def test_a_mistake_in_the_configuration_is_one_line_and_exit_code_2(project: Pro
     assert re.fullmatch(r"error: tiny\.yaml: data\.s3\.train\.hard_fraction: 1\.5 is not allowed; .*", errors[0])
 
 
+def test_an_unknown_target_is_refused_with_the_nearest_and_all_that_have_a_name(project: Project) -> None:
+    for target, meant in (
+        ("trian", "train"),
+        ("h2000", "h200"),
+        ("results/tiny/repot/manifest.json", "results/tiny/report/manifest.json"),
+        ("results/tiny/train/implicit-s0/fre/manifest.json", "results/tiny/train/implicit-s0/free/manifest.json"),
+    ):
+        output = project.snakemake("--dry-run", target, code=2)
+        assert "Traceback" not in output
+        assert f"\nerror: {target}: no target of tiny.yaml, by name there are " in output
+        assert f"; did you mean '{meant}'?" in output
+        (names,) = re.findall("by name there are (.*);", output)
+        assert {"all", "train", "tiny", "demo", "paper"} <= set(names.split(", "))
+    assert project.planned("results/tiny/../tiny/report/manifest.json") == set()
+
+
 def test_a_second_driver_is_refused_but_may_look(built: Project) -> None:
     with hold_lock(built.results / ".driver.lock"):
-        output = built.snakemake(code=1)
-        assert "another Snakemake" in output
+        output = built.snakemake(code=2)
+        assert "\nerror: results/tiny/.driver.lock: another Snakemake" in output
         assert "Traceback" not in output
         assert NOTHING in built.snakemake("--dry-run")
 

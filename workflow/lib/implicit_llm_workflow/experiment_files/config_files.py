@@ -12,6 +12,7 @@ from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
 OWN_CONFIG_DIR = Path("workflow") / "config"
+_FOLDERS = (OWN_CONFIG_DIR, CONFIG_DIR)
 _SCHEMAS = {"models": "model", "tasks": "task", "curricula": "curriculum"}
 
 
@@ -53,12 +54,15 @@ def experiment_path(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.is_file():
         return path
-    folders = (OWN_CONFIG_DIR, CONFIG_DIR)
-    for named in (folder / f"{name_or_path}.yaml" for folder in folders):
+    for named in (folder / f"{name_or_path}.yaml" for folder in _FOLDERS):
         if named.is_file():
             return shown_path(named)
-    names = sorted({item.stem for folder in folders for item in folder.glob("*.yaml")})
-    raise ConfigError(f"{name_or_path}: no such config file; {nearest(path.stem, names)}")
+    raise ConfigError(f"{name_or_path}: no such config file; {nearest(path.stem, experiment_names())}")
+
+
+def experiment_names() -> set[str]:
+    """Of the files in workflow/config/, here and of the project."""
+    return {path.stem for folder in _FOLDERS for path in folder.glob("*.yaml")}
 
 
 def shown_path(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What the driver adds to Snakemake: forcing of stale results, and a lock that dies with its process.
+"""What the driver adds to Snakemake: forcing of stale results, a lock that dies with its process, help with targets.
 
 Snakemake decides from its own records in `.snakemake/`, which can be deleted; the manifests say the same without them.
 """
@@ -8,12 +8,17 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from implicit_llm_workflow.errors import UserError
-from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.experiment_files.config_files import experiment_names
+from implicit_llm_workflow.experiment_files.validation import nearest
+from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
+from implicit_llm_workflow.planning.recorded import MANIFEST
 
 SHOWN_STALE = 12
 
@@ -29,6 +34,7 @@ class DriverRunning(UserError):
 def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
     """Have the jobs of stale results run, as far as the requested targets need them, and write what they are given.
 
+    Where the job graph is made, an unknown target or another driver ends the process.
     Only in the main process: a job that Snakemake starts in a process of its own has been decided on already.
     Snakemake knows its targets only after the Snakefile has been read, hence the detour over the creation of the job
     graph; `--forcerun` would also make every stale result a target.
@@ -46,24 +52,43 @@ def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
     report_stale(stale, plan.experiment.source, logger.info)
 
     def prepare_and_force(*args: Any, **kwargs: Any) -> None:
-        if not workflow.dryrun and workflow.executor_plugin is not None:
-            workflow.driver_lock = _lock_or_refuse(plan)
-            plan.write_job_files()
-            plan.record_code()
+        with errors_in_one_line(logger):
+            check_targets(workflow, plan)
+            if not workflow.dryrun and workflow.executor_plugin is not None:
+                workflow.driver_lock = hold_lock(plan.root / ".driver.lock")
+                plan.write_job_files()
+                plan.record_code()
         prepare(*args, **kwargs)
         workflow.dag.forcefiles.update(stale)
 
     workflow._prepare_dag = prepare_and_force
 
 
-def _lock_or_refuse(plan: Plan) -> TextIO:
-    from snakemake_interface_common.exceptions import WorkflowError
-
+@contextmanager
+def errors_in_one_line(logger: logging.Logger) -> Iterator[None]:
+    """End the process with the message of an error that the user can cure: Snakemake would show where it was raised."""
     try:
-        return hold_lock(plan.root / ".driver.lock")
-    except DriverRunning as error:
-        # Of all exceptions raised here, Snakemake shows this one in one line.
-        raise WorkflowError(str(error)) from error
+        yield
+    except UserError as error:
+        logger.error(f"error: {error}")
+        sys.exit(error.exit_code)
+
+
+def check_targets(workflow: Any, plan: Plan) -> None:
+    """See that a rule makes each requested target; Snakemake's own refusal does not say what there is.
+
+    Raises: UnknownTarget, with the nearest target and with all that have a name.
+    """
+    manifests = {plan.manifest(node) for node in plan.nodes.values()}
+    for target in workflow.dag_settings.targets:
+        path = os.path.normpath(target)
+        is_made = any(rule.is_producer(path) for rule in workflow.rules) and Path(path).name != MANIFEST
+        if workflow.is_rule(target) or path in manifests or is_made:
+            continue
+        source = plan.experiment.source
+        names = experiment_names() | {rule.name for rule in workflow.rules if not rule.has_wildcards()}
+        hint = nearest(target, [*names, *manifests], f"`implicit-llm nodes --config {source}` lists its jobs")
+        raise UnknownTarget(f"{target}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
 
 
 def report_stale(stale: dict[str, str], config: str, say: Callable[[str], None]) -> None:
