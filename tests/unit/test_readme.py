@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-ROOT = Path(__file__).parents[2]
+from tests.pages import PAGES, ROOT
+
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -45,15 +46,7 @@ def test_the_blocks_of_the_library_page_run_in_order(tmp_path: Path, monkeypatch
     assert names["off_diagonal_mass"](names["implicit_jacobian"](names["step"])) > 0
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        "README.md",
-        "results/README.md",
-        "workflow/plugins/submitit/README.md",
-        *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
-    ],
-)
+@pytest.mark.parametrize("document", PAGES)
 def test_links_of_a_document_lead_to_files_of_the_project(document: str) -> None:
     path = ROOT / document
     links = re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8"))

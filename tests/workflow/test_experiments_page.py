@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+from tests.pages import ROOT, commands_of
+
+NAME = "docs/experiments.md"
+PAGE = (ROOT / NAME).read_text(encoding="utf-8")
 FILES = re.findall(r"^```yaml\n# (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-COMMANDS = [
-    shlex.split(line, comments=True) for line in re.findall(r"^    ((?:implicit-llm|snakemake) .*)$", PAGE, re.M)
-]
+COMMANDS = commands_of(NAME)
 INIT, *LOOKS = COMMANDS[:4]
 RUN, HEADLINE, EXPLAIN = COMMANDS[4:]
 
