@@ -21,8 +21,7 @@ from implicit_llm.data.shard_format import (
     token_dtype,
 )
 from implicit_llm.data.token_stream import TokenStream, open_stream
-
-IGNORED_LABEL = -100  # as in torch's cross entropy
+from implicit_llm.labels import IGNORED_LABEL
 
 
 class TokenDataset:

@@ -23,7 +23,8 @@ from typing import Literal
 import numpy as np
 
 from implicit_llm.data.catbabi import PAD_ID, STORIES_NAME, shuffled
-from implicit_llm.data.shards import IGNORED_LABEL, DatasetError, open_dataset, rebuild_hint
+from implicit_llm.data.shards import DatasetError, open_dataset, rebuild_hint
+from implicit_llm.labels import IGNORED_LABEL
 
 _ROWS_AT_ONCE = 4096
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-LAST_TOKENS = 10  # the metric of the published state-tracking experiments
+from implicit_llm.labels import LAST_TOKENS
 
 
 @dataclass

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from implicit_llm.evaluation.batch_size import BatchSize, is_out_of_memory, release_memory
+from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm.runs.errors import UserError
 
 log = logging.getLogger(__name__)
 
-IGNORED_LABEL = -100
 LOSS_TOKENS = 4096  # logits of so many tokens at a time are widened to fp32: 0.8 GB for 50,000 tokens of vocabulary
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from implicit_llm.evaluation.answers import IGNORED_LABEL
 from implicit_llm.evaluation.loss_tally import LossTally
+from implicit_llm.labels import IGNORED_LABEL
 
 MEASURES = (
     "accuracy", "accuracy_by_task", "lm_accuracy", "lm_accuracy_by_task", "lm_perplexity", "lm_perplexity_by_task",

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from implicit_llm.evaluation import answers as reading
-from implicit_llm.evaluation.answers import IGNORED_LABEL, Evaluation, EvaluationJob, answers, token_losses
+from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, answers, token_losses
 from implicit_llm.evaluation.loss_tally import LossTally, PositionTally
 from implicit_llm.evaluation.progress import Progress
 from implicit_llm.evaluation.solver_tally import SolverTally
+from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 
 log = logging.getLogger(__name__)

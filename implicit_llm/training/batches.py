@@ -12,10 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm.runs.errors import UserError
 from implicit_llm.training.sampler import StepSampler
-
-IGNORED_LABEL = -100
 
 
 class BatchSizeError(UserError):

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.testing import faults
-from implicit_llm.training.batches import IGNORED_LABEL, MicroBatches
+from implicit_llm.training.batches import MicroBatches
 from implicit_llm.training.checkpoint import Checkpoint, TrainingState
 from implicit_llm.training.distributed import gather_objects, total_over_ranks, world_size
 from implicit_llm.training.job import TrainingJob

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from implicit_llm.training.batches import IGNORED_LABEL, BatchLayout, BatchSizeError, MicroBatches
+from implicit_llm.labels import IGNORED_LABEL
+from implicit_llm.training.batches import BatchLayout, BatchSizeError, MicroBatches
 from implicit_llm.training.sampler import StepSampler
 
 

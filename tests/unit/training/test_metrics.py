@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from implicit_llm.training.batches import IGNORED_LABEL
+from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm.training.metrics import StepMetrics
 
 VOCAB = 5

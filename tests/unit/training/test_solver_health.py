@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm.tracking.journal import Journal, read_events
 from implicit_llm.training import trainer
-from implicit_llm.training.batches import IGNORED_LABEL
 from implicit_llm.training.config import Runtime
 from implicit_llm.training.metrics import OCCASIONAL
 from implicit_llm.training.mode_gap import SEQUENCES, is_due, mode_gap
