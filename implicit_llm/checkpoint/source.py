@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.data.fetched_files import FETCH, Wanted, fetched_files
+from implicit_llm.data.fetched_files import fetched_model
 from implicit_llm.runs.errors import UserError
 from implicit_llm.runs.manifest import sha256_of
 
-MODELS = "models"  # below the folder of fetched files
 CONFIG_FILE = "config.json"
 PICKLE_FILE = "pytorch_model.bin"
 WEIGHTS_FILE = "model.safetensors"
@@ -72,26 +71,19 @@ class Checkpoint:
 
 def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> Checkpoint:
     """Look for the checkpoint and compare its files with the digests. Raises: CheckpointError, FetchedFilesError."""
-    folder = hub_folder(wanted, downloads) if wanted.hub is not None else _folder_of(Path(str(wanted.path)), downloads)
-    commit = None
     if wanted.hub is not None:
-        if fetched_files(folder, Wanted("model", wanted.revision)) is None and not folder.is_dir():
-            raise CheckpointError(f"{folder}: {wanted.hub} has not been fetched; {FETCH}")
-        commit = _commit(folder)
+        folder = fetched_model(wanted.hub, wanted.revision, downloads)
+    else:
+        folder = _folder_of(Path(str(wanted.path)), downloads)
     config = _config(folder)
     weights = _weights(folder, wanted)
     digests = {name: sha256_of(folder / name) for name in (CONFIG_FILE, *weights)}
     _compare(folder, wanted.digests, digests)
     about: dict[str, Any] = {"hub" if wanted.hub else "path": wanted.hub or wanted.path}
-    about |= {"revision": wanted.revision, "commit": commit} if wanted.hub is not None else {}
+    about |= {"revision": wanted.revision, "commit": _commit(folder)} if wanted.hub is not None else {}
     about["sha256"] = digests
     others = tuple(name for name in (*TOKENIZER_FILES, "generation_config.json") if (folder / name).is_file())
     return Checkpoint(folder, config, weights, others, about)
-
-
-def hub_folder(wanted: CheckpointConfig, downloads: Path) -> Path:
-    """Where prefetch puts a model of the hub."""
-    return downloads / MODELS / str(wanted.hub) / (wanted.revision or "main")
 
 
 def _folder_of(path: Path, downloads: Path) -> Path:
@@ -118,7 +110,9 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _weights(folder: Path, wanted: CheckpointConfig) -> tuple[str, ...]:
-    """Names of the files with weights, the index of shards included."""
+    """Names of the files with weights, the index of shards included; of several sets the one that is loaded."""
+    if (folder / WEIGHTS_FILE).is_file():
+        return (WEIGHTS_FILE,)
     index = folder / INDEX_FILE
     if index.is_file():
         try:
@@ -129,8 +123,6 @@ def _weights(folder: Path, wanted: CheckpointConfig) -> tuple[str, ...]:
             if Path(name).name != name or not (folder / name).is_file():
                 raise CheckpointError(f"{folder / name}: is named in {INDEX_FILE} and not there; fetch it again")
         return (INDEX_FILE, *names)
-    if (folder / WEIGHTS_FILE).is_file():
-        return (WEIGHTS_FILE,)
     return (_vouched_pickle(folder, wanted),)
 
 

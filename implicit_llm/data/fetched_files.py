@@ -2,6 +2,7 @@
 
     hub/<owner>/<name>/...              the files
     hub/<owner>/<name>.fetched.json     {"fetches": [{"need": {kind, name, revision, split}, "commit", "files": [...]}]}
+    models/<owner>/<name>/<revision>/   the same for models, of which several revisions can be wanted; "main" for None
 
 The record is written after the last file, so that a fetch that was interrupted is not taken for the whole.
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 from implicit_llm.runs.errors import UserError
 
-FOLDER = "hub"  # below the folder of fetched files, with one folder for each repository in it
+FOLDER, MODELS = "hub", "models"  # below the folder of fetched files, with one folder for each repository in it
 FETCH = "type `implicit-llm prefetch --config FILE` with the experiment's FILE where there is a network"
 
 
@@ -25,7 +26,7 @@ class FetchedFilesError(UserError):
 
 @dataclass(frozen=True)
 class Wanted:
-    """kind: "dataset" or "tokenizer"; revision None takes any; split: of a data set, else None."""
+    """kind: "dataset", "tokenizer" or "model"; revision None takes any; split: of a data set, else None."""
 
     kind: str
     revision: str | None
@@ -53,6 +54,17 @@ def fetched_files(folder: Path, wanted: Wanted) -> list[Path] | None:
             state = "is missing" if found is None else f"has {found} bytes instead of {size}"
             raise FetchedFilesError(f"{path}: {state}; {FETCH}")
     return sorted(folder / name for name in sizes)
+
+
+def fetched_model(name: str, revision: str | None, downloads: Path) -> Path:
+    """The folder of a model of the hub, fetched or put there by hand.
+
+    Raises: FetchedFilesError when it is not there, or not as it was fetched.
+    """
+    folder = downloads / MODELS / name / (revision or "main")
+    if fetched_files(folder, Wanted("model", revision)) is None and not folder.is_dir():
+        raise FetchedFilesError(f"{folder}: {name} has not been fetched; {FETCH}")
+    return folder
 
 
 def _sizes(record: Path, wanted: Wanted) -> dict[str, int]:

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.pickled_weights import read_pickle
 from implicit_llm.runs.manifest import sha256_of
 
 CONFIG_FILE, SAFE_FILE, PICKLE_FILE = "config.json", "model.safetensors", "pytorch_model.bin"
@@ -132,4 +133,4 @@ def _read_weights(directory: Path, sha256: str | None) -> dict[str, Tensor]:
         raise UntrustedCheckpoint(f"{path}: is a pickle; vouch for it by its sha256, {found}", found)
     if found != sha256:
         raise ModelConfigError(f"{path}: expected sha256 {sha256}, found {found}; fetch the file again")
-    return torch.load(path, map_location="cpu", weights_only=True)
+    return read_pickle(path)

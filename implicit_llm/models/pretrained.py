@@ -54,7 +54,8 @@ class ImplicitPreTrainedModel(PreTrainedModel):
         ):
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         kwargs.setdefault("config", cls.config_class.from_pretrained(path))
-        weights = read_published_weights(path, cls.config_class.model_type)
+        is_safe = bool(kwargs.get("use_safetensors"))
+        weights = read_published_weights(path, cls.config_class.model_type, use_safetensors=is_safe)
         if cls.base_model_prefix and not cls.__name__.endswith("ForCausalLM"):
             weights = {name.removeprefix(f"{cls.base_model_prefix}."): value for name, value in weights.items()}
         return super().from_pretrained(None, *args, state_dict=weights, **kwargs)

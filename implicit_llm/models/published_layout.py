@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.pickled_weights import read_pickle
 
 SHARED_RENAMES = (
     (r"^word_emb\.emb\.", "backbone.embeddings."),
@@ -108,31 +108,27 @@ def clean_name(name: str, model_type: str) -> str:
     return name
 
 
-def read_published_weights(directory: Path, model_type: str) -> dict[str, Tensor]:
-    """All weights of a published directory under our names; plain files or shards, never unpickling code.
+def read_published_weights(directory: Path, model_type: str, *, use_safetensors: bool = False) -> dict[str, Tensor]:
+    """All weights of a published directory under our names; plain files, or else shards, never unpickling code.
 
-    Raises: FileNotFoundError naming the files looked for; ModelConfigError for an index that leads elsewhere.
+    Args: use_safetensors reads these only, and no pickle.
+    Raises: FileNotFoundError naming the files looked for; ModelConfigError for an index that leads elsewhere, or a
+    pickle that holds more than tensors.
     """
-    for name in ("model.safetensors", "pytorch_model.bin"):
+    names = ("model.safetensors",) if use_safetensors else ("model.safetensors", "pytorch_model.bin")
+    for name in names:
         index = directory / f"{name}.index.json"
-        if index.exists():
+        if (directory / name).exists():
+            files = [name]
+        elif index.exists():
             files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
             if foreign := [file for file in files if Path(file).name != file]:
                 raise ModelConfigError(f"{index}: names {foreign[0]!r}, which is no file of this folder; get it anew")
-        elif (directory / name).exists():
-            files = [name]
         else:
             continue
+        read = load_file if name.endswith(".safetensors") else read_pickle  # whatever the shards are called
         weights: dict[str, Tensor] = {}
         for file in files:
-            weights |= _read_file(directory / file)
+            weights |= read(directory / file)
         return {clean_name(key, model_type): value for key, value in weights.items() if not key.startswith("lm_head.")}
-    raise FileNotFoundError(
-        f"{directory}: neither model.safetensors nor pytorch_model.bin (or their .index.json) is there"
-    )
-
-
-def _read_file(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
+    raise FileNotFoundError(f"{directory}: no {' and no '.join(names)} is there, nor an .index.json of it")

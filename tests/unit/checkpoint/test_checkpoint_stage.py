@@ -142,7 +142,7 @@ def test_a_fetched_model_of_the_hub_is_recorded_with_its_commit(tmp_path: Path, 
 
 def test_what_was_not_fetched_is_named_with_the_command(tmp_path: Path) -> None:
     config = {"hub": "owner/neox", "revision": COMMIT}
-    with pytest.raises(CheckpointError, match="owner/neox has not been fetched; type `implicit-llm prefetch"):
+    with pytest.raises(FetchedFilesError, match="owner/neox has not been fetched; type `implicit-llm prefetch"):
         import_checkpoint(tmp_path, config)
     folder = fetch(tmp_path / "downloads", COMMIT)
     (folder / "model.safetensors").unlink()
@@ -215,6 +215,40 @@ def test_a_pickle_of_transformers_is_refused_even_when_vouched_for(tmp_path: Pat
     digest = sha256_of(tmp_path / "source" / "pytorch_model.bin")
     with pytest.raises(CheckpointLayoutError, match="save the model with safetensors"):
         import_checkpoint(tmp_path, {"path": str(tmp_path / "source"), "sha256": {"pytorch_model.bin": digest}})
+
+
+@pytest.mark.parametrize("layout", ["original", "published"])
+def test_a_pickle_of_more_than_tensors_is_refused_in_one_line(tmp_path: Path, layout: str) -> None:
+    source = tmp_path / "source"
+    save_original_mamba2(source)
+    if layout == "published":
+        shutil.copyfile(PARITY / "mamba2-implicit" / "config.json", source / "config.json")
+    (source / "model.safetensors").unlink()
+    path = source / "pytorch_model.bin"
+    torch.save({"weight": Path("anything")}, path)
+    for content in (path.read_bytes(), path.read_bytes()[:100], b""):
+        path.write_bytes(content)
+        digest = sha256_of(path)
+        with pytest.raises(CheckpointLayoutError, match=r"_model\.bin: cannot be read with weights_only: it") as caught:
+            import_checkpoint(tmp_path, {"path": str(source), "sha256": {"pytorch_model.bin": digest}})
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "published"])
+def test_of_a_whole_file_and_shards_the_one_that_is_read_is_recorded(tmp_path: Path, kind: str) -> None:
+    source = tmp_path / "source"
+    if kind == "published":
+        shutil.copytree(PARITY / "mamba2-implicit", source)
+    else:
+        save_foreign(kind, source)
+    weights = load_file(source / "model.safetensors")
+    save_file({name: value * 0 for name, value in weights.items()}, source / "shard.safetensors", {"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "shard.safetensors")}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    run_dir = import_checkpoint(tmp_path, {"path": str(source)})
+    recorded = Manifest.read(run_dir / "manifest.json").summary["source"]["sha256"]
+    assert recorded == {name: sha256_of(source / name) for name in ("config.json", "model.safetensors")}
+    assert all(parameter.abs().sum() > 0 for parameter in imported(run_dir).parameters() if parameter.ndim == 2)
 
 
 def test_content_other_than_the_config_names_is_refused(tmp_path: Path) -> None:

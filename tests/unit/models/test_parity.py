@@ -6,11 +6,14 @@ tests/data/parity/README.md says how the numbers were made; they agree to about 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -136,6 +139,53 @@ def test_pytorch_bin_and_shards_are_read_like_safetensors(name: str, tmp_path: P
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), fixture.model.parameters(), strict=True))
+
+
+def test_a_whole_file_is_read_before_shards_as_transformers_does(tmp_path: Path) -> None:
+    fixture = Fixture(IMPLICIT[0])
+    weights = load_file(fixture.directory / "model.safetensors")
+    (tmp_path / "config.json").write_text((fixture.directory / "config.json").read_text())
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    torch.save({key: torch.zeros_like(value) for key, value in weights.items()}, tmp_path / "other.bin")
+    weight_map = dict.fromkeys(weights, "other.bin")
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), fixture.model.parameters(), strict=True))
+
+
+class Code:
+    """What a pickle of it does: make a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "shard.bin"])
+def test_code_in_a_pickle_does_not_run(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text((PARITY / IMPLICIT[0] / "config.json").read_text())
+    torch.save({"weight": Code(tmp_path / "made")}, tmp_path / name)
+    if name == "shard.bin":
+        index = tmp_path / "pytorch_model.bin.index.json"
+        index.write_text(json.dumps({"weight_map": {"weight": name}}))
+    with pytest.raises(ModelConfigError, match=rf"{name}: cannot be read .*holds more than tensors; .*safetensors"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert not (tmp_path / "made").exists()
+    torch.load(tmp_path / name, weights_only=False)
+    assert (tmp_path / "made").exists()  # it would have
+
+
+@pytest.mark.parametrize("index", ["pytorch_model.bin.index.json", "model.safetensors.index.json"])
+def test_who_asks_for_safetensors_gets_no_pickle(tmp_path: Path, index: str) -> None:
+    fixture = Fixture(IMPLICIT[0])
+    weights = load_file(fixture.directory / "model.safetensors")
+    (tmp_path / "config.json").write_text((fixture.directory / "config.json").read_text())
+    torch.save(weights, tmp_path / "shard.bin")
+    (tmp_path / index).write_text(json.dumps({"weight_map": dict.fromkeys(weights, "shard.bin")}))
+    with pytest.raises((FileNotFoundError, SafetensorError)):
+        AutoModelForCausalLM.from_pretrained(tmp_path, use_safetensors=True)
 
 
 def test_an_index_of_shards_leads_to_no_other_folder(tmp_path: Path) -> None:

@@ -66,6 +66,9 @@ def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str
 
 
 def _weights(folder: Path) -> list[str]:
+    """Of several sets the one that is loaded."""
+    if (folder / WEIGHTS_FILE).is_file():
+        return [WEIGHTS_FILE]
     try:
         shards = set(json.loads((folder / INDEX_FILE).read_bytes())["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -54,6 +54,10 @@ def test_other_content_in_the_same_folder_is_another_model(tmp_path: Path) -> No
     assert safe_digests(folder, FileDigests(tmp_path / "cache.json")) == first
     (folder / "model.safetensors").write_bytes(b"another")
     assert safe_digests(folder, digest)["model.safetensors"] != first["model.safetensors"]
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"w": "model-1.safetensors"}}')
+    assert set(safe_digests(folder, digest)) == set(first)  # as the import reads it
+    (folder / "model.safetensors").unlink()
+    assert set(safe_digests(folder, digest)) == {"config.json", "model.safetensors.index.json"}
 
 
 def test_what_a_peer_of_the_hub_needs_is_prefetched(language: ExperimentFile) -> None:
