@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
@@ -24,14 +22,13 @@ TASKS = {
     "catbabi": "CatbAbI, bAbI stories one after another, with questions",
     "language_model": "text, to predict the next token",
 }
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def training_card(context: StageContext, model: Any, summary: Mapping[str, Any]) -> str:
     """The card of `model`, which the run of `context` trained; `summary` is that of its manifest."""
     facts, config = ModelFacts.of(model), context.config
     data = context.inputs[DATA].manifest
-    pretrained = config["model"].get("pretrained")
+    pretrained, revision = (config["model"].get(key) for key in ("pretrained", "revision"))
     values = {
         "fingerprint": context.fingerprint,
         "model": facts,
@@ -39,6 +36,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         "config": config,
         "task": TASKS[config["task"]].format(group=_group(data.identity["config"])),
         "pretrained": pretrained,
+        "revision": revision,
         "phases": _phases(context),
         "is_last": config["phase"]["end_step"] == config["total_steps"],
         "summary": summary,
@@ -53,7 +51,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         pipeline_tag="text-generation",
         tags=[*facts.tags, config["task"].replace("_", "-")],
         datasets=_hub_data(data),
-        base_model=_base_model(pretrained),
+        base_model=None if revision is None else pretrained,  # a name on the hub, not a folder
     )
     return render_card(TEMPLATE, head, values)
 
@@ -87,8 +85,3 @@ def _hub_data(data: Manifest) -> list[str] | None:
     """Names on Hugging Face's hub; what is made here, or read of files, has none."""
     dataset = (data.summary.get("corpus") or {}).get("dataset")
     return None if dataset is None else [dataset]
-
-
-def _base_model(pretrained: str | None) -> str | None:
-    is_hub_name = pretrained is not None and _HUB_NAME.fullmatch(pretrained) and not Path(pretrained).exists()
-    return pretrained if is_hub_name else None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ class PhaseConfig:
 class TrainConfig:
     """Identity of one phase. `batch_size` counts sequences of one optimizer step over all devices.
 
-    model: fields of a Hugging Face configuration with model_type and without solver; or {"pretrained": name or path}.
+    model: fields of a Hugging Face configuration with model_type and without solver; or {"pretrained": folder}; or
+        {"pretrained": name, "revision": commit} of a model of the hub.
     precision: of the matrix products; weights and optimizer are fp32 in any case, fp16 scales its gradients.
     """
 
@@ -112,6 +116,10 @@ class TrainConfig:
             raise ValueError(f"seed: {self.seed} is not in 0..{2**32 - 1}")
         if ("model_type" in self.model) == ("pretrained" in self.model):
             raise ValueError("model: needs either model_type with its fields, or pretrained")
+        if "revision" in self.model and not _COMMIT.fullmatch(str(self.model["revision"])):
+            raise ValueError(
+                f"model.revision: {self.model['revision']!r} is no commit; give its 40 lower-case hexadecimal digits"
+            )
         if "solver" in self.model:
             raise ValueError("model.solver: belongs to the phase; move it to phase.solver")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
+from implicit_llm.data.downloads import downloads_folder
+from implicit_llm.data.fetched_files import fetched_model
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.runs.errors import UserError
 from implicit_llm.solver.config import SolverConfig
@@ -22,12 +25,12 @@ class ModelError(UserError):
 def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedModel:
     """The model in fp32 with the phase's solver, its parameters drawn from the config's seed.
 
-    Raises: ModelError that starts with `where`.
+    Raises: ModelError that starts with `where`; FetchedFilesError for a model of the hub that is not there.
     """
     set_seed(config.seed)
-    solver = config.phase.solver
+    fields, solver = config.model, config.phase.solver
     try:
-        model = _pretrained(config.model) if "pretrained" in config.model else _from_config(config.model, solver, where)
+        model = _pretrained(fields, where) if "pretrained" in fields else _from_config(fields, solver, where)
     except (ValueError, TypeError, OSError) as error:
         if hasattr(error, "exit_code"):
             raise
@@ -64,8 +67,18 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
 
 
-def _pretrained(fields: dict[str, Any]) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(fields["pretrained"], dtype=torch.float32, use_safetensors=True)
+def _pretrained(fields: dict[str, Any], where: str) -> PreTrainedModel:
+    """The model in a folder, or that commit of one of the hub as prefetch fetched it; never from the network."""
+    name, revision = fields["pretrained"], fields.get("revision")
+    folder = Path(name) if revision is None else fetched_model(name, revision, downloads_folder({}))
+    if not folder.is_dir():
+        raise ModelError(
+            f"{where}.model.pretrained: {name} is no folder; correct it, or add revision, the commit of a model of the "
+            "hub in 40 hexadecimal digits"
+        )
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
+    )
 
 
 def _from_config(fields: dict[str, Any], solver: dict[str, Any] | None, where: str) -> PreTrainedModel:

@@ -169,6 +169,28 @@ def test_text_of_the_hub_is_named_in_the_head(tmp_path: Path) -> None:
     assert "A base model" in card.text
 
 
+def test_a_model_that_began_as_one_of_the_hub_names_it_and_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path))
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    save_foreign("llama", tmp_path / "models" / "owner" / "llama" / commit)
+    cards = []
+    for name, model in (
+        ("hub", {"pretrained": "owner/llama", "revision": commit}),
+        ("mine", {"pretrained": str(tmp_path / "models" / "owner" / "llama" / commit)}),
+    ):
+        config = train_config(
+            LLAMA, task="language_model", labels="next_token", phase={"end_step": 1}, total_steps=1
+        ) | {"model": model}
+        train_phase(tmp_path / f"{name}-s0" / "only", config, make_rows(tmp_path / "rows"))
+        cards.append(ModelCard.load(card_of(tmp_path / f"{name}-s0" / "only")))
+    assert [card.data.base_model for card in cards] == ["owner/llama", None]
+    assert f"those of `owner/llama` at commit `{commit}`; their licence" in cards[0].text
+    assert "commit" not in cards[1].text.partition("their licence")[0]
+    assert {card.data.license for card in cards} == {"unknown"}
+
+
 def import_checkpoint(run_dir: Path, source: dict[str, Any], downloads: Path) -> Path:
     asked = request(run_dir, "checkpoint", "peer", source, {})
     asked.runtime["downloads"] = downloads

@@ -10,10 +10,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from implicit_llm.data.fetched_files import FetchedFilesError
 from implicit_llm.runs.errors import Preempted
+from implicit_llm.runs.fill import ConfigError, fill
 from implicit_llm.runs.manifest import Manifest
 from implicit_llm.testing.faults import FaultInjected
-from implicit_llm.training.model import ModelError
+from implicit_llm.training.config import TrainConfig
+from implicit_llm.training.model import ModelError, build_model
 from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,
@@ -187,6 +190,30 @@ def test_any_pretrained_model_trains_on_any_task(
 def test_a_pretrained_model_that_is_not_there_is_the_users_error(tmp_path: Path, text: Path) -> None:
     config = train_config(LLAMA, **LM)
     config["model"] = {"pretrained": str(tmp_path / "nowhere")}
-    with pytest.raises(ModelError, match=r"model: .*nowhere") as caught:
+    with pytest.raises(ModelError, match=r"model\.pretrained: .*nowhere is no folder; .*revision") as caught:
         train(tmp_path / "a" / "only", config, text)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pretrained_model_of_the_hub_is_the_fetched_one_of_that_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path / "downloads"))
+    folder = tmp_path / "downloads" / "models" / "owner" / "gpt2"
+    for commit, seed in (("a" * 40, 0), ("b" * 40, 1)):
+        torch.manual_seed(seed)
+        fields = dict(SMALL["gpt2"])
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
+        model.save_pretrained(folder / commit)
+    config = train_config(SMALL["gpt2"], **LM)
+
+    def start(commit: str) -> torch.Tensor:
+        config["model"] = {"pretrained": "owner/gpt2", "revision": commit}
+        return build_model(fill(TrainConfig, config, "x"), VOCAB, "x").lm_head.weight
+
+    assert torch.equal(start("b" * 40), model.lm_head.weight)
+    assert not torch.equal(start("a" * 40), model.lm_head.weight)
+    with pytest.raises(FetchedFilesError, match="owner/gpt2 has not been fetched; type `implicit-llm prefetch"):
+        start("c" * 40)
+    with pytest.raises(ConfigError, match=r"model\.revision: 'main' is no commit; give its 40 lower-case"):
+        start("main")

@@ -10,6 +10,9 @@ import pytest
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.planning.graph import build_graph
 from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.tiny_jobs import finish
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def test_every_piece_of_a_data_set_is_a_job(language: ExperimentFile) -> None:
@@ -237,13 +240,52 @@ def test_a_mistake_is_one_line(language: ExperimentFile, old: str, new: str, mes
 def test_a_pretrained_model_is_named_and_keeps_its_fields(language: ExperimentFile) -> None:
     folder = language.path.parent / "models"
     folder.mkdir()
-    (folder / "other.yaml").write_text("pretrained: some/model\n")
+    other, hub = folder / "other.yaml", {"pretrained": "some/model", "revision": COMMIT}
+    other.write_text(json.dumps(hub))
     language.edit("model: llama3-130m-explicit", "model: other")
-    assert build_graph(language.load())["train/flat-s0/explicit"].config["model"] == {"pretrained": "some/model"}
+    assert build_graph(language.load())["train/flat-s0/explicit"].config["model"] == hub
+    other.write_text(f"pretrained: {folder}\n")
+    assert build_graph(language.load())["train/flat-s0/explicit"].config["model"] == {"pretrained": str(folder)}
     flat = "    model: other\n    task: language-model\n    curriculum: explicit\n    override:\n"
     language.edit(flat, f"{flat}      model: {{hidden_size: 64}}\n")
     with pytest.raises(ConfigError, match=r"runs\.flat\.override\.model: .*pretrained"):
         language.load()
-    (folder / "other.yaml").write_text("pretrained: some/model\nconfig: llama3-130m-explicit\n")
-    with pytest.raises(ConfigError, match="give either config or pretrained"):
-        language.load()
+    for text in ("pretrained: some/model", f"revision: {COMMIT}"):
+        other.write_text(f"{text}\nconfig: llama3-130m-explicit\n")
+        with pytest.raises(ConfigError, match="give either config or pretrained"):
+            language.load()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("pretrained: some/model", "revision: is missing, .*`git ls-remote https://huggingface.co/some/model HEAD`"),
+        ("pretrained: some/model\nrevision: main", "revision: 'main' is not allowed; give a commit in 40 lower-case"),
+        (f"pretrained: some/model\nrevision: {COMMIT[:12]}", "revision: .* give a commit in 40 lower-case"),
+        (f"pretrained: some/model\nrevision: {COMMIT.upper()}", "revision: .* give a commit in 40 lower-case"),
+        ("pretrained: some/model\nrevision: null", "revision: None is not a text; give a commit in 40 lower-case"),
+        (f"pretrained: models\nrevision: {COMMIT}", "revision: models is a folder, which has none; remove it"),
+    ],
+)
+def test_a_pretrained_model_of_the_hub_is_named_with_its_commit(
+    language: ExperimentFile, monkeypatch: pytest.MonkeyPatch, text: str, named: str
+) -> None:
+    other = language.path.parent / "models" / "other.yaml"
+    other.parent.mkdir()
+    other.write_text(text)
+    monkeypatch.chdir(language.path.parent)
+    with pytest.raises(ConfigError, match=rf"models/other\.yaml: {named}") as caught:
+        language.edit("model: llama3-130m-explicit", "model: other").load()
+    assert "\n" not in str(caught.value)
+
+
+def test_another_commit_of_a_pretrained_model_makes_its_runs_stale(language: ExperimentFile) -> None:
+    other = language.path.parent / "models" / "other.yaml"
+    other.parent.mkdir()
+    other.write_text(f"pretrained: some/model\nrevision: {COMMIT}\n")
+    finish(language.edit("model: llama3-130m-explicit", "model: other").plan())
+    assert {status.state for status in language.plan().statuses.values()} == {"fresh"}
+    other.write_text(f"pretrained: some/model\nrevision: {'f' * 40}\n")
+    stale = {key for key, status in language.plan().statuses.items() if status.state == "stale"}
+    evaluations = {f"evaluate/flat-s0/explicit/{name}" for name in ("perplexity", "agreement")}
+    assert stale == {"train/flat-s0/explicit", *evaluations, "report"}

@@ -20,7 +20,6 @@ from implicit_llm_workflow.prefetching.prefetch_needs import (
     BabiArchive,
     EvaluationData,
     HubFiles,
-    HubModel,
     LocalFile,
     needs_of,
 )
@@ -56,6 +55,9 @@ def archive(members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
 def test_the_needs_are_read_from_the_jobs_each_once(tiny: ExperimentFile) -> None:
     corpus = {"source": "hub", "dataset": "owner/texts", "revision": "v1"}
     configs: dict[str, tuple[str, dict[str, Any]]] = {
@@ -68,7 +70,7 @@ def test_the_needs_are_read_from_the_jobs_each_once(tiny: ExperimentFile) -> Non
         "c-shard-00001": ("data", {"kind": "token_shard", "corpus": corpus}),
         "d-shard-00000": ("data", {"kind": "token_shard", "corpus": {"source": "files", "files": ["more/*.txt"]}}),
         "e-shard-00000": ("data", {"kind": "token_shard", "corpus": {"source": "python_library"}}),
-        "gpt2-s0/explicit": ("train", {"model": {"pretrained": "gpt2"}}),
+        "gpt2-s0/explicit": ("train", {"model": {"pretrained": "owner/gpt2", "revision": COMMIT}}),
         "local-s0/explicit": ("train", {"model": {"pretrained": str(tiny.path.parent)}}),
         "gpt2-s0/lm-eval": ("evaluate", {"kind": "lm_eval", "tasks": ["arc_easy", "piqa"]}),
     }
@@ -80,7 +82,7 @@ def test_the_needs_are_read_from_the_jobs_each_once(tiny: ExperimentFile) -> Non
         HubFiles("tokenizer", "owner/tokens", None),
         HubFiles("dataset", "owner/texts", "v1", "train"),
         LocalFile("more/*.txt", "corpus.files"),
-        HubModel("gpt2"),
+        HubFiles("model", "owner/gpt2", COMMIT),
         EvaluationData("allenai/ai2_arc", "ARC-Easy", None),
         EvaluationData("baber/piqa", None, None),
     ]

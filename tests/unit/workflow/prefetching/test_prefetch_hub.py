@@ -23,7 +23,7 @@ from implicit_llm_workflow.prefetching.prefetch_hub import (
     require_space,
     wanted_files,
 )
-from implicit_llm_workflow.prefetching.prefetch_needs import HubCheckpoint, HubFiles, HubModel
+from implicit_llm_workflow.prefetching.prefetch_needs import HubCheckpoint, HubFiles
 from tests.unit.workflow.prefetching.file_server import FileServer, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -66,7 +66,7 @@ def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes], co
         state.files[url], state.headers[url] = json.dumps(value).encode(), as_json
 
 
-def satisfy(hub: FileServer, need: HubFiles | HubModel | HubCheckpoint, downloads: Path) -> tuple[str, str]:
+def satisfy(hub: FileServer, need: HubFiles | HubCheckpoint, downloads: Path) -> tuple[str, str]:
     """State and line, of a process of its own: the client reads the address of its hub once."""
     code = (
         "import json, pathlib, sys; from implicit_llm_workflow.prefetching.prefetch import satisfy; "
@@ -150,13 +150,25 @@ def test_of_a_tokenizer_only_its_file_is_fetched(hub: FileServer, tmp_path: Path
     assert [path.name for path in folder.glob("*.*") if path.is_file()] == ["tokenizer.json"]
 
 
-def test_a_pretrained_model_goes_to_the_cache_of_the_hub_without_its_pickles(hub: FileServer, tmp_path: Path) -> None:
-    publish(hub, "models", "owner/model", {"config.json": b"{}", "model.safetensors": b"w", "pytorch_model.bin": b"p"})
-    state, what = satisfy(hub, HubModel("owner/model"), tmp_path)
+def test_a_pretrained_model_is_fetched_at_its_commit_without_its_pickles_and_checked(
+    hub: FileServer, tmp_path: Path
+) -> None:
+    files = {"config.json": b"{}", "model.safetensors": b"w", "pytorch_model.bin": b"p"}
+    publish(hub, "models", "owner/model", files)
+    pinned = HubFiles("model", "owner/model", COMMIT)
+    url = f"/owner/model/resolve/{COMMIT}/model.safetensors"
+    hub.files[url] = b"W"
+    state, what = satisfy(hub, pinned, tmp_path)
+    assert state == "failed"
+    assert "model.safetensors: did not have the digest that the hub gives" in what
+    hub.files[url] = b"w"
+    state, what = satisfy(hub, pinned, tmp_path)
     assert state == "fetched", what
-    names = {path.name for path in (tmp_path / "home").rglob("snapshots/*/*")}
+    names = {path.name for path in (tmp_path / "models" / "owner" / "model" / COMMIT).glob("*.*") if path.is_file()}
     assert names == {"config.json", "model.safetensors"}
-    assert satisfy(hub, HubModel("owner/model"), tmp_path)[0] == "there"
+    assert satisfy(hub, pinned, tmp_path)[0] == "there"
+    publish(hub, "models", "owner/model", files, commit="f" * 40)
+    assert satisfy(hub, replace(pinned, revision="f" * 40), tmp_path)[0] == "fetched"
 
 
 def test_more_than_fits_the_disk_is_refused_before_it_is_fetched(tmp_path: Path) -> None:

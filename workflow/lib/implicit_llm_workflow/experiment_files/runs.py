@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.errors import ConfigError
@@ -22,7 +23,8 @@ DEFAULT_SEEDS = (0,)
 class Run:
     """A model trained on a data set, once for every seed.
 
-    `model`: fields of its configuration without a solver, or {"pretrained": name or path}.
+    `model`: fields of its configuration without a solver, or {"pretrained": folder}, or of the hub {"pretrained": name,
+    "revision": commit}.
     """
 
     name: str
@@ -101,7 +103,7 @@ class RunBuilder:
                     f"{self._files.source}: {key}: {source} is a pretrained model, whose fields are "
                     "fixed; remove the override"
                 )
-            return {"pretrained": values["pretrained"]}
+            return _pretrained(values, source)
         fields = model_fields(values["config"], f"{source}: config")
         fields = override_fields(fields, values.get("override", {}), f"{source}: override")
         fields = override_fields(fields, shared, f"{self._files.source}: override.model")
@@ -129,6 +131,19 @@ class RunBuilder:
             phases.append(_changed_phase(phase, overlay(shared.get(name, {}), mine)))
             validate(phases[-1], "curriculum#phase", source, prefix=f"{at}.curriculum.{name}")
         return build_phases(phases, task.total_steps, f"{source}: {at}.curriculum")
+
+
+def _pretrained(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The folder, or the name on the hub and the commit. Raises: ConfigError, one line that names file, key and fix."""
+    name, is_folder = values["pretrained"], Path(values["pretrained"]).is_dir()
+    if is_folder and "revision" in values:
+        raise ConfigError(f"{source}: revision: {name} is a folder, which has none; remove it")
+    if not is_folder and "revision" not in values:
+        raise ConfigError(
+            f"{source}: revision: is missing, and {name} is no folder; correct pretrained, or add the commit of a "
+            f"model of the hub, which `git ls-remote https://huggingface.co/{name} HEAD` prints"
+        )
+    return {key: values[key] for key in ("pretrained", "revision") if key in values}
 
 
 def _changed_phase(phase: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,7 +22,6 @@ from implicit_llm_workflow.prefetching.prefetch_needs import (
     EvaluationData,
     HubCheckpoint,
     HubFiles,
-    HubModel,
     LocalFile,
     Need,
 )
@@ -51,8 +49,6 @@ def satisfy(need: Need, downloads: Path, *, babi_url: str = BABI_URL) -> Outcome
                 return _hub_files(need, downloads)
             case HubCheckpoint():
                 return _hub_checkpoint(need, downloads)
-            case HubModel():
-                return _hub_model(need)
             case EvaluationData():
                 return _evaluation_data(need)
             case LocalFile():
@@ -115,28 +111,6 @@ def _hub_checkpoint(need: HubCheckpoint, downloads: Path) -> Outcome:
     if fetch is not None and need.files.revision is None:
         return Outcome(outcome.state, f"{outcome.what}; to pin it, write {at}.revision: {fetch.commit}")
     return outcome
-
-
-def _hub_model(need: HubModel) -> Outcome:
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.model"]  # no pickles
-    found = _cached(lambda: snapshot_download(need.name, allow_patterns=patterns, local_files_only=True))
-    if found is not None:
-        return Outcome("there", f"model {need.name} in {found}")
-    try:
-        return Outcome("fetched", f"model {need.name} in {snapshot_download(need.name, allow_patterns=patterns)}")
-    except Exception as error:  # of the hub, its client and the network
-        raise FetchError(
-            f"model {need.name}: {_first_line(error)}; check name and network, or give the path of a copy"
-        ) from error
-
-
-def _cached(find: Callable[[], str]) -> str | None:
-    try:
-        return find()
-    except Exception:  # whatever says that it is not there
-        return None
 
 
 def _evaluation_data(need: EvaluationData) -> Outcome:

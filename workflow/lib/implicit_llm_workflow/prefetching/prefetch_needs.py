@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.experiment_files.validation import validate
@@ -39,13 +38,6 @@ class HubFiles:
 
 
 @dataclass(frozen=True)
-class HubModel:
-    """A pretrained model, which goes to the hub's own cache, where transformers looks for it."""
-
-    name: str
-
-
-@dataclass(frozen=True)
 class HubCheckpoint:
     """A peer of the hub. `is_vouched`: the experiment names the sha256 of its pickle."""
 
@@ -71,7 +63,7 @@ class EvaluationData:
     revision: str | None
 
 
-Need = BabiArchive | HubFiles | HubModel | HubCheckpoint | LocalFile | EvaluationData
+Need = BabiArchive | HubFiles | HubCheckpoint | LocalFile | EvaluationData
 
 
 def needs_of(plan: Plan) -> list[Need]:
@@ -94,9 +86,8 @@ def _needs(stage: str, config: Mapping[str, Any]) -> Iterator[Need]:
         yield from _tokenizer_needs(config)
     elif stage == "data" and kind == "token_shard":
         yield from _corpus_needs(config["corpus"])
-    elif stage == "train" and "pretrained" in config["model"]:
-        if not Path(config["model"]["pretrained"]).is_dir():
-            yield HubModel(config["model"]["pretrained"])
+    elif stage == "train" and "revision" in config["model"]:
+        yield HubFiles("model", config["model"]["pretrained"], config["model"]["revision"])
     elif stage == "evaluate":
         yield from _evaluation_needs(config)
 
