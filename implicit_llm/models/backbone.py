@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.utils import ModelOutput
 
 from implicit_llm.models import replayed_passes
@@ -21,11 +20,11 @@ from implicit_llm.models.block_graph import BlockGraph
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.capture import CaptureFailed
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.injection import Injection
 from implicit_llm.models.llama3 import Llama3Layer, rope_tables
 from implicit_llm.models.mamba2 import Mamba2Layer
 from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
-from implicit_llm.models.projection import NormedWeight
 from implicit_llm.models.replayed_passes import can_replay_evaluation, can_replay_training
 from implicit_llm.models.stack import LayerState, Prefix, StackInput
 from implicit_llm.models.stack_map import StackMap
@@ -44,18 +43,6 @@ class ImplicitModelOutput(ModelOutput):
     past_key_values: ConvergedStateCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     solver_stats: SolverStats | None = None
-
-
-class Injection(nn.Module):
-    """How the input enters: Linear(RMSNorm(embedding)), added to the in-projection of every layer."""
-
-    def __init__(self, width: int, out_width: int, eps: float, weight_norm: bool) -> None:
-        super().__init__()
-        self.norm = RMSNorm(width, eps)
-        self.proj = NormedWeight((out_width, width), bias=True, weight_norm=weight_norm)
-
-    def forward(self, embedding_BLD: Tensor) -> Tensor:
-        return F.linear(self.norm(embedding_BLD), self.proj.effective_weight(), self.proj.bias)
 
 
 def is_unpadded(attention_mask: Tensor | None) -> bool:
