@@ -1,15 +1,12 @@
-"""From a configuration to CatbAbI on disk, with simulated text and with the real archive: the same path."""
+"""From a configuration to CatbAbI on disk, with simulated text."""
 
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
-import os
 import signal
 import tarfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,58 +18,9 @@ from implicit_llm.data.babi_simulator.lexicon import all_words
 from implicit_llm.data.catbabi import STORIES_NAME
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.data.stages import babi_text, catbabi
-from implicit_llm.data.story_batches import StoryBatcher, StoryStream
+from implicit_llm.data.story_batches import StoryStream
 from implicit_llm.runs.errors import UserError
-from implicit_llm.runs.stage import StageContext, StageResult
-from implicit_llm.tracking.journal import Journal
-
-SIMULATED: dict[str, Any] = {
-    "kind": "babi_text",
-    "source": "simulated",
-    "seed": 0,
-    "families": [1, 8, 19],
-    "stories": {"train": 12, "valid": 4, "test": 5},
-    "story_length": 6,
-}
-CATBABI: dict[str, Any] = {
-    "kind": "catbabi",
-    "collection": "simulated",
-    "split": "train",
-    "mode": "qa",
-    "length": 50,
-    "vocab_size": 192,
-    "seed": 0,
-    "drop_last_story": True,
-}
-ARCHIVE = {"kind": "babi_text", "source": "archive"}
-NOT_THERE = "en-valid-10k/qa3_train.txt"
-
-
-def context_in(work: Path, config: dict[str, Any], **changes: Any) -> StageContext:
-    fields: dict[str, Any] = {"inputs": {}, "runtime": {}, **changes}
-    log, name = logging.getLogger("implicit_llm.data"), f"babi-{work.name}"
-    return StageContext(
-        *("data", name, "0" * 64, config),
-        **{**fields, "run_dir": work.parent, "work": work, "journal": Journal(None), "log": log, "is_main": True},
-    )
-
-
-def make_text(work: Path, downloads: Path | None = None, **config: Any) -> StageResult:
-    return babi_text.run(
-        context_in(
-            work,
-            {**SIMULATED, **config} if downloads is None else {**ARCHIVE, **config},
-            runtime={"downloads": downloads},
-        )
-    )
-
-
-def make_catbabi(work: Path, text: Path, **config: Any) -> StageResult:
-    return catbabi.run(context_in(work, {**CATBABI, **config}, inputs={"text": SimpleNamespace(work=text)}))
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+from tests.unit.data.babi_runs import ARCHIVE, CATBABI, SIMULATED, contents, context_in, make_catbabi, make_text
 
 
 @pytest.fixture(scope="module")
@@ -80,18 +28,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("simulated") / "text"
     make_text(work)
     return work
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bool]:
-    """The text of the real archive, and whether the archive has all files."""
-    folder = os.environ.get("IMPLICIT_LLM_DATA")
-    if not folder:
-        pytest.skip(f"IMPLICIT_LLM_DATA is not set; it names the folder with {ARCHIVES[1]}")
-    is_whole = (Path(folder) / ARCHIVES[0]).is_file()
-    work = tmp_path_factory.mktemp("real") / "text"
-    make_text(work, downloads=Path(folder), missing_files=[] if is_whole else [NOT_THERE])
-    return work, is_whole
 
 
 def test_simulated_text_is_written_in_the_layout_of_the_archive(tmp_path: Path) -> None:
@@ -247,77 +183,3 @@ def test_without_downloads_option_the_environment_names_the_folder(
     monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path / "fetched"))
     with pytest.raises(UserError, match=f"{tmp_path}/fetched: neither"):
         babi_text.run(context_in(tmp_path / "out", ARCHIVE))
-
-
-# Stories, words, questions; en-valid-10k train without the file that is missing.
-COUNTS = {
-    ("en-valid", "train"): (5_622, 509_246, 17_925),
-    ("en-valid", "valid"): (605, 54_202, 1_891),
-    ("en-valid", "test"): (6_247, 565_653, 19_910),
-    ("en-valid-10k", "train"): (54_577, 4_263_959, 170_914),
-    ("en-valid-10k", "valid"): (6_245, 570_894, 19_907),
-    ("en-valid-10k", "test"): (6_247, 565_653, 19_910),
-}
-LONGEST = {("en-valid", "train"): 1_378, ("en-valid-10k", "valid"): 1_397, ("en-valid-10k", "test"): 1_393}
-MISSING_FILE = (1_799, 8_995)  # stories and questions of en-valid-10k/qa3_train.txt, by the published sums
-
-
-@pytest.mark.parametrize(("collection", "split"), COUNTS)
-def test_the_real_archive_gives_the_known_counts(
-    tmp_path: Path, real: tuple[Path, bool], collection: str, split: str
-) -> None:
-    text, is_whole = real
-    summary = make_catbabi(tmp_path, text, collection=collection, split=split, mode="lm", length=200).summary
-    num_stories, num_words, num_questions = COUNTS[collection, split]
-    if is_whole and (collection, split) == ("en-valid-10k", "train"):
-        num_stories, num_questions, num_words = 56_376, 179_909, summary["num_words"]
-    assert (summary["num_stories"], summary["num_questions"]) == (num_stories, num_questions)
-    assert summary["num_words"] == num_words
-    assert summary["longest_story"] == LONGEST.get((collection, split), summary["longest_story"])
-    assert summary["num_tokens"] == num_words + num_stories  # an <eos> for every story
-    if split == "test":
-        assert all(992 <= counts["num_questions"] <= 999 for counts in summary["by_task"].values())
-
-
-def test_the_published_counts_follow_with_the_missing_file() -> None:
-    num_stories, _, num_questions = COUNTS["en-valid-10k", "train"]
-    assert (num_stories + MISSING_FILE[0], num_questions + MISSING_FILE[1]) == (56_376, 179_909)
-
-
-def test_without_the_dropped_story_every_file_has_one_more(tmp_path: Path, real: tuple[Path, bool]) -> None:
-    config = {"collection": "en-valid", "split": "valid", "mode": "lm", "length": 200}
-    summary = make_catbabi(tmp_path, real[0], **config, drop_last_story=False).summary
-    assert summary["num_stories"] == COUNTS["en-valid", "valid"][0] + 20
-
-
-def test_the_real_vocabulary_has_180_words_of_which_24_are_lists(real: tuple[Path, bool]) -> None:
-    words = json.loads((real[0] / "vocabulary.json").read_text())
-    assert len(words) == len(set(words)) == 180
-    assert sum("," in word for word in words) == 24
-    assert words[:2] == ["<pad>", "<eos>"]
-
-
-def test_no_simulated_line_is_one_of_the_real_text(real: tuple[Path, bool], tmp_path: Path) -> None:
-    make_text(tmp_path, families=[1, 2, 3, 6, 7, 8, 11, 12, 15, 18, 19], story_length=20)
-
-    def lines(folder: Path) -> set[str]:
-        files = [parse_stories(path.read_bytes(), path.name) for path in folder.rglob("*.txt")]
-        return {line.text for stories in files for story in stories for line in story}
-
-    assert not lines(tmp_path / "text") & lines(real[0] / "text")
-
-
-def test_batches_with_carried_state_come_from_both_texts_alike(
-    tmp_path: Path, text: Path, real: tuple[Path, bool]
-) -> None:
-    make_catbabi(tmp_path / "simulated", text)
-    make_catbabi(tmp_path / "real", real[0], collection="en-valid", split="valid")
-    for name in ("simulated", "real"):
-        batcher = StoryBatcher(StoryStream.open(tmp_path / name), 4, 50, "shuffled", seed=0)
-        words = json.loads((tmp_path / name / "vocabulary.json").read_text())
-        first, second = batcher.at_step(0), batcher.at_step(1)
-        assert all(words[row[0]] == "<eos>" for row in first.input_ids)
-        asked = first.input_ids[:, :-1] == words.index("?")
-        assert (first.labels[:, :-1][asked] == first.input_ids[:, 1:][asked]).all()
-        ends_with_question = first.input_ids[:, -1] == words.index("?")
-        assert (first.labels[:, -1][ends_with_question] == second.input_ids[:, 0][ends_with_question]).all()

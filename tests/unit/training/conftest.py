@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm.testing import faults
-from tests.unit.training.small_runs import make_data
+from tests.unit.training.small_runs import Undisturbed, make_data
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,6 +38,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run directory of the training set."""
     with without_mlflow():
         return make_data(tmp_path_factory.mktemp("results") / "demo")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"), data)
 
 
 @pytest.fixture

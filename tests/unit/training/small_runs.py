@@ -19,6 +19,7 @@ from implicit_llm.tracking import journal
 from implicit_llm.training import stage as train_stage
 
 LENGTH = 12
+STEPS = 8
 NUM_SAMPLES = 50  # with batches of 8, epochs end within a step
 UNROLLED = {"mode": "unrolled", "num_unroll": 2}
 MEASURED = {"tokens_per_s", "flops_per_s", "mfu", "memory_gib"}
@@ -46,8 +47,8 @@ LLAMA: dict[str, Any] = {
 
 
 def train_config(model: Mapping[str, Any] = IMPLICIT, **changes: Any) -> dict[str, Any]:
-    """Config of a single phase of 8 steps; `phase` in `changes` is laid over its fields."""
-    phase = {"name": "only", "index": 0, "start_step": 0, "end_step": 8, "solver": None}
+    """Config of a single phase of STEPS steps; `phase` in `changes` is laid over its fields."""
+    phase = {"name": "only", "index": 0, "start_step": 0, "end_step": STEPS, "solver": None}
     if model["model_type"].startswith("implicit") and model.get("is_implicit", True):
         phase["solver"] = FREE
     phase |= changes.pop("phase", {})
@@ -56,7 +57,7 @@ def train_config(model: Mapping[str, Any] = IMPLICIT, **changes: Any) -> dict[st
         "labels": "aligned",
         "model": dict(model),
         "phase": phase,
-        "total_steps": 8,
+        "total_steps": STEPS,
         "schedule": {
             "kind": "linear",
             "peak_learning_rate": 0.01,
@@ -144,3 +145,25 @@ def artifacts(run_dir: Path) -> dict[str, str]:
     manifest = Manifest.read(run_dir / "manifest.json")
     prefix = work_of(run_dir).relative_to(run_dir).as_posix() + "/"
     return {record.path.removeprefix(prefix): record.sha256 for record in manifest.files}
+
+
+def outcome(run_dir: Path) -> tuple[dict[str, str], list]:
+    """What may not depend on stops: the artifacts and the points of the journal."""
+    return artifacts(run_dir), logged(run_dir)
+
+
+class Undisturbed:
+    """Outcomes of runs without a stop, one a config."""
+
+    def __init__(self, root: Path, data: Path) -> None:
+        self._root = root
+        self._data = data
+        self._known: dict[str, tuple[dict[str, str], list]] = {}
+
+    def of(self, config: dict[str, Any], **runtime: Any) -> tuple[dict[str, str], list]:
+        key = repr((config, runtime))
+        if key not in self._known:
+            run_dir = self._root / f"run{len(self._known)}" / "only"
+            train(run_dir, config, self._data, **runtime)
+            self._known[key] = outcome(run_dir)
+        return self._known[key]

@@ -17,10 +17,9 @@ from implicit_llm.tracking import journal
 from implicit_llm.training.checkpoint import read_checkpoint
 from implicit_llm.training.checkpoint_store import NoCheckpoint, OutOfSpace
 from implicit_llm.training.starting import TrainInputError
-from tests.unit.training.small_runs import FREE, UNROLLED, artifacts, logged, train, train_config, work_of
+from tests.unit.training.small_runs import FREE, STEPS, UNROLLED, artifacts, logged, train, train_config, work_of
 
 Inject = Callable[[str | None], None]
-STEPS = 8
 KEEP = [3, 6]
 
 

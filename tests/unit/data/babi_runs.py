@@ -1,0 +1,59 @@
+"""The two stages from a configuration to CatbAbI, called by themselves."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from implicit_llm.data.stages import babi_text, catbabi
+from implicit_llm.runs.stage import StageContext, StageResult
+from implicit_llm.tracking.journal import Journal
+
+SIMULATED: dict[str, Any] = {
+    "kind": "babi_text",
+    "source": "simulated",
+    "seed": 0,
+    "families": [1, 8, 19],
+    "stories": {"train": 12, "valid": 4, "test": 5},
+    "story_length": 6,
+}
+CATBABI: dict[str, Any] = {
+    "kind": "catbabi",
+    "collection": "simulated",
+    "split": "train",
+    "mode": "qa",
+    "length": 50,
+    "vocab_size": 192,
+    "seed": 0,
+    "drop_last_story": True,
+}
+ARCHIVE = {"kind": "babi_text", "source": "archive"}
+
+
+def context_in(work: Path, config: dict[str, Any], **changes: Any) -> StageContext:
+    fields: dict[str, Any] = {"inputs": {}, "runtime": {}, **changes}
+    log, name = logging.getLogger("implicit_llm.data"), f"babi-{work.name}"
+    return StageContext(
+        *("data", name, "0" * 64, config),
+        **{**fields, "run_dir": work.parent, "work": work, "journal": Journal(None), "log": log, "is_main": True},
+    )
+
+
+def make_text(work: Path, downloads: Path | None = None, **config: Any) -> StageResult:
+    return babi_text.run(
+        context_in(
+            work,
+            {**SIMULATED, **config} if downloads is None else {**ARCHIVE, **config},
+            runtime={"downloads": downloads},
+        )
+    )
+
+
+def make_catbabi(work: Path, text: Path, **config: Any) -> StageResult:
+    return catbabi.run(context_in(work, {**CATBABI, **config}, inputs={"text": SimpleNamespace(work=text)}))
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}

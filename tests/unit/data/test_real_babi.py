@@ -1,0 +1,99 @@
+"""From the real archive to CatbAbI on disk: by the path of simulated text, to the known counts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from implicit_llm.data.babi import parse_stories
+from implicit_llm.data.babi_archive import ARCHIVES
+from implicit_llm.data.story_batches import StoryBatcher, StoryStream
+from tests.unit.data.babi_runs import make_catbabi, make_text
+
+NOT_THERE = "en-valid-10k/qa3_train.txt"
+# Stories, words, questions; en-valid-10k train without the file that is missing.
+COUNTS = {
+    ("en-valid", "train"): (5_622, 509_246, 17_925),
+    ("en-valid", "valid"): (605, 54_202, 1_891),
+    ("en-valid", "test"): (6_247, 565_653, 19_910),
+    ("en-valid-10k", "train"): (54_577, 4_263_959, 170_914),
+    ("en-valid-10k", "valid"): (6_245, 570_894, 19_907),
+    ("en-valid-10k", "test"): (6_247, 565_653, 19_910),
+}
+LONGEST = {("en-valid", "train"): 1_378, ("en-valid-10k", "valid"): 1_397, ("en-valid-10k", "test"): 1_393}
+MISSING_FILE = (1_799, 8_995)  # stories and questions of en-valid-10k/qa3_train.txt, by the published sums
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bool]:
+    """The text of the real archive, and whether the archive has all files."""
+    folder = os.environ.get("IMPLICIT_LLM_DATA")
+    if not folder:
+        pytest.skip(f"IMPLICIT_LLM_DATA is not set; it names the folder with {ARCHIVES[1]}")
+    is_whole = (Path(folder) / ARCHIVES[0]).is_file()
+    work = tmp_path_factory.mktemp("real") / "text"
+    make_text(work, downloads=Path(folder), missing_files=[] if is_whole else [NOT_THERE])
+    return work, is_whole
+
+
+@pytest.mark.parametrize(("collection", "split"), COUNTS)
+def test_the_real_archive_gives_the_known_counts(
+    tmp_path: Path, real: tuple[Path, bool], collection: str, split: str
+) -> None:
+    text, is_whole = real
+    summary = make_catbabi(tmp_path, text, collection=collection, split=split, mode="lm", length=200).summary
+    num_stories, num_words, num_questions = COUNTS[collection, split]
+    if is_whole and (collection, split) == ("en-valid-10k", "train"):
+        num_stories, num_questions, num_words = 56_376, 179_909, summary["num_words"]
+    assert (summary["num_stories"], summary["num_questions"]) == (num_stories, num_questions)
+    assert summary["num_words"] == num_words
+    assert summary["longest_story"] == LONGEST.get((collection, split), summary["longest_story"])
+    assert summary["num_tokens"] == num_words + num_stories  # an <eos> for every story
+    if split == "test":
+        assert all(992 <= counts["num_questions"] <= 999 for counts in summary["by_task"].values())
+
+
+def test_the_published_counts_follow_with_the_missing_file() -> None:
+    num_stories, _, num_questions = COUNTS["en-valid-10k", "train"]
+    assert (num_stories + MISSING_FILE[0], num_questions + MISSING_FILE[1]) == (56_376, 179_909)
+
+
+def test_without_the_dropped_story_every_file_has_one_more(tmp_path: Path, real: tuple[Path, bool]) -> None:
+    config = {"collection": "en-valid", "split": "valid", "mode": "lm", "length": 200}
+    summary = make_catbabi(tmp_path, real[0], **config, drop_last_story=False).summary
+    assert summary["num_stories"] == COUNTS["en-valid", "valid"][0] + 20
+
+
+def test_the_real_vocabulary_has_180_words_of_which_24_are_lists(real: tuple[Path, bool]) -> None:
+    words = json.loads((real[0] / "vocabulary.json").read_text())
+    assert len(words) == len(set(words)) == 180
+    assert sum("," in word for word in words) == 24
+    assert words[:2] == ["<pad>", "<eos>"]
+
+
+def test_no_simulated_line_is_one_of_the_real_text(real: tuple[Path, bool], tmp_path: Path) -> None:
+    make_text(tmp_path, families=[1, 2, 3, 6, 7, 8, 11, 12, 15, 18, 19], story_length=20)
+
+    def lines(folder: Path) -> set[str]:
+        files = [parse_stories(path.read_bytes(), path.name) for path in folder.rglob("*.txt")]
+        return {line.text for stories in files for story in stories for line in story}
+
+    assert not lines(tmp_path / "text") & lines(real[0] / "text")
+
+
+def test_batches_with_carried_state_come_from_both_texts_alike(tmp_path: Path, real: tuple[Path, bool]) -> None:
+    make_text(tmp_path / "text")
+    make_catbabi(tmp_path / "simulated", tmp_path / "text")
+    make_catbabi(tmp_path / "real", real[0], collection="en-valid", split="valid")
+    for name in ("simulated", "real"):
+        batcher = StoryBatcher(StoryStream.open(tmp_path / name), 4, 50, "shuffled", seed=0)
+        words = json.loads((tmp_path / name / "vocabulary.json").read_text())
+        first, second = batcher.at_step(0), batcher.at_step(1)
+        assert all(words[row[0]] == "<eos>" for row in first.input_ids)
+        asked = first.input_ids[:, :-1] == words.index("?")
+        assert (first.labels[:, :-1][asked] == first.input_ids[:, 1:][asked]).all()
+        ends_with_question = first.input_ids[:, -1] == words.index("?")
+        assert (first.labels[:, -1][ends_with_question] == second.input_ids[:, 0][ends_with_question]).all()

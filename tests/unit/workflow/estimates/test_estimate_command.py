@@ -1,0 +1,57 @@
+"""`implicit-llm estimate`: what it prints, of the shipped experiments too, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.workflow.console_calls import loaded_after, run
+from tests.unit.workflow.experiments import ExperimentFile
+
+
+def test_the_command_prints_a_table_and_the_same_as_json(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    where = ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+    code, out, err = run(capsys, "estimate", *where)
+    assert code == 0, err
+    assert "≤36.0" in out
+    assert "GPU-hours" in out
+    code, out, _ = run(capsys, "estimate", *where, "--json", "--hardware", "h200")
+    values = json.loads(out)
+    plan = tiny.plan()
+    assert [job["key"] for job in values["training"]] == [k for k, node in plan.nodes.items() if node.stage == "train"]
+    assert len(values["evaluation"]) == len([node for node in plan.nodes.values() if node.stage == "evaluate"])
+    assert {job["card"] for job in values["training"]} == {"h200"}
+    assert values["totals"]["flops"] == pytest.approx(sum(job["flops"] for job in values["training"]))
+
+
+@pytest.mark.parametrize("config", ["paper", "pretrain-130m", "h200", "miniature", "demo"])
+def test_every_job_of_the_shipped_experiments_is_counted_and_fits_its_card(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str
+) -> None:
+    code, out, err = run(capsys, "estimate", "--config", config, "--results", str(tmp_path), "--json")
+    assert code == 0, err
+    values = json.loads(out)
+    assert values["training"]
+    for job in values["training"]:
+        assert job["flops"] > 0
+        assert job["step"] is not None
+        assert job["gpu_hours"] is not None or config != "paper"
+
+
+def test_an_unknown_card_is_an_error_with_the_nearest_name(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    code, _, err = run(capsys, "estimate", "--config", str(tiny.path), "--hardware", "h20")
+    assert code == 2
+    assert "did you mean 'h200'" in err
+
+
+def test_estimating_loads_no_heavy_package(tiny: ExperimentFile) -> None:
+    call = (
+        f'exec(\'try:\\n    main(["estimate", "--config", "{tiny.path}", "--json"])\\nexcept SystemExit:\\n    pass\')'
+    )
+    assert loaded_after("from implicit_llm_workflow.console import main", call) == []
