@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
+from implicit_llm.device import choose_device, select_kernels_for
 from implicit_llm.evaluation.inputs import MODEL_ROLE, EvaluateInputError
-from implicit_llm.kernels.selection import select_kernels
 from implicit_llm.runs.stage import Input
 
 CHECKPOINT = "checkpoint"  # the stage that imports models
@@ -23,16 +23,13 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
     """The trained model on its device, in fp32 however it was saved; nothing is downloaded or unpickled.
 
     Runtime options: device (auto, cpu, cuda), threads, kernels (auto, torch, triton).
-    Raises: EvaluateInputError, KernelsUnavailable.
+    Raises: EvaluateInputError, NoGpu, KernelsUnavailable.
     """
     folder = model_directory(trained)
     if runtime.get("threads"):
         torch.set_num_threads(int(runtime["threads"]))
-    device = runtime.get("device") or "auto"
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    kernels: Any = runtime.get("kernels") or "auto"
-    select_kernels("torch" if device == "cpu" and kernels == "auto" else kernels)
+    device = choose_device(runtime.get("device") or "auto")
+    select_kernels_for(device, runtime.get("kernels") or "auto")
     transformers_logging.disable_progress_bar()
     how: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
     model: Any = AutoModelForCausalLM.from_pretrained(folder, **how)

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.cards.training_card import training_card
 from implicit_llm.data.shards import open_dataset
-from implicit_llm.kernels.selection import select_kernels
+from implicit_llm.device import choose_device, select_kernels_for
 from implicit_llm.runs.atomic import commit_directory, temporary_name, write_atomic
 from implicit_llm.runs.errors import Preempted
 from implicit_llm.runs.fill import fill
@@ -36,7 +36,7 @@ from implicit_llm.training.preemption import StopRequest
 from implicit_llm.training.replicas import ReplicasDiffer
 from implicit_llm.training.save_schedule import SaveSchedule
 from implicit_llm.training.solver_alarm import SolverAlarm
-from implicit_llm.training.starting import DATA_ROLE, TrainInputError, find_start, given_input, rewind_journal
+from implicit_llm.training.starting import DATA_ROLE, find_start, given_input, rewind_journal
 from implicit_llm.training.state import load_model, model_tensors
 from implicit_llm.training.status import StatusLine, shown
 from implicit_llm.training.trainer import PhaseTrainer
@@ -204,17 +204,14 @@ def _headline(context: StageContext, setup: Setup, layout: BatchLayout) -> str:
 
 
 def _set_up_torch(runtime: Runtime) -> str:
-    """Apply the runtime's settings; return the device's type. Raises: TrainInputError, KernelsUnavailable."""
+    """Apply the runtime's settings; return the device's type. Raises: NoGpu, WrongWorld, KernelsUnavailable."""
     transformers_logging.disable_progress_bar()  # of save_pretrained
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
     if runtime.tf32:
         torch.set_float32_matmul_precision("high")
-    has_cuda = torch.cuda.is_available()
-    if runtime.device == "cuda" and not has_cuda:
-        raise TrainInputError("runtime.device: cuda was asked for and PyTorch finds none; use --device auto or cpu")
-    device = "cuda" if has_cuda and runtime.device != "cpu" else "cpu"
+    device = choose_device(runtime.device)
     if device == "cuda":
         require_own_gpu()
-    select_kernels("torch" if device == "cpu" and runtime.kernels == "auto" else runtime.kernels)
+    select_kernels_for(device, runtime.kernels)
     return device

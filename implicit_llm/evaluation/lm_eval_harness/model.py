@@ -24,11 +24,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
+from implicit_llm.device import choose_device, select_kernels_for
 from implicit_llm.evaluation.answers import check_tokens
 from implicit_llm.evaluation.batch_size import BatchSize, is_out_of_memory, release_memory
 from implicit_llm.evaluation.lm_eval_harness.cost import RequestCost
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import load_tokenizer, model_folder
-from implicit_llm.kernels.selection import select_kernels
 from implicit_llm.runs.errors import UserError
 from implicit_llm.runs.terminal import wants_bar
 
@@ -75,8 +75,7 @@ class ImplicitLM(HFLM):
         self.batches = BatchSize(size)
         if isinstance(pretrained, str):
             pretrained = str(model_folder(Path(pretrained)))
-            device = options.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
-            select_kernels("torch" if device == "cpu" and kernels == "auto" else kernels)
+            select_kernels_for(options.setdefault("device", choose_device("auto")), kernels)
         if tokenizer is None or isinstance(tokenizer, str):
             name = pretrained if isinstance(pretrained, str) else pretrained.name_or_path
             tokenizer = load_tokenizer(tokenizer, name)

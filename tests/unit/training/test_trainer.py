@@ -18,7 +18,7 @@ from implicit_llm.tracking import journal
 from implicit_llm.training import non_finite
 from implicit_llm.training.checkpoint_store import OutOfSpace
 from implicit_llm.training.non_finite import NonFiniteTraining
-from implicit_llm.training.stage import TrainInputError
+from implicit_llm.training.starting import TrainInputError
 from implicit_llm.training.status import StatusLine, duration
 from implicit_llm.training.trainer import PhaseTrainer
 from tests.unit.training.small_runs import IMPLICIT, LLAMA, logged, train, train_config, work_of
