@@ -110,12 +110,12 @@ class Preflight:
         """The selected kernels, and a scan of the state space by them against the CPU."""
         import torch
 
-        from implicit_llm.kernels.selection import KernelsUnavailable, select_kernels
+        from implicit_llm.device import select_kernels_for
+        from implicit_llm.kernels.selection import KernelsUnavailable
 
         device = self._device(torch)
-        choice = "torch" if device == "cpu" and self.kernels == "auto" else self.kernels
         try:
-            backend = select_kernels(choice)  # type: ignore[arg-type]
+            backend = select_kernels_for(device, self.kernels)  # type: ignore[arg-type]
             difference = _scan_difference(torch, device)
         except KernelsUnavailable as error:
             raise self._failed(str(error)) from error
@@ -160,7 +160,10 @@ class Preflight:
             write_atomic(probe, "written by the preflight job\n")
             probe.unlink()
         except OSError as error:
-            raise self._failed(f"results cannot be written to {self.results}: {_first_line(error)}") from error
+            raise self._failed(
+                f"results cannot be written to {self.results} ({_first_line(error)}); make the folder writable, or put "
+                "results on another disk by a link"
+            ) from error
         free, needed = shutil.disk_usage(self.results).free, int(SPACE_FACTOR * self.checkpoint_bytes)
         if free < needed:
             raise self._failed(

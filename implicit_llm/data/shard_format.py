@@ -30,6 +30,10 @@ class DatasetError(UserError):
     """A data set on disk is missing, incomplete or damaged; the message names the file and how to rebuild it."""
 
 
+class LengthError(UserError, ValueError):
+    """The data set has no rows of the wanted length."""
+
+
 class VocabularyTooLarge(UserError, ValueError):
     """Token ids do not fit the largest storage type."""
 

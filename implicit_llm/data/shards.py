@@ -14,6 +14,7 @@ from implicit_llm.data.shard_format import (
     INDEX_NAME,
     DatasetError,
     DatasetSpec,
+    LengthError,
     ShardFile,
     ShardRecord,
     damage_of,
@@ -115,13 +116,16 @@ def open_dataset(directory: Path, length: int | None = None) -> TokenDataset | T
     """Open a finished data set and check the sizes of its files.
 
     length: of the rows of a stream, which can be cut anew; a data set of rows has the length it was made with.
-    Raises: DatasetError when the index or a shard is missing or damaged; ValueError for a length that cannot be had.
+    Raises: DatasetError when the index or a shard is missing or damaged; LengthError for a length that cannot be had.
     """
     if _layout_of(directory) == "stream":
         return open_stream(directory, length)
     dataset = _open_rows(directory)
     if length not in (None, dataset.length):
-        raise ValueError(f"{directory}: its rows have {dataset.length} tokens and cannot be cut to {length}")
+        raise LengthError(
+            f"{directory}: its rows have {dataset.length} tokens and cannot be cut to {length}; leave the length out, "
+            "or make a data set of that length"
+        )
     return dataset
 
 

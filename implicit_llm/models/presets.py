@@ -35,5 +35,6 @@ def load_config(name: str, **overrides: Any) -> ImplicitConfig:
     for key in overrides:
         if key not in known and not hasattr(config, key):
             near = difflib.get_close_matches(key, config.to_dict(), n=1)
-            raise ModelConfigError(f"{key}: {name} has no such field{f'; did you mean {near[0]}?' if near else ''}")
+            hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(sorted(known))}"
+            raise ModelConfigError(f"{key}: {name} has no such field; {hint}")
     return type(config)(**{**known, **overrides})

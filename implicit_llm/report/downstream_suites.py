@@ -63,7 +63,10 @@ def load_suites(path: Path) -> tuple[Suite, ...]:
         labels = [column.label for column in suite.columns]
         unknown = [label for average in suite.averages for label in average.columns if label not in labels]
         if unknown:
-            raise ReportError(f"{path}: {suite.name}: an average is of {unknown[0]!r}, which is no column of the suite")
+            raise ReportError(
+                f"{path}: {suite.name}: an average is of {unknown[0]!r}, which is no column of the suite; "
+                f"its columns are {', '.join(labels)}"
+            )
     return suites
 
 

@@ -28,7 +28,10 @@ def require_world() -> None:
     """Raises: WrongWorld when the launcher was asked for another number of processes than have come together."""
     wanted = os.environ.get(WORLD_VARIABLE)
     if wanted is not None and int(wanted) != world_size():
-        raise WrongWorld(f"{wanted} processes were asked for, {world_size()} train together: {_shown_variables()}")
+        raise WrongWorld(
+            f"{wanted} processes were asked for, {world_size()} train together; give the rule the nodes and gpus of "
+            f"the allocation: {_shown_variables()}"
+        )
 
 
 def require_own_gpu() -> None:

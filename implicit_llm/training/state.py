@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from implicit_llm.runs.errors import UserError
 
+_SAME_MODEL = "all phases of a curriculum need the same model"
+
 
 class StateMismatch(UserError):
     """A checkpoint does not fit the model or the optimizer that should take it."""
@@ -36,7 +38,7 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> N
         if tensor.shape != tensors[name].shape:
             raise StateMismatch(
                 f"{where}: {name} has shape {tuple(tensors[name].shape)}, the model {tuple(tensor.shape)}; "
-                "all phases of a curriculum need the same model"
+                + _SAME_MODEL
             )
         tensor.copy_(tensors[name])
 
@@ -63,7 +65,9 @@ def load_optimizer(
     for flat_name, tensor in tensors.items():
         name, _, key = flat_name.rpartition(".")
         if name not in number_of:
-            raise StateMismatch(f"{where}: holds optimizer state of {name}, which this model does not train")
+            raise StateMismatch(
+                f"{where}: holds optimizer state of {name}, which this model does not train; {_SAME_MODEL}"
+            )
         state.setdefault(number_of[name], {})[key] = tensor
     if state:
         _check_names(order, [order[number] for number in state], where)
@@ -105,4 +109,4 @@ def _check_names(wanted: Any, found: Any, where: str) -> None:
     if missing or unknown:
         parts = [f"lacks {missing[0]}"] if missing else []
         parts += [f"holds {unknown[0]}, which this model does not have"] if unknown else []
-        raise StateMismatch(f"{where}: {' and '.join(parts)}; all phases of a curriculum need the same model")
+        raise StateMismatch(f"{where}: {' and '.join(parts)}; {_SAME_MODEL}")

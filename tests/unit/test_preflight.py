@@ -60,7 +60,7 @@ def test_a_disk_that_cannot_hold_the_largest_checkpoint_twice_is_refused_with_nu
 
 def test_a_folder_that_cannot_be_written_is_refused(here: Preflight) -> None:
     here.results.write_text("a file where the folder should be")
-    with pytest.raises(PreflightFailed, match=str(here.results)):
+    with pytest.raises(PreflightFailed, match=rf"{here.results} \(.*\); make the folder writable"):
         here.storage()
 
 

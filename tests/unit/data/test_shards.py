@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from implicit_llm.data.shard_format import DatasetSpec, VocabularyTooLarge, token_dtype
+from implicit_llm.data.shard_format import DatasetSpec, LengthError, VocabularyTooLarge, token_dtype
 from implicit_llm.data.shard_writer import OutOfSpace, ShardWriter
 from implicit_llm.data.shards import DatasetError, open_dataset
 
@@ -96,7 +96,7 @@ def test_without_an_ignored_token_the_index_says_nothing_of_it(tmp_path: Path) -
 def test_rows_keep_the_length_they_were_made_with(tmp_path: Path) -> None:
     write_example(tmp_path)
     assert open_dataset(tmp_path, LENGTH).length == LENGTH
-    with pytest.raises(ValueError, match=r"its rows have 5 tokens and cannot be cut to 6"):
+    with pytest.raises(LengthError, match=r"its rows have 5 tokens and cannot be cut to 6; leave the length out"):
         open_dataset(tmp_path, 6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import implicit_llm
+from implicit_llm.models.errors import ModelConfigError
 
 BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
 KINDS = pytest.mark.parametrize("kind", ["implicit", "explicit"])
@@ -181,6 +183,20 @@ def test_training_state_of_a_low_precision_model(make_model) -> None:
     loss.backward()
     assert loss.isfinite()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "hint"),
+    [
+        ("mamba2-130-implicit", "tol", "did you mean mamba2-130m-implicit?"),
+        ("gpt", "tol", "implicit_llm.list_configs() names them all"),
+        ("mamba2-130m-implicit", "hiden_size", "did you mean hidden_size?"),
+        ("mamba2-130m-implicit", "qqq", "its fields are "),
+    ],
+)
+def test_a_configuration_or_a_field_that_is_not_there_is_refused_with_what_is(name: str, field: str, hint: str) -> None:
+    with pytest.raises(ModelConfigError, match=re.escape(f"; {hint}")):
+        implicit_llm.load_config(name, **{field: 1})
 
 
 def test_every_named_configuration_is_a_directory_auto_config_reads() -> None:

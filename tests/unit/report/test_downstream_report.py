@@ -181,5 +181,5 @@ def test_an_average_of_an_unknown_column_is_refused(tmp_path: Path) -> None:
         "suites:\n- name: s\n  title: t\n  columns: [{label: a, task: b, metric: acc}]\n"
         "  averages: [{label: mean, columns: [c]}]\n"
     )
-    with pytest.raises(ReportError, match="an average is of 'c', which is no column"):
+    with pytest.raises(ReportError, match="an average is of 'c', which is no column of the suite; its columns are a"):
         load_suites(path)

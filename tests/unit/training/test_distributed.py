@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from implicit_llm.runs.launched import WORLD_VARIABLE
+from implicit_llm.training.distributed import WrongWorld, require_world
 from implicit_llm.training.metrics import OCCASIONAL
 from tests.unit.training.distributed_run import CONFIGS, STEPS
 from tests.unit.training.small_runs import artifacts, logged, train, work_of
@@ -135,3 +137,12 @@ def test_one_flipped_bit_in_the_weights_of_one_rank_is_found_at_the_next_save(tm
     assert len(lines) == 2
     assert all("after step 4 the weights of rank 1 are not those of rank 0" in line for line in lines)
     assert [path.name for path in (work_of(tmp_path / "a" / "only") / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_another_number_of_processes_than_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WORLD_VARIABLE, "1")
+    require_world()
+    monkeypatch.setenv(WORLD_VARIABLE, "4")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(WrongWorld, match=r"4 processes .*, 1 train together; give the rule .*: .*SLURM_JOB_ID=7"):
+        require_world()

@@ -87,7 +87,7 @@ def test_stored_optimizer_settings_do_not_replace_those_of_the_config() -> None:
 
 def test_optimizer_state_of_another_model_is_refused() -> None:
     model = make()
-    with pytest.raises(StateMismatch, match="does not train"):
+    with pytest.raises(StateMismatch, match="does not train; all phases of a curriculum need the same model"):
         load_optimizer(build_optimizer(model, ADAMW), model, {"gone.weight.exp_avg": torch.zeros(1)}, "here")
     some = {"model.norm.weight.exp_avg": torch.zeros(16)}
     with pytest.raises(StateMismatch, match="lacks lm_head"):
