@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from implicit_llm.device import NoGpu
 from implicit_llm.kernels.selection import KernelsUnavailable
 from implicit_llm.runs.atomic import StorageError
 from implicit_llm.tracking import journal
 from implicit_llm.training import non_finite
 from implicit_llm.training.checkpoint_store import OutOfSpace
 from implicit_llm.training.non_finite import NonFiniteTraining
-from implicit_llm.training.starting import TrainInputError
 from implicit_llm.training.status import StatusLine, duration
 from implicit_llm.training.trainer import PhaseTrainer
 from tests.unit.training.small_runs import IMPLICIT, LLAMA, logged, train, train_config, work_of
@@ -195,7 +195,7 @@ def test_nothing_but_the_artifacts_is_left_in_the_work_directory(
 
 def test_a_missing_device_is_refused(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(TrainInputError, match="--device auto"):
+    with pytest.raises(NoGpu, match="--device auto"):
         train(tmp_path / "a" / "only", train_config(), data, device="cuda")
 
 
