@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.solver.config import SolverConfig
 from tests.unit.kernels.reference import relative_error
 
 pytestmark = [
@@ -73,19 +74,26 @@ def test_training_from_graphs_follows_the_plain_one(case: str, bf16: bool, retur
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_blockwise_evaluation_from_graphs_equals_the_plain_one(bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blockwise_evaluation_from_graphs_follows_the_plain_one(bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(MAMBA).cuda().eval()
-    model.solver = replace(model.solver, eval_mode="blockwise", eval_block_len=16, tol=1e-2, eval_max_iter=60)
-    with torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
-        for _ in range(2):
-            ids = torch.randint(97, (64, 128), device="cuda")
-            captured = model(input_ids=ids)
-            with monkeypatch.context() as patch:
-                patch.setattr("implicit_llm.models.backbone.can_replay_evaluation", lambda *_: False)
-                plain = model(input_ids=ids)
-            assert relative_error(captured.logits, plain.logits) < 2e-2
-            assert captured.solver_stats.num_iter.mean().item() == pytest.approx(
-                plain.solver_stats.num_iter.mean().item(), rel=0.1
-            )
+    rough = replace(model.solver, eval_mode="blockwise", eval_block_len=16, tol=1e-2, eval_max_iter=60)
+    fine = replace(rough, tol=1e-5, eval_max_iter=400)
+
+    @torch.inference_mode()
+    def evaluate(ids: torch.Tensor, solver: SolverConfig, *, bf16: bool) -> Any:
+        model.solver = solver
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
+            return model(input_ids=ids)
+
+    for _ in range(2):
+        ids = torch.randint(97, (64, 128), device="cuda")
+        captured = evaluate(ids, rough, bf16=bf16)
+        with monkeypatch.context() as patch:
+            patch.setattr("implicit_llm.models.backbone.can_replay_evaluation", lambda *_: False)
+            plain, exact = evaluate(ids, rough, bf16=bf16), evaluate(ids, fine, bf16=False)
+        # The tolerance leaves an error beside which rounding and the order of sums are small.
+        assert relative_error(captured.logits, plain.logits) < 0.2 * relative_error(plain.logits, exact.logits)
+        iterations = [found.solver_stats.num_iter.mean().item() for found in (captured, plain)]
+        assert iterations[0] == pytest.approx(iterations[1], rel=0.1)
     assert [len(here.active_A) for here in model.base.sequence_graphs[False]._open] == [64, 32, 16]

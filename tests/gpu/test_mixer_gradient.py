@@ -19,10 +19,15 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
 DEVICE = "cuda"
-# As in test_kernel_grid: of outputs, and of gradients. fp32 multiplies in TF32.
-TOLERANCE = {torch.float32: (2e-3, 4e-3), torch.float16: (4e-3, 8e-3), torch.bfloat16: (1.5e-2, 4e-2)}
+# Of outputs, and of gradients. fp32 multiplies in full: in TF32 this gradient is not used.
+TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float16: (4e-3, 8e-3), torch.bfloat16: (1.5e-2, 4e-2)}
 SIZES = [(64, 1, 128), (64, 2, 128), (32, 1, 64), (16, 2, 16)]  # P, G, N
 HEADS = 4
+
+
+@pytest.fixture(autouse=True)
+def _full_products(_triton: None) -> None:
+    torch.set_float32_matmul_precision("highest")
 
 
 def make_inputs(length: int, sizes: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -130,7 +135,7 @@ def test_a_training_step_goes_through_it_and_equals_the_plain_one(
     with kernels("torch"):
         expected = gradients()
     for name, gradient in expected.items():
-        assert relative_error(ours[name], gradient) < (0.1 if bf16 else 1e-2), name
+        assert relative_error(ours[name], gradient) < (0.1 if bf16 else 1e-3), name
 
 
 def test_both_passes_can_be_captured_in_a_graph() -> None:

@@ -208,15 +208,17 @@ def test_what_the_ssd_kernels_cannot_serve_goes_to_torch_and_is_said_once(
     assert re.search(reason, warnings[0].getMessage())
 
 
-def test_fp32_runs_on_triton_where_tf32_is_allowed(capable: None) -> None:
+def test_fp32_takes_the_kernels_of_its_products(capable: None) -> None:
+    """mamba_ssm's multiply in TF32, and the gradient of the mixer is exact in full fp32 alone."""
     before = torch.get_float32_matmul_precision()
     projected = fake(2, 8, 2 * 64 + 2 * 128 + 1, dtype=torch.float32)
     try:
         torch.set_float32_matmul_precision("highest")
-        assert not selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128))
+        assert not selection.ssd_runs_on_triton(fake(2, 8, 4, 16, dtype=torch.float32), fake(2, 8, 1, 16))
+        assert selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128))
         torch.set_float32_matmul_precision("high")
         assert selection.ssd_runs_on_triton(fake(2, 8, 4, 16, dtype=torch.float32), fake(2, 8, 1, 16))
-        assert selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128))
+        assert not selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128))
     finally:
         torch.set_float32_matmul_precision(before)
 
