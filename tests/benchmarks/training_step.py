@@ -7,8 +7,8 @@
 A step is forward, loss, backward, clipping and AdamW, under bf16 autocast with fp32 weights. `state-tracking-free` runs
 all 32 iterations in every step, as trained weights make the published solver do; the free phases of language models run
 as many as the published code took with random weights. The median is over the steps after warming up; the loss must
-fall. Reference, floor and goal are of one H200; on another card compare ratios only. Without a GPU the rows are tiny and
-show that it works.
+fall. Reference, floor and goal are of one H200; on another card compare ratios only. Without a GPU the rows are tiny
+and show that it works.
 """
 
 from __future__ import annotations
