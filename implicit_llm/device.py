@@ -1,10 +1,9 @@
-"""Where a job computes: its device, and the kernels for it."""
+"""The device that a job computes on."""
 
 from __future__ import annotations
 
 import torch
 
-from implicit_llm.kernels.selection import Backend, KernelChoice, select_kernels
 from implicit_llm.runs.errors import UserError
 
 
@@ -18,8 +17,3 @@ def choose_device(wanted: str) -> str:
     if wanted == "cuda" and not has_gpu:
         raise NoGpu("device: cuda was asked for and PyTorch finds no GPU; use --device auto or cpu")
     return "cuda" if has_gpu and wanted != "cpu" else "cpu"
-
-
-def select_kernels_for(device: str, choice: KernelChoice) -> Backend:
-    """Decide for the whole process; `auto` means torch on the CPU, also beside a GPU. Raises: KernelsUnavailable."""
-    return select_kernels("torch" if device == "cpu" and choice == "auto" else choice)

@@ -110,8 +110,7 @@ class Preflight:
         """The selected kernels, and a scan of the state space by them against the CPU."""
         import torch
 
-        from implicit_llm.device import select_kernels_for
-        from implicit_llm.kernels.selection import KernelsUnavailable
+        from implicit_llm.kernels.selection import KernelsUnavailable, select_kernels_for
 
         device = self._device(torch)
         try:

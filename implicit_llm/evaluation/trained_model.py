@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
-from implicit_llm.device import choose_device, select_kernels_for
+from implicit_llm.device import choose_device
 from implicit_llm.evaluation.inputs import MODEL_ROLE, EvaluateInputError
+from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm.runs.stage import Input
 
 CHECKPOINT = "checkpoint"  # the stage that imports models

@@ -68,6 +68,11 @@ def select_kernels(choice: KernelChoice = "auto") -> Backend:
     return backend
 
 
+def select_kernels_for(device: str, choice: KernelChoice) -> Backend:
+    """`select_kernels`, but `auto` means torch on the CPU, also beside a GPU. Raises: KernelsUnavailable."""
+    return select_kernels("torch" if device == "cpu" and choice == "auto" else choice)
+
+
 @contextmanager
 def kernels(choice: KernelChoice) -> Iterator[Backend]:
     """Select for the length of a `with` block: for tests and comparisons."""
@@ -156,10 +161,9 @@ def trained_scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, 
     """The same with its gradient, over short sequences from an empty state."""
     if selected_kernels() == "torch" or valid_BL is not None or projected_BLE.shape[1] > MAX_TRAINED_LENGTH:
         return False
+    # In TF32 it would be up to 3 % off in the gradients of dt's bias and of A, where mamba_ssm's kernels keep 0.2 %.
     if projected_BLE.dtype == torch.float32 and _is_tf32_allowed():
-        return (
-            False  # rounding to TF32 would add up to 3 % in the gradients of dt's bias and of A; mamba_ssm keeps 0.2 %
-        )
+        return False
     reason = _unfit(projected_BLE)
     width, _, size = sizes
     if reason is None and not (_is_tile(width) and _is_tile(size) and width <= 64 and size <= 128):

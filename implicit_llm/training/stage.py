@@ -15,7 +15,8 @@ from transformers.utils import logging as transformers_logging
 from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.cards.training_card import training_card
 from implicit_llm.data.shards import open_dataset
-from implicit_llm.device import choose_device, select_kernels_for
+from implicit_llm.device import choose_device
+from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm.runs.atomic import commit_directory, temporary_name, write_atomic
 from implicit_llm.runs.errors import Preempted
 from implicit_llm.runs.fill import fill

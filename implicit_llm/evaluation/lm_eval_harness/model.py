@@ -24,11 +24,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
-from implicit_llm.device import choose_device, select_kernels_for
+from implicit_llm.device import choose_device
 from implicit_llm.evaluation.answers import check_tokens
 from implicit_llm.evaluation.batch_size import BatchSize, is_out_of_memory, release_memory
 from implicit_llm.evaluation.lm_eval_harness.cost import RequestCost
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import load_tokenizer, model_folder
+from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm.runs.errors import UserError
 from implicit_llm.runs.terminal import wants_bar
 

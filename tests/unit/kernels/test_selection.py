@@ -16,7 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import implicit_llm.kernels
 from implicit_llm.kernels import operations, selection
-from implicit_llm.kernels.selection import KernelsUnavailable, kernels, select_kernels, selected_kernels
+from implicit_llm.kernels.selection import (
+    KernelsUnavailable,
+    kernels,
+    select_kernels,
+    select_kernels_for,
+    selected_kernels,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -95,6 +101,12 @@ def test_the_environment_decides_for_auto_and_the_caller_over_the_environment(
     assert select_kernels("auto") == "torch"
     assert select_kernels("triton") == "triton"
     assert selected_kernels() == "triton"
+
+
+def test_a_job_on_the_cpu_of_a_machine_with_a_gpu_takes_torch(capable: None) -> None:
+    assert select_kernels_for("cpu", "auto") == "torch"
+    assert select_kernels_for("cpu", "triton") == "triton"
+    assert select_kernels_for("cuda", "auto") == "triton"
 
 
 def test_a_wish_for_triton_that_cannot_be_met_is_an_error_of_one_line(
