@@ -171,6 +171,14 @@ def test_a_pretrained_model_is_fetched_at_its_commit_without_its_pickles_and_che
     assert satisfy(hub, replace(pinned, revision="f" * 40), tmp_path)[0] == "fetched"
 
 
+def test_a_pretrained_model_that_is_a_pickle_cannot_be_trained(hub: FileServer, tmp_path: Path) -> None:
+    publish(hub, "models", "owner/old", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
+    for _ in range(2):
+        state, what = satisfy(hub, HubFiles("model", "owner/old", COMMIT), tmp_path)
+        assert state == "failed"
+        assert "owner/old: is a pickle on the hub, and training reads safetensors only; name another" in what
+
+
 def test_more_than_fits_the_disk_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
     (tmp_path / "here.txt").write_bytes(b"x" * 10)
     there = RemoteFile("here.txt", 10, None, "")

@@ -11,6 +11,7 @@ from implicit_llm_workflow.errors import UserError
 from implicit_llm_workflow.file_digests import PICKLE_FILE
 from implicit_llm_workflow.prefetching.prefetch_http import Download, FetchError, fetch
 from implicit_llm_workflow.prefetching.prefetch_hub import (
+    FetchedFile,
     fetch_hub_files,
     fetched_before,
     find_fetch,
@@ -46,7 +47,7 @@ def satisfy(need: Need, downloads: Path, *, babi_url: str = BABI_URL) -> Outcome
             case BabiArchive():
                 return _babi(need, downloads, babi_url)
             case HubFiles():
-                return _hub_files(need, downloads)
+                return _hub_safe_files(need, downloads)
             case HubCheckpoint():
                 return _hub_checkpoint(need, downloads)
             case EvaluationData():
@@ -96,11 +97,23 @@ def _hub_files(need: HubFiles, downloads: Path) -> Outcome:
     return Outcome("fetched", f"{folder}: {fetch_hub_files(need, downloads)}")
 
 
+def _hub_safe_files(need: HubFiles, downloads: Path) -> Outcome:
+    """The files of data, of a tokenizer, or of a model that training begins with."""
+    outcome = _hub_files(need, downloads)
+    if _fetched_pickle(need, downloads) is None:
+        return outcome
+    return Outcome(
+        "failed",
+        f"model {need.name}: is a pickle on the hub, and training reads safetensors only; name another, or the folder "
+        "of a copy that is saved so",
+    )
+
+
 def _hub_checkpoint(need: HubCheckpoint, downloads: Path) -> Outcome:
     """The files; and what to write into the experiment file, so that the import is what was meant."""
     outcome = _hub_files(need.files, downloads)
     fetch = find_fetch(need.files, downloads)
-    pickle = None if fetch is None else next((file for file in fetch.files if file.path == PICKLE_FILE), None)
+    pickle = _fetched_pickle(need.files, downloads)
     at = f"peers.{need.peer}.checkpoint"
     if pickle is not None and not need.is_vouched:
         return Outcome(
@@ -111,6 +124,11 @@ def _hub_checkpoint(need: HubCheckpoint, downloads: Path) -> Outcome:
     if fetch is not None and need.files.revision is None:
         return Outcome(outcome.state, f"{outcome.what}; to pin it, write {at}.revision: {fetch.commit}")
     return outcome
+
+
+def _fetched_pickle(need: HubFiles, downloads: Path) -> FetchedFile | None:
+    fetch = find_fetch(need, downloads)
+    return None if fetch is None else next((file for file in fetch.files if file.path == PICKLE_FILE), None)
 
 
 def _evaluation_data(need: EvaluationData) -> Outcome:
