@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -22,4 +23,5 @@ def commands_of(page: str) -> list[list[str]]:
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = (fenced or indented for fenced, indented in _BLOCK.findall(text))
     commands = (command for block in blocks for command in _COMMAND.findall(block))
-    return [shlex.split(command.replace("\\\n", " "), comments=True) for command in commands]
+    words = (shlex.split(command.replace("\\\n", " "), comments=True) for command in commands)
+    return [list(takewhile(lambda word: word not in (">", "|"), command)) for command in words]
