@@ -40,6 +40,12 @@ def test_an_unknown_target_is_refused_with_the_nearest_and_all_that_have_a_name(
     assert project.planned("results/tiny/../tiny/report/manifest.json") == set()
 
 
+def test_another_experiment_than_that_of_the_call_is_refused_as_such(project: Project) -> None:
+    output = project.snakemake("--dry-run", "demo", code=2)
+    assert "\nerror: demo: is an experiment of its own, and this call is of tiny.yaml; leave out --configfile" in output
+    assert "did you mean" not in output
+
+
 def test_a_second_driver_is_refused_but_may_look(built: Project) -> None:
     with hold_lock(built.results / ".driver.lock"):
         output = built.snakemake(code=2)

@@ -86,6 +86,11 @@ def check_targets(workflow: Any, plan: Plan) -> None:
         if workflow.is_rule(target) or path in manifests or is_made:
             continue
         source = plan.experiment.source
+        if target in experiment_names():
+            raise UnknownTarget(
+                f"{target}: is an experiment of its own, and this call is of {source}; leave out --configfile, or call "
+                "Snakemake once for each"
+            )
         names = experiment_names() | {rule.name for rule in workflow.rules if not rule.has_wildcards()}
         hint = nearest(target, [*names, *manifests], f"`implicit-llm nodes --config {source}` lists its jobs")
         raise UnknownTarget(f"{target}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
