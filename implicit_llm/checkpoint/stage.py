@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+import torch
+from transformers import CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
@@ -16,6 +16,7 @@ from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.checkpoint.source import CONFIG_FILE, PICKLE_FILE, Checkpoint, CheckpointConfig, find_checkpoint
 from implicit_llm.data.downloads import downloads_folder
 from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.foreign import load_errors, load_foreign
 from implicit_llm.models.original_mamba2 import is_original_mamba2, load_original_mamba2
 from implicit_llm.models.published_layout import is_published
 from implicit_llm.runs.atomic import commit_directory, remove_temporary, storage_errors, temporary_name
@@ -88,32 +89,12 @@ def _load(checkpoint: Checkpoint, layout: str) -> Any:
     folder = checkpoint.folder
     try:
         if layout == ORIGINAL:
-            return load_original_mamba2(folder, checkpoint.about["sha256"].get(PICKLE_FILE))
-        # Weights of another shape are reported with those that are missing, instead of being an error of their own.
-        how: dict[str, Any] = {
-            "local_files_only": True,
-            "output_loading_info": True,
-            "ignore_mismatched_sizes": True,
-        }
-        if layout == TRANSFORMERS:
-            how["use_safetensors"] = True
-        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **how)
+            with load_errors():
+                return load_original_mamba2(folder, checkpoint.about["sha256"].get(PICKLE_FILE))
+        is_copied = layout == TRANSFORMERS
+        return load_foreign(folder, dtype="auto" if is_copied else torch.float32, use_safetensors=is_copied)
     except ModelConfigError as error:
         raise CheckpointLayoutError(f"{folder}: {error}") from error
-    except (ValueError, TypeError, OSError, KeyError, SafetensorError) as error:
-        raise CheckpointLayoutError(
-            f"{folder}: is no causal language model that can be loaded ({' '.join(str(error).split())[:200]}); "
-            "give another checkpoint"
-        ) from error
-    model, loading = loaded
-    lost = sorted({*loading["missing_keys"], *(name for name, *_ in loading.get("mismatched_keys") or ())})
-    if lost:
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        raise CheckpointLayoutError(
-            f"{folder}: its weights lack {lost[0]}{more}, as config.json wants it; it would be drawn at random: "
-            "give a whole checkpoint of a causal language model"
-        )
-    return model
 
 
 def _copy(checkpoint: Checkpoint, names: tuple[str, ...], target: Path) -> None:

@@ -13,6 +13,8 @@ import implicit_llm  # noqa: F401  (registers the implicit models with the Auto 
 from implicit_llm.data.downloads import downloads_folder
 from implicit_llm.data.fetched_files import fetched_model
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
+from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.foreign import load_foreign
 from implicit_llm.runs.errors import UserError
 from implicit_llm.solver.config import SolverConfig
 from implicit_llm.training.config import Runtime, TrainConfig
@@ -76,9 +78,10 @@ def _pretrained(fields: dict[str, Any], where: str) -> PreTrainedModel:
             f"{where}.model.pretrained: {name} is no folder; correct it, or add revision, the commit of a model of the "
             "hub in 40 hexadecimal digits"
         )
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
-    )
+    try:
+        return load_foreign(folder)
+    except ModelConfigError as error:
+        raise ModelError(f"{where}.model.pretrained: {folder}: {error}") from error
 
 
 def _from_config(fields: dict[str, Any], solver: dict[str, Any] | None, where: str) -> PreTrainedModel:

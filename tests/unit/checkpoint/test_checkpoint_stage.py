@@ -209,6 +209,24 @@ def test_a_checkpoint_that_is_none_is_refused_in_one_line(tmp_path: Path, damage
     assert not list(tmp_path.glob("run/work/*/model"))
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("model.safetensors", "garbage"),
+        ("config.json", '{"d_model": 16, "n_layer": 2, "ssm_cfg": {"layer": "Mamba2"}}'),  # without vocab_size
+    ],
+)
+def test_a_damaged_checkpoint_of_the_original_mamba2_is_refused_in_one_line(
+    tmp_path: Path, file: str, content: str
+) -> None:
+    source = tmp_path / "source"
+    save_original_mamba2(source)
+    (source / file).write_text(content)
+    with pytest.raises(CheckpointLayoutError, match="source: is no causal language model that can be loaded") as caught:
+        import_checkpoint(tmp_path, {"path": str(source)})
+    assert "\n" not in str(caught.value)
+
+
 def test_a_pickle_of_transformers_is_refused_even_when_vouched_for(tmp_path: Path) -> None:
     save_foreign("gpt_neox", tmp_path / "source")
     as_pickle(tmp_path / "source")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from implicit_llm.data.fetched_files import FetchedFilesError
@@ -192,6 +193,22 @@ def test_a_pretrained_model_that_is_not_there_is_the_users_error(tmp_path: Path,
     config["model"] = {"pretrained": str(tmp_path / "nowhere")}
     with pytest.raises(ModelError, match=r"model\.pretrained: .*nowhere is no folder; .*revision") as caught:
         train(tmp_path / "a" / "only", config, text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("is_damaged", "named"), [(False, "lack transformer.*c_proj"), (True, "no causal language")])
+def test_a_pretrained_model_that_is_not_whole_is_the_users_error(tmp_path: Path, is_damaged: bool, named: str) -> None:
+    fields = dict(SMALL["gpt2"])
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields)).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    del weights["transformer.h.0.attn.c_proj.bias"]
+    save_file(weights, path, {"format": "pt"})
+    if is_damaged:
+        path.write_bytes(b"{}")
+    config = train_config(SMALL["gpt2"], **LM) | {"model": {"pretrained": str(tmp_path)}}
+    with pytest.raises(ModelError, match=rf"^x\.model\.pretrained: .*{named}") as caught:
+        build_model(fill(TrainConfig, config, "x"), VOCAB, "x")
     assert "\n" not in str(caught.value)
 
 
