@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from implicit_llm.data.downloads import local_folder
 from implicit_llm.data.fetched_files import fetched_model
 from implicit_llm.runs.errors import UserError
 from implicit_llm.runs.manifest import sha256_of
@@ -87,13 +88,13 @@ def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> Checkpoint:
 
 
 def _folder_of(path: Path, downloads: Path) -> Path:
-    for folder in (downloads / path, path):
-        if folder.is_dir():
-            return folder
-    raise CheckpointError(
-        f"checkpoint.path: {path} is no directory, neither below {downloads} nor below the working directory; "
-        "correct the path, or put the checkpoint there"
-    )
+    folder = local_folder(path, downloads)
+    if folder is None:
+        raise CheckpointError(
+            f"checkpoint.path: {path} is no directory, neither below {downloads} nor below the working directory; "
+            "correct the path, or put the checkpoint there"
+        )
+    return folder
 
 
 def _config(folder: Path) -> dict[str, Any]:

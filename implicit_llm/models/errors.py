@@ -2,6 +2,6 @@
 
 
 class ModelConfigError(ValueError):
-    """A model configuration is inconsistent; the message names the key and the fix."""
+    """A model cannot be made of a configuration or of weights; the message names the key or the file, and the fix."""
 
     exit_code = 2

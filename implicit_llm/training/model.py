@@ -10,12 +10,13 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
-from implicit_llm.data.downloads import downloads_folder
+from implicit_llm.data.downloads import downloads_folder, local_folder
 from implicit_llm.data.fetched_files import fetched_model
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.foreign import load_foreign
 from implicit_llm.runs.errors import UserError
+from implicit_llm.runs.manifest import sha256_of
 from implicit_llm.solver.config import SolverConfig
 from implicit_llm.training.config import Runtime, TrainConfig
 
@@ -71,17 +72,31 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
 
 def _pretrained(fields: dict[str, Any], where: str) -> PreTrainedModel:
     """The model in a folder, or that commit of one of the hub as prefetch fetched it; never from the network."""
-    name, revision = fields["pretrained"], fields.get("revision")
-    folder = Path(name) if revision is None else fetched_model(name, revision, downloads_folder({}))
-    if not folder.is_dir():
-        raise ModelError(
-            f"{where}.model.pretrained: {name} is no folder; correct it, or add revision, the commit of a model of the "
-            "hub in 40 hexadecimal digits"
-        )
+    folder = _folder_of(fields, where)
+    for name, sha256 in fields.get("sha256", {}).items():
+        path = folder / name
+        if not path.is_file() or sha256_of(path) != sha256:
+            raise ModelError(
+                f"{where}.model.sha256: {path} has changed since this job was planned; plan it again, or bring back "
+                "that file"
+            )
     try:
         return load_foreign(folder)
     except ModelConfigError as error:
         raise ModelError(f"{where}.model.pretrained: {folder}: {error}") from error
+
+
+def _folder_of(fields: dict[str, Any], where: str) -> Path:
+    name, revision, downloads = fields["pretrained"], fields.get("revision"), downloads_folder({})
+    if revision is not None:
+        return fetched_model(name, revision, downloads)
+    folder = local_folder(Path(name), downloads)
+    if folder is None:
+        raise ModelError(
+            f"{where}.model.pretrained: {name} is no folder; correct it, or add revision, the commit of a model of the "
+            "hub in 40 hexadecimal digits"
+        )
+    return folder
 
 
 def _from_config(fields: dict[str, Any], solver: dict[str, Any] | None, where: str) -> PreTrainedModel:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from implicit_llm.data.fetched_files import FetchedFilesError
 from implicit_llm.runs.errors import Preempted
 from implicit_llm.runs.fill import ConfigError, fill
-from implicit_llm.runs.manifest import Manifest
+from implicit_llm.runs.manifest import Manifest, sha256_of
 from implicit_llm.testing.faults import FaultInjected
 from implicit_llm.training.config import TrainConfig
 from implicit_llm.training.model import ModelError, build_model
@@ -210,6 +210,20 @@ def test_a_pretrained_model_that_is_not_whole_is_the_users_error(tmp_path: Path,
     with pytest.raises(ModelError, match=rf"^x\.model\.pretrained: .*{named}") as caught:
         build_model(fill(TrainConfig, config, "x"), VOCAB, "x")
     assert "\n" not in str(caught.value)
+
+
+def test_a_pretrained_model_is_the_one_that_was_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path))
+    fields = dict(SMALL["gpt2"])
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
+    model.save_pretrained(tmp_path / "mine")
+    path = tmp_path / "mine" / "model.safetensors"
+    planned = {"pretrained": "mine", "sha256": {path.name: sha256_of(path)}}
+    config = fill(TrainConfig, train_config(SMALL["gpt2"], **LM) | {"model": planned}, "x")
+    assert torch.equal(build_model(config, VOCAB, "x").lm_head.weight, model.lm_head.weight)
+    save_file({name: value + 1 for name, value in load_file(path).items()}, path, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"x\.model\.sha256: .*mine/model\.safetensors has changed .*bring back"):
+        build_model(config, VOCAB, "x")
 
 
 def test_a_pretrained_model_of_the_hub_is_the_fetched_one_of_that_commit(

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from implicit_llm_workflow.atomic_text import write_text
-from implicit_llm_workflow.downloads import downloads_folder
+from implicit_llm_workflow.downloads import local_folder
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -52,14 +52,10 @@ class FileDigests:
 
 
 def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str, str]:
-    """Of config.json and the safetensors of a checkpoint: what its import reads. Empty where there is no such folder.
-
-    A relative folder lies below the downloads, or else the working directory, as for the job.
-    """
-    roots = [root for root in (downloads_folder(None) / folder, folder) if root.is_dir()]
-    if not roots:
+    """Of config.json and the safetensors of a model: what a job reads of it. Empty where there is no `local_folder`."""
+    root = local_folder(folder)
+    if root is None:
         return {}
-    root = roots[0]
     names = [CONFIG_FILE, *_weights(root)]
     found = {name: digest(root / name) for name in names}
     return {name: sha256 for name, sha256 in found.items() if sha256 is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -245,7 +246,8 @@ def test_a_pretrained_model_is_named_and_keeps_its_fields(language: ExperimentFi
     language.edit("model: llama3-130m-explicit", "model: other")
     assert build_graph(language.load())["train/flat-s0/explicit"].config["model"] == hub
     other.write_text(f"pretrained: {folder}\n")
-    assert build_graph(language.load())["train/flat-s0/explicit"].config["model"] == {"pretrained": str(folder)}
+    config = build_graph(language.load())["train/flat-s0/explicit"].config
+    assert config["model"] == {"pretrained": str(folder), "sha256": {}}
     flat = "    model: other\n    task: language-model\n    curriculum: explicit\n    override:\n"
     language.edit(flat, f"{flat}      model: {{hidden_size: 64}}\n")
     with pytest.raises(ConfigError, match=r"runs\.flat\.override\.model: .*pretrained"):
@@ -277,6 +279,30 @@ def test_a_pretrained_model_of_the_hub_is_named_with_its_commit(
     with pytest.raises(ConfigError, match=rf"models/other\.yaml: {named}") as caught:
         language.edit("model: llama3-130m-explicit", "model: other").load()
     assert "\n" not in str(caught.value)
+
+
+def test_other_weights_in_the_folder_of_a_pretrained_model_make_its_runs_stale(language: ExperimentFile) -> None:
+    folder = language.path.parent / "models"
+    (folder / "mine").mkdir(parents=True)
+    (folder / "other.yaml").write_text(f"pretrained: {folder / 'mine'}\n")
+    (folder / "mine" / "config.json").write_text("{}")
+    (folder / "mine" / "model.safetensors").write_bytes(b"one")
+    finish(language.edit("model: llama3-130m-explicit", "model: other").plan())
+    (folder / "mine" / "model.safetensors").write_bytes(b"another")
+    stale = {key: status.why for key, status in language.plan().statuses.items() if status.state == "stale"}
+    assert "model.sha256" in stale["train/flat-s0/explicit"]
+    (folder / "mine" / "model.safetensors").write_bytes(b"one")
+    assert {status.state for status in language.plan().statuses.values()} == {"fresh"}
+
+
+def test_a_folder_of_a_pretrained_model_may_lie_below_the_downloads(
+    language: ExperimentFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path / "downloads"))
+    (tmp_path / "downloads" / "mine").mkdir(parents=True)
+    (language.path.parent / "models").mkdir()
+    (language.path.parent / "models" / "other.yaml").write_text("pretrained: mine\n")
+    language.edit("model: llama3-130m-explicit", "model: other").load()
 
 
 def test_another_commit_of_a_pretrained_model_makes_its_runs_stale(language: ExperimentFile) -> None:

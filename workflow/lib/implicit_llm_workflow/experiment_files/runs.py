@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_workflow.downloads import local_folder
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.experiment_files.config_files import ConfigFiles
 from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
@@ -15,6 +16,7 @@ from implicit_llm_workflow.experiment_files.library_configs import check_widths,
 from implicit_llm_workflow.experiment_files.overrides import overlay
 from implicit_llm_workflow.experiment_files.recipes import Task, build_task
 from implicit_llm_workflow.experiment_files.validation import check_keys, nearest, validate
+from implicit_llm_workflow.file_digests import safe_digests
 
 DEFAULT_SEEDS = (0,)
 
@@ -42,6 +44,13 @@ class Run:
     def final_phases(self) -> tuple[Phase, ...]:
         """The phases after which the training is complete: one, or one for every branch. These are evaluated."""
         return tuple(phase for phase in self.phases if phase.end_step == self.task.total_steps)
+
+    def with_digests(self, digest: Callable[[Path], str | None]) -> Run:
+        """The same; a pretrained model in a folder with its files' sha256: other content there is another model."""
+        if "pretrained" not in self.model or "revision" in self.model:
+            return self
+        sha256 = safe_digests(Path(self.model["pretrained"]), digest)
+        return replace(self, model={**self.model, "sha256": sha256})
 
 
 class RunBuilder:
@@ -135,7 +144,7 @@ class RunBuilder:
 
 def _pretrained(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The folder, or the name on the hub and the commit. Raises: ConfigError, one line that names file, key and fix."""
-    name, is_folder = values["pretrained"], Path(values["pretrained"]).is_dir()
+    name, is_folder = values["pretrained"], local_folder(Path(values["pretrained"])) is not None
     if is_folder and "revision" in values:
         raise ConfigError(f"{source}: revision: {name} is a folder, which has none; remove it")
     if not is_folder and "revision" not in values:

@@ -20,7 +20,7 @@ from implicit_llm_workflow.planning.report_outputs import report_assets, report_
 
 
 def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = lambda path: None) -> dict[str, Node]:
-    """All nodes by key, every node after those it reads from. `digest`: sha256 of a file of a peer, None if unknown."""
+    """All nodes by key, every node after those it reads from. `digest`: sha256 of a file, None if unknown."""
     nodes: dict[str, Node] = {}
     for node in _all_nodes(experiment, digest):
         nodes[node.key] = node
@@ -49,8 +49,9 @@ def _all_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> 
 def _model_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[tuple[str, Node]]:
     """What the report shows: (name of the run or peer, job) for all models, their training and their evaluations."""
     for run in experiment.runs.values():
+        identified = run.with_digests(digest)
         for seed in run.seeds:
-            yield from ((run.name, node) for node in _run_nodes(experiment, run, seed))
+            yield from ((run.name, node) for node in _run_nodes(experiment, identified, seed))
     for peer in experiment.peers.values():
         yield from ((peer.name, node) for node in _peer_nodes(experiment, peer, digest))
 
