@@ -33,6 +33,7 @@ class KernelsUnavailable(RuntimeError):
     """The kernels asked for cannot run here; the message names what is missing and how to get it."""
 
     exit_code = 2
+    failure_class = "env"
 
 
 class _Process:

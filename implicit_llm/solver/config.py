@@ -17,6 +17,7 @@ class SolverConfigError(ValueError):
     """A solver setting is unknown or out of range; the message names the key and what is allowed."""
 
     exit_code = 2
+    failure_class = "user"
 
 
 @dataclass(frozen=True)

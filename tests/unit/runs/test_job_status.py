@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from implicit_llm.kernels.selection import KernelsUnavailable
+from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.runs import job_status
 from implicit_llm.runs.atomic import StorageError
 from implicit_llm.runs.errors import Preempted, UserError
 from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
+from implicit_llm.solver.config import SolverConfigError
 
 
 class OutOfMemoryError(RuntimeError):
@@ -37,6 +40,9 @@ def read(path: Path) -> Any:
         (OutOfMemoryError("tried to allocate"), {"failure_class": "oom", "message": "tried to allocate"}),
         (OSError(116, "Stale file handle"), {"failure_class": "quota", "message": "[Errno 116] Stale file handle"}),
         (ZeroDivisionError("by zero"), {"failure_class": "bug", "message": "by zero"}),
+        (ModelConfigError("no such field"), {"failure_class": "user", "message": "no such field"}),
+        (SolverConfigError("no such mode"), {"failure_class": "user", "message": "no such mode"}),
+        (KernelsUnavailable("no triton"), {"failure_class": "env", "message": "no triton"}),
         (SystemExit(143), None),
         (KeyboardInterrupt(), None),
     ],
