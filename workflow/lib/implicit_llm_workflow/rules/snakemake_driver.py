@@ -82,8 +82,9 @@ def check_targets(workflow: Any, plan: Plan) -> None:
     manifests = {plan.manifest(node) for node in plan.nodes.values()}
     for target in workflow.dag_settings.targets:
         path = os.path.normpath(target)
-        is_made = any(rule.is_producer(path) for rule in workflow.rules) and Path(path).name != MANIFEST
-        if workflow.is_rule(target) or path in manifests or is_made:
+        if workflow.is_rule(target) or path in manifests:
+            continue
+        if Path(path).name != MANIFEST and any(rule.is_producer(path) for rule in workflow.rules):
             continue
         source = plan.experiment.source
         if target in experiment_names():
