@@ -28,7 +28,7 @@ demo: $(READY)  ## Run the word-problem slice of the paper on this machine, from
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/demo.yaml
 	@$(ACTIVATE); implicit-llm headline --config workflow/config/demo.yaml
 
-miniature: $(READY)  ## Run the whole paper in small, every figure and table; about an hour on two CPU cores
+miniature: $(READY)  ## Run the whole paper in small, every figure and table; three hours of processor time
 	@$(ACTIVATE); snakemake --profile $(PROFILE) miniature
 
 test: $(READY)  ## Run the tests, minutes
