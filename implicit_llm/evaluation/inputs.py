@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 from implicit_llm.runs.errors import UserError
 from implicit_llm.runs.stage import Input, StageContext
 
 MODEL_ROLE = "model"
+TRAINING_STATE = frozenset({"checkpoint", "kept"})  # folders of a training phase from which a training goes on
 
 
 class EvaluateInputError(UserError):
     """An input directory is not what an evaluation needs."""
+
+
+def reads_of_inputs(path: PurePosixPath) -> bool:
+    """Whether an evaluation reads this file: not the weights, moments and random states of a training that goes on.
+
+    They are three times the size of the model, and may have been removed to save room.
+    """
+    return TRAINING_STATE.isdisjoint(path.parts)
 
 
 def model_input(context: StageContext) -> Input:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from implicit_llm.report import latex_numbers
@@ -29,9 +29,12 @@ from implicit_llm.runs.project_files import workflow_dir
 from implicit_llm.runs.run_directory import DECLARED
 from implicit_llm.runs.stage import StageContext, StageResult
 
-# What it reads of its inputs beside their records. Their weights need not be there, nor be hashed again.
-INPUT_NAMES = frozenset({"metrics.json"})
 DEFAULT_TITLE = "Implicit language models are RNNs"
+
+
+def reads_of_inputs(path: PurePosixPath) -> bool:
+    """Whether a report reads this file beside the records: the weights need not be there, nor be hashed again."""
+    return path.name == "metrics.json"
 
 
 def run(context: StageContext) -> StageResult:

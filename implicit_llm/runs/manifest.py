@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from implicit_llm.runs.errors import UserError
 FILE_NAME = "manifest.json"
 FORMAT = 1
 Level = Literal["size", "sha256"]
+Reads = Callable[[PurePosixPath], bool]  # of a path below a run directory
 _KEYS = {"stage": str, "name": str, "fingerprint": str, "identity": dict, "files": list, "summary": dict}
 
 
@@ -108,12 +109,12 @@ class Manifest:
         except ManifestError:
             return None
 
-    def verify(self, run_dir: Path, level: Level = "size", names: Collection[str] | None = None) -> None:
-        """Check every file below `run_dir` against its record; with `names`, only files that are called so.
+    def verify(self, run_dir: Path, level: Level = "size", reads: Reads | None = None) -> None:
+        """Check every file below `run_dir` against its record, or those that `reads` says yes to.
 
         Raises: ManifestError for the first one that differs; its `path` is that file.
         """
-        for record in self.records(names):
+        for record in self.records(reads):
             path = run_dir / record.path
             try:
                 size = path.stat().st_size
@@ -129,9 +130,9 @@ class Manifest:
                     f"{path}: expected sha256 {expected}, found {found[:16]}; {_rebuild(run_dir)}", path
                 )
 
-    def records(self, names: Collection[str] | None = None) -> Iterator[FileRecord]:
-        """The files; with `names`, only those that are called so."""
-        return (record for record in self.files if names is None or PurePosixPath(record.path).name in names)
+    def records(self, reads: Reads | None = None) -> Iterator[FileRecord]:
+        """The files, or those that `reads` says yes to."""
+        return (record for record in self.files if reads is None or reads(PurePosixPath(record.path)))
 
     @classmethod
     def _from_content(cls, content: Any, path: Path) -> Manifest:

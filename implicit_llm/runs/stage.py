@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from implicit_llm.runs import job_status, logs, provenance, signals
 from implicit_llm.runs.errors import Preempted, UserError, failure_class_of
 from implicit_llm.runs.identity import Identity, IdentityError, compute_fingerprint
-from implicit_llm.runs.manifest import FILE_NAME, Level, Manifest, ManifestError, finite
+from implicit_llm.runs.manifest import FILE_NAME, Level, Manifest, ManifestError, Reads, finite
 from implicit_llm.runs.run_directory import PROVENANCE, RunDirectory, work_directory
 from implicit_llm.runs.visibility import wait_for_files
 from implicit_llm.testing import faults
@@ -34,7 +34,7 @@ class StageRequest:
     """What the command line hands to a stage; `identity` is JSON text or `@file`.
 
     `verify`: how inputs, and a result that is already there, are checked; sha256 reads every byte of them.
-    `input_names`: names of the files that the stage reads of its inputs, so that no others are checked; None for all.
+    `reads`: which files of its inputs the stage reads, so that no others are checked or need be there; None for all.
     """
 
     run_dir: Path
@@ -43,7 +43,7 @@ class StageRequest:
     runtime: dict[str, Any] = field(default_factory=dict)
     log: Path | None = None
     verify: Level = "sha256"
-    input_names: frozenset[str] | None = None
+    reads: Reads | None = None
 
 
 @dataclass(frozen=True)
@@ -224,8 +224,8 @@ def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
     inputs = {role: Input(path.absolute(), Manifest.read(path / FILE_NAME)) for role, path in request.inputs.items()}
     for role, given in inputs.items():
         _check_input(role, given, identity.upstream[role])
-        wait_for_files(given.dir / record.path for record in given.manifest.records(request.input_names))
-        given.manifest.verify(given.dir, request.verify, request.input_names)
+        wait_for_files(given.dir / record.path for record in given.manifest.records(request.reads))
+        given.manifest.verify(given.dir, request.verify, request.reads)
     return inputs
 
 

@@ -22,13 +22,15 @@ from implicit_llm.evaluation.duality_config import DualityConfig
 from implicit_llm.evaluation.duality_modes import AllModes, goes_by_token, pairs_of
 from implicit_llm.evaluation.duality_tally import DualityTally, PairTally
 from implicit_llm.evaluation.duality_trace import TracedModel
-from implicit_llm.evaluation.inputs import data_inputs, model_input
+from implicit_llm.evaluation.inputs import data_inputs, model_input, reads_of_inputs
 from implicit_llm.evaluation.metrics_file import Record, tracked_name, write_metrics
 from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.solver_tally import SolverTally
 from implicit_llm.evaluation.trained_model import about_model, load_model
 from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
+
+__all__ = ["reads_of_inputs", "run"]
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import torch
 
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.answers import check_tokens
-from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input
+from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input, reads_of_inputs
 from implicit_llm.evaluation.jacobian import (
     MEASURES,
     RANDOM_SEEDS,
@@ -28,6 +28,8 @@ from implicit_llm.evaluation.trained_model import about_model, load_model
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
+
+__all__ = ["reads_of_inputs", "run"]
 
 TRAINED, RANDOM = "trained", "random layer"
 

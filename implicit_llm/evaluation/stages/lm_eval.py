@@ -6,7 +6,7 @@ from typing import Any
 
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
 from implicit_llm.evaluation.config import modes_of
-from implicit_llm.evaluation.inputs import model_input
+from implicit_llm.evaluation.inputs import model_input, reads_of_inputs
 from implicit_llm.evaluation.lm_eval_harness.config import LmEvalConfig
 from implicit_llm.evaluation.lm_eval_harness.cost import RequestCost
 from implicit_llm.evaluation.lm_eval_harness.model import DEFAULT_BATCH_SIZE, ImplicitLM
@@ -19,6 +19,8 @@ from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.trained_model import about_model, load_model, model_directory
 from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
+
+__all__ = ["reads_of_inputs", "run"]
 
 TOKENIZER_ROLE = "tokenizer"
 

@@ -23,14 +23,16 @@ def request(run_dir: Path, stage_name: str, name: str, config: dict[str, Any], i
 
 
 def train_nothing(folder: Path, kind: str, name: str, vocab_size: int, summary: dict[str, Any]) -> Path:
-    """The run directory of a training phase `<name>-<kind>-s7/free` that left an untrained model."""
+    """The run directory of a training phase `<name>-<kind>-s7/free` that left an untrained model and a checkpoint."""
 
     def body(context: StageContext) -> StageResult:
         torch.manual_seed(0)
         sizes = {"vocab_size": vocab_size, "hidden_size": 16, "expand": 2, "head_dim": 8, "state_size": 8}
         config = implicit_llm.load_config(f"mamba2-state-tracking-{kind}", **sizes)
         AutoModelForCausalLM.from_config(config).save_pretrained(context.work / "model")
-        return StageResult(["model"], summary)
+        (context.work / "checkpoint").mkdir()
+        (context.work / "checkpoint" / "state.json").write_text("{}")
+        return StageResult(["model", "checkpoint"], summary)
 
     run_dir = folder / "train" / kind
     run_stage(request(run_dir, "train", f"{name}-{kind}-s7/free", {"seed": 7}, {}), body)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,3 +182,26 @@ def test_the_names_of_swept_metrics_are_such_as_mlflow_takes(tmp_path: Path, tes
     names = {name for point in journal.read(path) for name in point.values}
     assert "accuracy_last10.s3-test-L12-h0.5.simultaneous.eval_tol-0.5" in names
     assert all(re.fullmatch(r"[\w\-. :/]+", name) for name in names)
+
+
+def test_a_model_is_evaluated_without_the_checkpoint_of_its_training_and_not_without_its_weights(
+    tmp_path: Path, tests_by_role: dict[str, Path]
+) -> None:
+    trained = train(tmp_path, "implicit")
+    work = trained / "work" / Manifest.read(trained / "manifest.json").fingerprint[:16]
+    shutil.rmtree(work / "checkpoint")
+    assert evaluate_by_hand(tmp_path / "with", trained, *tests_by_role.values()) == ""
+    assert len(records(tmp_path / "with")) == 2
+    (work / "model" / "model.safetensors").write_bytes(b"")
+    message = evaluate_by_hand(tmp_path / "without", trained, *tests_by_role.values())
+    assert re.search(
+        r"error: .*model\.safetensors: expected \d+ bytes, found 0; type `rm -f .*manifest\.json`", message
+    )
+
+
+def evaluate_by_hand(run_dir: Path, trained: Path, *data: Path) -> str:
+    """What the command says when it fails, else nothing."""
+    options = ["--model", str(trained), *(part for path in data for part in ("--data", str(path))), "--max-iter", "3"]
+    command = [Path(sys.executable).parent / "implicit-llm", "evaluate", "word-problem", *options, "--out", run_dir]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ended.stderr if ended.returncode else ""

@@ -109,8 +109,8 @@ def run_job(job: Job) -> None:
     # A finished result, which may have been accepted with other code, only has to be found again.
     if not (work_directory(job.run_dir, identity.fingerprint) / MANIFEST).is_file():
         check_code()
-    input_names = getattr(module, "INPUT_NAMES", None)
-    request = StageRequest(job.run_dir, job.identity, directories, options, job.log, input_names=input_names)
+    reads = getattr(module, "reads_of_inputs", None)
+    request = StageRequest(job.run_dir, job.identity, directories, options, job.log, reads=reads)
     run_stage(request, body)
 
 
