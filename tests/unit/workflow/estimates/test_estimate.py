@@ -222,6 +222,29 @@ def test_evaluations_take_a_pass_for_each_mode_and_test_set(tiny: ExperimentFile
     assert of_implicit.prices["h200"] is not None
 
 
+def test_word_problems_are_read_at_the_lengths_of_the_evaluation_and_as_many_as_a_mode_takes(
+    tiny: ExperimentFile, hardware: Hardware
+) -> None:
+    trained = [
+        train_node("m-s0/free", model_fields("mamba2-state-tracking-implicit", "test"), FREE),
+        train_node("e-s0/explicit", model_fields("mamba2-state-tracking-explicit", "test"), None),
+    ]
+    tests = [
+        Node("data", f"test-{length}", {"kind": "word_problem", "length": length, "num_samples": 100}, {})
+        for length in (16, 64)
+    ]
+    modes: list[dict[str, Any]] = [
+        {"name": "whole", "eval_mode": "simultaneous", "max_samples": 25},
+        {"name": "blocks", "eval_mode": "blockwise", "max_samples": 400},
+    ]
+    config = {"kind": "word_problem", "lengths": [64], "modes": modes}
+    upstream = {node.name: node.key for node in tests}
+    nodes = [Node("evaluate", f"{node.name}/one", config, upstream | {"model": node.key}) for node in trained]
+    of_implicit, of_explicit = evaluation_estimates(language_plan(tiny, *trained, *tests, *nodes), hardware)
+    assert of_implicit.tokens == (25 + 100) * 64
+    assert of_explicit.tokens == 100 * 64
+
+
 def test_downstream_tasks_take_their_requests_once_for_each_mode_and_swept_value(
     tiny: ExperimentFile, hardware: Hardware
 ) -> None:

@@ -38,6 +38,20 @@ class EvaluationEstimate:
     has_sequential: bool
 
 
+@dataclass(frozen=True)
+class _TestSet:
+    """What one pass over a test set reads: `tokens`, `length` in a row; `rows` None where text decides."""
+
+    length: float
+    tokens: float
+    rows: int | None = None
+
+    def tokens_in(self, mode: Mapping[str, Any]) -> float:
+        """Tokens of a mode, which may read the first rows only."""
+        limit = mode.get("max_samples")
+        return self.tokens if limit is None or self.rows is None else self.tokens * min(1.0, limit / self.rows)
+
+
 def evaluation_estimates(plan: Plan, hardware: Hardware) -> list[EvaluationEstimate]:
     """In the order of the plan."""
     throughput = Throughput(hardware)
@@ -52,22 +66,20 @@ def _estimate(plan: Plan, node: Node, hardware: Hardware, throughput: Throughput
     configured = node.config.get("modes", ())
     has_sequential = solver is not None and any(mode["eval_mode"] == SEQUENTIAL for mode in configured)
     modes = [mode for mode in configured if mode["eval_mode"] != SEQUENTIAL]
-    parts = (
-        [_downstream_tokens(node.config)]
+    test_sets = (
+        _downstream_requests(node.config)
         if node.config["kind"] == LM_EVAL
-        else [
-            _tokens_by_length(plan, plan.nodes[key], node.config, hardware)
-            for role, key in node.upstream.items()
-            if role != "model"
-        ]
+        else _test_sets(
+            plan, [plan.nodes[key] for role, key in node.upstream.items() if role != "model"], node, hardware
+        )
     )
     unknown = EvaluationEstimate(node.key, name, None, None, dict.fromkeys(hardware.cards), has_sequential)
-    if not configured or any(part is None for part in parts):
+    if not configured or test_sets is None:
         return unknown
-    # An explicit model gives the same in every mode and is run once.
+    # An explicit model gives the same in every mode and is run once, over all rows.
     swept = sum(len(values) for values in node.config.get("sweep", {}).values()) or 1
-    passes = len(modes) * swept if solver is not None else 1
-    lengths = [(length, tokens * passes) for part in parts if part is not None for length, tokens in part.items()]
+    read_in = modes * swept if solver is not None else [{}]
+    lengths = [(test_set.length, sum(map(test_set.tokens_in, read_in))) for test_set in test_sets]
     try:
         flops = sum(_forward_flops(trained["model"], solver, length) * tokens for length, tokens in lengths)
         parameters = load_library_module("analysis/flops.py").num_parameters(trained["model"])
@@ -84,29 +96,36 @@ def _forward_flops(model: Mapping[str, Any], solver: Mapping[str, Any] | None, l
     return evaluations * forward.stack + forward.outside
 
 
-def _downstream_tokens(evaluation: Mapping[str, Any]) -> dict[int, float] | None:
-    """Tokens of the harness's requests, by their mean length; None where the size of a task is not known."""
-    known, tokens = read_evaluation_data()["tasks"], dict[int, float]()
+def _downstream_requests(evaluation: Mapping[str, Any]) -> list[_TestSet] | None:
+    """The harness's requests, by their mean length; None where the size of a task is not known."""
+    known, requests = read_evaluation_data()["tasks"], list[_TestSet]()
     for task in evaluation["tasks"]:
         size = known.get(task, {})
         if "documents" not in size:
             return None
         documents = min(size["documents"], evaluation.get("limit") or size["documents"])
         length = size["request_tokens"]
-        tokens[length] = tokens.get(length, 0.0) + documents * size["requests"] * length
-    return tokens
+        requests.append(_TestSet(length, documents * size["requests"] * length))
+    return requests
 
 
-def _tokens_by_length(
-    plan: Plan, data: Node, evaluation: Mapping[str, Any], hardware: Hardware
-) -> dict[int, float] | None:
-    """Tokens of a test set at each length at which it is read; None where they follow from text."""
-    if data.config["kind"] == "word_problem":
-        return {data.config["length"]: data.config["num_samples"] * data.config["length"]}
-    if data.config["kind"] != "token_stream" or "lengths" not in evaluation:
-        return None
-    shard = plan.nodes[next(iter(data.upstream.values()))].config
-    corpus = hardware.corpora.get(shard["corpus"].get("dataset", ""))
-    whole = None if corpus is None else corpus.tokens * shard["test_fraction"]
-    known = [number for number in (whole, evaluation.get("max_tokens")) if number is not None]
-    return dict.fromkeys(evaluation["lengths"], min(known)) if known else None
+def _test_sets(plan: Plan, data: list[Node], evaluation: Node, hardware: Hardware) -> list[_TestSet] | None:
+    """The test sets at each length at which they are read; None where that follows from text."""
+    config, found = evaluation.config, list[_TestSet]()
+    for node in data:
+        kind = node.config["kind"]
+        if kind == "word_problem":
+            length, rows = node.config["length"], node.config["num_samples"]
+            if length in (config.get("lengths") or [length]):
+                found.append(_TestSet(length, rows * length, rows))
+            continue
+        if kind != "token_stream" or "lengths" not in config:
+            return None
+        shard = plan.nodes[next(iter(node.upstream.values()))].config
+        corpus = hardware.corpora.get(shard["corpus"].get("dataset", ""))
+        whole = None if corpus is None else corpus.tokens * shard["test_fraction"]
+        known = [number for number in (whole, config.get("max_tokens")) if number is not None]
+        if not known:
+            return None
+        found += [_TestSet(length, min(known)) for length in config["lengths"]]
+    return found
