@@ -1,7 +1,7 @@
 """Test-time compute: results of the evaluations that sweep the iteration budget or the tolerance of trained models.
 
 A line is one model in one mode with the swept field at several values. Beside it stand the same model and mode as they
-are, without the sweep (its own tolerance), and the explicit models of the same kind on the same test set.
+are evaluated elsewhere, without the sweep, and the explicit models of the same kind on the same test set.
 Source: Schöne et al. 2025, Fig. 1 centre.
 """
 

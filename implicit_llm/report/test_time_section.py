@@ -32,7 +32,7 @@ FIGURES = {
     TOLERANCE: ("test-time-tolerance", "Accuracy and perplexity by tolerance at test time", "tolerance"),
 }
 LABELS = {ACCURACY: "accuracy, last 10 tokens", "perplexity": "perplexity"}
-OWN = Series("as trained: its own tolerance", INK, "o", has_line=False)
+OWN = Series("unswept: stops by its tolerance", INK, "o", has_line=False)
 
 
 def test_time_section(given: SectionInputs) -> Section | None:
@@ -136,7 +136,7 @@ def _rows(panel: SweptPanel) -> Iterator[tuple[str, str, float | None, SweptCell
         for value, cell in line.cells:
             yield line.name, panel.key, value, cell
         if line.own is not None:
-            yield line.name, "as trained", None, line.own
+            yield line.name, "unswept", None, line.own
     for reference in panel.references:
         yield reference.name, "explicit", None, reference.cell
 

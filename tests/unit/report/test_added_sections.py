@@ -122,7 +122,7 @@ def test_the_table_of_test_time_compute_has_mean_spread_and_best_seed_and_leaves
     assert (most["best_seed"], most["num_seeds"], most["mode"]) == ("0", "2", "blockwise@eval_max_iter=16")
     assert rows["64", "eval_max_iter", "4.0"]["value_mean"] == ""
     assert rows["64", "eval_max_iter", "4.0"]["num_missing"] == "2"
-    assert rows["64", "as trained", ""]["mode"] == "blockwise"
+    assert rows["64", "unswept", ""]["mode"] == "blockwise"
     assert rows["64", "explicit", ""]["run"] == "s5-explicit"
 
 
