@@ -42,7 +42,7 @@ class EvaluationEstimate:
 class _TestSet:
     """What one pass over a test set reads: `tokens`, `length` in a row; `rows` None where text decides."""
 
-    length: float
+    length: int
     tokens: float
     rows: int | None = None
 
