@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -60,9 +62,9 @@ def run(context: StageContext) -> StageResult:
     progress = Progress(where, len(ids_BL) * len(config.positions) + len(RANDOM_SEEDS))
     read = {"data": role, "length": dataset.length}
     records: list[Record] = []
-    for record in (*_of_trained(model, ids_BL, config), *_of_random(config, is_implicit=about["is_implicit"])):
+    for record in chain(_of_trained(model, ids_BL, config), _of_random(config, is_implicit=about["is_implicit"])):
         records.append(about | (read if record["setting"] == TRAINED else dict.fromkeys(read)) | record)
-        progress.tell(len(records), lambda: f"{len(records)} tokens")
+        progress.tell(len(records), partial("setting: {}".format, record["setting"]))
     means = _means(records)
     context.journal.metrics(len(records), means)
     return StageResult([write_metrics(context.work, _with_one_picture_each(records))], {"jacobian": means})

@@ -63,6 +63,18 @@ def test_formula_and_autograd_agree_wherever_the_fixed_point_was_reached(both: d
     assert all(0 < r["f_radius"] < 1.2 and 0 < r["transition_radius"] < 2 for r in found)
 
 
+def test_the_log_tells_of_each_token_before_the_next_is_begun(
+    tmp_path: Path, test_set: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(stage, "RANDOM_SEEDS", (0,))
+    monkeypatch.setattr(stage, "measure", lambda *given: told.append("begun") or measure(*given))
+    monkeypatch.setattr(stage.Progress, "tell", lambda self, done, words: told.append(f"{done}, {words()}"))
+    evaluate(tmp_path, "explicit", test_set)
+    expected = ["1, setting: trained", "2, setting: trained", "3, setting: random layer"]
+    assert told == [word for line in expected for word in ("begun", line)]
+
+
 def test_a_record_says_which_part_of_which_state_it_looked_at(both: dict[str, Path]) -> None:
     trained = [r for r in records(both["implicit"]) if r["setting"] == "trained"]
     assert [(r["sequence"], r["position"]) for r in trained] == [(0, 2), (0, 3)]
