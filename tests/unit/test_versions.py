@@ -6,7 +6,10 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
+
+from tests.unit.workflow.console_calls import run
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -34,3 +37,7 @@ def test_the_snakefile_asks_for_the_lowest_snakemake_of_the_range() -> None:
     asked = re.search(r'min_version\("([0-9.]+)"\)', (ROOT / "Snakefile").read_text(encoding="utf-8"))
     assert asked is not None
     assert f">={asked[1]}" in str(RANGES["snakemake"]).split(",")
+
+
+def test_the_command_tells_the_version_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"implicit-llm {PROJECT['version']}\n", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 import typer
@@ -65,9 +66,18 @@ for _panel, _commands in (
 app.command("lm-eval", rich_help_panel="Jobs", context_settings=lm_eval_command.HANDED_OVER)(lm_eval_command.lm_eval)
 
 
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"implicit-llm {version('implicit-llm')}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. Can stand anywhere.")] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and end.")
+    ] = False,
 ) -> None:
     """Options of all commands; `main` has already taken --debug out."""
 
