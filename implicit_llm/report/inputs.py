@@ -16,6 +16,7 @@ from implicit_llm.report.babi_results import BabiPoint
 from implicit_llm.report.config import ReportError
 from implicit_llm.report.data_runs import find_data
 from implicit_llm.report.holes import Hole, missing_records
+from implicit_llm.report.natural_order import natural
 from implicit_llm.report.perplexity_results import PerplexityPoint
 from implicit_llm.report.results import Point, name_phases
 from implicit_llm.report.training_runs import Phase, TrainingRun, phase_label
@@ -197,7 +198,7 @@ def _training_runs(sources: Mapping[str, Source], inputs: Mapping[str, Input]) -
         if source.stage == TRAIN:
             key = (run_name(source.name.partition("/")[0]), source.config.get("seed"))
             runs.setdefault(key, []).append(source)
-    keys = sorted(runs, key=lambda key: (key[0], -1 if key[1] is None else key[1]))
+    keys = sorted(runs, key=lambda key: (natural(key[0]), -1 if key[1] is None else key[1]))
     return tuple(_training_run(key, runs[key], inputs) for key in keys)
 
 

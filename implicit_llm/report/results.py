@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
+from implicit_llm.report.natural_order import natural
+
 # In this order a mode speaks for its model when the config names none.
 HEADLINE_MODES = ("blockwise", "sequential", "simultaneous", "published")
 # Order of modes in tables and legends, by falling work per answer.
@@ -260,7 +262,14 @@ def mode_rank(mode: str) -> tuple[int, str]:
 
 def _cell_order(cell: Cell[Point]) -> tuple:
     point = cell.first
-    return (point.task, not point.is_implicit, point.run, point.hard_fractions, point.length, mode_rank(point.mode))
+    return (
+        point.task,
+        not point.is_implicit,
+        natural(point.run),
+        point.hard_fractions,
+        point.length,
+        mode_rank(point.mode),
+    )
 
 
 def _as_tuple(value: float | tuple[float, ...]) -> tuple[float, ...]:

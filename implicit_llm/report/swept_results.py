@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from implicit_llm.report.model_groups import ModelGroup, Variant
+from implicit_llm.report.natural_order import natural
 from implicit_llm.report.results import BestSeed, Cell, Spread, Task, from_record, hard_label
 
 ITERATIONS, TOLERANCE = "eval_max_iter", "eval_tol"
@@ -116,7 +117,7 @@ def swept_panels(records: Mapping[str, Sequence[Record]], groups: Sequence[Model
         by_test: dict[tuple, list[Record]] = {}
         for record in mine:
             by_test.setdefault(_test(record, groups), []).append(record)
-        for test in sorted(by_test, key=lambda test: (test[0], test[1])):
+        for test in sorted(by_test, key=lambda test: (natural(test[0]), test[1])):
             of_test = by_test[test]
             for key in (ITERATIONS, TOLERANCE):
                 swept = [r for r in of_test if r.get("sweep") and r["is_implicit"] and r["sweep"]["key"] == key]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from implicit_llm.report.accuracy_figures import Setting, settings_of
+from implicit_llm.report.natural_order import natural
 from implicit_llm.report.published import Published, PublishedNumber
 from implicit_llm.report.results import COST, LAST_TEN, BestSeed, Cell, Results, Spread, mode_rank
 from implicit_llm.report.table_text import csv_text, escape, spread_columns, spread_values
@@ -88,7 +89,7 @@ def accuracy_tables(results: Results, published: Published) -> list[Table]:
 def _row_order(key: tuple[str, str], cells: list[Cell], results: Results) -> tuple:
     run, mode = key
     is_implicit = next(cell.first.is_implicit for cell in cells if cell.first.run == run)
-    return (not is_implicit, run, mode != results.headline_of(run), mode_rank(mode))
+    return (not is_implicit, natural(run), mode != results.headline_of(run), mode_rank(mode))
 
 
 def _row(

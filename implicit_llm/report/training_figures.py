@@ -12,6 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from implicit_llm.report.axes import tell_if_empty
 from implicit_llm.report.model_groups import ModelGroup
+from implicit_llm.report.natural_order import natural
 from implicit_llm.report.results import Results
 from implicit_llm.report.style import BAND, MUTED, Series, run_series
 from implicit_llm.report.svg import Figure, Panel
@@ -189,7 +190,7 @@ def _by_task(
     labels |= {run: group.title for group in groups for run in group.runs}
     labels |= {run.run: "CatbAbI" for run in runs if run.task == CATBABI}
     grouped: dict[str, list[TrainingRun]] = {task.label: [] for task in results.tasks}
-    for run in sorted(runs, key=lambda run: (not run.is_implicit, run.run, run.seed or 0)):
+    for run in sorted(runs, key=lambda run: (not run.is_implicit, natural(run.run), run.seed or 0)):
         grouped.setdefault(labels.get(run.run, "not evaluated"), []).append(run)
     return {label: mine for label, mine in grouped.items() if mine}
 

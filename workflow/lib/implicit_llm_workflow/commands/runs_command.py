@@ -8,6 +8,7 @@ import typer
 
 from implicit_llm_workflow.commands import experiment_options as options
 from implicit_llm_workflow.errors import UserError
+from implicit_llm_workflow.natural_order import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -139,19 +140,12 @@ def _ordered(jobs: list[Observed], sort: str) -> list[Observed]:
     from implicit_llm_workflow.results.job_look import STATES
 
     order: dict[str, Any] = {
-        "name": lambda job: _natural(job.node.name),
+        "name": lambda job: natural(job.node.name),
         "status": lambda job: STATES.index(job.state),
         "loss": lambda job: job.metrics.get("loss", float("inf")),
         "age": lambda job: -(job.unix_s or 0.0),
     }
     return sorted(jobs, key=order[sort]) if sort in order else jobs
-
-
-def _natural(name: str) -> list[Any]:
-    """So that s2 comes before s10."""
-    import re
-
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _counts(jobs: list[Observed]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from implicit_llm_workflow.estimates.cost import recorded_cost
+from implicit_llm_workflow.natural_order import natural
 from implicit_llm_workflow.planning.recorded import MLFLOW, PROVENANCE, read_object
 from implicit_llm_workflow.results.compared_runs import Compared, Subject
 from implicit_llm_workflow.results.explain_table import cost_text
@@ -107,7 +107,7 @@ def _order(section: str, name: str) -> tuple[Any, ...]:
     """What is looked at first comes first; of evaluations as a person counts, L8 before L16."""
     if section in (SUMMARY, LAST):
         return (FIRST.index(name) if name in FIRST else len(FIRST), name)
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))
+    return tuple(natural(name))
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
