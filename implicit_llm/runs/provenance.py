@@ -28,11 +28,12 @@ SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "JOB_PARTITION", "JOB_NODELI
 
 def collect(fingerprint: str, journal: Path, mlflow_run_id: str | None) -> dict[str, Any]:
     """Everything worth knowing about this process and, from the journal, about the attempts before it."""
+    now = datetime.now(UTC)
     return {
         "fingerprint": fingerprint,
-        "attempts": attempts(journal),
+        "attempts": attempts(journal, now),
         "incidents": incidents(journal),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "finished": now.isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "device": device(),
@@ -52,16 +53,24 @@ def write(path: Path, provenance: dict[str, Any]) -> None:
     write_atomic(path, json.dumps(provenance, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
-def attempts(journal: Path) -> list[dict[str, Any]]:
-    """Each start of the stage with its time and host, and the seconds to its last sign of life in the journal."""
+def attempts(journal: Path, now: datetime) -> list[dict[str, Any]]:
+    """Each start of the stage with its time and host, and the seconds to its last sign of life in the journal.
+
+    The last attempt is the one that asks, so it lasts until `now`.
+    """
     found: list[dict[str, Any]] = []
     for record in read_records(journal):
         if record.get("name") == "stage_started":
             found.append({"started": record["time"], "host": record.get("host"), "busy_s": 0.0})
         elif found:
-            begin, end = datetime.fromisoformat(found[-1]["started"]), datetime.fromisoformat(record["time"])
-            found[-1]["busy_s"] = round((end - begin).total_seconds(), 3)
+            found[-1]["busy_s"] = _seconds(found[-1]["started"], datetime.fromisoformat(record["time"]))
+    if found:
+        found[-1]["busy_s"] = _seconds(found[-1]["started"], now)
     return found
+
+
+def _seconds(started: str, end: datetime) -> float:
+    return round((end - datetime.fromisoformat(started)).total_seconds(), 3)
 
 
 def incidents(journal: Path) -> list[dict[str, Any]]:
