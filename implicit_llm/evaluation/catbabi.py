@@ -18,8 +18,8 @@ import numpy as np
 
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, answers, token_losses
 from implicit_llm.evaluation.catbabi_tally import COUNTS, MEASURES, AnswerTally
-from implicit_llm.evaluation.progress import Progress
 from implicit_llm.evaluation.solver_tally import SolverTally
+from implicit_llm.runs.progress import Progress
 
 log = logging.getLogger(__name__)
 

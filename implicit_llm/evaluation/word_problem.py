@@ -10,8 +10,8 @@ import torch
 
 from implicit_llm.evaluation.accuracy import AccuracyTally
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, answers
-from implicit_llm.evaluation.progress import Progress
 from implicit_llm.evaluation.solver_tally import SolverTally
+from implicit_llm.runs.progress import Progress
 
 log = logging.getLogger(__name__)
 

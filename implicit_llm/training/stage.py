@@ -24,24 +24,24 @@ from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm.runs.terminal import wants_bar
 from implicit_llm.testing import faults
 from implicit_llm.training.batches import BatchLayout, Dataset
-from implicit_llm.training.checkpoint import Checkpoint
-from implicit_llm.training.checkpoint_store import KEPT_DIR, CheckpointStore, NoCheckpoint, step_name
-from implicit_llm.training.committing import Committer
 from implicit_llm.training.config import Runtime, TrainConfig
 from implicit_llm.training.distributed import from_main, require_own_gpu, require_world, wait_for_all, world_size
 from implicit_llm.training.job import TrainingJob, training_arguments
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.model import apply_runtime, build_model
 from implicit_llm.training.non_finite import NonFiniteTraining
-from implicit_llm.training.preemption import StopRequest
+from implicit_llm.training.operations.checkpoint import Checkpoint
+from implicit_llm.training.operations.checkpoint_store import KEPT_DIR, CheckpointStore, NoCheckpoint, step_name
+from implicit_llm.training.operations.committing import Committer
+from implicit_llm.training.operations.preemption import StopRequest
+from implicit_llm.training.operations.save_schedule import SaveSchedule
+from implicit_llm.training.operations.solver_alarm import SolverAlarm
+from implicit_llm.training.operations.status import StatusLine, shown
+from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.replicas import ReplicasDiffer
-from implicit_llm.training.save_schedule import SaveSchedule
-from implicit_llm.training.solver_alarm import SolverAlarm
 from implicit_llm.training.starting import DATA_ROLE, find_start, given_input, rewind_journal
 from implicit_llm.training.state import load_model, model_tensors
-from implicit_llm.training.status import StatusLine, shown
 from implicit_llm.training.trainer import PhaseTrainer
-from implicit_llm.training.watchdog import Watchdog
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"
 

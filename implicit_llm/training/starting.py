@@ -5,8 +5,9 @@ from __future__ import annotations
 from implicit_llm.runs.errors import UserError
 from implicit_llm.runs.stage import Input, StageContext
 from implicit_llm.tracking import journal as journals
-from implicit_llm.training.checkpoint import Checkpoint
-from implicit_llm.training.checkpoint_store import (
+from implicit_llm.training.config import Runtime, TrainConfig
+from implicit_llm.training.operations.checkpoint import Checkpoint
+from implicit_llm.training.operations.checkpoint_store import (
     KEPT_DIR,
     CheckpointStore,
     NoCheckpoint,
@@ -14,7 +15,6 @@ from implicit_llm.training.checkpoint_store import (
     find_checkpoint,
     step_name,
 )
-from implicit_llm.training.config import Runtime, TrainConfig
 
 DATA_ROLE, START_ROLE = "data", "start"
 

@@ -16,19 +16,19 @@ from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.testing import faults
 from implicit_llm.training.batches import MicroBatches
-from implicit_llm.training.checkpoint import Checkpoint, TrainingState
 from implicit_llm.training.distributed import gather_objects, total_over_ranks, world_size
 from implicit_llm.training.job import TrainingJob
 from implicit_llm.training.metrics import GRAD_NORM, LOSS, StepMetrics
 from implicit_llm.training.mode_gap import is_due, mode_gap, trained_logits
 from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
+from implicit_llm.training.operations.checkpoint import Checkpoint, TrainingState
+from implicit_llm.training.operations.speed import SpeedMeter
 from implicit_llm.training.optimizer import build_optimizer
 from implicit_llm.training.precision import MAX_SKIPPED_IN_A_ROW, autocast, load_scaler, make_scaler, scaler_values
 from implicit_llm.training.replicas import require_equal_replicas
 from implicit_llm.training.sampler import StepSampler
 from implicit_llm.training.schedule import GlobalStepSchedule, learning_rate
 from implicit_llm.training.spectral_radius import mean_spectral_radius
-from implicit_llm.training.speed import SpeedMeter
 from implicit_llm.training.state import (
     load_model,
     load_optimizer,

@@ -29,9 +29,9 @@ WITHOUT = {
     "runs/signals.py:handle": "those who call it set a handler, which has the point",
     "runs/signals.py:restore": "takes the handler away again",
     "runs/signals.py:_leave_to_parent": "in a fork, which goes on without handlers",
-    "training/preemption.py:__enter__": "sets the handler, which has the point",
-    "training/preemption.py:__exit__": "takes the handler away again",
-    "training/watchdog.py:_stop": "what a person may read; the process ends either way",
+    "training/operations/preemption.py:__enter__": "sets the handler, which has the point",
+    "training/operations/preemption.py:__exit__": "takes the handler away again",
+    "training/operations/watchdog.py:_stop": "what a person may read; the process ends either way",
     "runs/stage.py:_sigterm_as_exit": "sets the handler, which has the point",
     "tracking/mlflow_store.py:_set_aside": "of a command, not a job; the file has the one or the other name",
 }

@@ -11,7 +11,7 @@ import pytest
 from implicit_llm.runs.manifest import Manifest
 from implicit_llm.testing import faults
 from implicit_llm.tracking import journal
-from implicit_llm.training.checkpoint import Checkpoint, CorruptCheckpoint, read_checkpoint
+from implicit_llm.training.operations.checkpoint import Checkpoint, CorruptCheckpoint, read_checkpoint
 from tests.fault.conftest import Trainer
 from tests.unit.training.small_runs import LLAMA, logged, train_config, work_of
 

@@ -13,15 +13,15 @@ import torch
 from implicit_llm.runs.atomic import StorageError
 from implicit_llm.testing.faults import FaultInjected
 from implicit_llm.tracking.journal import Journal, read_events
-from implicit_llm.training import checkpoint_store
-from implicit_llm.training.checkpoint import (
+from implicit_llm.training.operations import checkpoint_store
+from implicit_llm.training.operations.checkpoint import (
     CorruptCheckpoint,
     TornCheckpoint,
     TrainingState,
     read_checkpoint,
     write_checkpoint,
 )
-from implicit_llm.training.checkpoint_store import (
+from implicit_llm.training.operations.checkpoint_store import (
     CheckpointStore,
     ForeignCheckpoint,
     NoCheckpoint,

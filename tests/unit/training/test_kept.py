@@ -14,8 +14,8 @@ from implicit_llm.runs.errors import Preempted
 from implicit_llm.runs.manifest import Manifest
 from implicit_llm.testing.faults import FaultInjected
 from implicit_llm.tracking import journal
-from implicit_llm.training.checkpoint import read_checkpoint
-from implicit_llm.training.checkpoint_store import NoCheckpoint, OutOfSpace
+from implicit_llm.training.operations.checkpoint import read_checkpoint
+from implicit_llm.training.operations.checkpoint_store import NoCheckpoint, OutOfSpace
 from implicit_llm.training.starting import TrainInputError
 from tests.unit.training.small_runs import FREE, STEPS, UNROLLED, artifacts, logged, train, train_config, work_of
 

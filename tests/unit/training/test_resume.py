@@ -16,7 +16,7 @@ from implicit_llm.runs.errors import Preempted
 from implicit_llm.runs.manifest import Manifest
 from implicit_llm.testing.faults import FaultInjected
 from implicit_llm.tracking import journal
-from implicit_llm.training.checkpoint_store import ForeignCheckpoint
+from implicit_llm.training.operations.checkpoint_store import ForeignCheckpoint
 from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,

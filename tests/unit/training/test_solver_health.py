@@ -17,7 +17,7 @@ from implicit_llm.training import trainer
 from implicit_llm.training.config import Runtime
 from implicit_llm.training.metrics import OCCASIONAL
 from implicit_llm.training.mode_gap import SEQUENCES, is_due, mode_gap
-from implicit_llm.training.solver_alarm import SolverAlarm
+from implicit_llm.training.operations.solver_alarm import SolverAlarm
 from implicit_llm.training.spectral_radius import mean_spectral_radius
 from tests.unit.training.small_runs import (
     FREE,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from implicit_llm.training.config import Runtime
-from implicit_llm.training.device_peak import peak_flops
-from implicit_llm.training.speed import SpeedMeter
+from implicit_llm.training.operations.device_peak import peak_flops
+from implicit_llm.training.operations.speed import SpeedMeter
 from implicit_llm.training.totals import Totals
 
 
@@ -42,7 +42,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("implicit_llm.training.speed.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("implicit_llm.training.operations.speed.time.monotonic", lambda: clock.now)
     return clock
 
 
@@ -57,7 +57,7 @@ def test_rates_are_since_the_last_report(clock: Clock) -> None:
 
 def test_utilisation_is_a_share_of_the_peak_of_all_devices(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(get_device_name=lambda device: "NVIDIA H200", max_memory_allocated=lambda device: 3 * 2**30)
-    monkeypatch.setattr("implicit_llm.training.speed.torch.cuda", cuda)
+    monkeypatch.setattr("implicit_llm.training.operations.speed.torch.cuda", cuda)
     meter = SpeedMeter("bf16", Runtime(), torch.device("cuda", 0), 4)
     meter.start(Totals())
     clock.now += 1.0

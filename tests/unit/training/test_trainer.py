@@ -17,9 +17,9 @@ from implicit_llm.kernels.selection import KernelsUnavailable
 from implicit_llm.runs.atomic import StorageError
 from implicit_llm.tracking import journal
 from implicit_llm.training import non_finite
-from implicit_llm.training.checkpoint_store import OutOfSpace
 from implicit_llm.training.non_finite import NonFiniteTraining
-from implicit_llm.training.status import StatusLine, duration
+from implicit_llm.training.operations.checkpoint_store import OutOfSpace
+from implicit_llm.training.operations.status import StatusLine, duration
 from implicit_llm.training.trainer import PhaseTrainer
 from tests.unit.training.small_runs import IMPLICIT, LLAMA, logged, train, train_config, work_of
 
@@ -143,7 +143,7 @@ def test_one_save_that_finds_the_disk_full_is_left_out_and_training_goes_on(
 def test_two_saves_in_a_row_that_find_the_disk_full_stop_training(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from implicit_llm.training import checkpoint
+    from implicit_llm.training.operations import checkpoint
 
     original = checkpoint.write_checkpoint
     calls: list[int] = []
@@ -154,7 +154,7 @@ def test_two_saves_in_a_row_that_find_the_disk_full_stop_training(
             raise StorageError(28, "the disk is full")
         return original(state, final_dir)
 
-    monkeypatch.setattr("implicit_llm.training.checkpoint_store.write_checkpoint", fill_up)
+    monkeypatch.setattr("implicit_llm.training.operations.checkpoint_store.write_checkpoint", fill_up)
     with pytest.raises(StorageError, match="the disk is full"):
         train(tmp_path / "a" / "only", train_config(), data, save_steps=2)
     assert calls == [2, 4, 6]
@@ -209,7 +209,7 @@ def test_the_status_line_says_where_training_is_and_how_long_it_takes(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("implicit_llm.training.status.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("implicit_llm.training.operations.status.time.monotonic", lambda: clock.now)
     status = StatusLine("a5/free", logging.getLogger("implicit_llm.train"), bar=False)
     state = SimpleNamespace(global_step=1200, max_steps=2400, is_world_process_zero=True)
     caplog.set_level(logging.INFO, "implicit_llm.train")

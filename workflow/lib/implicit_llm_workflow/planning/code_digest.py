@@ -21,17 +21,9 @@ from implicit_llm_workflow.planning.source_cache import SourceCache
 PLUMBING = (
     "implicit_llm.cards",
     "implicit_llm.runs",
-    "implicit_llm.tracking",
     "implicit_llm.testing",
-    "implicit_llm.evaluation.progress",
-    "implicit_llm.training.committing",
-    "implicit_llm.training.device_peak",
-    "implicit_llm.training.preemption",
-    "implicit_llm.training.save_schedule",
-    "implicit_llm.training.solver_alarm",
-    "implicit_llm.training.speed",
-    "implicit_llm.training.status",
-    "implicit_llm.training.watchdog",
+    "implicit_llm.tracking",
+    "implicit_llm.training.operations",
 )
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".yaml"}
 

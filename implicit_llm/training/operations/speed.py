@@ -7,7 +7,7 @@ import time
 import torch
 
 from implicit_llm.training.config import Runtime
-from implicit_llm.training.device_peak import peak_flops
+from implicit_llm.training.operations.device_peak import peak_flops
 from implicit_llm.training.totals import Totals
 
 

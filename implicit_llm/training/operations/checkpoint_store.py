@@ -20,7 +20,7 @@ from implicit_llm.runs.atomic import commit_directory, retried, storage_errors
 from implicit_llm.runs.errors import UserError
 from implicit_llm.testing import faults
 from implicit_llm.tracking.journal import Journal
-from implicit_llm.training.checkpoint import (
+from implicit_llm.training.operations.checkpoint import (
     Checkpoint,
     CorruptCheckpoint,
     TornCheckpoint,
