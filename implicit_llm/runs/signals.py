@@ -13,15 +13,16 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-# What a forked process does instead. Slurm sends USR2 to every process of a step, and only the parent is to act on it.
-IN_FORKS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR2: signal.SIG_IGN}
+# What a forked process does instead. Slurm sends USR2 to every process of a step, a terminal sends SIGINT to every
+# process of the group, and only the parent is to act on them.
+IN_FORKS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR2: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
 
 _handled: set[signal.Signals] = set()
 _masks = threading.local()
 
 
 def handle(number: signal.Signals, handler: Callable[[int, FrameType | None], Any]) -> object:
-    """Let `handler` take SIGTERM or SIGUSR2 in this process. Returns: the handler before it, for `restore`."""
+    """Let `handler` take one of these signals in this process. Returns: the handler before it, for `restore`."""
     if number not in IN_FORKS:
         raise ValueError(f"{number.name}: only {', '.join(known.name for known in IN_FORKS)} are handled")
     previous = signal.signal(number, handler)
@@ -32,7 +33,7 @@ def handle(number: signal.Signals, handler: Callable[[int, FrameType | None], An
 def restore(number: signal.Signals, previous: object) -> None:
     """Give the signal back to the handler it had."""
     signal.signal(number, previous)  # type: ignore[arg-type]
-    if not callable(previous):
+    if not callable(previous) or previous is signal.default_int_handler:
         _handled.discard(number)
 
 

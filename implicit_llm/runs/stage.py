@@ -107,7 +107,7 @@ def run_stage(request: StageRequest, body: Body) -> Manifest | None:
         except BaseException as error:
             # The console shows the error; the log file needs it too, with the traceback of what is not the user's.
             is_bug = not isinstance(error, UserError | Preempted | SystemExit | KeyboardInterrupt)
-            log.error("%s", error or type(error).__name__, exc_info=is_bug, extra=logs.FILE_ONLY)
+            log.error("%s", _reason(error), exc_info=is_bug, extra=logs.FILE_ONLY)
             job_status.report_failure(error)
             raise
 
@@ -164,9 +164,17 @@ def _stop(error: BaseException, journal: Journal, tracker: mlflow_writer.MlflowW
     with suppress(OSError):
         event = "stage_preempted" if is_preempted else "stage_stopped" if is_stopped else "stage_failed"
         about = {} if is_stopped else {"failure_class": failure_class_of(error)}
-        journal.event(event, error=f"{type(error).__name__}: {error}"[:500], **about)
+        what = _reason(error) if is_stopped else f"{type(error).__name__}: {error}"
+        journal.event(event, error=what[:500], **about)
     tracker.finish("SCHEDULED" if is_preempted else "KILLED" if is_stopped else "FAILED")
     raise error
+
+
+def _reason(error: BaseException) -> str:
+    """The message of an error; of a process that was told to end, which has none, a sentence."""
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        return "interrupted before the end; the same command goes on from what was committed"
+    return str(error) or type(error).__name__
 
 
 def _context(

@@ -78,6 +78,36 @@ def test_after_a_kill_of_everything_the_next_call_goes_on(tmp_path: Path) -> Non
     assert sorted(path.stat().st_mtime_ns for path in project.results.glob("data/*/manifest.json"))[: len(done)] == done
 
 
+def test_ctrl_c_waits_for_what_runs_and_a_second_one_shows_no_traceback(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    hold = project.dir / "hold"
+    hold.touch()
+    with subprocess.Popen(
+        [*project.driver, "--cores", "1"],
+        cwd=project.dir,
+        env=project.environment | {"TINY_HOLD": str(hold)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as driver:
+        try:
+            wait_for(project.dir / "hold.reached")
+            driver.send_signal(signal.SIGINT)
+            assert driver.stdout is not None
+            output = ""
+            while "Terminating processes on user request" not in output:
+                line = driver.stdout.readline()
+                assert line, output
+                output += line
+            driver.send_signal(signal.SIGINT)
+        finally:
+            hold.unlink()
+        output += driver.communicate(timeout=DEADLINE_S)[0]
+    assert driver.returncode == 1
+    assert "Traceback" not in output
+    assert len(list(project.results.glob("train/*/*/manifest.json"))) == 1  # the job that ran has finished
+
+
 def wait_for(path: Path) -> None:
     end = time.monotonic() + DEADLINE_S
     while not path.exists():

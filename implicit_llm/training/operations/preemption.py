@@ -1,4 +1,4 @@
-"""A request to stop, as Slurm and submitit send it: finish the step, commit, exit as one to be started again."""
+"""A request to stop, from Slurm, submitit or Ctrl-C: finish the step, commit, exit as one to be started again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from implicit_llm.testing import faults
 
 log = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 LEAVE_LAST_S = 10.0
 LEAVE_LAST_LAUNCHED_S = 60.0  # across nodes a new file is seen late
 
@@ -22,6 +22,7 @@ LEAVE_LAST_LAUNCHED_S = 60.0  # across nodes a new file is seen late
 class StopRequest:
     """Context in which the stop signals only set a flag; afterwards they do what they did before.
 
+    A Ctrl-C (SIGINT) after the first request raises KeyboardInterrupt: the user does not want to wait for the step.
     The launcher, if there is one, is told that this process can be signalled.
     """
 
@@ -35,7 +36,9 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python has no signal handlers
-            self._previous = {number: signals.handle(number, self._receive) for number in SIGNALS}
+            is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # Ctrl-C is not meant for it
+            heard = [number for number in SIGNALS if not (number == signal.SIGINT and is_in_background)]
+            self._previous = {number: signals.handle(number, self._receive) for number in heard}
             folder = LaunchFolder.of_this_process()
             if folder is not None:
                 folder.announce()
@@ -65,4 +68,7 @@ class StopRequest:
         self._another.set()
         if self.received is None:
             self.received = signal.Signals(number).name
-            log.warning("%s received: the step is finished and committed, then training stops", self.received)
+            again = " (Ctrl-C again: at once)" if number == signal.SIGINT else ""
+            log.warning("%s received: the step is finished and committed, then training stops%s", self.received, again)
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt

@@ -34,14 +34,19 @@ def test_this_process_has_the_handler_and_a_fork_does_not(handled: signal.Signal
         signal.raise_signal(handled)
 
 
-def test_a_handler_taken_back_is_nobodys() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    previous = signals.handle(signal.SIGTERM, leave)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_handler_taken_back_is_nobodys(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    previous = signals.handle(number, leave)
     assert previous == before
-    signals.restore(signal.SIGTERM, previous)
-    assert signal.getsignal(signal.SIGTERM) == before
-    with pytest.raises(ValueError, match="SIGINT"):
-        signals.handle(signal.SIGINT, leave)
+    signals.restore(number, previous)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if signal.getsignal(number) == before else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert signal.getsignal(number) == before
+    with pytest.raises(ValueError, match="SIGHUP"):
+        signals.handle(signal.SIGHUP, leave)
 
 
 def test_workers_of_a_pool_end_whatever_they_wait_for() -> None:

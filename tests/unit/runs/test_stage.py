@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -192,8 +193,10 @@ def test_what_a_body_raises_comes_out_and_nothing_is_published(
         (context.work / "checkpoint").write_text("step 3")
         raise error
 
+    log = run_path.with_suffix(".log")
     with pytest.raises(type(error)):
-        run_stage(StageRequest(run_path, identity_text()), fail)
+        run_stage(StageRequest(run_path, identity_text(), log=log), fail)
+    assert re.search(r"ERROR \S+: \S", log.read_text())
     assert events(run_path) == ["stage_started", event]
     assert sorted(path.name for path in run_path.iterdir()) == ["work"]
     manifest = run_stage(StageRequest(run_path, identity_text()), body)

@@ -97,7 +97,7 @@ def test_results_do_not_depend_on_how_often_is_logged_or_saved(
     assert artifacts(tmp_path / "a" / "only") == undisturbed.of(config)[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
 def test_a_stop_signal_commits_the_step_and_asks_to_be_started_again(
     tmp_path: Path, data: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
@@ -119,6 +119,26 @@ def test_a_stop_signal_commits_the_step_and_asks_to_be_started_again(
     monkeypatch.undo()
     train(tmp_path / "a" / "only", config, data)
     assert outcome(tmp_path / "a" / "only") == undisturbed.of(config)
+
+
+def test_a_second_ctrl_c_ends_training_at_once(
+    tmp_path: Path, data: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = journal.Journal.metrics
+
+    def interrupted_twice(self: journal.Journal, step: int, values: Any) -> None:
+        original(self, step, values)
+        if step == 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(journal.Journal, "metrics", interrupted_twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "a" / "only", train_config(), data)
+    assert list(work_of(tmp_path / "a" / "only").glob("checkpoints/step-*")) == []
+    monkeypatch.undo()
+    train(tmp_path / "a" / "only", train_config(), data)
+    assert outcome(tmp_path / "a" / "only") == undisturbed.of(train_config())
 
 
 @pytest.mark.parametrize(

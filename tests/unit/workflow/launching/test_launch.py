@@ -123,6 +123,16 @@ def test_a_process_is_told_when_it_is_ready_however_early_the_signal_came() -> N
     assert stop.received == signal.SIGTERM
 
 
+def test_a_second_ctrl_c_leaves_no_process() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    with node_agent.StopSignals() as stop:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            node_agent.wait(process, stop, lambda: signal.raise_signal(signal.SIGINT))
+    assert stop.received == signal.SIGINT
+    assert process.wait(timeout=60) == -signal.SIGKILL
+
+
 def test_an_error_while_waiting_leaves_no_process() -> None:
     def fail() -> None:
         raise ZeroDivisionError

@@ -119,8 +119,8 @@ def train(
 ) -> None:
     """Train one phase of a curriculum; a later phase starts from the checkpoint of the one before it.
 
-    An interrupted job goes on from its last checkpoint, with the same result. SIGTERM and SIGUSR2 end it with exit code
-    75 after a checkpoint.
+    An interrupted job goes on from its last checkpoint, with the same result. Ctrl-C, SIGTERM and SIGUSR2 end it with
+    exit code 75 after a checkpoint; a second Ctrl-C ends it at once.
 
     **Example**
 

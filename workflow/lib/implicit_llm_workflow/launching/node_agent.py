@@ -20,7 +20,7 @@ from typing import Any
 from implicit_llm_workflow.launching.launch_errors import LaunchError, shown_slurm_variables
 from implicit_llm_workflow.library_module import leave_out_models
 
-STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 LOOK_EVERY_S = 0.2
 JOIN_TIMEOUT_S = 300  # from the first node's start to the last one's: each of them has to import torch
 
@@ -42,14 +42,20 @@ class NodeJob:
 
 
 class StopSignals:
-    """Context in which stop signals are only noted; afterwards they do what they did before."""
+    """Context in which stop signals are only noted; afterwards they do what they did before.
+
+    A Ctrl-C (SIGINT) after the first of them raises KeyboardInterrupt, as it does in the training processes.
+    """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
+        is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # Ctrl-C is not meant for it
         for number in STOP_SIGNALS:
+            if number == signal.SIGINT and is_in_background:
+                continue
             self._previous[number] = signal.signal(number, self._receive)
         return self
 
@@ -58,6 +64,8 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
         self.received = self.received or signal.Signals(number)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from types import FrameType
+from typing import Any, NoReturn, TextIO
 
 from implicit_llm_workflow.errors import UserError
 from implicit_llm_workflow.experiment_files.config_files import experiment_names
@@ -58,10 +60,22 @@ def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
                 workflow.driver_lock = hold_lock(plan.root / ".driver.lock")
                 plan.write_job_files()
                 plan.record_code()
+                if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
+                    signal.signal(signal.SIGINT, _interrupt)
         prepare(*args, **kwargs)
         workflow.dag.forcefiles.update(stale)
 
     workflow._prepare_dag = prepare_and_force
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """The first Ctrl-C: Snakemake starts no more jobs and waits for those that run, which commit what they have.
+
+    A second one is for these jobs alone, which it ends at once; Snakemake would answer it with a traceback. A third one
+    ends the driver.
+    """
+    signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    raise KeyboardInterrupt
 
 
 @contextmanager
