@@ -8,8 +8,8 @@ from implicit_llm.models.original_mamba2 import load_original_mamba2
 from implicit_llm.models.presets import list_configs, load_config
 from implicit_llm.models.registration import register_implicit_causal_lm
 from implicit_llm.models.sequential import sequential_forward
-from implicit_llm.solver.config import SolverConfig
 from implicit_llm.solver.stats import NonFiniteState, SolverStats
+from implicit_llm_contracts.config.solver import SolverConfig
 
 register_implicit_causal_lm()
 

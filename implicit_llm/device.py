@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 
 class NoGpu(UserError):

@@ -17,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import UserError
 
 log = logging.getLogger(__name__)
 

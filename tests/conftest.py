@@ -9,7 +9,7 @@ import pytest
 
 # A command that makes data, run in this process by its test, would otherwise leave the package without its models.
 import implicit_llm  # noqa: F401
-from implicit_llm.testing import faults
+from implicit_llm_contracts.runs import faults
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from typing import Any
 
 from implicit_llm.data.downloads import local_folder
 from implicit_llm.data.fetched_files import fetched_model
-from implicit_llm.runs.errors import UserError
-from implicit_llm.runs.manifest import sha256_of
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.manifest import sha256_of
 
 CONFIG_FILE = "config.json"
 PICKLE_FILE = "pytorch_model.bin"

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 VOCABULARY_NAME = "vocabulary.json"  # the list of words by id, beside a text and beside every data set made of it

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 COLLECTIONS = ("en-valid", "en-valid-10k")
 # The first is the one that bAbI's authors published; the second holds the two collections in use, without one file.

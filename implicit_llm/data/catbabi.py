@@ -23,7 +23,7 @@ import numpy as np
 
 from implicit_llm.data.babi import EOS, PAD, SPLITS, find_files, parse_stories, words_of
 from implicit_llm.data.shard_format import token_dtype
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 STORIES_NAME = "stories.npy"  # int64 (S, 2) beside the rows: where each story starts in the stream, and its task
 PAD_ID, EOS_ID = 0, 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 FOLDER, MODELS = "hub", "models"  # below the folder of fetched files, with one folder for each repository in it
 FETCH = "type `implicit-llm prefetch --config FILE` with the experiment's FILE where there is a network"

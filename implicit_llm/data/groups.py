@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 # A table of 64 MiB in uint16: S7 still fits (5,040 elements), and no table takes more than about a second to build.
 MAX_ORDER = 5792

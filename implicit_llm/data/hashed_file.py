@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 
 from implicit_llm.data.shard_format import ShardFile
-from implicit_llm.runs.atomic import replace_file, storage_errors, temporary_name
-from implicit_llm.testing import faults
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import replace_file, storage_errors, temporary_name
 
 
 class HashedFile:

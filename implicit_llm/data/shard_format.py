@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 INDEX_NAME = "index.json"
 FORMAT = 1

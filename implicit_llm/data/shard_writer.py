@@ -22,9 +22,9 @@ from implicit_llm.data.shard_format import (
     damage_of,
     token_dtype,
 )
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.runs.errors import UserError
-from implicit_llm.testing import faults
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import UserError
 
 
 class OutOfSpace(UserError):

@@ -24,9 +24,9 @@ from implicit_llm.data.document_split import SPLITS, DocumentSplit, Split
 from implicit_llm.data.encoding import Encoder
 from implicit_llm.data.hashed_file import HashedFile
 from implicit_llm.data.shard_format import TOKEN_TYPE, ShardFile, rebuild_hint, token_dtype
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.runs.errors import UserError
-from implicit_llm.testing import faults
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import UserError
 
 RECORD_NAME = "shard.json"
 FORMAT = 2  # 1 had no listing of the corpus

@@ -26,9 +26,9 @@ from implicit_llm.data.shard_format import (
     damage_of,
     rebuild_hint,
 )
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.runs.manifest import FILE_NAME as MANIFEST_NAME
-from implicit_llm.runs.manifest import Manifest
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST_NAME
+from implicit_llm_contracts.runs.manifest import Manifest
 
 LAYOUT = "stream"
 

@@ -15,7 +15,7 @@ from implicit_llm.data.corpus_hub import is_offline
 from implicit_llm.data.document_split import DocumentSplit
 from implicit_llm.data.fetched_files import FETCH, FOLDER, Wanted, fetched_files
 from implicit_llm.data.shard_format import token_dtype
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 FILE_NAME = "tokenizer.json"
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from implicit_llm.data.groups import Algebra, load_group, load_product
 from implicit_llm.data.shard_format import token_dtype
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 # Part of the seed of every shard: changing a number changes all data.
 SPLIT_KEYS = {"train": 0, "test": 1}

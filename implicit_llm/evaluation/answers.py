@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from implicit_llm.evaluation.batch_size import BatchSize, is_out_of_memory, release_memory
 from implicit_llm.labels import IGNORED_LABEL
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 log = logging.getLogger(__name__)
 

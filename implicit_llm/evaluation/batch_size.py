@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 log = logging.getLogger(__name__)
 

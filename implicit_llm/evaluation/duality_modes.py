@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from implicit_llm.evaluation.config import PARALLEL, SEQUENTIAL, ModeConfig
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
+from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, ModeConfig
 
 # How near a mode is to generation: the nearer one of a pair is the reference.
 _NEARNESS = {"sequential": 0, "blockwise": 1, "simultaneous": 2}

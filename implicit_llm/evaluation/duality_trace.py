@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from implicit_llm.evaluation import answers as reading
 from implicit_llm.evaluation.loss_tally import position_bins
 from implicit_llm.evaluation.solver_tally import finite
-from implicit_llm.solver.config import SolverConfig
 from implicit_llm.solver.residual import sequence_rule
+from implicit_llm_contracts.config.solver import SolverConfig
 
 QUANTILES = {"median": 0.5, "q90": 0.9}
 

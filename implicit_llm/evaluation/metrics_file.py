@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.atomic import write_atomic
 
 METRICS_FILE = "metrics.json"
 Record = dict[str, Any]

@@ -9,8 +9,8 @@ from typing import Any
 
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, Sequences
 from implicit_llm.evaluation.batch_size import BatchSize
-from implicit_llm.evaluation.config import PARALLEL, ModeConfig
 from implicit_llm.evaluation.partial import PartialResults
+from implicit_llm_contracts.config.evaluation import PARALLEL, ModeConfig
 
 log = logging.getLogger(__name__)
 

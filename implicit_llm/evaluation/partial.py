@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from implicit_llm.evaluation.answers import Evaluation
-from implicit_llm.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.atomic import write_atomic
 
 
 class PartialResults:

@@ -7,8 +7,8 @@ from typing import Any
 
 from implicit_llm.evaluation.chance import chance_per_position
 from implicit_llm.labels import LAST_TOKENS
-from implicit_llm.runs.errors import UserError
-from implicit_llm.runs.manifest import Manifest
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.manifest import Manifest
 
 
 class TaskError(UserError):

@@ -28,9 +28,9 @@ from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.replayed_passes import can_replay_evaluation, can_replay_training
 from implicit_llm.models.stack import LayerState, Prefix, StackInput
 from implicit_llm.models.stack_map import StackMap
-from implicit_llm.solver.config import SolverConfig
 from implicit_llm.solver.passes import evaluation_pass, free_pass, free_stats, phantom_steps, unrolled_pass
 from implicit_llm.solver.stats import SolverStats
+from implicit_llm_contracts.config.solver import SolverConfig
 
 _log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from implicit_llm.kernels.attention import seen_in_room
 from implicit_llm.models.capture import Recorder, autocast_dtype
 from implicit_llm.models.stack import Prefix, StackInput
 from implicit_llm.solver.best import Best
-from implicit_llm.solver.config import SolverConfig
 from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import BlockStats
+from implicit_llm_contracts.config.solver import SolverConfig
 
 if TYPE_CHECKING:
     from implicit_llm.models.backbone import ImplicitModel

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.published_layout import clean_config, is_published
-from implicit_llm.solver.config import SolverConfig
+from implicit_llm_contracts.config.solver import SolverConfig
 
 
 @strict

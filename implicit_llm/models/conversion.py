@@ -7,7 +7,7 @@ from torch import nn
 
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.projection import NormedWeight, gain_of
-from implicit_llm.solver.config import SolverConfig
+from implicit_llm_contracts.config.solver import SolverConfig
 
 
 @torch.no_grad()

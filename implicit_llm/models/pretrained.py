@@ -15,7 +15,7 @@ from implicit_llm.models.mamba2 import Mamba2Mixer
 from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.projection import NormedWeight
 from implicit_llm.models.published_layout import is_published, read_published_weights
-from implicit_llm.solver.config import SolverConfig
+from implicit_llm_contracts.config.solver import SolverConfig
 
 
 class ImplicitPreTrainedModel(PreTrainedModel):

@@ -20,9 +20,9 @@ from torch.func import functional_call
 from implicit_llm.models import replayed_passes
 from implicit_llm.models.capture import Recorder, autocast_dtype
 from implicit_llm.models.stack_map import StackMap
-from implicit_llm.solver.config import SolverConfig
 from implicit_llm.solver.passes import free_stats, phantom_steps, unrolled_pass
 from implicit_llm.solver.stats import SolverStats, unrolled_stats
+from implicit_llm_contracts.config.solver import SolverConfig
 
 if TYPE_CHECKING:
     from implicit_llm.models.causal_lm import ImplicitForCausalLM

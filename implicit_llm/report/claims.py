@@ -23,7 +23,7 @@ from implicit_llm.report.published import Mark
 from implicit_llm.report.quantity_measure import Quantity
 from implicit_llm.report.results import Cell, Point, Results, Spread
 from implicit_llm.report.yaml_file import read_yaml
-from implicit_llm.runs.fill import fill
+from implicit_llm_contracts.runs.fill import fill
 
 Verdict = Literal["holds", "fails", "not run at this scale", "missing"]
 HOLDS: Final = "holds"

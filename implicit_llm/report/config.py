@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from implicit_llm.report.holes import Hole
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 
 class ReportError(UserError):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from implicit_llm.runs.manifest import FILE_NAME, Manifest, ManifestError
 from implicit_llm.runs.stage import Input
+from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest, ManifestError
 
 DATA = "data"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from implicit_llm.report.config import ReportError
 from implicit_llm.report.yaml_file import read_yaml
-from implicit_llm.runs.fill import fill
+from implicit_llm_contracts.runs.fill import fill
 
 LOW_IS_BETTER = "perplexity"
 

@@ -20,9 +20,9 @@ from implicit_llm.report.natural_order import natural
 from implicit_llm.report.perplexity_results import PerplexityPoint
 from implicit_llm.report.results import Point, name_phases
 from implicit_llm.report.training_runs import Phase, TrainingRun, phase_label
-from implicit_llm.runs.manifest import FileRecord
 from implicit_llm.runs.stage import Input
-from implicit_llm.tracking import journal
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.manifest import FileRecord
 
 EVALUATE, TRAIN, CHECKPOINT = "evaluate", "train", "checkpoint"
 

@@ -13,7 +13,7 @@ from implicit_llm.report.perplexity_results import PerplexityPoint
 from implicit_llm.report.published_downstream import PublishedDownstream, is_near
 from implicit_llm.report.results import Point
 from implicit_llm.report.yaml_file import read_yaml
-from implicit_llm.runs.fill import fill
+from implicit_llm_contracts.runs.fill import fill
 
 
 class DualityMeasured(Protocol):

@@ -23,11 +23,11 @@ from implicit_llm.report.quantity_claims import judge_quantity
 from implicit_llm.report.section import SectionInputs
 from implicit_llm.report.sections import build_sections
 from implicit_llm.report.svg import file_svg
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.runs.fill import fill
 from implicit_llm.runs.project_files import workflow_dir
-from implicit_llm.runs.run_directory import DECLARED
 from implicit_llm.runs.stage import StageContext, StageResult
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.run_directory import DECLARED
 
 DEFAULT_TITLE = "Implicit language models are RNNs"
 

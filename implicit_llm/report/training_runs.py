@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from implicit_llm.tracking import journal
+from implicit_llm_contracts.runs import journal
 
 LOSS, TOKENS, FLOPS = "loss", "tokens", "flops"
 LANGUAGE_MODEL = "language_model"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from tqdm.auto import tqdm
 
-from implicit_llm.runs.logs import FILE_ONLY
-from implicit_llm.runs.terminal import wants_bar
+from implicit_llm_contracts.runs.logs import FILE_ONLY
+from implicit_llm_contracts.runs.terminal import wants_bar
 
 log = logging.getLogger(__name__)
 

@@ -15,16 +15,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from implicit_llm.runs import job_status, logs, provenance, signals
-from implicit_llm.runs.errors import Preempted, UserError, failure_class_of
-from implicit_llm.runs.identity import Identity, IdentityError, compute_fingerprint
-from implicit_llm.runs.manifest import FILE_NAME, Level, Manifest, ManifestError, Reads, finite
-from implicit_llm.runs.run_directory import PROVENANCE, RunDirectory, work_directory
-from implicit_llm.runs.visibility import wait_for_files
-from implicit_llm.testing import faults
 from implicit_llm.tracking import mlflow_writer
 from implicit_llm.tracking.invocation import Invocation
-from implicit_llm.tracking.journal import Journal
+from implicit_llm_contracts.runs import faults, job_status, logs, provenance, signals
+from implicit_llm_contracts.runs.errors import Preempted, UserError, failure_class_of
+from implicit_llm_contracts.runs.identity import Identity, IdentityError, compute_fingerprint
+from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.manifest import FILE_NAME, Level, Manifest, ManifestError, Reads, finite
+from implicit_llm_contracts.runs.run_directory import PROVENANCE, RunDirectory, work_directory
+from implicit_llm_contracts.runs.visibility import wait_for_files
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +189,7 @@ def _context(
         run_dir=run.path,
         work=run.work,
         journal=journal,
-        log=logging.getLogger(f"{logs.PACKAGE}.{identity.stage}"),
+        log=logging.getLogger(f"{logs.PACKAGES[0]}.{identity.stage}"),
         runtime=request.runtime,
         is_main=is_main,
     )

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from implicit_llm.solver.config import SolverConfig
 from implicit_llm.solver.fixed_point import FixedPointMap, solve
 from implicit_llm.solver.methods import Update, make_update
 from implicit_llm.solver.residual import Rule, make_rule
 from implicit_llm.solver.stats import BlockStats, SolverStats, gather_blocks, unrolled_stats
+from implicit_llm_contracts.config.solver import SolverConfig
 
 
 class BlockMap(FixedPointMap, Protocol):

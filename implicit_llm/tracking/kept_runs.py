@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.manifest import FILE_NAME, Manifest
-from implicit_llm.runs.run_directory import PROVENANCE, work_directory
-from implicit_llm.tracking.journal import JournalError, read_records
 from implicit_llm.tracking.tracked_run import JOURNAL, TrackedInput, TrackedRun
+from implicit_llm_contracts.runs.journal import JournalError, read_records
+from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
+from implicit_llm_contracts.runs.run_directory import PROVENANCE, work_directory
 
 # How the stage ended that wrote such an event last; one that was killed has written nothing.
 _STATUS = {

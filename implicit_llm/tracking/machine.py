@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.tracking.journal import Journal, read_records
 from implicit_llm.tracking.metric_keys import SYSTEM
+from implicit_llm_contracts.runs.journal import Journal, read_records
 
 log = logging.getLogger(__name__)
 

@@ -15,15 +15,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.atomic import write_atomic
 from implicit_llm.tracking import mlflow_parents
-from implicit_llm.tracking.journal import JournalTail, Point
 from implicit_llm.tracking.metric_keys import mlflow_key
 from implicit_llm.tracking.mlflow_client import PARENT_TAG, Client, NewRun
 from implicit_llm.tracking.mlflow_store import alone, quiet
 from implicit_llm.tracking.run_products import data_sets_of, model_of
 from implicit_llm.tracking.tracked_run import JOURNAL, MODEL_ROLE, TrackedInput, TrackedRun
 from implicit_llm.tracking.trajectory import BranchPoint, Trajectory
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.journal import JournalTail, Point
 
 log = logging.getLogger(__name__)
 

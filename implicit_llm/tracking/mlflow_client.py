@@ -10,9 +10,9 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
 
-from implicit_llm.testing import faults
-from implicit_llm.tracking.journal import Point
 from implicit_llm.tracking.mlflow_store import artifact_location, initialise, prepare_environment
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.journal import Point
 
 METRICS_PER_CALL = 1000  # limits of MLflow's log_batch
 PARAMS_PER_CALL = 100

@@ -17,8 +17,8 @@ from implicit_llm.tracking.kept_runs import KeptRuns
 from implicit_llm.tracking.machine import MachineMonitor
 from implicit_llm.tracking.mlflow_bridge import Bridge, is_complete
 from implicit_llm.tracking.mlflow_store import TrackingError, initialise, prepare_environment
-from implicit_llm.tracking.passwords import without_password
 from implicit_llm.tracking.tracked_run import TrackedInput, TrackedRun
+from implicit_llm_contracts.runs.logs import without_password
 
 __all__ = ["MlflowWriter", "TrackedInput", "TrackedRun", "TrackingError", "catch_up", "initialise", "open_run"]
 

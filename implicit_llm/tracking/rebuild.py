@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from implicit_llm.runs.errors import UserError
 from implicit_llm.tracking.kept_runs import KeptRuns, status_of
 from implicit_llm.tracking.mlflow_bridge import Bridge
 from implicit_llm.tracking.mlflow_store import TrackingError, default_uri, repair
-from implicit_llm.tracking.passwords import without_password
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.logs import without_password
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from implicit_llm.runs.manifest import FILE_NAME, Manifest
-from implicit_llm.runs.run_directory import work_directory
 from implicit_llm.tracking.invocation import TAG, Invocation
-from implicit_llm.tracking.journal import read_records
 from implicit_llm.tracking.mlflow_store import default_uri
 from implicit_llm.tracking.run_labels import labels, model_labels
+from implicit_llm_contracts.runs.journal import read_records
+from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
+from implicit_llm_contracts.runs.run_directory import work_directory
 
 JOURNAL = "journal.jsonl"
 MODEL_ROLE = "model"

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from implicit_llm.tracking.journal import Point, point_of
 from implicit_llm.tracking.metric_keys import SUMMARY
+from implicit_llm_contracts.runs.journal import Point, point_of
 
 # Units of what is measured on the machine and so differs between equal trajectories (`tokens_per_s`, `memory_mib`).
 MEASURED_SUFFIXES = ("_s", "_mib", "_utilisation")

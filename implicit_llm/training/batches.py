@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from implicit_llm.labels import IGNORED_LABEL
-from implicit_llm.runs.errors import UserError
 from implicit_llm.training.sampler import StepSampler
+from implicit_llm_contracts.runs.errors import UserError
 
 
 class BatchSizeError(UserError):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from implicit_llm.runs.errors import UserError
-from implicit_llm.runs.launched import WORLD_VARIABLE
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
 
 
 class WrongWorld(UserError):

@@ -10,8 +10,8 @@ from typing import Any
 from transformers import TrainingArguments
 
 from implicit_llm.training.batches import BatchLayout, Dataset
-from implicit_llm.training.config import Runtime, TrainConfig
 from implicit_llm.training.operations.checkpoint import TrainingState
+from implicit_llm_contracts.config.training import Runtime, TrainConfig
 
 
 @dataclass(frozen=True)

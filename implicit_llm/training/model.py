@@ -15,10 +15,10 @@ from implicit_llm.data.fetched_files import fetched_model
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.foreign import load_foreign
-from implicit_llm.runs.errors import UserError
-from implicit_llm.runs.manifest import sha256_of
-from implicit_llm.solver.config import SolverConfig
-from implicit_llm.training.config import Runtime, TrainConfig
+from implicit_llm_contracts.config.solver import SolverConfig
+from implicit_llm_contracts.config.training import Runtime, TrainConfig
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.manifest import sha256_of
 
 
 class ModelError(UserError):

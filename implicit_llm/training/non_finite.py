@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.runs.errors import UserError
 from implicit_llm.training.distributed import max_tensor_over_ranks
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import UserError
 
 REPORT = "non_finite.json"
 

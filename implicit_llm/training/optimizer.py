@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn, optim
 
-from implicit_llm.training.config import OptimizerConfig
+from implicit_llm_contracts.config.training import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> optim.AdamW:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from implicit_llm.runs.errors import UserError
 from implicit_llm.training.distributed import gather_objects, world_size
+from implicit_llm_contracts.runs.errors import UserError
 
 
 class ReplicasDiffer(UserError):

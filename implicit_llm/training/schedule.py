@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from implicit_llm.training.config import ScheduleConfig
+from implicit_llm_contracts.config.training import ScheduleConfig
 
 
 def learning_rate(schedule: ScheduleConfig, step: int, total_steps: int) -> float:

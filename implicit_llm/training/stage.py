@@ -17,14 +17,8 @@ from implicit_llm.cards.training_card import training_card
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.device import choose_device
 from implicit_llm.kernels.selection import select_kernels_for
-from implicit_llm.runs.atomic import commit_directory, temporary_name, write_atomic
-from implicit_llm.runs.errors import Preempted
-from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
-from implicit_llm.runs.terminal import wants_bar
-from implicit_llm.testing import faults
 from implicit_llm.training.batches import BatchLayout, Dataset
-from implicit_llm.training.config import Runtime, TrainConfig
 from implicit_llm.training.distributed import from_main, require_own_gpu, require_world, wait_for_all, world_size
 from implicit_llm.training.job import TrainingJob, training_arguments
 from implicit_llm.training.metrics import StepMetrics
@@ -42,6 +36,12 @@ from implicit_llm.training.replicas import ReplicasDiffer
 from implicit_llm.training.starting import DATA_ROLE, find_start, given_input, rewind_journal
 from implicit_llm.training.state import load_model, model_tensors
 from implicit_llm.training.trainer import PhaseTrainer
+from implicit_llm_contracts.config.training import Runtime, TrainConfig
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import commit_directory, temporary_name, write_atomic
+from implicit_llm_contracts.runs.errors import Preempted
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.terminal import wants_bar
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from implicit_llm.runs.errors import UserError
 from implicit_llm.runs.stage import Input, StageContext
-from implicit_llm.tracking import journal as journals
-from implicit_llm.training.config import Runtime, TrainConfig
 from implicit_llm.training.operations.checkpoint import Checkpoint
 from implicit_llm.training.operations.checkpoint_store import (
     KEPT_DIR,
@@ -15,6 +12,9 @@ from implicit_llm.training.operations.checkpoint_store import (
     find_checkpoint,
     step_name,
 )
+from implicit_llm_contracts.config.training import Runtime, TrainConfig
+from implicit_llm_contracts.runs import journal as journals
+from implicit_llm_contracts.runs.errors import UserError
 
 DATA_ROLE, START_ROLE = "data", "start"
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 _SAME_MODEL = "all phases of a curriculum need the same model"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from implicit_llm.analysis.flops import training_flops
+from implicit_llm_contracts.config.flops import training_flops
 
 
 @dataclass

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 
 from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm.testing import faults
 from implicit_llm.training.batches import MicroBatches
 from implicit_llm.training.distributed import gather_objects, total_over_ranks, world_size
 from implicit_llm.training.job import TrainingJob
@@ -38,6 +37,7 @@ from implicit_llm.training.state import (
     set_random_state,
 )
 from implicit_llm.training.totals import StepCost
+from implicit_llm_contracts.runs import faults
 
 
 class PhaseTrainer(Trainer):

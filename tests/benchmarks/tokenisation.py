@@ -38,9 +38,9 @@ from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from implicit_llm.data.corpus import CorpusConfig, open_share  # noqa: E402
 from implicit_llm.data.stages import token_shard, tokenizer  # noqa: E402
-from implicit_llm.runs.manifest import Manifest  # noqa: E402
 from implicit_llm.runs.stage import Input, StageContext  # noqa: E402
-from implicit_llm.tracking.journal import Journal  # noqa: E402
+from implicit_llm_contracts.runs.journal import Journal  # noqa: E402
+from implicit_llm_contracts.runs.manifest import Manifest  # noqa: E402
 
 BOOKS, TOKENIZER = "public_domain_books.jsonl.gz", "gpt-neox-20b_tokenizer.json"
 VOCAB_SIZE = 50_288

@@ -96,10 +96,10 @@ def measure(options: argparse.Namespace) -> None:
     from torch import distributed as dist
 
     from implicit_llm.kernels.selection import select_kernels
-    from implicit_llm.runs.fill import fill
-    from implicit_llm.training.config import Runtime, TrainConfig
     from implicit_llm.training.job import training_arguments
     from implicit_llm.training.model import apply_runtime, build_model
+    from implicit_llm_contracts.config.training import Runtime, TrainConfig
+    from implicit_llm_contracts.runs.fill import fill
 
     has_cuda = torch.cuda.is_available()
     select_kernels(options.kernels if has_cuda else "torch")

@@ -28,7 +28,7 @@ from implicit_llm.data.groups import load_group, load_monoid
 from implicit_llm.data.stages import word_problem as stage
 from implicit_llm.data.word_problem import WordProblemConfig, generate
 from implicit_llm.runs.stage import StageContext
-from implicit_llm.tracking.journal import Journal
+from implicit_llm_contracts.runs.journal import Journal
 
 TOKENS = 1 << 24
 PLAIN_TOKENS = 1 << 17

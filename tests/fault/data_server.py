@@ -17,8 +17,8 @@ sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has test
 
 from implicit_llm.data import token_shard as writer  # noqa: E402
 from implicit_llm.data.stages import token_shard, token_stream, tokenizer, word_problem  # noqa: E402
-from implicit_llm.runs import provenance  # noqa: E402
 from implicit_llm.runs.stage import StageRequest, run_stage  # noqa: E402
+from implicit_llm_contracts.runs import provenance  # noqa: E402
 from tests.fault.forks import serve  # noqa: E402
 
 STAGES = {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+LIBRARY, CONTRACTS = ROOT / "implicit_llm", ROOT / "workflow" / "lib" / "implicit_llm_contracts"
 
 
 class Server:

@@ -24,9 +24,9 @@ sys.modules["implicit_llm"] = package
 import mlflow  # noqa: E402, F401
 from mlflow.store.tracking import sqlalchemy_store  # noqa: E402
 
-from implicit_llm.runs import provenance  # noqa: E402
-from implicit_llm.runs.atomic import commit_directory, replace_file, write_atomic  # noqa: E402
 from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage  # noqa: E402
+from implicit_llm_contracts.runs import provenance  # noqa: E402
+from implicit_llm_contracts.runs.atomic import commit_directory, replace_file, write_atomic  # noqa: E402
 from tests.fault.forks import exit_code_of, serve  # noqa: E402
 
 STEPS = 4

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.runs.identity import compute_fingerprint
-from implicit_llm.runs.manifest import Manifest
-from implicit_llm.testing import faults
-from tests.fault.forks import Server
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.identity import compute_fingerprint
+from implicit_llm_contracts.runs.manifest import Manifest
+from tests.fault.forks import LIBRARY, Server
 from tests.unit.data.text_samples import shard_config, write_corpus
 
-POINTS = faults.registered(Path(faults.__file__).parents[1] / "data")
+POINTS = faults.registered(LIBRARY / "data")
 EXIT_CODES = {"kill9": (-9,), "sigterm": (143,), "raise": (1,), "enospc": (1, 2)}
 ROWS = {
     "kind": "word_problem", "group": "S3", "monoid": "none", "hard_fraction": 0.5, "length": 6, "num_samples": 10,

@@ -13,16 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.runs.identity import compute_fingerprint
-from implicit_llm.runs.manifest import Manifest
-from implicit_llm.testing import faults
-from implicit_llm.tracking import journal
 from implicit_llm.tracking.invocation import VARIABLE
 from implicit_llm.tracking.mlflow_writer import initialise
-from tests.fault.forks import Server
+from implicit_llm_contracts.runs import faults, journal
+from implicit_llm_contracts.runs.identity import compute_fingerprint
+from implicit_llm_contracts.runs.manifest import Manifest
+from tests.fault.forks import CONTRACTS, LIBRARY, Server
 
-PACKAGE = Path(faults.__file__).parents[1]
-POINTS = tuple(sorted({*faults.registered(PACKAGE / "runs"), *faults.registered(PACKAGE / "tracking")}))
+POINTS = faults.registered(CONTRACTS, LIBRARY / "runs", LIBRARY / "tracking")
 # Every point with a kill and with one of the other kinds; all of them together are among the slow tests.
 SAMPLE = [(point, kind) for n, point in enumerate(POINTS) for kind in ("kill9", ("sigterm", "raise", "enospc")[n % 3])]
 IN_TRACKER = ("tracker.", "mlflow_store.")

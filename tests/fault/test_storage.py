@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.tracking import journal
+from implicit_llm_contracts.runs import journal
 from tests.fault.conftest import Trainer
 from tests.unit.training.small_runs import LLAMA, artifacts, logged, train_config, work_of
 

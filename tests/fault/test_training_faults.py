@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.runs.manifest import Manifest
-from implicit_llm.testing import faults
-from implicit_llm.tracking import journal
 from implicit_llm.training.operations.checkpoint import Checkpoint, CorruptCheckpoint, read_checkpoint
+from implicit_llm_contracts.runs import faults, journal
+from implicit_llm_contracts.runs.manifest import Manifest
 from tests.fault.conftest import Trainer
+from tests.fault.forks import LIBRARY
 from tests.unit.training.small_runs import LLAMA, logged, train_config, work_of
 
-POINTS = faults.registered(Path(faults.__file__).parents[1] / "training")
+POINTS = faults.registered(LIBRARY / "training")
 # Every point with a kill and with one of the other kinds; all of them together are among the slow tests.
 SAMPLE = [(point, kind) for n, point in enumerate(POINTS) for kind in ("kill9", ("sigterm", "raise", "enospc")[n % 3])]
 EXIT_CODES = {"kill9": (-9,), "sigterm": (75, 0), "raise": (1,), "enospc": (0, 1, 2, 75)}

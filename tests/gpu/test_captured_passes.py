@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
-from implicit_llm.solver.config import SolverConfig
+from implicit_llm_contracts.config.solver import SolverConfig
 from tests.unit.kernels.reference import relative_error
 
 pytestmark = [

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.identity import compute_fingerprint
+from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_workflow.planning.code_digest import module_digest
 from tests.slurm.cluster import SlurmCluster
 from tests.unit.training.small_runs import request

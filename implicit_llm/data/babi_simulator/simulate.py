@@ -14,7 +14,7 @@ from implicit_llm.data.babi_simulator.dice import Dice
 from implicit_llm.data.babi_simulator.people import Conjunction, Coreference, Walks, YesOrNo
 from implicit_llm.data.babi_simulator.relations import Deduction, Sizes, Village
 from implicit_llm.data.babi_simulator.telling import World, tell_story
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 # By task number of bAbI. The second argument is the number of statements.
 FAMILIES: Mapping[int, Callable[[Dice, int], World]] = {

@@ -23,10 +23,10 @@ from implicit_llm.data.babi_archive import find_archive, read_archive
 from implicit_llm.data.babi_simulator.lexicon import all_words
 from implicit_llm.data.babi_simulator.simulate import SimulatorConfig, simulate
 from implicit_llm.data.downloads import downloads_folder
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.runs.errors import UserError
-from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.fill import fill
 
 SIMULATED = "simulated"  # the collection that the simulator makes
 

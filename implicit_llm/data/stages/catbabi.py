@@ -26,9 +26,9 @@ from implicit_llm.data.catbabi import (
 )
 from implicit_llm.data.shard_format import DatasetSpec
 from implicit_llm.data.shard_writer import ShardWriter
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.fill import fill
 
 SHARD_ROWS = 8192
 

@@ -13,9 +13,9 @@ from implicit_llm.data.downloads import downloads_folder
 from implicit_llm.data.encoding import encoder_for
 from implicit_llm.data.token_shard import RECORD_NAME, Progress, TokenShardConfig, TokenShardWriter, read_record
 from implicit_llm.data.tokenizer import FILE_NAME, load_tokenizer, require_ids_below
-from implicit_llm.runs.errors import UserError
-from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.fill import fill
 
 TOKENIZER_ROLE = "tokenizer"
 REPORT_S = 10.0  # between two points in the journal

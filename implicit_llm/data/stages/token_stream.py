@@ -17,10 +17,10 @@ from implicit_llm.data.hashed_file import HashedFile
 from implicit_llm.data.shard_format import ShardFile
 from implicit_llm.data.token_shard import read_record
 from implicit_llm.data.token_stream import open_stream, write_index
-from implicit_llm.runs.errors import UserError
-from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import Input, StageContext, StageResult
-from implicit_llm.testing import faults
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.fill import fill
 
 MERGED_NAME = "tokens.bin"
 COPIED_BYTES = 1 << 22  # at once

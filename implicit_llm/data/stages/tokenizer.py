@@ -6,9 +6,9 @@ import time
 
 from implicit_llm.data.downloads import downloads_folder
 from implicit_llm.data.tokenizer import FILE_NAME, TokenizerConfig, load_tokenizer, make_tokenizer, num_ids_of
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.fill import fill
 
 
 def run(context: StageContext) -> StageResult:

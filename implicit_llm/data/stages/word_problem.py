@@ -10,8 +10,8 @@ from tqdm import tqdm
 from implicit_llm.data.shard_format import DatasetSpec, ShardRecord
 from implicit_llm.data.shard_writer import ShardWriter
 from implicit_llm.data.word_problem import WordProblemConfig, generate
-from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
+from implicit_llm_contracts.runs.fill import fill
 
 
 def run(context: StageContext) -> StageResult:

@@ -30,8 +30,8 @@ from implicit_llm.evaluation.batch_size import BatchSize, is_out_of_memory, rele
 from implicit_llm.evaluation.lm_eval_harness.cost import RequestCost
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import load_tokenizer, model_folder
 from implicit_llm.kernels.selection import select_kernels_for
-from implicit_llm.runs.errors import UserError
-from implicit_llm.runs.terminal import wants_bar
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.terminal import wants_bar
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,7 @@ from typing import Any
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, Sequences
 from implicit_llm.evaluation.batch_size import BatchSize
-from implicit_llm.evaluation.config import (
-    PARALLEL,
-    SEQUENTIAL,
-    EvaluateConfigError,
-    ModeConfig,
-    modes_of,
-)
 from implicit_llm.evaluation.duality import compare_modes, is_plain, trace_convergence
-from implicit_llm.evaluation.duality_config import DualityConfig
 from implicit_llm.evaluation.duality_modes import AllModes, goes_by_token, pairs_of
 from implicit_llm.evaluation.duality_tally import DualityTally, PairTally
 from implicit_llm.evaluation.duality_trace import TracedModel
@@ -27,8 +19,16 @@ from implicit_llm.evaluation.metrics_file import Record, tracked_name, write_met
 from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.solver_tally import SolverTally
 from implicit_llm.evaluation.trained_model import about_model, load_model
-from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
+from implicit_llm_contracts.config.duality import DualityConfig
+from implicit_llm_contracts.config.evaluation import (
+    PARALLEL,
+    SEQUENTIAL,
+    EvaluateConfigError,
+    ModeConfig,
+    modes_of,
+)
+from implicit_llm_contracts.runs.fill import fill
 
 __all__ = ["reads_of_inputs", "run"]
 

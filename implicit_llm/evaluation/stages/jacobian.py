@@ -27,9 +27,9 @@ from implicit_llm.evaluation.jacobian import (
 from implicit_llm.evaluation.metrics_file import Record, write_metrics
 from implicit_llm.evaluation.trained_model import about_model, load_model
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
-from implicit_llm.runs.fill import fill
 from implicit_llm.runs.progress import Progress
 from implicit_llm.runs.stage import StageContext, StageResult
+from implicit_llm_contracts.runs.fill import fill
 
 __all__ = ["reads_of_inputs", "run"]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
-from implicit_llm.evaluation.config import modes_of
 from implicit_llm.evaluation.inputs import model_input, reads_of_inputs
-from implicit_llm.evaluation.lm_eval_harness.config import LmEvalConfig
 from implicit_llm.evaluation.lm_eval_harness.cost import RequestCost
 from implicit_llm.evaluation.lm_eval_harness.model import DEFAULT_BATCH_SIZE, ImplicitLM
 from implicit_llm.evaluation.lm_eval_harness.results import ask
@@ -17,8 +15,10 @@ from implicit_llm.evaluation.metrics_file import Record, tracked_name, write_met
 from implicit_llm.evaluation.modes import ModeRunner
 from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.trained_model import about_model, load_model, model_directory
-from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import StageContext, StageResult
+from implicit_llm_contracts.config.evaluation import modes_of
+from implicit_llm_contracts.config.lm_eval import LmEvalConfig
+from implicit_llm_contracts.runs.fill import fill
 
 __all__ = ["reads_of_inputs", "run"]
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 
 from implicit_llm.evaluation.answers import Evaluation
-from implicit_llm.evaluation.config import PerplexityConfig, modes_of
 from implicit_llm.evaluation.inputs import data_inputs, model_input, reads_of_inputs
 from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
 from implicit_llm.evaluation.modes import ModeRunner
@@ -14,8 +13,9 @@ from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.perplexity import evaluate_perplexity, no_perplexity
 from implicit_llm.evaluation.perplexity_rows import TextRows
 from implicit_llm.evaluation.trained_model import about_model, load_model
-from implicit_llm.runs.fill import fill
 from implicit_llm.runs.stage import Input, StageContext, StageResult
+from implicit_llm_contracts.config.evaluation import PerplexityConfig, modes_of
+from implicit_llm_contracts.runs.fill import fill
 
 __all__ = ["reads_of_inputs", "run"]
 

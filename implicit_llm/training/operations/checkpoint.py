@@ -23,9 +23,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from implicit_llm.runs.atomic import commit_directory, storage_errors
-from implicit_llm.runs.manifest import sha256_of
-from implicit_llm.testing import faults
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import commit_directory, storage_errors
+from implicit_llm_contracts.runs.manifest import sha256_of
 
 FORMAT = 2
 MODEL, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random.safetensors"

@@ -16,10 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.atomic import commit_directory, retried, storage_errors
-from implicit_llm.runs.errors import UserError
-from implicit_llm.testing import faults
-from implicit_llm.tracking.journal import Journal
 from implicit_llm.training.operations.checkpoint import (
     Checkpoint,
     CorruptCheckpoint,
@@ -28,6 +24,10 @@ from implicit_llm.training.operations.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import commit_directory, retried, storage_errors
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.journal import Journal
 
 log = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from implicit_llm.runs import job_status
-from implicit_llm.runs.atomic import StorageError
-from implicit_llm.tracking.journal import Journal
 from implicit_llm.training.operations.checkpoint import TrainingState
 from implicit_llm.training.operations.checkpoint_store import CheckpointStore
 from implicit_llm.training.operations.save_schedule import SaveSchedule
+from implicit_llm_contracts.runs import job_status
+from implicit_llm_contracts.runs.atomic import StorageError
+from implicit_llm_contracts.runs.journal import Journal
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from implicit_llm.testing import faults
-from implicit_llm.training.config import Runtime
 from implicit_llm.training.distributed import max_over_ranks
 from implicit_llm.training.operations.preemption import StopRequest
+from implicit_llm_contracts.config.training import Runtime
+from implicit_llm_contracts.runs import faults
 
 _SAVE, _STOP = 1, 2
 # Of the time, at most, goes into saves by the clock: those of a 1.3B model take longer than a minute.

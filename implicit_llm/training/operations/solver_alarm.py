@@ -6,8 +6,8 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from implicit_llm.tracking.journal import Journal
-from implicit_llm.training.config import Runtime
+from implicit_llm_contracts.config.training import Runtime
+from implicit_llm_contracts.runs.journal import Journal
 
 log = logging.getLogger(__name__)
 

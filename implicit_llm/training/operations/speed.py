@@ -6,9 +6,9 @@ import time
 
 import torch
 
-from implicit_llm.training.config import Runtime
 from implicit_llm.training.operations.device_peak import peak_flops
 from implicit_llm.training.totals import Totals
+from implicit_llm_contracts.config.training import Runtime
 
 
 class SpeedMeter:

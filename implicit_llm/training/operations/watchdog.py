@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from transformers import TrainerCallback
 
-from implicit_llm.runs import job_status
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs import job_status
+from implicit_llm_contracts.runs.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from implicit_llm import load_config
-from implicit_llm.analysis import flops
 from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm_contracts.config import flops
 
 BATCH, WIDTH, LAYERS, INNER, STATE = 2, 32, 2, 64, 8
 SOLVERS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from implicit_llm.data.stages import babi_text, catbabi
 from implicit_llm.runs.stage import StageContext, StageResult
-from implicit_llm.tracking.journal import Journal
+from implicit_llm_contracts.runs.journal import Journal
 
 SIMULATED: dict[str, Any] = {
     "kind": "babi_text",

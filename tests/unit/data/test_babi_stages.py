@@ -19,7 +19,7 @@ from implicit_llm.data.catbabi import STORIES_NAME
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.data.stages import babi_text, catbabi
 from implicit_llm.data.story_batches import StoryStream
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 from tests.unit.data.babi_runs import ARCHIVE, CATBABI, SIMULATED, contents, context_in, make_catbabi, make_text
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from implicit_llm.data.stages import babi_text, catbabi
 from implicit_llm.runs.stage import StageContext
-from implicit_llm.tracking.journal import Journal
+from implicit_llm_contracts.runs.journal import Journal
 
 PAGE = (Path(__file__).parents[3] / "docs" / "catbabi.md").read_text(encoding="utf-8")
 

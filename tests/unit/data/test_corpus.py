@@ -14,7 +14,7 @@ from implicit_llm.data import corpus_file
 from implicit_llm.data.corpus import CorpusConfig, Share, open_share
 from implicit_llm.data.corpus_file import CorpusError
 from implicit_llm.data.downloads import downloads_folder
-from implicit_llm.runs.fill import ConfigError, fill
+from implicit_llm_contracts.runs.fill import ConfigError, fill
 from tests.unit.data.text_samples import sentence, write_jsonl
 
 TEXTS = ["one\ntwo", "", "naïve Zoë", "last \U0001f600"]

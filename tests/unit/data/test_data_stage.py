@@ -14,10 +14,10 @@ import pytest
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.data.stages import word_problem as stage
 from implicit_llm.data.word_problem import WordProblemConfig, generate
-from implicit_llm.runs.errors import UserError
 from implicit_llm.runs.stage import StageContext
-from implicit_llm.testing import faults
-from implicit_llm.tracking.journal import Journal
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.journal import Journal
 
 CONFIG: dict[str, Any] = {
     "kind": "word_problem",
@@ -30,6 +30,8 @@ CONFIG: dict[str, Any] = {
     "seed": 3,
     "shard_samples": 4,
 }
+
+DATA = Path(stage.__file__).parents[1]
 
 
 def context_in(work: Path, **changes: Any) -> StageContext:
@@ -131,7 +133,7 @@ def test_a_killed_stage_goes_on_and_ends_with_the_same_data_set(
 
 
 def test_the_fault_points_of_the_writer_are_registered() -> None:
-    assert {"shard.before_file", "shard.before_record", "dataset.before_index"} <= set(faults.registered())
+    assert {"shard.before_file", "shard.before_record", "dataset.before_index"} <= set(faults.registered(DATA))
 
 
 @pytest.mark.parametrize(

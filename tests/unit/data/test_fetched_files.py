@@ -11,7 +11,7 @@ import pytest
 from implicit_llm.data.corpus import CorpusConfig, open_share
 from implicit_llm.data.fetched_files import Wanted, fetched_files
 from implicit_llm.data.tokenizer import TokenizerConfig, make_tokenizer
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 from tests.unit.data.text_samples import write_corpus, write_jsonl
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from implicit_llm.solver.config import SolverConfig
 from implicit_llm.solver.stats import SolverStats
+from implicit_llm_contracts.config.solver import SolverConfig
 
 VOCAB = 6
 

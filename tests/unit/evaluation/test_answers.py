@@ -8,9 +8,9 @@ import pytest
 from implicit_llm.evaluation.answers import EvaluationJob, UnknownToken, answers
 from implicit_llm.evaluation.batch_size import BatchSize
 from implicit_llm.evaluation.catbabi_carried import StateCarrier
-from implicit_llm.evaluation.config import ModeConfig
 from implicit_llm.evaluation.duality_modes import AllModes
 from implicit_llm.evaluation.duality_trace import TracedModel
+from implicit_llm_contracts.config.evaluation import ModeConfig
 from tests.unit.evaluation.small_models import VOCAB, Rows, small_model
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from implicit_llm.evaluation.config import (
+from implicit_llm_contracts.config.evaluation import (
     COUPLED_BATCH_SIZE,
     EvaluateConfig,
     EvaluateConfigError,
@@ -11,8 +11,8 @@ from implicit_llm.evaluation.config import (
     check_modes,
     swept_modes,
 )
-from implicit_llm.runs.fill import ConfigError, fill
-from implicit_llm.solver.config import SolverConfig
+from implicit_llm_contracts.config.solver import SolverConfig
+from implicit_llm_contracts.runs.fill import ConfigError, fill
 
 
 def test_mode_changes_only_what_it_names() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm.evaluation.chance import chance_per_position
-from implicit_llm.runs.identity import compute_fingerprint
-from implicit_llm.runs.manifest import FileRecord, Manifest
-from implicit_llm.runs.run_directory import work_directory
 from implicit_llm.runs.stage import Input, StageContext
-from implicit_llm.tracking.journal import Journal
+from implicit_llm_contracts.runs.identity import compute_fingerprint
+from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.manifest import FileRecord, Manifest
+from implicit_llm_contracts.runs.run_directory import work_directory
 
 Record = dict[str, Any]
 Change = Callable[[Record], Record]

@@ -18,7 +18,7 @@ from implicit_llm.report.loss_curves import (
 )
 from implicit_llm.report.model_groups import Model, ModelGroup
 from implicit_llm.report.training_runs import FLOPS, TOKENS, Phase, TrainingRun
-from implicit_llm.tracking.journal import Point
+from implicit_llm_contracts.runs.journal import Point
 
 BOUNDED = {"mode": "fixed_point", "max_iter": 4, "phantom_steps": 1}
 FREE = {"mode": "fixed_point", "max_iter": 24, "phantom_steps": 4}

@@ -11,7 +11,7 @@ from implicit_llm.report.pair_claims import judge_pair
 from implicit_llm.report.pair_measure import PairMeasure
 from implicit_llm.report.perplexity_results import PerplexityPoint, PerplexityResults
 from implicit_llm.report.training_runs import Phase, TrainingRun
-from implicit_llm.tracking.journal import Point
+from implicit_llm_contracts.runs.journal import Point
 
 NOTHING = PerplexityResults(())
 EXPLICIT = PerplexityPoint.from_record(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.runs.manifest import Manifest
+from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_workflow.commands.report_command import report
 from implicit_llm_workflow.planning.code_digest import module_digest
 from implicit_llm_workflow.planning.fingerprint import Identity

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.runs.identity import Identity, compute_fingerprint
+from implicit_llm_contracts.runs.identity import Identity, compute_fingerprint
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from implicit_llm.runs import atomic
-from implicit_llm.runs.atomic import StorageError, commit_directory, replace_file, write_atomic
-from implicit_llm.testing import faults
+from implicit_llm_contracts.runs import atomic, faults
+from implicit_llm_contracts.runs.atomic import StorageError, commit_directory, replace_file, write_atomic
 
 
 def names(directory: Path) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from implicit_llm.runs.fill import ConfigError, fill
+from implicit_llm_contracts.runs.fill import ConfigError, fill
 
 
 @dataclass(frozen=True)

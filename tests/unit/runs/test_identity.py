@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.runs.identity import Identity, IdentityError, compute_fingerprint
+from implicit_llm_contracts.runs.identity import Identity, IdentityError, compute_fingerprint
 
 
 @pytest.fixture

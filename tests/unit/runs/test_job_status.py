@@ -9,11 +9,11 @@ import pytest
 
 from implicit_llm.kernels.selection import KernelsUnavailable
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.runs import job_status
-from implicit_llm.runs.atomic import StorageError
-from implicit_llm.runs.errors import Preempted, UserError
 from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
-from implicit_llm.solver.config import SolverConfigError
+from implicit_llm_contracts.config.solver import SolverConfigError
+from implicit_llm_contracts.runs import job_status
+from implicit_llm_contracts.runs.atomic import StorageError
+from implicit_llm_contracts.runs.errors import Preempted, UserError
 
 
 class OutOfMemoryError(RuntimeError):

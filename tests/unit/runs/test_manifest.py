@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.runs.manifest import FileRecord, Manifest, ManifestError
+from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, ManifestError
 
 FINGERPRINT = "ab" * 32
 

@@ -4,7 +4,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from implicit_llm.runs.provenance import attempts
+from implicit_llm_contracts.runs.provenance import attempts
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.runs.identity import Identity
-from implicit_llm.runs.manifest import Manifest
-from implicit_llm.runs.run_directory import ResultError, RunDirectory, RunDirectoryBusy
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import ResultError, RunDirectory, RunDirectoryBusy
 
 
 @pytest.fixture

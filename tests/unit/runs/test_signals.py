@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from implicit_llm.runs import signals
+from implicit_llm_contracts.runs import signals
 
 
 def leave(number: int, frame: object) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.runs.atomic import StorageError
-from implicit_llm.runs.errors import Preempted, UserError
-from implicit_llm.runs.identity import IdentityError
-from implicit_llm.runs.manifest import Manifest, ManifestError
 from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
-from implicit_llm.tracking import journal
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.atomic import StorageError
+from implicit_llm_contracts.runs.errors import Preempted, UserError
+from implicit_llm_contracts.runs.identity import IdentityError
+from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 
 IdentityText = Callable[..., str]
 

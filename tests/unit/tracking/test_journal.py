@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.runs.atomic import StorageError
-from implicit_llm.tracking import journal
-from implicit_llm.tracking.journal import Journal, JournalError
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.atomic import StorageError
+from implicit_llm_contracts.runs.journal import Journal, JournalError
 
 
 def steps(path: Path) -> list[int]:

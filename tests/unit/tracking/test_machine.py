@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from implicit_llm.tracking import machine
-from implicit_llm.tracking.journal import read
 from implicit_llm.tracking.machine import MachineMonitor
+from implicit_llm_contracts.runs.journal import read
 from tests.unit.tracking.small_stages import deadline
 
 

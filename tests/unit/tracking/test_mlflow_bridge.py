@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 
 from implicit_llm.runs.stage import StageContext, StageResult
-from implicit_llm.testing import faults
+from implicit_llm.tracking import tracked_run
 from implicit_llm.tracking.invocation import VARIABLE
-from implicit_llm.tracking.journal import Journal
 from implicit_llm.tracking.kept_runs import KeptRuns
 from implicit_llm.tracking.mlflow_bridge import Bridge
 from implicit_llm.tracking.mlflow_client import flatten
 from implicit_llm.tracking.tracked_run import TrackedRun
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.journal import Journal
 from tests.unit.tracking.small_stages import make_data, make_model, train
 from tests.unit.tracking.stored import Stored
+
+TRACKING = Path(tracked_run.__file__).parent
 
 
 @pytest.fixture
@@ -135,7 +138,7 @@ def test_a_resume_that_goes_another_way_becomes_a_child_run(run: TrackedRun, jou
     assert {parent.info.status, child.info.status} == {"FINISHED"}
 
 
-@pytest.mark.parametrize("point", [point for point in faults.registered() if point.startswith("tracker.")])
+@pytest.mark.parametrize("point", [point for point in faults.registered(TRACKING) if point.startswith("tracker.")])
 def test_bringing_that_fails_anywhere_is_made_good_by_the_next(
     results: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

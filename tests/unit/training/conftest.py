@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.testing import faults
+from implicit_llm_contracts.runs import faults
 from tests.unit.training.small_runs import Undisturbed, make_data
 
 

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from implicit_llm.runs.atomic import StorageError
-from implicit_llm.testing.faults import FaultInjected
-from implicit_llm.tracking.journal import Journal, read_events
 from implicit_llm.training.operations import checkpoint_store
 from implicit_llm.training.operations.checkpoint import (
     CorruptCheckpoint,
@@ -29,6 +26,9 @@ from implicit_llm.training.operations.checkpoint_store import (
     find_checkpoint,
 )
 from implicit_llm.training.state import random_state
+from implicit_llm_contracts.runs.atomic import StorageError
+from implicit_llm_contracts.runs.faults import FaultInjected
+from implicit_llm_contracts.runs.journal import Journal, read_events
 
 IDENTITY = {"stage": "train", "fingerprint": "f" * 64, "config": {"seed": 0, "schedule": {"peak_learning_rate": 0.1}}}
 

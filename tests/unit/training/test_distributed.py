@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from implicit_llm.runs.launched import WORLD_VARIABLE
 from implicit_llm.training.distributed import WrongWorld, require_world
 from implicit_llm.training.metrics import OCCASIONAL
+from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
 from tests.unit.training.distributed_run import CONFIGS, STEPS
 from tests.unit.training.small_runs import artifacts, logged, train, work_of
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.runs.errors import Preempted
-from implicit_llm.runs.manifest import Manifest
-from implicit_llm.testing.faults import FaultInjected
-from implicit_llm.tracking import journal
 from implicit_llm.training.operations.checkpoint import read_checkpoint
 from implicit_llm.training.operations.checkpoint_store import NoCheckpoint, OutOfSpace
 from implicit_llm.training.starting import TrainInputError
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.errors import Preempted
+from implicit_llm_contracts.runs.faults import FaultInjected
+from implicit_llm_contracts.runs.manifest import Manifest
 from tests.unit.training.small_runs import FREE, STEPS, UNROLLED, artifacts, logged, train, train_config, work_of
 
 Inject = Callable[[str | None], None]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from implicit_llm.runs.errors import Preempted
-from implicit_llm.tracking import journal
 from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm.training.trainer import PhaseTrainer
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.errors import Preempted
 from tests.unit.training.distributed_run import CONFIGS
 from tests.unit.training.small_runs import IMPLICIT, LLAMA, logged, train, train_config, work_of
 from tests.unit.training.test_distributed import train_together

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.testing.faults import FaultInjected
 from implicit_llm.training.starting import TrainInputError
+from implicit_llm_contracts.runs.faults import FaultInjected
 from tests.unit.training.small_runs import (
     FREE,
     STEPS,

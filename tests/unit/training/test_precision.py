@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from implicit_llm.runs.errors import Preempted
-from implicit_llm.tracking import journal
 from implicit_llm.training import precision
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.non_finite import NonFiniteTraining, UpdateGuard, judge
 from implicit_llm.training.trainer import PhaseTrainer
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.errors import Preempted
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, artifacts, logged, train, train_config, work_of
 
 Inject = Callable[[str | None], None]

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from implicit_llm.runs.errors import Preempted
-from implicit_llm.runs.manifest import Manifest
-from implicit_llm.testing.faults import FaultInjected
-from implicit_llm.tracking import journal
 from implicit_llm.training.operations.checkpoint_store import ForeignCheckpoint
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.errors import Preempted
+from implicit_llm_contracts.runs.faults import FaultInjected
+from implicit_llm_contracts.runs.manifest import Manifest
 from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from implicit_llm.training.config import Runtime
 from implicit_llm.training.operations import save_schedule
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm.training.operations.save_schedule import SaveSchedule
+from implicit_llm_contracts.config.training import Runtime
 
 
 class Clock:

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from implicit_llm.training.config import ScheduleConfig
 from implicit_llm.training.schedule import GlobalStepSchedule, learning_rate
+from implicit_llm_contracts.config.training import ScheduleConfig
 
 LINEAR = ScheduleConfig("linear", peak_learning_rate=1.0, final_learning_rate=0.0, warmup_fraction=0.1)
 STABLE = ScheduleConfig("warmup_stable_decay", 1.0, 0.01, warmup_fraction=0.1, decay_fraction=0.2)

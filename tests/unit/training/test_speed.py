@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from implicit_llm.training.config import Runtime
 from implicit_llm.training.operations.device_peak import peak_flops
 from implicit_llm.training.operations.speed import SpeedMeter
 from implicit_llm.training.totals import Totals
+from implicit_llm_contracts.config.training import Runtime
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from implicit_llm.training.config import OptimizerConfig
 from implicit_llm.training.optimizer import build_optimizer, is_matrix
 from implicit_llm.training.replicas import weights_checksum
 from implicit_llm.training.state import (
@@ -19,6 +18,7 @@ from implicit_llm.training.state import (
     random_state,
     set_random_state,
 )
+from implicit_llm_contracts.config.training import OptimizerConfig
 from tests.unit.training.small_runs import IMPLICIT, LLAMA
 
 ADAMW = OptimizerConfig(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, max_grad_norm=1.0)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.runs.errors import Preempted
-from implicit_llm.testing.faults import FaultInjected
+from implicit_llm_contracts.runs.errors import Preempted
+from implicit_llm_contracts.runs.faults import FaultInjected
 from tests.unit.data.text_samples import VOCAB_SIZE, Project, write_corpus
 from tests.unit.training.small_runs import FREE, IMPLICIT, UNROLLED, artifacts, logged, train, train_config
 

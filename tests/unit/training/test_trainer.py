@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 
 from implicit_llm.device import NoGpu
 from implicit_llm.kernels.selection import KernelsUnavailable
-from implicit_llm.runs.atomic import StorageError
-from implicit_llm.tracking import journal
 from implicit_llm.training import non_finite
 from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm.training.operations.checkpoint_store import OutOfSpace
 from implicit_llm.training.operations.status import StatusLine, duration
 from implicit_llm.training.trainer import PhaseTrainer
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.atomic import StorageError
 from tests.unit.training.small_runs import IMPLICIT, LLAMA, logged, train, train_config, work_of
 
 Inject = Callable[[str | None], None]

@@ -79,7 +79,7 @@ def test_the_nodes_are_listed_with_their_state(capsys: pytest.CaptureFixture[str
 
 
 def test_an_identity_is_printed_as_the_job_wants_it(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
-    from implicit_llm.runs.identity import Identity
+    from implicit_llm_contracts.runs.identity import Identity
 
     code, out, _ = run(capsys, "identity", "train/implicit-s1/free", "--config", str(tiny.path))
     assert code == 0
@@ -103,7 +103,7 @@ def test_the_lineage_of_what_has_not_finished_is_the_command_that_makes_it(
 
 
 def test_a_kind_that_a_stage_does_not_have_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from implicit_llm.runs.identity import compute_fingerprint
+    from implicit_llm_contracts.runs.identity import compute_fingerprint
 
     parts: dict[str, Any] = {"stage": "data", "config": {"kind": "wordproblem"}, "code": "c0de", "upstream": {}}
     identity = json.dumps({**parts, "name": "s3", "fingerprint": compute_fingerprint(**parts)})

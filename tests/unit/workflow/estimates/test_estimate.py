@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from implicit_llm_contracts.config import flops
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.estimates.data_estimate import TokenisationRate, data_estimates, tokenisation_rate
 from implicit_llm_workflow.estimates.estimate import Choice, TrainingEstimate, TrainingEstimator
@@ -16,13 +17,11 @@ from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, Hardware, re
 from implicit_llm_workflow.estimates.throughput import Throughput, TrainingWork
 from implicit_llm_workflow.estimates.training_memory import TrainedModel, fitting_step, step_gib
 from implicit_llm_workflow.experiment_files.library_configs import model_fields
-from implicit_llm_workflow.library_module import load_library_module
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 from tests.unit.workflow.experiments import ExperimentFile
 
-flops = load_library_module("analysis/flops.py")
 BENCHMARK = json.loads((PROJECT_DIR / "results/benchmarks/language-model-steps-h200.json").read_text())["rows"]
 BOUNDED = {"mode": "fixed_point", "max_iter": 4, "tol": 0.05, "phantom_steps": 1, "tau": 0.8}
 FREE = {"mode": "fixed_point", "max_iter": 24, "tol": 0.05, "phantom_steps": 4, "tau": 0.8}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.runs.launched import Death, End, judge
+from implicit_llm_contracts.runs.launched import Death, End, judge
 from implicit_llm_workflow.launching import allocation, launch, node_agent
 from implicit_llm_workflow.launching.allocation import Allocation, require_nodes
 from implicit_llm_workflow.launching.launch_errors import LaunchError

@@ -165,10 +165,10 @@ def test_the_vocabulary_is_that_of_the_data_entry(language: ExperimentFile) -> N
 
 
 def test_the_descriptions_fit_the_library(language: ExperimentFile) -> None:
-    from implicit_llm.evaluation.config import CatbabiConfig, PerplexityConfig
-    from implicit_llm.evaluation.duality_config import DualityConfig
-    from implicit_llm.runs.fill import fill
-    from implicit_llm.training.config import TrainConfig
+    from implicit_llm_contracts.config.duality import DualityConfig
+    from implicit_llm_contracts.config.evaluation import CatbabiConfig, PerplexityConfig
+    from implicit_llm_contracts.config.training import TrainConfig
+    from implicit_llm_contracts.runs.fill import fill
 
     nodes = build_graph(language.load())
     wanted = {

@@ -54,7 +54,7 @@ def test_the_roles_of_the_inputs_say_what_they_are_for(tiny: ExperimentFile) -> 
 
 def test_data_are_described_for_the_library(tiny: ExperimentFile) -> None:
     from implicit_llm.data.word_problem import WordProblemConfig
-    from implicit_llm.runs.fill import fill
+    from implicit_llm_contracts.runs.fill import fill
 
     for node in build_graph(tiny.load()).values():
         if node.stage == "data":
@@ -64,9 +64,9 @@ def test_data_are_described_for_the_library(tiny: ExperimentFile) -> None:
 
 
 def test_training_is_described_for_the_library(tiny: ExperimentFile) -> None:
-    from implicit_llm.runs.fill import fill
-    from implicit_llm.solver.config import SolverConfig
-    from implicit_llm.training.config import TrainConfig
+    from implicit_llm_contracts.config.solver import SolverConfig
+    from implicit_llm_contracts.config.training import TrainConfig
+    from implicit_llm_contracts.runs.fill import fill
 
     nodes = build_graph(tiny.load())
     free = fill(TrainConfig, json.loads(json.dumps(nodes["train/implicit-s1/free"].config)), "free")
@@ -77,9 +77,9 @@ def test_training_is_described_for_the_library(tiny: ExperimentFile) -> None:
 
 
 def test_evaluation_and_report_are_described_for_the_library(tiny: ExperimentFile) -> None:
-    from implicit_llm.evaluation.config import EvaluateConfig
     from implicit_llm.report.config import ReportConfig
-    from implicit_llm.runs.fill import fill
+    from implicit_llm_contracts.config.evaluation import EvaluateConfig
+    from implicit_llm_contracts.runs.fill import fill
 
     nodes = build_graph(tiny.load())
     evaluation = fill(
@@ -90,7 +90,7 @@ def test_evaluation_and_report_are_described_for_the_library(tiny: ExperimentFil
 
 
 def test_the_library_accepts_every_identity(tiny: ExperimentFile) -> None:
-    from implicit_llm.runs import identity as library
+    from implicit_llm_contracts.runs import identity as library
 
     for wanted in tiny.plan().identities.values():
         parsed = library.Identity.parse(wanted.to_json())

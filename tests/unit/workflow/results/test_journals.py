@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from implicit_llm.tracking import journal
+from implicit_llm_contracts.runs import journal
 from implicit_llm_workflow.results import journals
 from implicit_llm_workflow.results.journals import read_points, read_tail
 

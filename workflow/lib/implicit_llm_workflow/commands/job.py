@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from implicit_llm_contracts.runs import signals
 from implicit_llm_workflow.errors import UserError
-from implicit_llm_workflow.library_module import leave_out_models, load_library_module
+from implicit_llm_workflow.library_module import leave_out_models
 from implicit_llm_workflow.planning.code_digest import stage_module
 from implicit_llm_workflow.planning.recorded import MANIFEST
 from implicit_llm_workflow.planning.submitted_code import require_submitted_code
@@ -74,7 +75,6 @@ class Job:
 def run_job(job: Job) -> None:
     """Hand the job to its stage, with the options that were set. Raises: UserError, and what the stage raises."""
     if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # it is ignored where a launcher passes it on later
-        signals = load_library_module("runs/signals.py")
         signals.handle(signal.SIGUSR2, lambda number, frame: sys.exit(EXIT_START_AGAIN))
     # Compute nodes are often without internet, and a look at the hub then waits for a timeout each time: what is needed
     # has been fetched before. To read from the hub inside jobs, set HF_HUB_OFFLINE=0.
@@ -85,9 +85,9 @@ def run_job(job: Job) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(options["threads"])  # of the tokenizers
     if job.stage in STAGES_WITHOUT_MODELS:
         leave_out_models()
-    from implicit_llm.runs.identity import Identity
-    from implicit_llm.runs.run_directory import work_directory
     from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
+    from implicit_llm_contracts.runs.identity import Identity
+    from implicit_llm_contracts.runs.run_directory import work_directory
 
     identity = Identity.parse(job.identity)
     config = identity.config

@@ -54,8 +54,8 @@ def rebuild(results: Results = Path("results")) -> None:
 
 
 def _say(done: object) -> None:
-    from implicit_llm.tracking.passwords import without_password
     from implicit_llm.tracking.rebuild import Rebuilt
+    from implicit_llm_contracts.runs.logs import without_password
 
     if not isinstance(done, Rebuilt):
         return

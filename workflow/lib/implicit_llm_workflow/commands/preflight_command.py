@@ -32,8 +32,8 @@ def preflight(
     """
     leave_out_models()
     from implicit_llm.preflight import Preflight
-    from implicit_llm.runs import logs
-    from implicit_llm.runs.atomic import write_atomic
+    from implicit_llm_contracts.runs import logs
+    from implicit_llm_contracts.runs.atomic import write_atomic
 
     with logs.configured(None):
         found = Preflight(hardware, device, kernels, results, checkpoint_bytes, Path.cwd()).run()

@@ -84,7 +84,7 @@ def _run(job: Job) -> None:
         # The stage stops at the first input that differs. Its library is not imported here to ask for the class.
         if type(error).__name__ != "ManifestError":
             raise
-        from implicit_llm.runs.identity import Identity
+        from implicit_llm_contracts.runs.identity import Identity
         from implicit_llm_workflow.results.stale_numbers import stale_error, stale_numbers
 
         identity = Identity.parse(job.identity)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from implicit_llm_contracts.config.flops import UncountedModel, max_evaluations, num_parameters, training_flops
 from implicit_llm_workflow.canonical import canonical_json
 from implicit_llm_workflow.estimates.hardware import Hardware
 from implicit_llm_workflow.estimates.throughput import Price, Throughput, TrainingWork, executed_share, variant_of
 from implicit_llm_workflow.estimates.training_memory import StepMemory, TrainedModel, fitting_step
-from implicit_llm_workflow.library_module import load_library_module
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import Damaged, Recorded, read_recorded
@@ -73,7 +73,6 @@ class TrainingEstimator:
         self._plan, self._hardware = plan, hardware
         self._choice = choice or Choice()
         self._throughput = Throughput(hardware)
-        self._flops = load_library_module("analysis/flops.py")
 
     def all(self) -> list[TrainingEstimate]:
         """In the order of the plan."""
@@ -116,9 +115,9 @@ class TrainingEstimator:
     ) -> tuple[float | None, int | None]:
         """FLOPs per token and parameters; None for a model whose configuration is not known here."""
         try:
-            per_token = self._flops.training_flops(config["model"], length, solver, evaluations)
-            return per_token, self._flops.num_parameters(config["model"])
-        except self._flops.UncountedModel:
+            per_token = training_flops(config["model"], length, solver, evaluations)
+            return per_token, num_parameters(config["model"])
+        except UncountedModel:
             return None, None
 
     def _place(self, config: Mapping[str, Any], parameters: int | None) -> tuple[str, int]:
@@ -135,7 +134,7 @@ class TrainingEstimator:
         work = TrainingWork(
             family=trained.model["model_type"],
             variant=variant_of(trained.solver),
-            parameters=self._flops.num_parameters(trained.model),
+            parameters=num_parameters(trained.model),
             precision=trained.precision,
             flops=flops[0] / scaling,
             executed_flops=flops[1] / scaling,
@@ -145,7 +144,7 @@ class TrainingEstimator:
     def _f_evaluations(self, node: Node) -> Evaluations:
         """Measured by this job, by another seed, by any job with the same solver; else as many as the solver may do."""
         solver = node.config["phase"]["solver"]
-        most = self._flops.max_evaluations(solver)
+        most = max_evaluations(solver)
         if solver is None or solver.get("mode") == "unrolled":
             return Evaluations(most, "fixed")
         for key, source in (

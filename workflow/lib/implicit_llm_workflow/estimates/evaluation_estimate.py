@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_contracts.config.flops import forward_flops, num_parameters
 from implicit_llm_workflow.estimates.hardware import Hardware
 from implicit_llm_workflow.estimates.throughput import Price, Throughput, TrainingWork, variant_of
 from implicit_llm_workflow.experiment_files.evaluations import LM_EVAL
-from implicit_llm_workflow.library_module import load_library_module
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.prefetching.prefetch_needs import read_evaluation_data
@@ -82,7 +82,7 @@ def _estimate(plan: Plan, node: Node, hardware: Hardware, throughput: Throughput
     lengths = [(test_set.length, sum(map(test_set.tokens_in, read_in))) for test_set in test_sets]
     try:
         flops = sum(_forward_flops(trained["model"], solver, length) * tokens for length, tokens in lengths)
-        parameters = load_library_module("analysis/flops.py").num_parameters(trained["model"])
+        parameters = num_parameters(trained["model"])
     except ValueError:  # a model whose operations are not known here
         return unknown
     work = TrainingWork(trained["model"]["model_type"], variant_of(solver), parameters, precision, flops, flops)
@@ -91,7 +91,7 @@ def _estimate(plan: Plan, node: Node, hardware: Hardware, throughput: Throughput
 
 
 def _forward_flops(model: Mapping[str, Any], solver: Mapping[str, Any] | None, length: int) -> float:
-    forward = load_library_module("analysis/flops.py").forward_flops(model, length)
+    forward = forward_flops(model, length)
     evaluations = 1 if solver is None else solver.get("max_iter") or solver.get("num_unroll") or DEFAULT_MAX_ITER
     return evaluations * forward.stack + forward.outside
 

@@ -13,9 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_contracts.config.flops import (
+    differentiated_evaluations,
+    max_evaluations,
+    num_parameters,
+    training_flops,
+)
 from implicit_llm_workflow.errors import ConfigError
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, Hardware, MeasuredStep
-from implicit_llm_workflow.library_module import load_library_module, package_dir
+from implicit_llm_workflow.library_module import package_dir
 
 BOUNDED_EVALUATIONS = 8  # up to here a step is like the measured (4+1), beyond like the measured free phases
 OTHER_FAMILIES = "implicit_llama3"  # whose measured steps stand for models of another type
@@ -101,19 +107,18 @@ def variant_of(solver: Mapping[str, Any] | None) -> str:
     """ "explicit"; "bounded" for few iterations, such as (4+1) or 4 unrolled; "free" for many."""
     if solver is None:
         return "explicit"
-    most = load_library_module("analysis/flops.py").max_evaluations(solver)
+    most = max_evaluations(solver)
     return "bounded" if most <= BOUNDED_EVALUATIONS else "free"
 
 
 def executed_share(solver: Mapping[str, Any] | None, f_evaluations: float) -> float:
     """FLOPs of the layer stack with recomputation over those without: each differentiated evaluation once more."""
-    differentiated = load_library_module("analysis/flops.py").differentiated_evaluations(solver)
+    differentiated = differentiated_evaluations(solver)
     needed = f_evaluations + 2 * differentiated
     return (needed + differentiated) / needed
 
 
 def _point(step: MeasuredStep) -> tuple[str, str, _Point]:
-    flops = load_library_module("analysis/flops.py")
     path = package_dir() / "configs" / step.config / "config.json"
     try:
         model = json.loads(path.read_bytes())
@@ -122,13 +127,13 @@ def _point(step: MeasuredStep) -> tuple[str, str, _Point]:
             f"{HARDWARE_FILE}: {step.source}: the library has no configuration {step.config!r}; correct its name there"
         ) from error
     solver = step.solver if step.solver is not None else model.get("solver") if model["is_implicit"] else None
-    evaluations = flops.max_evaluations(solver)
+    evaluations: float = max_evaluations(solver)
     if step.solver_iterations is not None:
-        evaluations = step.solver_iterations + flops.differentiated_evaluations(solver)
-    work = flops.training_flops(model, step.length, solver, evaluations) * step.micro_batch * step.length
+        evaluations = step.solver_iterations + differentiated_evaluations(solver)
+    work = training_flops(model, step.length, solver, evaluations) * step.micro_batch * step.length
     if step.is_recomputed:
         work *= executed_share(solver, evaluations)
-    parameters = flops.num_parameters(model)
+    parameters = num_parameters(model)
     return model["model_type"], variant_of(solver), _Point(step, parameters, step.step_ms / 1000 / work)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_contracts.config.flops import differentiated_evaluations, num_parameters
 from implicit_llm_workflow.estimates.throughput import BYTES
-from implicit_llm_workflow.library_module import load_library_module
 
 GIB = 2**30
 STATE_BYTES, GRADIENT_BYTES = 12, 4
@@ -40,14 +40,13 @@ class TrainedModel:
 
 def step_gib(trained: TrainedModel, micro_batch: int, *, accumulates: bool, is_recomputed: bool) -> float:
     """GiB of a step. accumulates: a step has several micro-batches, so that gradients outlive each of them."""
-    flops = load_library_module("analysis/flops.py")
     model, width = trained.model, BYTES[trained.precision]
     tokens = micro_batch * trained.length
     cast = 0 if width == 4 else width
-    states = flops.num_parameters(model) * (STATE_BYTES + cast + (GRADIENT_BYTES if accumulates else 0))
+    states = num_parameters(model) * (STATE_BYTES + cast + (GRADIENT_BYTES if accumulates else 0))
     # Logits in the compute precision; in fp32 those of the loss, their log-softmax and its gradient.
     logits = tokens * model.get("vocab_size", 0) * (width + 12)
-    evaluations = flops.differentiated_evaluations(trained.solver)
+    evaluations = differentiated_evaluations(trained.solver)
     stack = tokens * model.get("num_hidden_layers", 0) * layer_activation_bytes(model, width)
     # Recomputed, an evaluation keeps its input z alone; one at a time has its activations.
     kept = tokens * 4 * model.get("hidden_size", 0) * evaluations + stack if is_recomputed else evaluations * stack

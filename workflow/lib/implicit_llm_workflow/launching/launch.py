@@ -54,7 +54,7 @@ class Ended(Exception):
 def launch(request: LaunchRequest) -> None:
     """Run the processes to their end. Raises: LaunchError before they begin; Ended."""
     leave_out_models()
-    from implicit_llm.runs.launched import LaunchFolder
+    from implicit_llm_contracts.runs.launched import LaunchFolder
 
     allocation = Allocation.current()
     require_nodes(request.nodes, allocation)
@@ -76,7 +76,7 @@ def tell_who_started_this(error: Exception) -> None:
     is_told = "SUBMITIT_JOB_STATUS" in os.environ or "IMPLICIT_LLM_LAUNCH_FOLDER" in os.environ
     if is_told and getattr(error, "failure_class", "") is not None:
         leave_out_models()
-        from implicit_llm.runs import job_status
+        from implicit_llm_contracts.runs import job_status
 
         job_status.report_failure(error)
 

@@ -75,7 +75,7 @@ def supervise(job: NodeJob) -> int:
     Returns: the exit code of torchrun, or minus the signal that ended it; the folder holds the reasons.
     """
     leave_out_models()
-    from implicit_llm.runs.launched import LaunchFolder
+    from implicit_llm_contracts.runs.launched import LaunchFolder
 
     folder, told = LaunchFolder(job.folder), set[int]()
 
@@ -116,7 +116,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     node = int(os.environ["SLURM_NODEID"])
     leave_out_models()
-    from implicit_llm.runs.launched import LaunchFolder
+    from implicit_llm_contracts.runs.launched import LaunchFolder
 
     if int(os.environ.get("SLURM_NTASKS", given.nodes)) != given.nodes:
         error = LaunchError(f"{given.nodes} nodes were asked for, srun gives others: {shown_slurm_variables()}")
@@ -140,7 +140,7 @@ def _torchrun(job: NodeJob) -> list[str]:
 
 
 def _environment(job: NodeJob) -> dict[str, str]:
-    from implicit_llm.runs.launched import FOLDER_VARIABLE, NODE_VARIABLE, WORLD_VARIABLE
+    from implicit_llm_contracts.runs.launched import FOLDER_VARIABLE, NODE_VARIABLE, WORLD_VARIABLE
 
     threads = {"OMP_NUM_THREADS": str(job.threads)} if job.threads else {}
     launch = {FOLDER_VARIABLE: str(job.folder), NODE_VARIABLE: str(job.node)}

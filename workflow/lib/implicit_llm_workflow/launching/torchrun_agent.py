@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-    from implicit_llm.runs.launched import FOLDER_VARIABLE, NODE_VARIABLE, Death, LaunchFolder
+    from implicit_llm_contracts.runs.launched import FOLDER_VARIABLE, NODE_VARIABLE, Death, LaunchFolder
 
     folder, node = LaunchFolder(Path(os.environ[FOLDER_VARIABLE])), int(os.environ[NODE_VARIABLE])
     host = socket.gethostname()
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 def _become_child_of_the_agent() -> None:
     leave_out_models()
-    from implicit_llm.runs.launched import die_with_parent
+    from implicit_llm_contracts.runs.launched import die_with_parent
 
     die_with_parent()
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the processes inherit this, until they have a handler

@@ -21,10 +21,11 @@ from implicit_llm_workflow.planning.source_cache import SourceCache
 PLUMBING = (
     "implicit_llm.cards",
     "implicit_llm.runs",
-    "implicit_llm.testing",
     "implicit_llm.tracking",
     "implicit_llm.training.operations",
+    "implicit_llm_contracts.runs",
 )
+CONTRACTS = "implicit_llm_contracts"
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".yaml"}
 
 
@@ -45,7 +46,9 @@ def stage_sources(module: str) -> dict[str, Source]:
 def _library() -> Project:
     """One for all stages, which share most of what they import."""
     folder = package_dir(LIBRARY)
-    return Project({LIBRARY: folder}, SourceCache(folder / "__pycache__" / "code-digests"))
+    return Project(
+        {LIBRARY: folder, CONTRACTS: package_dir(CONTRACTS)}, SourceCache(folder / "__pycache__" / "code-digests")
+    )
 
 
 def stage_module(stage: str, config: Mapping[str, Any]) -> str:

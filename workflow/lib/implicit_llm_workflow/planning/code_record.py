@@ -1,8 +1,8 @@
 """What the code behind a digest was, module by module and function by function, so that a change can be named later.
 
     results/<config>/.code/<first 16 of the code digest>.json:
-    {"module": "implicit_llm.training.stage", "files": {"implicit_llm.solver.config": "<sha256>", ...},
-     "parts": {"implicit_llm.solver.config": {"SolverConfig": "<first 16 of a sha256>", ...}}}
+    {"module": "implicit_llm.training.stage", "files": {"implicit_llm_contracts.config.solver": "<sha256>", ...},
+     "parts": {"implicit_llm_contracts.config.solver": {"SolverConfig": "<first 16 of a sha256>", ...}}}
 
 `files` gives the digest again, so that a record cannot speak of other code than its name says. The workflow writes one
 for each stage before the first job; results that are older than that have none.

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_workflow.experiment_files.data_sets import (
     CATBABI,
     WORD_PROBLEM,
@@ -20,7 +21,6 @@ from implicit_llm_workflow.experiment_files.data_sets import (
 )
 from implicit_llm_workflow.experiment_files.evaluations import PERPLEXITY, Evaluation
 from implicit_llm_workflow.experiment_files.runs import Run
-from implicit_llm_workflow.library_module import load_library_module
 from implicit_llm_workflow.planning.data_nodes import nodes_of_test_data
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import read_metrics
@@ -66,8 +66,7 @@ def where_to_look(plan: Plan) -> Iterator[str]:
     yield f"report: {page}" if page.is_file() else f"report: not made yet; type: {make}"
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     store = plan.root.parent / "mlflow.db"
-    shown = load_library_module("tracking/passwords.py").without_password
-    yield f"MLflow: {shown(uri)}" if uri else f"MLflow: mlflow ui --backend-store-uri sqlite:///{store}"
+    yield f"MLflow: {without_password(uri)}" if uri else f"MLflow: mlflow ui --backend-store-uri sqlite:///{store}"
 
 
 def _evaluated(plan: Plan, data: DataSet, evaluation: Evaluation) -> Iterator[Evaluated]:

@@ -1,5 +1,5 @@
 """The journals of jobs as the driver reads them, without the library and while a job writes: of a damaged or torn line
-nothing is taken. The format is that of implicit_llm/tracking/journal.py.
+nothing is taken. The format is that of workflow/lib/implicit_llm_contracts/runs/journal.py.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
 from implicit_llm_workflow.estimates.training_memory import STATE_BYTES
-from implicit_llm_workflow.library_module import load_library_module
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 
@@ -24,12 +24,11 @@ def rule_of(node: Node) -> str:
 
 def largest_checkpoint_bytes(plan: Plan) -> int:
     """Of a training state of the plan; models of unknown size count nothing."""
-    flops = load_library_module("analysis/flops.py")
     sizes = [0]
     for node in plan.nodes.values():
         if node.stage == "train":
             try:
-                sizes.append(STATE_BYTES * flops.num_parameters(node.config["model"]))
-            except flops.UncountedModel:
+                sizes.append(STATE_BYTES * num_parameters(node.config["model"]))
+            except UncountedModel:
                 continue
     return max(sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from implicit_llm.evaluation.config import ModeConfig, SweepConfig
+from implicit_llm_contracts.config.evaluation import ModeConfig, SweepConfig
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import UserError
 
 FILE_NAME = "manifest.json"
 FORMAT = 1

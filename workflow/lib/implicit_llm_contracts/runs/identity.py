@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.canonical import digest
-from implicit_llm.runs.errors import UserError
-from implicit_llm.runs.visibility import wait_for_files
+from implicit_llm_contracts.runs.canonical import digest
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.visibility import wait_for_files
 
 
 class IdentityError(UserError):

@@ -46,13 +46,13 @@ def reset() -> None:
     _hits.clear()
 
 
-def registered(root: Path | None = None) -> tuple[str, ...]:
-    """Names of all fault points in the source below `root` (default: the whole package), sorted.
+def registered(*roots: Path) -> tuple[str, ...]:
+    """Names of all fault points in the source below `roots`, sorted.
 
     Raises: ValueError for a point whose name is not a literal.
     """
     names: set[str] = set()
-    for path in sorted((root or Path(__file__).parents[1]).rglob("*.py")):
+    for path in (path for root in roots for path in root.rglob("*.py")):
         names.update(points_in(ast.parse(path.read_text(encoding="utf-8"), str(path)), str(path)))
     return tuple(sorted(names))
 

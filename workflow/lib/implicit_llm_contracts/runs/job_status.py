@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.runs.errors import failure_class_of
-from implicit_llm.runs.launched import LaunchFolder
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import failure_class_of
+from implicit_llm_contracts.runs.launched import LaunchFolder
 
 VARIABLE = "SUBMITIT_JOB_STATUS"
 

@@ -21,12 +21,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs import manifest as manifests
-from implicit_llm.runs.atomic import fsync_file, is_temporary, remove_leftovers, storage_errors, write_atomic
-from implicit_llm.runs.errors import UserError
-from implicit_llm.runs.identity import Identity
-from implicit_llm.runs.manifest import FileRecord, Level, Manifest, ManifestError
-from implicit_llm.testing import faults
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs import manifest as manifests
+from implicit_llm_contracts.runs.atomic import fsync_file, is_temporary, remove_leftovers, storage_errors, write_atomic
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import FileRecord, Level, Manifest, ManifestError
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from implicit_llm.runs.errors import UserError
-from implicit_llm.testing import faults
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -1,17 +1,19 @@
-"""The one logging set-up of a stage: this package to stderr and a file, the warnings of libraries to the file only."""
+"""The one logging set-up of a stage: the project to stderr and a file, the warnings of libraries to the file only."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from implicit_llm.runs.atomic import storage_errors
+from implicit_llm_contracts.runs.atomic import storage_errors
 
-PACKAGE = "implicit_llm"
+PACKAGES = ("implicit_llm", "implicit_llm_contracts")
+_USER_INFO = re.compile(r"(?<=://)[^\s/@]+@")
 FILE_ONLY = {"file_only": True}  # `extra` of records that the console shows in its own way
 
 
@@ -30,23 +32,28 @@ def configured(log: Path | None) -> Iterator[None]:
         with storage_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
             handlers.append(logging.FileHandler(log, mode="a", encoding="utf-8"))
-    root, package = logging.getLogger(), logging.getLogger(PACKAGE)
-    levels = (root.level, package.level)
-    root.setLevel(logging.WARNING)
-    package.setLevel(logging.INFO)
+    loggers = [logging.getLogger(name) for name in (None, *PACKAGES)]
+    root, levels = loggers[0], [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING if logger is root else logging.INFO)
     for handler in handlers:
         handler.setFormatter(formatter)
         root.addHandler(handler)
     try:
         yield
     finally:
-        root.setLevel(levels[0])
-        package.setLevel(levels[1])
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
 
 
+def without_password(text: str) -> str:
+    """Replace the user and password of each address in the text, such as `http://me:secret@host:5000`, by `***`."""
+    return _USER_INFO.sub("***@", text)
+
+
 def _is_for_stderr(record: logging.LogRecord) -> bool:
-    is_own = record.name == PACKAGE or record.name.startswith(f"{PACKAGE}.")
+    is_own = record.name.partition(".")[0] in PACKAGES
     return (is_own or record.levelno >= logging.ERROR) and not getattr(record, "file_only", False)

@@ -9,7 +9,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.runs.errors import Preempted, failure_class_of
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import Preempted, failure_class_of
 
 FOLDER_VARIABLE, NODE_VARIABLE = "IMPLICIT_LLM_LAUNCH_FOLDER", "IMPLICIT_LLM_LAUNCH_NODE"
 WORLD_VARIABLE = "IMPLICIT_LLM_LAUNCH_WORLD_SIZE"

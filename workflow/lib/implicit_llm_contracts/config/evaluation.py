@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from implicit_llm.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 if TYPE_CHECKING:
-    from implicit_llm.solver.config import SolverConfig
+    from implicit_llm_contracts.config.solver import SolverConfig
 
 PARALLEL = "parallel"  # the one mode of an explicit model
 SEQUENTIAL = "sequential"

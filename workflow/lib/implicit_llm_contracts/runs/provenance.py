@@ -14,9 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.atomic import write_atomic
-from implicit_llm.testing import faults
-from implicit_llm.tracking.journal import read_records
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.journal import read_records
 
 PACKAGES = (
     "implicit-llm", "torch", "transformers", "accelerate", "safetensors", "numpy", "datasets", "lm-eval", "mlflow",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from implicit_llm.evaluation.config import ModeConfig, SweepConfig
+from implicit_llm_contracts.config.evaluation import ModeConfig, SweepConfig
 
 # Draws behind the standard error of a perplexity; the harness's own number.
 BOOTSTRAP_DRAWS = 100_000

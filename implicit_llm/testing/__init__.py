@@ -1,1 +1,0 @@
-"""Fault injection for the tests of the promises that a run directory makes."""
