@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.data.downloads import local_folder
 from implicit_llm.data.fetched_files import fetched_model
+from implicit_llm_contracts.runs.downloads import local_folder
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import sha256_of
 

@@ -14,13 +14,13 @@ import implicit_llm  # noqa: F401  (registers the implicit models with the Auto 
 from implicit_llm.cards.checkpoint_card import checkpoint_card
 from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.checkpoint.source import CONFIG_FILE, PICKLE_FILE, Checkpoint, CheckpointConfig, find_checkpoint
-from implicit_llm.data.downloads import downloads_folder
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.foreign import load_errors, load_foreign
 from implicit_llm.models.original_mamba2 import is_original_mamba2, load_original_mamba2
 from implicit_llm.models.published_layout import is_published
 from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm_contracts.runs.atomic import commit_directory, remove_temporary, storage_errors, temporary_name
+from implicit_llm_contracts.runs.downloads import downloads_folder
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fill import fill
 
@@ -38,7 +38,7 @@ def run(context: StageContext) -> StageResult:
     Runtime option: downloads. Raises: UserError.
     """
     wanted = fill(CheckpointConfig, context.config, f"checkpoint/{context.name}")
-    checkpoint = find_checkpoint(wanted, downloads_folder(context.runtime))
+    checkpoint = find_checkpoint(wanted, downloads_folder(context.runtime.get("downloads")))
     layout = layout_of(checkpoint)
     transformers_logging.disable_progress_bar()
     model = _load(checkpoint, layout)

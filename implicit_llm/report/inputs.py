@@ -16,13 +16,13 @@ from implicit_llm.report.babi_results import BabiPoint
 from implicit_llm.report.config import ReportError
 from implicit_llm.report.data_runs import find_data
 from implicit_llm.report.holes import Hole, missing_records
-from implicit_llm.report.natural_order import natural
 from implicit_llm.report.perplexity_results import PerplexityPoint
 from implicit_llm.report.results import Point, name_phases
 from implicit_llm.report.training_runs import Phase, TrainingRun, phase_label
 from implicit_llm.runs.stage import Input
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.manifest import FileRecord
+from implicit_llm_contracts.runs.natural_order import natural
 
 EVALUATE, TRAIN, CHECKPOINT = "evaluate", "train", "checkpoint"
 

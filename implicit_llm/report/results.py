@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
-from implicit_llm.report.natural_order import natural
+from implicit_llm_contracts.runs.natural_order import natural
 
 # In this order a mode speaks for its model when the config names none.
 HEADLINE_MODES = ("blockwise", "sequential", "simultaneous", "published")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from implicit_llm.report.model_groups import ModelGroup, Variant
-from implicit_llm.report.natural_order import natural
 from implicit_llm.report.results import BestSeed, Cell, Spread, Task, from_record, hard_label
+from implicit_llm_contracts.runs.natural_order import natural
 
 ITERATIONS, TOLERANCE = "eval_max_iter", "eval_tol"
 ACCURACY, PERPLEXITY = "accuracy_last10", "perplexity"

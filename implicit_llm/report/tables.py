@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from implicit_llm.report.accuracy_figures import Setting, settings_of
-from implicit_llm.report.natural_order import natural
 from implicit_llm.report.published import Published, PublishedNumber
 from implicit_llm.report.results import COST, LAST_TEN, BestSeed, Cell, Results, Spread, mode_rank
 from implicit_llm.report.table_text import csv_text, escape, spread_columns, spread_values
+from implicit_llm_contracts.runs.natural_order import natural
 
 CSV_METRICS = (
     "accuracy_last10", "accuracy_sequence", "accuracy_token", "f_evaluations_per_token", "iterations_per_token",

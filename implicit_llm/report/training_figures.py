@@ -12,11 +12,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from implicit_llm.report.axes import tell_if_empty
 from implicit_llm.report.model_groups import ModelGroup
-from implicit_llm.report.natural_order import natural
 from implicit_llm.report.results import Results
 from implicit_llm.report.style import BAND, MUTED, Series, run_series
 from implicit_llm.report.svg import Figure, Panel
 from implicit_llm.report.training_runs import LANGUAGE_MODEL, LOSS, TrainingRun
+from implicit_llm_contracts.runs.natural_order import natural
 
 WORD_PROBLEM, CATBABI = "word_problem", "catbabi"  # tasks of training runs
 KIND_WORDS = {WORD_PROBLEM: "word problems", CATBABI: "CatbAbI", LANGUAGE_MODEL: "text"}

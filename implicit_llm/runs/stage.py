@@ -184,7 +184,7 @@ def _context(
         stage=identity.stage,
         name=identity.name,
         fingerprint=identity.fingerprint,
-        config=identity.config,
+        config=dict(identity.config),
         inputs=inputs,
         run_dir=run.path,
         work=run.work,

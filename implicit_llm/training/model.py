@@ -10,13 +10,13 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
-from implicit_llm.data.downloads import downloads_folder, local_folder
 from implicit_llm.data.fetched_files import fetched_model
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.foreign import load_foreign
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
+from implicit_llm_contracts.runs.downloads import downloads_folder, local_folder
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import sha256_of
 
@@ -87,7 +87,7 @@ def _pretrained(fields: dict[str, Any], where: str) -> PreTrainedModel:
 
 
 def _folder_of(fields: dict[str, Any], where: str) -> Path:
-    name, revision, downloads = fields["pretrained"], fields.get("revision"), downloads_folder({})
+    name, revision, downloads = fields["pretrained"], fields.get("revision"), downloads_folder()
     if revision is not None:
         return fetched_model(name, revision, downloads)
     folder = local_folder(Path(name), downloads)

@@ -22,9 +22,9 @@ from implicit_llm.data.babi import (
 from implicit_llm.data.babi_archive import find_archive, read_archive
 from implicit_llm.data.babi_simulator.lexicon import all_words
 from implicit_llm.data.babi_simulator.simulate import SimulatorConfig, simulate
-from implicit_llm.data.downloads import downloads_folder
 from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.downloads import downloads_folder
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fill import fill
 
@@ -76,7 +76,7 @@ def _simulated(config: SimulatorConfig, name: str) -> Iterator[tuple[str, bytes,
 
 
 def _archived(context: StageContext, config: ArchiveConfig) -> Iterator[tuple[str, bytes, list[Story]]]:
-    archive = find_archive(downloads_folder(context.runtime))
+    archive = find_archive(downloads_folder(context.runtime.get("downloads")))
     context.log.info("reading %s", archive)
     contents: Mapping[str, bytes] = read_archive(archive, config.missing_files)
     for name, data in tqdm(contents.items(), desc=context.name, unit="file", disable=None):

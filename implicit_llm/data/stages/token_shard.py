@@ -9,11 +9,11 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from implicit_llm.data.corpus import Share, open_share
-from implicit_llm.data.downloads import downloads_folder
 from implicit_llm.data.encoding import encoder_for
 from implicit_llm.data.token_shard import RECORD_NAME, Progress, TokenShardConfig, TokenShardWriter, read_record
 from implicit_llm.data.tokenizer import FILE_NAME, load_tokenizer, require_ids_below
 from implicit_llm.runs.stage import StageContext, StageResult
+from implicit_llm_contracts.runs.downloads import downloads_folder
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fill import fill
 
@@ -32,7 +32,9 @@ def run(context: StageContext) -> StageResult:
     """
     fields = {key: value for key, value in context.config.items() if key != "kind"}
     config = fill(TokenShardConfig, fields, where=context.name)
-    share = open_share(config.corpus, downloads_folder(context.runtime), config.shard, config.num_shards)
+    share = open_share(
+        config.corpus, downloads_folder(context.runtime.get("downloads")), config.shard, config.num_shards
+    )
     tokenizer, end_of_text = _tokenizer(context)
     require_ids_below(tokenizer, config.vocab_size)
     writer = TokenShardWriter(context.work, encoder_for(tokenizer), end_of_text, config.split)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from implicit_llm.data.downloads import downloads_folder
 from implicit_llm.data.tokenizer import FILE_NAME, TokenizerConfig, load_tokenizer, make_tokenizer, num_ids_of
 from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.downloads import downloads_folder
 from implicit_llm_contracts.runs.fill import fill
 
 
@@ -19,7 +19,7 @@ def run(context: StageContext) -> StageResult:
     fields = {key: value for key, value in context.config.items() if key != "kind"}
     config = fill(TokenizerConfig, fields, where=context.name)
     start_s = time.perf_counter()
-    text = make_tokenizer(config, downloads_folder(context.runtime))
+    text = make_tokenizer(config, downloads_folder(context.runtime.get("downloads")))
     tokenizer = load_tokenizer(text, FILE_NAME)
     write_atomic(context.work / FILE_NAME, text)
     num_ids = num_ids_of(tokenizer)

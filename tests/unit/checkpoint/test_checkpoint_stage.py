@@ -19,7 +19,7 @@ from implicit_llm.checkpoint.source import CheckpointError
 from implicit_llm.checkpoint.stage import CheckpointLayoutError
 from implicit_llm.data.fetched_files import FetchedFilesError
 from implicit_llm.runs.stage import run_stage
-from implicit_llm_contracts.runs.fill import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest, sha256_of
 from tests.unit.checkpoint.foreign import VOCAB, save_foreign, save_original_mamba2
 from tests.unit.evaluation.finished_runs import request

@@ -18,8 +18,8 @@ from implicit_llm.data.catbabi import (
     rows,
     shuffled,
 )
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.fill import ConfigError, fill
+from implicit_llm_contracts.runs.errors import ConfigError, UserError
+from implicit_llm_contracts.runs.fill import fill
 
 BASE = CatbabiConfig(
     collection="small", split="train", mode="lm", length=8, vocab_size=20, seed=0, drop_last_story=False

@@ -13,8 +13,9 @@ import pytest
 from implicit_llm.data import corpus_file
 from implicit_llm.data.corpus import CorpusConfig, Share, open_share
 from implicit_llm.data.corpus_file import CorpusError
-from implicit_llm.data.downloads import downloads_folder
-from implicit_llm_contracts.runs.fill import ConfigError, fill
+from implicit_llm_contracts.runs.downloads import downloads_folder
+from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.fill import fill
 from tests.unit.data.text_samples import sentence, write_jsonl
 
 TEXTS = ["one\ntwo", "", "naïve Zoë", "last \U0001f600"]
@@ -244,7 +245,7 @@ def test_a_hub_data_set_is_streamed_file_by_file(tmp_path: Path, monkeypatch: py
 
 def test_the_folder_of_fetched_files_is_the_option_then_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMPLICIT_LLM_DATA", "/data")
-    assert downloads_folder({"downloads": "/given"}) == Path("/given")
-    assert downloads_folder({"downloads": None}) == Path("/data")
+    assert downloads_folder("/given") == Path("/given")
+    assert downloads_folder(None) == Path("/data")
     monkeypatch.delenv("IMPLICIT_LLM_DATA")
-    assert downloads_folder({}) == Path("results/downloads")
+    assert downloads_folder() == Path("results/downloads")

@@ -21,7 +21,7 @@ from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.stages import catbabi as stage
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.runs.stage import run_stage
-from implicit_llm_contracts.runs.fill import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import work_directory
 from tests.unit.evaluation.finished_runs import records, request, train_nothing

@@ -12,7 +12,8 @@ from implicit_llm_contracts.config.evaluation import (
     swept_modes,
 )
 from implicit_llm_contracts.config.solver import SolverConfig
-from implicit_llm_contracts.runs.fill import ConfigError, fill
+from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.fill import fill
 
 
 def test_mode_changes_only_what_it_names() -> None:

@@ -10,7 +10,7 @@ import pytest
 from implicit_llm.evaluation.stages import duality as stage
 from implicit_llm.runs.stage import StageContext, StageResult, run_stage
 from implicit_llm_contracts.config.evaluation import EvaluateConfigError
-from implicit_llm_contracts.runs.fill import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
 from tests.unit.evaluation.small_streams import VOCAB, random_documents, write_stream

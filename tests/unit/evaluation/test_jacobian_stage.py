@@ -14,7 +14,7 @@ from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.jacobian import JacobianConfig, choose_coordinates, measure, random_layer
 from implicit_llm.evaluation.stages import jacobian as stage
 from implicit_llm.runs.stage import run_stage
-from implicit_llm_contracts.runs.fill import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
 

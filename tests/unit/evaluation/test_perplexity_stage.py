@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from implicit_llm.evaluation.answers import EvaluationJob
 from implicit_llm.evaluation.stages import perplexity as stage
 from implicit_llm.runs.stage import StageContext, StageResult, run_stage
-from implicit_llm_contracts.runs.fill import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
 from tests.unit.evaluation.small_streams import END_OF_TEXT, write_stream

@@ -8,7 +8,7 @@ import pytest
 from implicit_llm.report.claims import Claim, Condition, Measure, judge, load_claims
 from implicit_llm.report.config import ReportError
 from implicit_llm.report.results import Point, Results
-from implicit_llm_contracts.runs.fill import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 
 ASSETS = Path(__file__).parents[3] / "workflow" / "report"
 POINT = Point.from_record(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from implicit_llm.report.natural_order import natural
 from implicit_llm.report.swept_results import swept_panels
+from implicit_llm_contracts.runs.natural_order import natural
 
 
 def test_numbers_in_names_are_counted() -> None:

@@ -19,7 +19,7 @@ from implicit_llm.report.published import MARK_WORDS, Published, load_published
 from implicit_llm.report.published_section import published_section
 from implicit_llm.report.results import Point
 from implicit_llm.report.section import SectionInputs
-from implicit_llm_contracts.runs.fill import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 
 ASSETS = Path(__file__).parents[3] / "workflow" / "report"
 PUBLISHED = load_published(ASSETS / "published.yaml")

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from implicit_llm_contracts.runs.fill import ConfigError, fill
+from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.fill import fill
 
 
 @dataclass(frozen=True)

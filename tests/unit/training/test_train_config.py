@@ -6,7 +6,8 @@ import pytest
 
 from implicit_llm.training.model import ModelError, build_model
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
-from implicit_llm_contracts.runs.fill import ConfigError, fill
+from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.fill import fill
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, train_config
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from implicit_llm_workflow.atomic_text import write_text
-from implicit_llm_workflow.downloads import local_folder
+from implicit_llm_contracts.runs.atomic import write_once
+from implicit_llm_contracts.runs.downloads import local_folder
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -48,7 +48,7 @@ class FileDigests:
 
     def _write(self, values: dict[str, list]) -> None:
         with suppress(OSError):  # it is only faster with it
-            write_text(self._cache, json.dumps(values, indent=1))
+            write_once(self._cache, json.dumps(values, indent=1))
 
 
 def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str, str]:

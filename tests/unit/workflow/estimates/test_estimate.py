@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.config import flops
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.estimates.data_estimate import TokenisationRate, data_estimates, tokenisation_rate
 from implicit_llm_workflow.estimates.estimate import Choice, TrainingEstimate, TrainingEstimator
 from implicit_llm_workflow.estimates.evaluation_estimate import evaluation_estimates

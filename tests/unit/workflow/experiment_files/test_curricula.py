@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
 from implicit_llm_workflow.planning.graph import build_graph
 from tests.unit.workflow.experiments import ExperimentFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 from tests.unit.workflow.experiments import ExperimentFile

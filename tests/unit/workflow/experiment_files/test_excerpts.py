@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.config_files import experiment_path
 from implicit_llm_workflow.experiment_files.experiment import Experiment, load_experiment
 from implicit_llm_workflow.planning.graph import build_graph

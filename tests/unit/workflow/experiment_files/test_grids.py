@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from tests.unit.workflow.experiments import ExperimentFile
 
 GRID = """\

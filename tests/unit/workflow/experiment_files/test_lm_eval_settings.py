@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.lm_eval_settings import SUITES_FILE, TASK_FOLDERS, lm_eval_settings
 from implicit_llm_workflow.node import Node
 from tests.unit.workflow.console_calls import loaded_after, run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.file_digests import FileDigests, safe_digests
 from implicit_llm_workflow.planning.report_outputs import report_tables
 from implicit_llm_workflow.prefetching.prefetch_needs import HubCheckpoint, HubFiles, needs_of

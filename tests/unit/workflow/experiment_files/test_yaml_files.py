@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.planning.graph import build_graph
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.tiny_jobs import finish

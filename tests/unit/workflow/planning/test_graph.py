@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from implicit_llm_workflow.planning.fingerprint import Identity
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 from tests.unit.workflow.experiments import ExperimentFile

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from implicit_llm.data import babi_archive
-from implicit_llm_workflow.downloads import downloads_folder
+from implicit_llm_contracts.runs.downloads import downloads_folder
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.prefetching.prefetch import BABI_NAME, satisfy
 from implicit_llm_workflow.prefetching.prefetch_needs import (
@@ -146,9 +146,9 @@ def test_a_file_that_only_the_user_has_is_looked_for(tmp_path: Path) -> None:
 
 def test_the_downloads_folder_is_that_of_the_data_jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("IMPLICIT_LLM_DATA", raising=False)
-    assert downloads_folder(None) == Path("results/downloads")
+    assert downloads_folder() == Path("results/downloads")
     monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path))
-    assert downloads_folder(None) == tmp_path
+    assert downloads_folder() == tmp_path
     assert downloads_folder(Path("elsewhere")) == Path("elsewhere")
 
 

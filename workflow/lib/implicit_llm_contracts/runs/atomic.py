@@ -90,11 +90,12 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
     Raises: StorageError, with `path` as it was before and no temporary file left.
     """
+    retried(lambda: write_once(path, data), path)
+
+
+def write_once(path: Path, data: bytes | str) -> None:
+    """Write like `write_atomic` but do not try again: for caches, which one can do without. Raises: StorageError."""
     raw = data.encode("utf-8") if isinstance(data, str) else data
-    retried(lambda: _write_once(path, raw), path)
-
-
-def _write_once(path: Path, raw: bytes) -> None:
     with storage_errors(path, len(raw)):
         path.parent.mkdir(parents=True, exist_ok=True)
         tmp = temporary_name(path)

@@ -1,4 +1,4 @@
-"""The one JSON form that digests are taken of; the driver computes fingerprints in the same form."""
+"""The one JSON form that digests are taken of."""
 
 from __future__ import annotations
 

@@ -14,6 +14,10 @@ class UserError(Exception):
     failure_class = "user"
 
 
+class ConfigError(UserError):
+    """A configuration file, or a key or value in it, is wrong; the message names it."""
+
+
 class Preempted(Exception):
     """The stage stopped on request after committing its state; started again it goes on from there."""
 

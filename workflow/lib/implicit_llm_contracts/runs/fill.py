@@ -9,7 +9,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -21,10 +21,6 @@ _NAMES = {
     type(None): "null",
     Path: "a path",
 }
-
-
-class ConfigError(UserError):
-    """A key or value of a configuration is wrong; the message names it."""
 
 
 def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs.canonical import digest
+from implicit_llm_contracts.runs.canonical import canonical_json, digest
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.visibility import wait_for_files
 
@@ -18,14 +20,23 @@ class IdentityError(UserError):
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything that a run's result depends on; `code` is the stage's code digest."""
+    """Everything that a run's result depends on. `code` is the code digest; the name is not part of the fingerprint."""
 
     stage: str
     name: str
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     code: str
-    upstream: dict[str, str]  # role -> fingerprint
-    fingerprint: str
+    upstream: Mapping[str, str]  # role -> fingerprint
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return compute_fingerprint(self.stage, self.config, self.code, self.upstream)
+
+    def to_json(self) -> str:
+        """The text for `--identity`, which `parse` reads."""
+        return canonical_json(
+            {field.name: getattr(self, field.name) for field in fields(self)} | {"fingerprint": self.fingerprint}
+        )
 
     @classmethod
     def parse(cls, text: str) -> Identity:
@@ -56,23 +67,24 @@ class Identity:
             raise IdentityError(
                 f"{where}: expected a JSON object, found {type(values).__name__}; give JSON text or @FILE"
             )
-        for field in fields(cls):
-            expected = dict if field.name in ("config", "upstream") else str
-            if field.name not in values:
-                raise IdentityError(f"{where}: the key '{field.name}' is missing; let the workflow make the identity")
-            if not isinstance(values[field.name], expected):
-                kind = "an object" if expected is dict else "a string"
-                raise IdentityError(f"{where}: '{field.name}' must be {kind}; let the workflow make the identity")
-        unknown = sorted(values.keys() - {field.name for field in fields(cls)})
+        kinds = {field.name: str for field in fields(cls)} | {"fingerprint": str, "config": dict, "upstream": dict}
+        for key, kind in kinds.items():
+            if key not in values:
+                raise IdentityError(f"{where}: the key '{key}' is missing; let the workflow make the identity")
+            if not isinstance(values[key], kind):
+                shown = "an object" if kind is dict else "a string"
+                raise IdentityError(f"{where}: '{key}' must be {shown}; let the workflow make the identity")
+        unknown = sorted(values.keys() - kinds.keys())
         if unknown:
             raise IdentityError(
                 f"{where}: unknown key '{unknown[0]}'; remove it, or let the workflow make the identity"
             )
+        given = values.pop("fingerprint")
         identity = cls(**values)
-        identity._check(where)
+        identity._check(where, given)
         return identity
 
-    def _check(self, where: str) -> None:
+    def _check(self, where: str, given: str) -> None:
         for role, fingerprint in self.upstream.items():
             if not isinstance(fingerprint, str):
                 raise IdentityError(
@@ -83,14 +95,13 @@ class Identity:
             raise IdentityError(
                 f"{where}: stage '{self.stage}' and name '{self.name}' do not make a path; rename the run"
             )
-        wanted = compute_fingerprint(self.stage, self.config, self.code, self.upstream)
-        if self.fingerprint != wanted:
+        if given != self.fingerprint:
             raise IdentityError(
-                f"{where}: fingerprint {self.fingerprint[:16]} does not belong to the rest, which gives {wanted[:16]}; "
+                f"{where}: fingerprint {given[:16]} does not belong to the rest, which gives {self.fingerprint[:16]}; "
                 "do not edit an identity by hand, let the workflow make it"
             )
 
 
-def compute_fingerprint(stage: str, config: dict[str, Any], code: str, upstream: dict[str, str]) -> str:
+def compute_fingerprint(stage: str, config: Mapping[str, Any], code: str, upstream: Mapping[str, str]) -> str:
     """sha256 (hex) of canonical JSON of {stage, config, code, upstream}; the name is not part of it."""
     return digest({"stage": stage, "config": config, "code": code, "upstream": upstream})

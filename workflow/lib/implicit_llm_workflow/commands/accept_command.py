@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.commands import experiment_options as options
-from implicit_llm_workflow.errors import UserError
 
 
 class ReasonMissing(UserError):

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.runs.downloads import downloads_folder
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.commands.job import Job, OptionError, run_job
-from implicit_llm_workflow.downloads import downloads_folder
 from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
 from implicit_llm_workflow.planning.code_digest import module_digest, stage_module
-from implicit_llm_workflow.planning.fingerprint import Identity
 from implicit_llm_workflow.planning.recorded import MANIFEST, METRICS
 
 ROOT = Path("results") / "by-hand"
@@ -118,7 +118,7 @@ def _model(asked: ByHand) -> Finished:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip(".-") or "checkpoint"
     identity = Identity("checkpoint", name, config, module_digest(stage_module("checkpoint", config)), {})
     run_dir = ROOT / "checkpoint" / name
-    runtime = {"downloads": downloads_folder(None)}
+    runtime = {"downloads": downloads_folder()}
     run_job(Job("checkpoint", run_dir, identity.to_json(), None, asked.log, runtime))
     return _finished(run_dir)
 

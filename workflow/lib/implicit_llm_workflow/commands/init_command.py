@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_workflow.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.project_dirs import CONFIG_DIR, ENVIRONMENTS_DIR, PROJECT_DIR
 
 SNAKEFILE = """\

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from implicit_llm_contracts.runs import signals
-from implicit_llm_workflow.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.library_module import leave_out_models
 from implicit_llm_workflow.planning.code_digest import stage_module
 from implicit_llm_workflow.planning.recorded import MANIFEST

@@ -32,7 +32,7 @@ def prefetch(
         implicit-llm prefetch --config paper --downloads /scratch/downloads
         snakemake prefetch --profile profiles/local --configfile workflow/config/paper.yaml
     """
-    from implicit_llm_workflow.downloads import downloads_folder
+    from implicit_llm_contracts.runs.downloads import downloads_folder
     from implicit_llm_workflow.planning.plan import RESULTS
     from implicit_llm_workflow.prefetching.prefetch import satisfy
     from implicit_llm_workflow.prefetching.prefetch_needs import needs_of

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.natural_order import natural
 from implicit_llm_workflow.commands import experiment_options as options
-from implicit_llm_workflow.errors import UserError
-from implicit_llm_workflow.natural_order import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

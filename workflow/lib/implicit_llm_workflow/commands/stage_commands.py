@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from implicit_llm_contracts.runs.downloads import DEFAULT_DOWNLOADS
 from implicit_llm_workflow.commands.job import (
     Device,
     Downloads,
@@ -21,7 +22,6 @@ from implicit_llm_workflow.commands.job import (
     Threads,
     run_job,
 )
-from implicit_llm_workflow.downloads import DEFAULT_DOWNLOADS
 from implicit_llm_workflow.launching.launch import LaunchRequest, launch, leave_other_processes
 
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from implicit_llm_workflow.canonical import canonical_json
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.canonical import canonical_json
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.estimates.data_estimate import TokenisationRate, data_estimate, tokenisation_rate
 from implicit_llm_workflow.estimates.estimate import TrainingEstimator
 from implicit_llm_workflow.estimates.evaluation_estimate import EvaluationEstimate, evaluation_estimates

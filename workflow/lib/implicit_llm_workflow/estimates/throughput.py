@@ -19,7 +19,7 @@ from implicit_llm_contracts.config.flops import (
     num_parameters,
     training_flops,
 )
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, Hardware, MeasuredStep
 from implicit_llm_workflow.library_module import package_dir
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.groups import vocabulary_size
 
 WORD_PROBLEM, CATBABI, LANGUAGE_MODEL = "word_problem", "catbabi", "language_model"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.data_sets import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM, DataSet
 from implicit_llm_workflow.experiment_files.lm_eval_settings import SETTINGS as LM_EVAL_SETTINGS
 from implicit_llm_workflow.experiment_files.lm_eval_settings import lm_eval_settings

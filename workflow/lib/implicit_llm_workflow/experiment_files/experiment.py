@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.config_files import ConfigFiles
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.experiment_files.evaluations import KINDS, Evaluation, build_evaluation

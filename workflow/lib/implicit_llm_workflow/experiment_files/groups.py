@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 
 MONOID_ORDER = {"none": 1, "aperiodic": 4}
 MAX_VOCABULARY = 1 << 16  # tokens are stored as uint16 at most

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 
 # YAML 1.1 (PyYAML, and so Snakemake) reads 1e-3 as text, because it wants a dot and a signed exponent.
 _EXPONENT_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")

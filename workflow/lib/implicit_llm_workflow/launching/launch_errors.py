@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from implicit_llm_workflow.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 
 _SHOWN = (
     "SLURM_JOB_ID",

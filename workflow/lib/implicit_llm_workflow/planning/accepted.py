@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from implicit_llm_workflow.atomic_text import write_text
-from implicit_llm_workflow.errors import UserError
-from implicit_llm_workflow.planning.fingerprint import Identity
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.planning.recorded import Damaged, read_recorded
 
 ACCEPTED = "accepted.json"
@@ -63,7 +63,7 @@ def write_acceptances(run_dir: Path, acceptances: Iterable[Acceptance]) -> None:
     entries = [asdict(acceptance) for acceptance in acceptances]
     if entries:
         text = json.dumps({"format": FORMAT, "accepted": entries}, indent=1, ensure_ascii=False)
-        write_text(run_dir / ACCEPTED, f"{text}\n")
+        write_atomic(run_dir / ACCEPTED, f"{text}\n")
     else:
         (run_dir / ACCEPTED).unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from implicit_llm_workflow.atomic_text import write_text
+from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_workflow.planning.code_digest import (
     is_docstring,
     module_text_digest,
@@ -74,7 +74,7 @@ def record_code(root: Path, modules: Iterable[str], digest_of: Mapping[str, str]
         if not record_path(root, digest_of[module]).exists():
             record = code_now(module)
             text = json.dumps(asdict(record), sort_keys=True, indent=1)
-            write_text(record_path(root, record.digest), f"{text}\n")
+            write_atomic(record_path(root, record.digest), f"{text}\n")
 
 
 def read_code_record(root: Path, digest: str) -> CodeRecord | None:

@@ -1,41 +1,12 @@
-"""Fingerprints: what a result depends on, as one digest that is known before anything has run."""
+"""The identity of every job of a plan, known before anything has run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from implicit_llm_workflow.canonical import canonical_json, digest
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import stage_module
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A node's identity as its job is given it; the name is told, but is not part of the fingerprint."""
-
-    stage: str
-    name: str
-    config: Mapping[str, Any]
-    code: str
-    upstream: Mapping[str, str]  # role -> fingerprint
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 (hexadecimal) of the canonical JSON of stage, config, code and upstream fingerprints."""
-        return digest({"stage": self.stage, "config": self.config, "code": self.code, "upstream": self.upstream})
-
-    def to_json(self) -> str:
-        """The text for `--identity`."""
-        values = {
-            "stage": self.stage,
-            "name": self.name,
-            "config": self.config,
-            "code": self.code,
-            "upstream": self.upstream,
-        }
-        return canonical_json({**values, "fingerprint": self.fingerprint})
 
 
 def identify(

@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from implicit_llm_workflow.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.validation import nearest
@@ -19,7 +20,7 @@ from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.accepted import Acceptance, find_acceptance, with_code_of
 from implicit_llm_workflow.planning.code_digest import module_digest, stage_module
 from implicit_llm_workflow.planning.code_record import record_code
-from implicit_llm_workflow.planning.fingerprint import Identity, identify
+from implicit_llm_workflow.planning.fingerprint import identify
 from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.planning.source_cache import SourceCache
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.atomic_text import write_text
+from implicit_llm_contracts.runs.atomic import write_once
 
 # What is found depends on these modules too.
 _FINDERS = ("code_digest.py", "project_sources.py")
@@ -40,7 +40,7 @@ class SourceCache:
         if self._path is None or not self._is_changed:
             return
         with suppress(OSError):
-            write_text(self._path, json.dumps(self._known, sort_keys=True))
+            write_once(self._path, json.dumps(self._known, sort_keys=True))
         self._is_changed = False
 
     @cached_property

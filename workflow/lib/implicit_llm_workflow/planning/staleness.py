@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from implicit_llm_workflow.canonical import canonical_json
+from implicit_llm_contracts.runs.canonical import canonical_json
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.accepted import Acceptance
-from implicit_llm_workflow.planning.fingerprint import Identity
 from implicit_llm_workflow.planning.recorded import Damaged, Recorded, read_recorded
 
 SHOWN_DIFFERENCES = 3

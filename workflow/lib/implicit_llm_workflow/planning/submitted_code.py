@@ -6,7 +6,7 @@ import importlib
 import sys
 from contextlib import suppress
 
-from implicit_llm_workflow.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.planning.code_digest import module_digest, stage_sources
 
 

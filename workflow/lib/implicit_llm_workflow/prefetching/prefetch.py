@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from implicit_llm_workflow.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.file_digests import PICKLE_FILE
 from implicit_llm_workflow.prefetching.prefetch_http import Download, FetchError, fetch
 from implicit_llm_workflow.prefetching.prefetch_hub import (

@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from implicit_llm_workflow.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances, with_code_of, write_acceptances
 from implicit_llm_workflow.planning.code_record import changed_files, code_now, read_code_record
-from implicit_llm_workflow.planning.fingerprint import Identity, identify
+from implicit_llm_workflow.planning.fingerprint import identify
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import Damaged, Recorded, read_recorded
 from implicit_llm_workflow.planning.staleness import difference_of

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from implicit_llm_workflow.atomic_text import write_text
+from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_workflow.library_module import leave_out_models
 from implicit_llm_workflow.results.compare_table import Comparison
 from implicit_llm_workflow.results.compared_numbers import NumberRow
@@ -65,7 +65,7 @@ def write_page(comparison: Comparison, path: Path) -> None:
         panels=[panel_svg(figure, index) for index in range(len(figure.panels))],
         legend=[(series.label, swatch_svg(figure, series)) for series in figure.legend],
     )
-    write_text(path, text)
+    write_atomic(path, text)
 
 
 def curves_figure(comparison: Comparison) -> Figure:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from implicit_llm_workflow.planning.fingerprint import Identity
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.planning.recorded import (
     FINGERPRINT_DIGITS,
     MANIFEST,

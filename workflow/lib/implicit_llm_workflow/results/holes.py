@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import stage_module
-from implicit_llm_workflow.planning.fingerprint import Identity
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import work_dir
 from implicit_llm_workflow.results.journals import JOURNAL, read_tail

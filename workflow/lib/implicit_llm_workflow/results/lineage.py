@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances
 from implicit_llm_workflow.planning.recorded import (
     DECLARED,

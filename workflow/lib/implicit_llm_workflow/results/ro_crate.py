@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.atomic_text import write_text
-from implicit_llm_workflow.errors import UserError
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.planning.accepted import ACCEPTED
 from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST, PROVENANCE, work_dir
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
@@ -47,7 +47,7 @@ def write_crate(lineage: Lineage, folder: Path) -> int:
     for target, source, sha256 in _contents(lineage):
         files.append(_copy(source, folder, target, sha256))
     metadata = {"@context": CONTEXT, "@graph": [*_entities(lineage, files), *files]}
-    write_text(folder / METADATA, json.dumps(metadata, indent=1, ensure_ascii=False) + "\n")
+    write_atomic(folder / METADATA, json.dumps(metadata, indent=1, ensure_ascii=False) + "\n")
     return len(files) + 1
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from implicit_llm_workflow.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.planning.plan import LOCAL_PROFILE
 from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST, METRICS
 from implicit_llm_workflow.results.verify import sha256_of

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from implicit_llm_workflow.canonical import digest
+from implicit_llm_contracts.runs.canonical import digest
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import DECLARED, MANIFEST, work_dir

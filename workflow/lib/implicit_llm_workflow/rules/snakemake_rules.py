@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from implicit_llm_workflow.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.config_files import ConfigFiles, shown_path
 from implicit_llm_workflow.experiment_files.experiment import build_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
