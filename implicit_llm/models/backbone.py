@@ -25,6 +25,7 @@ from implicit_llm.models.llama3 import Llama3Layer, rope_tables
 from implicit_llm.models.mamba2 import Mamba2Layer
 from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
+from implicit_llm.models.projection import touched_module
 from implicit_llm.models.replayed_passes import can_replay_evaluation, can_replay_training
 from implicit_llm.models.stack import LayerState, Prefix, StackInput
 from implicit_llm.models.stack_map import StackMap
@@ -62,6 +63,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
     layers: nn.ModuleList
     replays_training = False
     replays_evaluation = True
+    _has_said_so = False
     has_growing_state = False  # whether a layer's state is as long as the sequence
 
     def final_norm(self) -> RMSNorm:
@@ -162,6 +164,19 @@ class ImplicitModel(ImplicitPreTrainedModel):
             self.replays_training = self.replays_evaluation = False
             self.sequence_graphs.clear()
 
+    def calls_modules(self) -> bool:
+        """Whether hooks, adapters or the like want modules to be called, which ends CUDA graphs; logged once."""
+        touched = touched_module(self)
+        if touched is not None and not self._has_said_so:
+            self._has_said_so = True
+            name = next(name for name, module in self.named_modules() if module is touched)
+            _log.warning(
+                "%s has a hook, an adapter, or a weight of another kind: modules are called one by one, without fused "
+                "products and CUDA graphs; slower",
+                name or "the model",
+            )
+        return touched is not None
+
     def stack_input(
         self,
         embedding_BLD: Tensor,
@@ -187,8 +202,11 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if position_ids is None:
             position_ids = torch.arange(past, past + length, device=embedding_BLD.device)[None]
         layers = cast("Iterable[Mamba2Layer | Llama3Layer]", self.layers)
+        weights = tuple(layer.weights() for layer in layers)
+        if any(of_layer is None for of_layer in weights):
+            self.calls_modules()
         return StackInput(
-            weights=tuple(layer.weights() for layer in layers),
+            weights=weights,
             injection_BLE=self.injection(embedding_BLD) if self.config.is_implicit else None,
             valid_BL=valid_BL,
             dropout_masks=self.draw_dropout(embedding_BLD) if dropout_masks is None else dropout_masks,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from implicit_llm.kernels.attention import seen_in_room
 from implicit_llm.models.capture import Recorder, autocast_dtype
+from implicit_llm.models.projection import modules_below
 from implicit_llm.models.stack import Prefix, StackInput
 from implicit_llm.solver.best import Best
 from implicit_llm.solver.passes import Search
@@ -55,6 +56,7 @@ class Setting:
     def of(cls, model: ImplicitModel, embedding_BWD: Tensor, *, with_state: bool = True) -> Setting:
         """That of a block in the model's present mode."""
         batch, width, _ = embedding_BWD.shape
+        parameters = (of_module for module in modules_below(model) for of_module in module._parameters.values())
         return cls(
             batch,
             width,
@@ -64,17 +66,17 @@ class Setting:
             embedding_BWD.dtype,
             autocast_dtype(embedding_BWD.device.type),
             torch.is_inference_mode_enabled(),
-            tuple(parameter.data_ptr() for parameter in model.parameters()),
+            tuple(parameter.data_ptr() for parameter in parameters if parameter is not None),
         )
 
 
 def can_replay(model: ImplicitModel, embedding_BLD: Tensor) -> bool:
-    """Whether blocks can come from graphs: on a GPU, without gradient and without Anderson's memory."""
+    """Whether blocks can come from graphs: on a GPU, without gradient, Anderson's memory, hooks and adapters."""
     if embedding_BLD.device.type != "cuda" or torch.is_grad_enabled() or not model.replays_evaluation:
         return False
     solver = model.solver
     has_memory = solver is not None and solver.method == "anderson"
-    return not has_memory and not torch.cuda.is_current_stream_capturing()
+    return not has_memory and not model.calls_modules() and not torch.cuda.is_current_stream_capturing()
 
 
 @dataclass

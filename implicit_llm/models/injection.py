@@ -6,10 +6,9 @@ Shapes: `B` batch, `L` length, `D` model, `E` width of the injection.
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from implicit_llm.models.norm import RMSNorm
-from implicit_llm.models.projection import NormedWeight
+from implicit_llm.models.projection import Projection
 
 
 class Injection(nn.Module):
@@ -18,7 +17,7 @@ class Injection(nn.Module):
     def __init__(self, width: int, out_width: int, eps: float, weight_norm: bool) -> None:
         super().__init__()
         self.norm = RMSNorm(width, eps)
-        self.proj = NormedWeight((out_width, width), bias=True, weight_norm=weight_norm)
+        self.proj = Projection((out_width, width), bias=True, weight_norm=weight_norm)
 
     def forward(self, embedding_BLD: Tensor) -> Tensor:
-        return F.linear(self.norm(embedding_BLD), self.proj.effective_weight(), self.proj.bias)
+        return self.proj(self.norm(embedding_BLD))

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from implicit_llm.kernels.operations import Room, rms_norm, room_attention, rotated_heads, swiglu
+from implicit_llm.kernels.operations import Room, room_attention, rotated_heads, swiglu
 from implicit_llm.models.configuration import ImplicitLlama3Config
 from implicit_llm.models.norm import RMSNorm
-from implicit_llm.models.projection import NormedWeight
+from implicit_llm.models.projection import Projection, are_plain
 from implicit_llm.models.stack import LayerState, StackInput
 
 
 class Llama3Weights(NamedTuple):
-    """Effective weights of one layer for one forward pass."""
+    """Effective weights of one layer for one forward pass; None in their place where the modules are called."""
 
     qkv_ED: Tensor
     o_proj_DD: Tensor
@@ -47,18 +47,21 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.head_dim = config.num_attention_heads, config.head_dim
         shape = (config.hidden_size, config.hidden_size)
-        self.q_proj = NormedWeight(shape, bias=False, weight_norm=config.has_weight_norm)
-        self.k_proj = NormedWeight(shape, bias=False, weight_norm=config.has_weight_norm)
-        self.v_proj = NormedWeight(shape, bias=False, weight_norm=config.has_weight_norm)
+        self.q_proj = Projection(shape, bias=False, weight_norm=config.has_weight_norm)
+        self.k_proj = Projection(shape, bias=False, weight_norm=config.has_weight_norm)
+        self.v_proj = Projection(shape, bias=False, weight_norm=config.has_weight_norm)
         scale = residual_scale(config)
-        self.o_proj = NormedWeight(shape, bias=False, weight_norm=config.has_weight_norm, init_scale=scale)
+        self.o_proj = Projection(shape, bias=False, weight_norm=config.has_weight_norm, init_scale=scale)
 
     def forward(
-        self, u_BLD: Tensor, weights: Llama3Weights, x: StackInput, state: LayerState | None, return_state: bool
+        self, u_BLD: Tensor, weights: Llama3Weights | None, x: StackInput, state: LayerState | None, return_state: bool
     ) -> tuple[Tensor, LayerState | None]:
         """Attend to the block and what precedes it. state: keys and values (B, H, S, P) of the earlier tokens."""
         assert x.rope is not None
-        qkv_BLE = F.linear(u_BLD, weights.qkv_ED)
+        if weights is None:
+            qkv_BLE = torch.cat([self.q_proj(u_BLD), self.k_proj(u_BLD), self.v_proj(u_BLD)], dim=-1)
+        else:
+            qkv_BLE = F.linear(u_BLD, weights.qkv_ED)
         if state is not None and x.prefix is not None and x.prefix.position is not None:  # room for them is there
             room = Room(state[0], state[1], x.prefix.position, x.prefix.seen_LS)
             out_BLD = room_attention(qkv_BLE, x.injection_BLE, x.rope, room)
@@ -69,7 +72,8 @@ class Attention(nn.Module):
             mask, is_causal = x.attention_mask, x.attention_mask is None and q.shape[2] > 1
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
             out_BLD, state = out.transpose(1, 2).flatten(2), (k, v)
-        return F.linear(out_BLD, weights.o_proj_DD), state if return_state else None
+        out_BLD = self.o_proj(out_BLD) if weights is None else F.linear(out_BLD, weights.o_proj_DD)
+        return out_BLD, state if return_state else None
 
 
 class Mlp(nn.Module):
@@ -78,12 +82,14 @@ class Mlp(nn.Module):
     def __init__(self, config: ImplicitLlama3Config) -> None:
         super().__init__()
         wide, narrow = (config.intermediate_size, config.hidden_size), (config.hidden_size, config.intermediate_size)
-        self.gate_proj = NormedWeight(wide, bias=False, weight_norm=config.has_weight_norm)
-        self.up_proj = NormedWeight(wide, bias=False, weight_norm=config.has_weight_norm)
+        self.gate_proj = Projection(wide, bias=False, weight_norm=config.has_weight_norm)
+        self.up_proj = Projection(wide, bias=False, weight_norm=config.has_weight_norm)
         scale = residual_scale(config)
-        self.down_proj = NormedWeight(narrow, bias=False, weight_norm=config.has_weight_norm, init_scale=scale)
+        self.down_proj = Projection(narrow, bias=False, weight_norm=config.has_weight_norm, init_scale=scale)
 
-    def forward(self, u_BLD: Tensor, weights: Llama3Weights) -> Tensor:
+    def forward(self, u_BLD: Tensor, weights: Llama3Weights | None) -> Tensor:
+        if weights is None:
+            return self.down_proj(swiglu(torch.cat([self.gate_proj(u_BLD), self.up_proj(u_BLD)], dim=-1)))
         return F.linear(swiglu(F.linear(u_BLD, weights.gate_up_MD)), weights.down_DM)
 
 
@@ -97,8 +103,10 @@ class Llama3Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Mlp(config)
 
-    def weights(self) -> Llama3Weights:
+    def weights(self) -> Llama3Weights | None:
         attn, mlp = self.self_attn, self.mlp
+        if not are_plain(attn, mlp):
+            return None
         qkv = torch.cat([proj.effective_weight() for proj in (attn.q_proj, attn.k_proj, attn.v_proj)])
         gate_up = torch.cat([mlp.gate_proj.effective_weight(), mlp.up_proj.effective_weight()])
         # The published 1.3B width 5461 is odd, which GEMM kernels run at an eighth of their speed; zero columns change
@@ -108,14 +116,12 @@ class Llama3Layer(nn.Module):
     def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> tuple[Tensor, LayerState | None]:
         """One layer. index: which entry of the weights, masks and states in x is this layer's."""
         state = None if x.prefix is None else x.prefix.layers[index]
-        weights: Llama3Weights = x.weights[index]
-        norm = self.input_layernorm
-        mixed_BLD, state = self.self_attn(rms_norm(h_BLD, norm.weight, norm.eps), weights, x, state, return_state)
+        weights: Llama3Weights | None = x.weights[index]
+        mixed_BLD, state = self.self_attn(self.input_layernorm(h_BLD), weights, x, state, return_state)
         if x.dropout_masks is not None:
             mixed_BLD = mixed_BLD * x.dropout_masks[index]
         h_BLD = h_BLD + mixed_BLD
-        norm = self.post_attention_layernorm
-        return h_BLD + self.mlp(rms_norm(h_BLD, norm.weight, norm.eps), weights), state
+        return h_BLD + self.mlp(self.post_attention_layernorm(h_BLD), weights), state
 
 
 MLP_MULTIPLE = 64

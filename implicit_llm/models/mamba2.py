@@ -15,16 +15,16 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from implicit_llm.kernels.causal_conv import last_inputs
-from implicit_llm.kernels.operations import ScanWeights, causal_conv, gated_rms_norm, gated_scan, rms_norm, ssd
+from implicit_llm.kernels.operations import ScanWeights, causal_conv, gated_scan, ssd
 from implicit_llm.kernels.selection import scan_runs_on_triton, trained_scan_runs_on_triton
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.norm import RMSNorm
-from implicit_llm.models.projection import NormedWeight
+from implicit_llm.models.projection import CausalConv, Projection, are_plain
 from implicit_llm.models.stack import LayerState, StackInput
 
 
 class Mamba2Weights(NamedTuple):
-    """Effective weights of one layer for one forward pass."""
+    """Effective weights of one layer for one forward pass; None in their place where the modules are called."""
 
     in_proj_ED: Tensor
     conv_CK: Tensor
@@ -46,34 +46,42 @@ class Mamba2Mixer(nn.Module):
     def __init__(self, config: ImplicitMamba2Config) -> None:
         super().__init__()
         self.heads, self.head_dim = config.num_heads, config.head_dim
-        self.groups, self.state_size, self.eps = config.n_groups, config.state_size, config.layer_norm_epsilon
+        self.groups, self.state_size = config.n_groups, config.state_size
         self.inner = config.intermediate_size
         self.conv_channels = self.inner + 2 * self.groups * self.state_size
         normed = config.has_weight_norm
-        self.in_proj = NormedWeight((config.in_proj_size, config.hidden_size), bias=False, weight_norm=normed)
-        self.conv1d = NormedWeight((self.conv_channels, 1, config.conv_kernel), bias=True, weight_norm=normed)
+        self.in_proj = Projection((config.in_proj_size, config.hidden_size), bias=False, weight_norm=normed)
+        self.conv1d = CausalConv((self.conv_channels, 1, config.conv_kernel), bias=True, weight_norm=normed)
         # What is added to the residual stream is scaled down by depth at initialisation, as in GPT-2.
-        self.out_proj = NormedWeight(
+        self.out_proj = Projection(
             (config.hidden_size, self.inner), bias=False, weight_norm=normed, init_scale=config.num_hidden_layers**-0.5
         )
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
         self.A_log = nn.Parameter(torch.empty(self.heads))
         self.D = nn.Parameter(torch.empty(self.heads))
-        self.norm = RMSNorm(self.inner, self.eps)
+        self.norm = RMSNorm(self.inner, config.layer_norm_epsilon)
 
-    def weights(self) -> Mamba2Weights:
+    def weights(self) -> Mamba2Weights | None:
+        if not are_plain(self):
+            return None
         return Mamba2Weights(
             self.in_proj.effective_weight(),
             self.conv1d.effective_weight().squeeze(1),
             self.out_proj.effective_weight(),
-            -_wide(self.A_log).exp(),
+            self._decay_rates(),
         )
 
+    def _decay_rates(self) -> Tensor:
+        return -_wide(self.A_log).exp()
+
     def forward(
-        self, u_BLD: Tensor, weights: Mamba2Weights, x: StackInput, state: LayerState | None, return_state: bool
+        self, u_BLD: Tensor, weights: Mamba2Weights | None, x: StackInput, state: LayerState | None, return_state: bool
     ) -> tuple[Tensor, LayerState | None]:
         """Mix along the sequence. state: (SSM state (B, H, P, N) fp32, last K-1 convolution inputs (B, K-1, C))."""
         projected_BLE = self._project(u_BLD, weights, x.injection_BLE)
+        if weights is None:
+            y_BLI, state = self._mix(projected_BLE, None, x, state, return_state)
+            return self.out_proj(y_BLI), state
         sizes = (self.head_dim, self.groups, self.state_size)
         if torch.is_grad_enabled():
             is_whole = state is None and not return_state
@@ -85,7 +93,12 @@ class Mamba2Mixer(nn.Module):
         return F.linear(y_BLI, weights.out_proj_DI), state
 
     def _mix(
-        self, projected_BLE: Tensor, weights: Mamba2Weights, x: StackInput, state: LayerState | None, return_state: bool
+        self,
+        projected_BLE: Tensor,
+        weights: Mamba2Weights | None,
+        x: StackInput,
+        state: LayerState | None,
+        return_state: bool,
     ) -> tuple[Tensor, LayerState | None]:
         """Convolution, SSD and gated norm (B, L, I), and the state after the block if asked for."""
         batch, length, _ = projected_BLE.shape
@@ -95,22 +108,26 @@ class Mamba2Mixer(nn.Module):
             xBC = xBC * x.valid_BL.unsqueeze(-1)
             dt_BLH = dt_BLH * x.valid_BL.unsqueeze(-1)
         ssm_state, conv_state = (None, None) if state is None else state
-        xBC, conv_state = causal_conv(
-            xBC, weights.conv_CK, self.conv1d.bias, conv_state, silu=True, return_state=return_state
-        )
+        if weights is None:
+            xBC, conv_state = self.conv1d(xBC, conv_state, return_state)
+        else:
+            bias_C = self.conv1d.bias
+            xBC, conv_state = causal_conv(
+                xBC, weights.conv_CK, bias_C, conv_state, silu=True, return_state=return_state
+            )
         bc = self.groups * self.state_size
         x_BLI, B_BLI, C_BLI = xBC.split([self.inner, bc, bc], dim=-1)
         y_BLHP, ssm_state = ssd(
             x_BLI.view(batch, length, self.heads, self.head_dim),
             dt_BLH,
-            weights.A_H,
+            self._decay_rates() if weights is None else weights.A_H,
             B_BLI.view(batch, length, self.groups, self.state_size),
             C_BLI.view(batch, length, self.groups, self.state_size),
             ssm_state,
             D_H=self.D,
             return_state=return_state,
         )
-        y_BLI = gated_rms_norm(y_BLHP.reshape(batch, length, self.inner), gate, self.norm.weight, self.eps)
+        y_BLI = self.norm(y_BLHP.reshape(batch, length, self.inner), gate)
         return y_BLI, None if ssm_state is None or conv_state is None else (ssm_state, conv_state)
 
     def _mix_in_one_kernel(
@@ -125,21 +142,22 @@ class Mamba2Mixer(nn.Module):
             state,
             return_state=return_state,
         )
-        y_BLI = rms_norm(y_BLI, self.norm.weight, self.eps)
+        y_BLI = self.norm(y_BLI)
         if ssm_state is None:
             return y_BLI, None
         xBC = projected_BLE[..., self.inner : self.inner + self.conv_channels]
         return y_BLI, (ssm_state, last_inputs(xBC, None if state is None else state[1], weights.conv_CK.shape[1] - 1))
 
-    def _project(self, u_BLD: Tensor, weights: Mamba2Weights, injection_BLE: Tensor | None) -> Tensor:
-        if injection_BLE is None:
-            return F.linear(u_BLD, weights.in_proj_ED)
+    def _project(self, u_BLD: Tensor, weights: Mamba2Weights | None, injection_BLE: Tensor | None) -> Tensor:
+        if weights is None or injection_BLE is None:
+            projected_BLE = self.in_proj(u_BLD) if weights is None else F.linear(u_BLD, weights.in_proj_ED)
+            return projected_BLE if injection_BLE is None else projected_BLE + injection_BLE
         # addmm accumulates onto the injection: one pass over the widest tensor of the block instead of two.
         flat = torch.addmm(injection_BLE.flatten(0, 1), u_BLD.flatten(0, 1), weights.in_proj_ED.t())
         return flat.view(*u_BLD.shape[:2], -1)
 
     @torch.no_grad()
-    def reset(self) -> None:
+    def reset_parameters(self) -> None:
         """As in Mamba2: dt log-uniform in [1e-3, 1e-1] through the inverse softplus, A uniform in [1, 16]."""
         dt = torch.empty_like(self.dt_bias).uniform_(math.log(1e-3), math.log(1e-1)).exp().clamp_min(1e-4)
         init.copy_(self.dt_bias, dt + torch.log(-torch.expm1(-dt)))
@@ -155,14 +173,13 @@ class Mamba2Layer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
         self.mixer = Mamba2Mixer(config)
 
-    def weights(self) -> Mamba2Weights:
+    def weights(self) -> Mamba2Weights | None:
         return self.mixer.weights()
 
     def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> tuple[Tensor, LayerState | None]:
         """One layer. index: which entry of the weights, masks and states in x is this layer's."""
         state = None if x.prefix is None else x.prefix.layers[index]
-        u_BLD = rms_norm(h_BLD, self.norm.weight, self.norm.eps)
-        mixed_BLD, state = self.mixer(u_BLD, x.weights[index], x, state, return_state)
+        mixed_BLD, state = self.mixer(self.norm(h_BLD), x.weights[index], x, state, return_state)
         if x.dropout_masks is not None:
             mixed_BLD = mixed_BLD * x.dropout_masks[index]
         return h_BLD + mixed_BLD, state

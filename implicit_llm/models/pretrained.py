@@ -63,7 +63,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, NormedWeight | Mamba2Mixer):
-            module.reset()
+            module.reset_parameters()
         elif isinstance(module, RMSNorm):
             nn.init.ones_(module.weight)
         elif isinstance(module, nn.Embedding | nn.Linear):

@@ -1,16 +1,23 @@
-"""Linear and convolution weights with weight normalisation, materialised once per forward pass.
+"""Linear and convolution weights with weight normalisation, computed once per forward pass.
 
 An implicit model applies the same weights dozens of times in one pass. Normalising (and under autocast casting) them in
-every iteration is waste, so a layer asks for `effective_weight()` once and hands the tensors to each iteration.
+every iteration is waste, so a layer asks for `effective_weight()` once and hands the tensors to each iteration. That
+bypasses the modules, so it is done only where `is_plain` holds; elsewhere the layer calls its modules.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import initialization as init
+
+from implicit_llm.kernels.operations import causal_conv
+from implicit_llm.models.norm import RMSNorm
 
 
 class NormedWeight(nn.Module):
@@ -22,9 +29,10 @@ class NormedWeight(nn.Module):
     """
 
     def __init__(self, shape: tuple[int, ...], *, bias: bool, weight_norm: bool, init_scale: float = 1.0) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # not nn.Linear's, which would draw random weights
         self.shape = shape
         self.init_scale = init_scale
+        self.is_normed = weight_norm
         if weight_norm:
             self.g = nn.Parameter(torch.empty(shape[0], *(1,) * (len(shape) - 1)))
             self.v = nn.Parameter(torch.empty(shape))
@@ -32,18 +40,17 @@ class NormedWeight(nn.Module):
             self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
 
-    @property
-    def is_normed(self) -> bool:
-        return hasattr(self, "g")
-
     def effective_weight(self) -> Tensor:
         """The weight as it is applied, differentiable in its parameters; in autocast's dtype where autocast is on."""
-        weight = self.v * (self.g / gain_of(self.v)) if self.is_normed else self.weight
+        weight = self._normalised() if self.is_normed else self.weight
         device = weight.device.type
         return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
 
+    def _normalised(self) -> Tensor:
+        return self.v * (self.g / gain_of(self.v))
+
     @torch.no_grad()
-    def reset(self) -> None:
+    def reset_parameters(self) -> None:
         """Uniform in +-1/sqrt(fan in), PyTorch's range for such layers, times init_scale; g = ||v||."""
         bound = 1 / math.sqrt(math.prod(self.shape[1:]))
         weight = self.v if self.is_normed else self.weight
@@ -57,6 +64,98 @@ class NormedWeight(nn.Module):
         return f"shape={self.shape}, weight_norm={self.is_normed}"
 
 
+class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # whose bias and weight are never None
+    """A linear layer, weight-normalised if asked for; `weight` of a normalised one is computed and cannot be set."""
+
+    def __init__(self, shape: tuple[int, int], *, bias: bool, weight_norm: bool, init_scale: float = 1.0) -> None:
+        super().__init__(shape, bias=bias, weight_norm=weight_norm, init_scale=init_scale)
+        self.out_features, self.in_features = shape
+
+    def __getattr__(self, name: str) -> Any:  # of what is no attribute, as `weight` of a normalised projection
+        if name == "weight" and self.is_normed:
+            return self._normalised().as_subclass(_ComputedWeight)
+        return super().__getattr__(name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.effective_weight(), self.bias)
+
+
+class _ComputedWeight(Tensor):
+    """A tensor to read: writing to its `data`, as adapters do to merge, is refused, since it would be lost."""
+
+    # What is computed from it is a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        raise TypeError("a weight-normalised projection cannot take up an adapter: keep the adapter unmerged")
+
+
+class CausalConv(NormedWeight):
+    """The depthwise causal convolution of a Mamba2 block and the silu after it."""
+
+    def forward(
+        self, x_BLC: Tensor, initial_BKC: Tensor | None = None, return_state: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `kernels.operations.causal_conv`."""
+        weight_CK = self.effective_weight().squeeze(1)
+        return causal_conv(x_BLC, weight_CK, self.bias, initial_BKC, silu=True, return_state=return_state)
+
+
 def gain_of(weight: Tensor) -> Tensor:
     """Norm over all dimensions but the first, which stay with length 1: the g with which `weight` is its own v."""
     return torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)
+
+
+_OURS = frozenset({Projection, CausalConv, RMSNorm, nn.Embedding})
+_PLAIN_TENSORS = frozenset({nn.Parameter, Tensor, type(None)})
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module without children is what this package made and nothing watches its calls.
+
+    Not so with a hook or a `forward` of its own, for another class (adapters, parametrisations and quantisers put one
+    in its place), or with parameters of another class (quantised, sharded).
+    """
+    own = module.__dict__  # this runs for every projection at every decoded token
+    kinds = map(type, own["_parameters"].values())
+    return type(module) in _OURS and not _is_watched(own) and _PLAIN_TENSORS.issuperset(kinds)
+
+
+def are_plain(*parents: nn.Module) -> bool:
+    """Whether all children of some modules are."""
+    return all(map(is_plain, [child for parent in parents for child in parent.__dict__["_modules"].values()]))
+
+
+def modules_below(module: nn.Module) -> Iterator[nn.Module]:
+    """`module` and all modules in it, in an eighth of the time that `module.modules()` takes."""
+    waiting = [module]
+    while waiting:
+        module = waiting.pop()
+        yield module
+        waiting.extend(module.__dict__["_modules"].values())
+
+
+def touched_module(module: nn.Module) -> nn.Module | None:
+    """The first module in `module` that is watched, or has no children and is not plain.
+
+    If there is none, the work of `module` can run without calling any module, as it does in a CUDA graph.
+    """
+    for found in modules_below(module):
+        if _is_watched(found.__dict__) if found.__dict__["_modules"] else not is_plain(found):
+            return found
+    return None
+
+
+def _is_watched(own: dict[str, Any]) -> bool:
+    return bool(
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+    )

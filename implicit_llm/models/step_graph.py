@@ -59,7 +59,7 @@ def can_replay_step(model: ImplicitForCausalLM, ids_BL: Tensor) -> bool:
     solver = model.solver
     if solver is not None and solver.mode == "fixed_point":
         return replayed_passes.can_replay_training(base, ids_BL)
-    return not torch.cuda.is_current_stream_capturing()
+    return not base.calls_modules() and not torch.cuda.is_current_stream_capturing()
 
 
 class StepGraph:
