@@ -1,6 +1,6 @@
 """Measured answers to CatbAbI's questions: per run, phase, test or validation set and mode, over seeds.
 
-The set is told by the end of its name: figures, tables and claims show `<data>-test`; `<data>-valid` only chooses runs.
+Figures, tables and claims show the test set of a data set; its validation set only chooses runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cached_property
 from implicit_llm.report.model_point import ModelPoint, name_among
 from implicit_llm.report.results import Cell, Spread, headline_mode, mode_rank
 
-TEST, VALIDATION = "-test", "-valid"
+TEST, VALIDATION = "test", "valid"  # splits of a data set
 WINDOWED = "windowed"
 # How a protocol is named on the page.
 PROTOCOL_WORDS = {WINDOWED: "every row from an empty state", "carried": "state carried over all stories"}
@@ -24,6 +24,8 @@ class BabiPoint(ModelPoint):
 
     num_layers: int | None
     data: str
+    data_set: str
+    split: str
     mode: str
     protocol: str | None
     accuracy: float | None
@@ -65,7 +67,7 @@ class BabiResults:
     @property
     def test_sets(self) -> tuple[str, ...]:
         """What is shown and judged; validation sets are left out."""
-        return tuple(sorted({point.data for point in self.points if point.data.endswith(TEST)}))
+        return tuple(sorted({point.data for point in self.points if point.split == TEST}))
 
     def protocols(self, data: str) -> tuple[str | None, ...]:
         """In which the models were evaluated on a data set, the one that speaks first."""
@@ -85,9 +87,15 @@ class BabiResults:
 
     def validation(self, cell: BabiCell) -> Spread:
         """Accuracy at all questions of the validation set, of the runs, protocol and mode of a cell of the test set."""
-        data = cell.first.data.removesuffix(TEST) + VALIDATION
-        mine = (cell.first.variant, data, cell.first.protocol, cell.first.mode)
-        return Spread.of(p.accuracy for p in self.points if (p.variant, p.data, p.protocol, p.mode) == mine)
+        return Spread.of(point.accuracy for point in self._validation_points(cell.first))
+
+    def validation_set(self, cell: BabiCell) -> str | None:
+        """The validation set that `validation` is of; None without one."""
+        return next((point.data for point in self._validation_points(cell.first)), None)
+
+    def _validation_points(self, tested: BabiPoint) -> list[BabiPoint]:
+        mine = (tested.variant, tested.data_set, VALIDATION, tested.protocol, tested.mode)
+        return [p for p in self.points if (p.variant, p.data_set, p.split, p.protocol, p.mode) == mine]
 
     def is_headline(self, cell: BabiCell) -> bool:
         mine = (cell.first.run, cell.first.data, cell.first.protocol)

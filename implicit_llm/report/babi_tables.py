@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from implicit_llm.report.babi_choice import chosen_variants, marked_name
 from implicit_llm.report.babi_results import (
     PROTOCOL_WORDS,
-    TEST,
-    VALIDATION,
     BabiCell,
     BabiResults,
     task_spread,
@@ -44,7 +42,11 @@ class BabiRow:
 
     task: int | None
     spreads: tuple[Spread, ...]
-    is_validation: bool = False
+    validation_set: str | None = None
+
+    @property
+    def is_validation(self) -> bool:
+        return self.validation_set is not None
 
     @property
     def name(self) -> str:
@@ -90,7 +92,8 @@ def _table(results: BabiResults, data: str, protocol: str | None) -> BabiTable:
     rows += [BabiRow(task, tuple(task_spread(cell, task) for cell in cells)) for task in tasks_asked(cells)]
     validation = tuple(results.validation(cell) for cell in cells)
     if any(spread.values for spread in validation):
-        rows.append(BabiRow(None, validation, is_validation=True))
+        validation_set = next(name for cell in cells if (name := results.validation_set(cell)))
+        rows.append(BabiRow(None, validation, validation_set))
     variants = chosen_variants(results, data)
     chosen = tuple(cell.first.variant in variants for cell in cells)
     names = tuple(marked_name(results, cell) for cell in cells)
@@ -143,8 +146,8 @@ def _csv_row(cell: BabiCell, row: BabiRow, spread: Spread, *, is_chosen: bool) -
     words: list[object] = [None] * 6
     cost = rounded(cell.spread("f_evaluations_per_token").mean)
     data, split = point.data, "test"
-    if row.is_validation:
-        data, split, questions, cost = point.data.removesuffix(TEST) + VALIDATION, "validation", None, None
+    if row.validation_set is not None:
+        data, split, questions, cost = row.validation_set, "validation", None, None
     else:
         spreads = [word_spread(cell, row.task, is_perplexity=is_perplexity) for is_perplexity in (False, True)]
         words = [value for spread in spreads for value in spread_values(spread)]

@@ -253,7 +253,7 @@ def _is_meant(measure: Measure, point: Point) -> bool:
             return False
     if measure.model is not None and point.is_implicit != (measure.model == "implicit"):
         return False
-    if measure.most_iterations is not None and not 0 < iterations_of(point.phase_label) <= measure.most_iterations:
+    if measure.most_iterations is not None and not 0 < iterations_of(point.solver) <= measure.most_iterations:
         return False
     return measure.length_factor is None or _factor(point) == measure.length_factor
 

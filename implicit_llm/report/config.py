@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from implicit_llm.report.holes import Hole
 from implicit_llm_contracts.runs.errors import UserError
 
 
@@ -33,15 +33,58 @@ class MinimumLayersConfig:
 
 
 @dataclass(frozen=True)
+class Hole:
+    """A result that is not fresh: `state` missing, stale or failed, `command` makes it.
+
+    `config` and `data` (by role) are those of an evaluation; `is_implicit` None: not known before it is there.
+    """
+
+    job: str
+    role: str
+    state: str
+    why: str
+    command: str
+    config: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, dict[str, Any]] = field(default_factory=dict)
+    is_implicit: bool | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the workflow knows of an input or of a missing result, so that nothing is read out of names.
+
+    A model that was trained elsewhere has no seed and the phase "checkpoint"; `evaluation` is None for training.
+    `solver` is that of the phase, None for an explicit model.
+    """
+
+    run: str
+    seed: int | None = None
+    phase: str | None = None
+    evaluation: str | None = None
+    solver: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """A split of a data set of the experiment: "train", "valid", "test", or "tokenizer"."""
+
+    data: str | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True)
 class ReportConfig:
     """`experiment` (demo, miniature, h200, paper, ...) says which claims can be judged.
 
     `headline_mode` is the evaluation mode that speaks for an implicit model; None takes blockwise, sequential,
     simultaneous or published, the first that was run. `assets` are sha256 digests of files of
     workflow/report by their path in it; those given are checked, so that a changed claim is a changed report.
+    `jobs` says by role what each input and each hole is, `data` what each data set is by its name.
     """
 
     experiment: str
+    jobs: Mapping[str, Job] = field(default_factory=dict)
+    data: Mapping[str, DataPart] = field(default_factory=dict)
     title: str | None = None
     headline_mode: str | None = None
     assets: dict[str, str] | None = None

@@ -56,7 +56,7 @@ def kinds_of(row: Row, rows: Sequence[Row]) -> set[str]:
     """The names under which a claim means a row: explicit; or implicit, and bounded or free where a run has both."""
     if not row.first.is_implicit:
         return {"explicit"}
-    return phase_kinds(row.first.phase_label, {r.first.phase_label for r in rows if r.first.run == row.first.run})
+    return phase_kinds(row.first.solver, {r.first.solver for r in rows if r.first.run == row.first.run})
 
 
 def _is_partner(measure: PairMeasure, first: Row, second: Row) -> bool:

@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from implicit_llm.report.config import Hole, ReportConfig
 
 PARALLEL, CHECKPOINT = "parallel", "checkpoint"
 # What is known of a run, and of a data set, from the records of others.
 OF_RUN = ("num_layers", "num_parameters", "model_type", "train_length", "train_hard_fraction")
 OF_PHASE = ("train_tokens", "train_flops")
 OF_DATA = ("chance_last10", "chance_per_position")
-_NAME = re.compile(r"evaluate/(?P<run>[^/]+?)(-s(?P<seed>\d+))?/(?P<phase>[^/]+)/[^/]+")
 
 Record = dict[str, Any]
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-@dataclass(frozen=True)
-class Hole:
-    """A result that is not fresh: `state` missing, stale or failed, `command` makes it.
-
-    `config` and `data` (by role) are those of an evaluation; `is_implicit` None: not known before it is there.
-    """
-
-    job: str
-    role: str
-    state: str
-    why: str
-    command: str
-    config: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, dict[str, Any]] = field(default_factory=dict)
-    is_implicit: bool | None = None
-
-
-def missing_records(holes: Sequence[Hole], known: Records) -> Iterator[tuple[str, Record]]:
+def missing_records(config: ReportConfig, known: Records) -> Iterator[tuple[str, Record]]:
     """(kind, record) for each number of accuracy or perplexity that the holes would have given: without the number.
 
     Sweeps are left out, as they are from the tables and figures that these go to. `known`: the records that are there.
     """
-    for hole in holes:
-        found = _NAME.fullmatch(hole.job)
-        kind = str(hole.config.get("kind"))
-        if found is None or kind not in _RECORDS_OF or hole.config.get("sweep"):
+    for hole in config.holes:
+        job, kind = config.jobs[hole.role], str(hole.config.get("kind"))
+        if job.evaluation is None or kind not in _RECORDS_OF or hole.config.get("sweep"):
             continue
-        is_peer = found["seed"] is None and found["phase"] == CHECKPOINT
-        about: Record = {"role": hole.role, "run": found["run"], "phase": found["phase"], "kind": kind}
-        about |= {"seed": None if is_peer else int(found["seed"] or 0), "source": {} if is_peer else None}
-        about |= {"is_implicit": bool(hole.is_implicit)}
-        about |= _shared(known, OF_RUN, {"run": found["run"]})
-        about |= _shared(known, OF_PHASE, {"run": found["run"], "phase": found["phase"]})
+        about: Record = {"role": hole.role, "run": job.run, "phase": job.phase, "kind": kind, "seed": job.seed}
+        about |= {"source": {} if job.phase == CHECKPOINT else None, "is_implicit": bool(hole.is_implicit)}
+        about |= _shared(known, OF_RUN, {"run": job.run})
+        about |= _shared(known, OF_PHASE, {"run": job.run, "phase": job.phase})
         for role, data in hole.data.items():
             for record in _RECORDS_OF[kind](hole.config, data):
                 of_data = _shared(known, OF_DATA, {"data": role, "length": record["length"]})

@@ -1,7 +1,7 @@
 """Reading the finished runs a report is made of: evaluations, training phases, and where each came from.
 
-Roles are "train:<run>-s<seed>/<phase>" and "evaluate:<run>-s<seed>/<phase>/<evaluation>"; of a model that was trained
-elsewhere "checkpoint:<peer>" and "evaluate:<peer>/checkpoint/<evaluation>".
+What an input is (its run, seed, phase and solver) stands in the report's configuration by the input's role: no name is
+taken apart.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm.report.babi_results import BabiPoint
-from implicit_llm.report.config import ReportError
+from implicit_llm.report.config import DataPart, Job, ReportConfig, ReportError
 from implicit_llm.report.data_runs import find_data
-from implicit_llm.report.holes import Hole, missing_records
+from implicit_llm.report.holes import missing_records
 from implicit_llm.report.perplexity_results import PerplexityPoint
 from implicit_llm.report.results import Point, name_phases
-from implicit_llm.report.training_runs import Phase, TrainingRun, phase_label
+from implicit_llm.report.training_runs import Phase, Solver, TrainingRun
 from implicit_llm.runs.stage import Input
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.manifest import FileRecord
@@ -34,6 +34,7 @@ class Source:
     role: str
     stage: str
     name: str
+    job: Job
     fingerprint: str
     upstream: Mapping[str, str]
     files: tuple[FileRecord, ...]
@@ -65,25 +66,25 @@ class ReportInputs:
     data: Mapping[str, Source] = field(default_factory=dict)
 
 
-def load_inputs(inputs: Mapping[str, Input], holes: Sequence[Hole] = ()) -> ReportInputs:
+def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> ReportInputs:
     """Read every input; what holes would have given is there without numbers. Raises: ReportError naming the file."""
-    sources = {role: _source(role, inputs[role]) for role in sorted(inputs)}
+    unknown = sorted({*inputs, *(hole.role for hole in config.holes)} - set(config.jobs))
+    if unknown:
+        raise ReportError(f"input {unknown[0]}: the report's `jobs` do not say what it is; plan the workflow again")
+    sources = {role: _source(role, inputs[role], config.jobs[role]) for role in sorted(inputs)}
     for role, source in sources.items():
         if source.stage not in (EVALUATE, TRAIN, CHECKPOINT):
             raise ReportError(
                 f"input {role}: a report is made of evaluate, train and checkpoint runs, not of a {source.stage} run"
             )
     training = _training_runs(sources, inputs)
-    solvers = {(run.run, run.seed, phase.name): phase.solver for run in training for phase in run.phases}
     records: dict[str, list[dict[str, Any]]] = {}
     for role, source in sources.items():
         if source.stage == EVALUATE:
-            placed = [_placed(record, source, solvers) | {"role": role} for record in _records(inputs[role])]
+            placed = [_placed(record, role, config) for record in _records(inputs[role])]
             records.setdefault(source.config.get("kind", "word_problem"), []).extend(placed)
-    for kind, record in list(missing_records(holes, records)):
-        solver = solvers.get((record["run"], record["seed"], record["phase"]))
-        label = phase_label(solver) if record["is_implicit"] else None
-        records.setdefault(kind, []).append(record | {"phase_label": label})
+    for kind, record in list(missing_records(config, records)):
+        records.setdefault(kind, []).append(_placed(record, record["role"], config))
     return ReportInputs(
         points=name_phases(_points(Point, records, "word_problem")),
         perplexities=tuple(_points(PerplexityPoint, records, "perplexity")),
@@ -99,7 +100,7 @@ def _data(sources: Mapping[str, Source], inputs: Mapping[str, Input]) -> dict[st
     made = {source.fingerprint for source in sources.values()}
     wanted = {fingerprint for source in sources.values() for fingerprint in source.upstream.values()} - made
     found = find_data(inputs.values(), wanted)
-    return {fingerprint: _source(f"data:{run.manifest.name}", run) for fingerprint, run in found.items()}
+    return {fingerprint: _source(f"data:{run.manifest.name}", run, Job("")) for fingerprint, run in found.items()}
 
 
 def _points(kind: Any, records: Mapping[str, list[dict[str, Any]]], name: str) -> list[Any]:
@@ -116,13 +117,12 @@ def is_peer(record: Mapping[str, Any]) -> bool:
     return record.get("source") is not None
 
 
-def _placed(record: Mapping[str, Any], source: Source, solvers: Mapping[Any, Any]) -> dict[str, Any]:
-    """A record with the phase that its run's name says, and the short form of that phase's solver."""
-    run, _, rest = source.name.partition("/")
-    phase = rest.rpartition("/")[0] or record.get("phase")
-    record = {"run": run_name(run), **record, "phase": phase}
-    solver = solvers.get((record["run"], record.get("seed"), phase))
-    return record | {"phase_label": phase_label(solver) if record.get("is_implicit") else None}
+def _placed(record: Mapping[str, Any], role: str, config: ReportConfig) -> dict[str, Any]:
+    """A record with its run, seed, phase and solver, and the data set and split that it is of."""
+    job, part = config.jobs[role], config.data.get(str(record.get("data")), DataPart())
+    solver = Solver.of(job.solver) if record.get("is_implicit") else None
+    about = {"role": role, "run": job.run, "seed": job.seed, "phase": job.phase, "solver": solver}
+    return {**record, **about, "data_set": part.data, "split": part.split}
 
 
 def artifact(run: Input, name: str) -> Path:
@@ -133,12 +133,13 @@ def artifact(run: Input, name: str) -> Path:
     raise ReportError(f"{run.dir}/manifest.json: names no {name}; run the stage {run.manifest.stage} again")
 
 
-def _source(role: str, run: Input) -> Source:
+def _source(role: str, run: Input, job: Job) -> Source:
     manifest = run.manifest
     return Source(
         role=role,
         stage=manifest.stage,
         name=manifest.name,
+        job=job,
         fingerprint=manifest.fingerprint,
         upstream=manifest.identity.get("upstream", {}),
         files=manifest.files,
@@ -175,7 +176,7 @@ def _phase(source: Source, run: Input) -> Phase:
     batch_size, length = source.config.get("batch_size"), (source.summary.get("data") or {}).get("length")
     return Phase(
         role=source.role,
-        name=source.name.partition("/")[2] or settings.get("name", ""),
+        name=source.job.phase or "",
         start_step=settings.get("start_step", 0),
         end_step=settings.get("end_step", max((point.step for point in points), default=0)),
         solver=settings.get("solver"),
@@ -186,18 +187,11 @@ def _phase(source: Source, run: Input) -> Phase:
     )
 
 
-def run_name(name: str) -> str:
-    """The run without its seed: "a5-implicit-s0" is "a5-implicit"."""
-    stem, dash, seed = name.rpartition("-s")
-    return stem if dash and seed.isdigit() else name
-
-
 def _training_runs(sources: Mapping[str, Source], inputs: Mapping[str, Input]) -> tuple[TrainingRun, ...]:
     runs: dict[tuple[str, int | None], list[Source]] = {}
     for source in sources.values():
         if source.stage == TRAIN:
-            key = (run_name(source.name.partition("/")[0]), source.config.get("seed"))
-            runs.setdefault(key, []).append(source)
+            runs.setdefault((source.job.run, source.job.seed), []).append(source)
     keys = sorted(runs, key=lambda key: (natural(key[0]), -1 if key[1] is None else key[1]))
     return tuple(_training_run(key, runs[key], inputs) for key in keys)
 

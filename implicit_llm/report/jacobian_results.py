@@ -19,7 +19,6 @@ class JacobianPoint:
     role: str
     run: str
     phase: str | None
-    phase_label: str | None
     seed: int | None
     is_implicit: bool
     setting: str

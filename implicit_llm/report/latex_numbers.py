@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from implicit_llm.report.claims import Judgement
-from implicit_llm.report.holes import Hole
+from implicit_llm.report.config import Hole
 from implicit_llm.report.inputs import ReportInputs
 from implicit_llm.report.results import Spread
 

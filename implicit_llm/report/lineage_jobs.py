@@ -6,16 +6,15 @@ evaluation, and one of very many a line for all evaluations of a run.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from implicit_llm.report.holes import Hole
-from implicit_llm.report.inputs import CHECKPOINT, EVALUATE, TRAIN, ReportInputs, Source, run_name
+from implicit_llm.report.config import DataPart, Hole, ReportConfig
+from implicit_llm.report.config import Job as Known
+from implicit_llm.report.inputs import CHECKPOINT, EVALUATE, TRAIN, ReportInputs, Source
 
 MANY_JOBS, VERY_MANY_LINES = 120, 160
 SHORT = 8  # digits of a fingerprint or of an MLflow run
-_SET = re.compile(r"-(train|test|valid|text|tokenizer)\b.*$")
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,7 @@ class Job:
     mlflow_run_id: str | None = None
     anchor: str | None = None
     state: str = ""
+    is_explicit: bool = False
 
     @property
     def words(self) -> str:
@@ -82,12 +82,12 @@ class LineageJobs:
     num_jobs: int
 
 
-def lineage_jobs(inputs: ReportInputs, holes: Sequence[Hole] = ()) -> LineageJobs:
+def lineage_jobs(inputs: ReportInputs, config: ReportConfig) -> LineageJobs:
     """The jobs behind a report, arranged."""
     jobs = [_job(source) for source in sorted(inputs.sources.values(), key=_order)]
-    jobs += [_hole(hole) for hole in holes if hole.role not in inputs.sources]
-    groups = _data_groups(inputs)
-    data_of = {_run_of(source): group for source in inputs.sources.values() for group in _groups_of(source, groups)}
+    jobs += [_hole(hole, config.jobs[hole.role]) for hole in config.holes if hole.role not in inputs.sources]
+    groups = _data_groups(inputs, config.data)
+    data_of = {source.job.run: group for source in inputs.sources.values() for group in _groups_of(source, groups)}
     num_jobs = len(jobs) + len({item for lines in groups.values() for item in lines})
     has_many = num_jobs > MANY_JOBS
     rows = [_row(name, mine, data_of.get(name, ""), has_many) for name, mine in _by_run(jobs).items()]
@@ -110,35 +110,29 @@ def _order(source: Source) -> tuple:
 
 
 def _job(source: Source) -> Job:
-    run, _, part = source.name.partition("/")
-    seed = run.rpartition("-s")[2] if run_name(run) != run else ""
-    part = {TRAIN: part, EVALUATE: _evaluation(part), CHECKPOINT: "imported"}[source.stage]
     return Job(
         source.role,
-        run_name(run),
-        part,
-        seed,
+        source.job.run,
+        "imported" if source.stage == CHECKPOINT else _part(source.job),
+        _seed(source.job),
         source.fingerprint,
         source.provenance.get("mlflow_run_id"),
         source.anchor,
+        is_explicit=source.stage == TRAIN and source.job.solver is None,
     )
 
 
-def _hole(hole: Hole) -> Job:
-    stage, _, name = hole.role.partition(":")
-    run, _, part = name.partition("/")
-    seed = run.rpartition("-s")[2] if run_name(run) != run else ""
-    return Job(hole.role, run_name(run), _evaluation(part) if stage == EVALUATE else part, seed, state=hole.state)
+def _hole(hole: Hole, known: Known) -> Job:
+    return Job(hole.role, known.run, _part(known), _seed(known), state=hole.state, is_explicit=known.solver is None)
 
 
-def _evaluation(part: str) -> str:
-    """ "free/word-problem" is "word-problem (free)"."""
-    phase, _, name = part.rpartition("/")
-    return f"{name} ({phase})" if phase else name
+def _seed(known: Known) -> str:
+    return "" if known.seed is None else str(known.seed)
 
 
-def _run_of(source: Source) -> str:
-    return run_name(source.name.partition("/")[0])
+def _part(known: Known) -> str:
+    """ "free" for training, "word-problem (free)" for an evaluation."""
+    return f"{known.evaluation} ({known.phase})" if known.evaluation else known.phase or ""
 
 
 def _by_run(jobs: Iterable[Job]) -> dict[str, list[Job]]:
@@ -177,8 +171,8 @@ def _as_one(lines: Sequence[Line]) -> tuple[Line, ...]:
     return (Line(f"{len(jobs)} evaluations", jobs),) if len(lines) > 1 else tuple(lines)
 
 
-def _data_groups(inputs: ReportInputs) -> dict[str, dict[str, Job]]:
-    """Data sets by the stem of their name, and within it by name; one that is gone by its fingerprint."""
+def _data_groups(inputs: ReportInputs, parts: Mapping[str, DataPart]) -> dict[str, dict[str, Job]]:
+    """By data set its parts by name; one that is gone by its fingerprint."""
     groups: dict[str, dict[str, Job]] = {}
     for source in inputs.sources.values():
         for role, fingerprint in source.upstream.items():
@@ -188,7 +182,7 @@ def _data_groups(inputs: ReportInputs) -> dict[str, dict[str, Job]]:
             name = known.name if known else role if role != "data" else f"data {fingerprint[:SHORT]}"
             tracked = known.provenance.get("mlflow_run_id") if known else None
             job = Job(f"data:{name}", "", name, "", fingerprint, tracked)
-            groups.setdefault(_SET.sub("", name), {}).setdefault(name, job)
+            groups.setdefault(parts.get(name, DataPart(name)).data or name, {}).setdefault(name, job)
     return {group: dict(sorted(items.items())) for group, items in sorted(groups.items())}
 
 

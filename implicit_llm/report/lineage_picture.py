@@ -97,7 +97,7 @@ def _placed(jobs: LineageJobs) -> tuple[list[Box], list[tuple[Box, Box]], float]
 
 def _row(row: RunRow, top: float, edges: list[tuple[Box, Box]]) -> Iterator[Box]:
     height = _row_height(row)
-    is_explicit = all(line.label.startswith("explicit") for line in row.training)
+    is_explicit = all(job.is_explicit for line in row.training for job in line.jobs)
     color = style.VERMILION if is_explicit else style.BLUE
     first = None
     if row.training:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from implicit_llm.report.model_groups import ModelGroup, Variant
-from implicit_llm.report.training_runs import LOSS, Phase, TrainingRun, phase_label
+from implicit_llm.report.training_runs import LOSS, Phase, Solver, TrainingRun
 
 # Beyond so many points a line of 500 pixels shows noise only. A phase that starts at step 0 has bins of equal ratio
 # first, since its axis is logarithmic, and then equal ones, which show the decay of the learning rate; a later phase
@@ -107,7 +107,7 @@ def _phase_curve(runs: Sequence[TrainingRun], phase: Phase, amount: str) -> Phas
     seeds = tuple(_joined(first, curve, start) for first, curve in zip(before, own, strict=True))
     trunks = [curve for curve in before if curve is not None]
     mean = _joined(_mean(trunks) if trunks else None, _mean(own), start)
-    variant = Variant(runs[0].run, phase.name, phase_label(phase.solver), runs[0].is_implicit)
+    variant = Variant(runs[0].run, phase.name, Solver.of(phase.solver), runs[0].is_implicit)
     return PhaseCurve(variant, seeds, mean, is_branch=bool(trunks), roles=tuple(roles))
 
 

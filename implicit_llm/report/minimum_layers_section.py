@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from implicit_llm.report.axes import tell_if_empty, tell_missing
 from implicit_llm.report.claims import METRIC_WORDS
 from implicit_llm.report.config import MinimumLayersConfig
-from implicit_llm.report.inputs import TRAIN, ReportInputs, run_name
+from implicit_llm.report.inputs import TRAIN, ReportInputs
 from implicit_llm.report.minimum_layers import AtLength, LayersNeeded, layers_needed
 from implicit_llm.report.results import Point, Results, Task
 from implicit_llm.report.section import Section, SectionInputs
@@ -68,9 +68,9 @@ def _placed(point: Point, inputs: ReportInputs) -> Point:
     """A missing result with what its training tells of it, so that its depth shows as missing."""
     if point.num_layers is not None and point.train_length is not None:
         return point
-    run = point.run.partition(" ")[0]
+    run = point.trained_run or point.run
     for source in inputs.sources.values():
-        if source.stage == TRAIN and run_name(source.name.partition("/")[0]) == run:
+        if source.stage == TRAIN and source.job.run == run:
             layers = (source.config.get("model") or {}).get("num_hidden_layers")
             length = (source.summary.get("data") or {}).get("length")
             return replace(point, num_layers=point.num_layers or layers, train_length=point.train_length or length)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from implicit_llm.report.training_runs import Solver
+
 SAME_SIZE = 1.3
 FAMILIES = {"implicit_mamba2": "Mamba2", "implicit_llama3": "Llama", "mamba2": "Mamba2", "llama": "Llama"}
 
@@ -21,12 +23,16 @@ def family_of(model_type: str | None) -> str:
 
 @dataclass(frozen=True)
 class Variant:
-    """A run as one of its phases left it; `phase_label` is the paper's short form, None for an explicit model."""
+    """A run as one of its phases left it; `solver` is that of the phase, None for an explicit model."""
 
     run: str
     phase: str | None
-    phase_label: str | None
+    solver: Solver | None
     is_implicit: bool
+
+    @property
+    def phase_label(self) -> str | None:
+        return None if self.solver is None else self.solver.label
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from implicit_llm.report.model_groups import Variant, family_of
 from implicit_llm.report.results import from_record
+from implicit_llm.report.training_runs import Solver
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class ModelPoint:
     role: str
     run: str
     phase: str | None
-    phase_label: str | None
+    solver: Solver | None
     seed: int | None
     is_implicit: bool
     model_type: str | None
@@ -30,8 +31,12 @@ class ModelPoint:
         return from_record(cls, dict(record), role)
 
     @property
+    def phase_label(self) -> str | None:
+        return None if self.solver is None else self.solver.label
+
+    @property
     def variant(self) -> Variant:
-        return Variant(self.run, self.phase, self.phase_label, self.is_implicit)
+        return Variant(self.run, self.phase, self.solver, self.is_implicit)
 
     @property
     def family(self) -> str:

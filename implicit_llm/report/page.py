@@ -48,7 +48,7 @@ class PageContent:
 
     @cached_property
     def lineage(self) -> LineageJobs:
-        return lineage_jobs(self.inputs, self.config.holes)
+        return lineage_jobs(self.inputs, self.config)
 
     @property
     def figures(self) -> list[Figure]:

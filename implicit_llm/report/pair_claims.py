@@ -99,8 +99,8 @@ def kinds_of(line: Line, comparison: Comparison) -> set[str]:
     """The names under which a claim means a line: explicit; or implicit, and bounded or free where a run has both."""
     if not line.variant.is_implicit:
         return {"explicit"}
-    of_run = {other.variant.phase_label for other in comparison.headlines if other.variant.run == line.variant.run}
-    return phase_kinds(line.variant.phase_label, of_run)
+    of_run = {other.variant.solver for other in comparison.headlines if other.variant.run == line.variant.run}
+    return phase_kinds(line.variant.solver, of_run)
 
 
 def _is_equal(measure: PairMeasure, first: Line, second: Line) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from implicit_llm.report.evidence import Evidence
 from implicit_llm.report.results import Spread
+from implicit_llm.report.training_runs import Solver
 
 PairMetric = Literal["perplexity", "downstream", "babi_tasks"]
 
@@ -66,18 +67,17 @@ class Pair:
     evidence: Evidence
 
 
-def phase_kinds(label: str | None, labels_of_run: Set[str | None]) -> set[str]:
-    """implicit, and bounded or free where the run has phases of both; `label` is the short form "(24+4)"."""
-    iterations = {iterations_of(other) for other in labels_of_run}
+def phase_kinds(solver: Solver | None, solvers_of_run: Set[Solver | None]) -> set[str]:
+    """implicit, and bounded or free where the run has phases of both."""
+    iterations = {iterations_of(other) for other in solvers_of_run}
     if len(iterations) < 2:
         return {"implicit"}
-    return {"implicit", "bounded" if iterations_of(label) == min(iterations) else "free"}
+    return {"implicit", "bounded" if iterations_of(solver) == min(iterations) else "free"}
 
 
-def iterations_of(label: str | None) -> int:
-    """The solver iterations in a short form: 24 in "(24+4)"."""
-    digits = "".join(letter if letter.isdigit() else " " for letter in label or "").split()
-    return int(digits[0]) if digits else 0
+def iterations_of(solver: Solver | None) -> int:
+    """The most solver iterations of a phase, 0 where it has none or they are not known."""
+    return 0 if solver is None else solver.iterations
 
 
 def seeds_text(spreads: list[Spread]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from implicit_llm.report.config import ReportError
 from implicit_llm.report.model_groups import FAMILIES
 from implicit_llm.report.perplexity_results import PerplexityPoint
-from implicit_llm.report.published_downstream import PublishedDownstream, is_near
+from implicit_llm.report.published_downstream import PublishedDownstream, PublishedSolver, is_near, is_same_solver
 from implicit_llm.report.results import Point
 from implicit_llm.report.yaml_file import read_yaml
 from implicit_llm_contracts.runs.fill import fill
@@ -92,14 +92,14 @@ class PublishedNumber:
 class PublishedPerplexity:
     """Perplexity of a language model on held-out text.
 
-    `family` is Mamba2 or Llama, `solver` the short form "(24+4)" and None for an explicit model; `train_data` and
+    `family` is Mamba2 or Llama, `solver` is None for an explicit model; `train_data` and
     `test_data` are the paper's names of the corpora.
     """
 
     id: str
     family: str
     num_parameters: float
-    solver: str | None
+    solver: PublishedSolver | None
     train_data: str
     train_tokens: float
     test_data: str
@@ -116,7 +116,8 @@ class PublishedPerplexity:
         """
         return (
             self.train_data == self.test_data
-            and (self.family, self.solver) == (FAMILIES.get(point.model_type or ""), point.phase_label)
+            and self.family == FAMILIES.get(point.model_type or "")
+            and is_same_solver(self.solver, point.solver)
             and (self.solver is not None) == point.is_implicit
             and self.length == point.length
             and is_near(self.num_parameters, point.num_parameters)

@@ -86,7 +86,7 @@ def _word_problem(entry: PublishedNumber, given: SectionInputs) -> PublishedRow:
 
 def _perplexity(entry: PublishedPerplexity, given: SectionInputs) -> PublishedRow:
     what = (
-        f"{entry.family} {entry.solver or 'explicit'}, {short_count(entry.num_parameters)}, "
+        f"{entry.family} {entry.solver.label if entry.solver else 'explicit'}, {short_count(entry.num_parameters)}, "
         f"{short_count(entry.train_tokens)} tokens of {entry.train_data}: perplexity on {entry.test_data}, "
         f"rows of {entry.length}"
     )
@@ -123,7 +123,7 @@ def _downstream(given: SectionInputs) -> Iterator[PublishedRow]:
 def _downstream_row(
     entry: PublishedDownstream, label: str, value: float, beside: Iterable[tuple[DownstreamTable, Row]]
 ) -> PublishedRow:
-    model = f"{entry.family} {entry.solver or 'explicit'}, {short_count(entry.num_parameters)}"
+    model = f"{entry.family} {entry.solver.label if entry.solver else 'explicit'}, {short_count(entry.num_parameters)}"
     what = f"{model}, {short_count(entry.train_tokens)} tokens of {entry.train_data}: {label}"
     found = [(row, spread) for table, row in beside if (spread := _of_label(table, row, label)) is not None]
     values = tuple(value for _, spread in found for value in spread.values)

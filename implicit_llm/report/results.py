@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
+from implicit_llm.report.training_runs import Solver
 from implicit_llm_contracts.runs.natural_order import natural
 
 # In this order a mode speaks for its model when the config names none.
@@ -60,11 +61,16 @@ class Point:
     unconverged_share: float | None
     token_match_sequential: float | None
     phase: str | None = None
-    phase_label: str | None = None
+    solver: Solver | None = None
+    trained_run: str | None = None  # `run` without what name_phases adds
 
     @classmethod
     def from_record(cls, record: dict[str, Any], role: str) -> Point:
         return from_record(cls, record, role)
+
+    @property
+    def phase_label(self) -> str | None:
+        return None if self.solver is None else self.solver.label
 
     @property
     def task(self) -> Task:
@@ -213,8 +219,8 @@ class Results:
 
     @property
     def run_names(self) -> set[str]:
-        """The runs without what tells phases apart (`name_phases`)."""
-        return {point.run.partition(" ")[0] for point in self.points}
+        """The runs as they were trained, without what tells their phases apart."""
+        return {point.trained_run or point.run for point in self.points}
 
     def headline_of(self, run: str) -> str | None:
         """The mode that speaks for a run: the config's, else the first of HEADLINE_MODES it was evaluated in."""
@@ -231,7 +237,7 @@ def name_phases(points: Iterable[Point]) -> tuple[Point, ...]:
     labels: dict[str, dict[str | None, str | None]] = {}
     for point in points:
         labels.setdefault(point.run, {})[point.phase] = point.phase_label
-    return tuple(replace(point, run=_line_name(point, labels[point.run])) for point in points)
+    return tuple(replace(point, run=_line_name(point, labels[point.run]), trained_run=point.run) for point in points)
 
 
 def _line_name(point: Point, labels: dict[str | None, str | None]) -> str:

@@ -42,11 +42,11 @@ def run(context: StageContext) -> StageResult:
     config = fill(ReportConfig, context.config, "report")
     assets = Path(context.runtime.get("assets") or workflow_dir() / "report")
     check_assets(assets, config.assets or {})
-    inputs = load_inputs(context.inputs, config.holes)
-    if not inputs.sources:
+    if not context.inputs:
         raise ReportError(
             "report: no inputs; add --input ROLE=DIR with the run directories of evaluations and training phases"
         )
+    inputs = load_inputs(context.inputs, config)
     published, suites = load_published(assets / "published.yaml"), load_suites(assets / "downstream.yaml")
     given = SectionInputs(inputs, config, published, suites)
     judgements = [_judge(claim, given) for claim in load_claims(assets / "claims.yaml")]

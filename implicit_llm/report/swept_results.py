@@ -13,6 +13,7 @@ from typing import Any
 
 from implicit_llm.report.model_groups import ModelGroup, Variant
 from implicit_llm.report.results import BestSeed, Cell, Spread, Task, from_record, hard_label
+from implicit_llm.report.training_runs import Solver
 from implicit_llm_contracts.runs.natural_order import natural
 
 ITERATIONS, TOLERANCE = "eval_max_iter", "eval_tol"
@@ -28,7 +29,7 @@ class SweptPoint:
     role: str
     run: str
     phase: str | None
-    phase_label: str | None
+    solver: Solver | None
     seed: int | None
     is_implicit: bool
     data: str
@@ -43,7 +44,7 @@ class SweptPoint:
 
     @property
     def variant(self) -> Variant:
-        return Variant(self.run, self.phase, self.phase_label, self.is_implicit)
+        return Variant(self.run, self.phase, self.solver, self.is_implicit)
 
 
 SweptCell = Cell[SweptPoint]
@@ -161,7 +162,7 @@ def _panel(title: str, key: str, measure: str, records: tuple[Sequence[Record], 
 
 
 def _variant(record: Record) -> Variant:
-    return Variant(record["run"], record["phase"], record.get("phase_label"), record["is_implicit"])
+    return Variant(record["run"], record["phase"], record.get("solver"), record["is_implicit"])
 
 
 def _name(line: tuple[Variant, str], lines: Iterable[tuple[Variant, str]]) -> str:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from implicit_llm.report.axes import nice_log_ticks, tell_if_empty, tell_missing
-from implicit_llm.report.holes import Hole
+from implicit_llm.report.config import Hole
 from implicit_llm.report.perplexity_figures import series_of_names
 from implicit_llm.report.section import Section, SectionInputs
 from implicit_llm.report.style import INK, PAPER, Series

@@ -186,7 +186,7 @@ def _by_task(
     runs: Sequence[TrainingRun], results: Results, groups: Sequence[ModelGroup]
 ) -> dict[str, list[TrainingRun]]:
     """Runs under the label of their task, implicit first; a word problem is known from its evaluation."""
-    labels = {point.run.partition(" ")[0]: point.task.label for point in results.points}
+    labels = {point.trained_run or point.run: point.task.label for point in results.points}
     labels |= {run: group.title for group in groups for run in group.runs}
     labels |= {run.run: "CatbAbI" for run in runs if run.task == CATBABI}
     grouped: dict[str, list[TrainingRun]] = {task.label: [] for task in results.tasks}

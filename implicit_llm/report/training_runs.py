@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -14,13 +14,29 @@ LOSS, TOKENS, FLOPS = "loss", "tokens", "flops"
 LANGUAGE_MODEL = "language_model"
 
 
-def phase_label(solver: Mapping[str, Any] | None) -> str | None:
-    """The paper's short form: "(24+4)"; "(unrolled 4)" for a phase that differentiates all; None without a solver."""
-    if solver is None:
-        return None
-    if solver.get("mode") == "unrolled":
-        return f"(unrolled {solver.get('num_unroll')})"
-    return f"({solver.get('max_iter')}+{solver.get('phantom_steps')})"
+@dataclass(frozen=True)
+class Solver:
+    """What the report compares phases by: how a phase finds its fixed points."""
+
+    mode: str | None = None
+    max_iter: int | None = None
+    phantom_steps: int | None = None
+    num_unroll: int | None = None
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any] | None) -> Solver | None:
+        """From the settings of a phase; None for an explicit model."""
+        return None if settings is None else cls(*(settings.get(field.name) for field in fields(cls)))
+
+    @property
+    def iterations(self) -> int:
+        """The most that a phase allows; an unrolled phase differentiates through all of them."""
+        return (self.num_unroll if self.mode == "unrolled" else self.max_iter) or 0
+
+    @property
+    def label(self) -> str:
+        """The paper's short form: "(24+4)"; "(unrolled 4)" for an unrolled phase. For the reader only."""
+        return f"(unrolled {self.num_unroll})" if self.mode == "unrolled" else f"({self.max_iter}+{self.phantom_steps})"
 
 
 @dataclass(frozen=True)

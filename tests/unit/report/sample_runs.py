@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from implicit_llm.evaluation.chance import chance_per_position
+from implicit_llm.report.config import ReportConfig
 from implicit_llm.runs.stage import Input, StageContext
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import FileRecord, Manifest
@@ -72,11 +75,13 @@ def make_context(folder: Path, roles: Mapping[str, Path], config: Mapping[str, A
     work = folder / "work" / ("0" * 16)
     work.mkdir(parents=True, exist_ok=True)
     inputs = {role: Input(path, Manifest.read(path / "manifest.json")) for role, path in roles.items()}
+    config = dict(config or {"experiment": "demo"})
+    config = jobs_of(inputs, [hole["role"] for hole in config.get("holes", ())]) | config
     return StageContext(
         stage="report",
         name="report",
         fingerprint="0" * 64,
-        config=dict(config or {"experiment": "demo"}),
+        config=config,
         inputs=inputs,
         run_dir=folder,
         work=work,
@@ -85,6 +90,31 @@ def make_context(folder: Path, roles: Mapping[str, Path], config: Mapping[str, A
         runtime={},
         is_main=True,
     )
+
+
+def config_of(context: StageContext) -> ReportConfig:
+    """The configuration as the report reads it."""
+    return fill(ReportConfig, context.config, "report")
+
+
+def jobs_of(inputs: Mapping[str, Input], missing: Sequence[str] = ()) -> Record:
+    """What the workflow says of the inputs and of the missing results: their names are those that the samples give."""
+    solvers = {
+        role.removeprefix("train:"): given.manifest.identity["config"]["phase"].get("solver")
+        for role, given in inputs.items()
+        if role.startswith("train:")
+    }
+    jobs, data = {}, {}
+    for role in [*inputs, *missing]:
+        stage, _, name = role.partition(":")
+        model, _, rest = name.partition("/")
+        phase, _, evaluation = rest.rpartition("/") if stage == "evaluate" else (rest, "", None)
+        run, seed = re.fullmatch(r"(.+?)(?:-s(\d+))?", model).groups()  # type: ignore[union-attr]
+        jobs[role] = {"run": run, "seed": None if seed is None else int(seed), "phase": phase or "checkpoint"}
+        jobs[role] |= {"evaluation": evaluation, "solver": solvers.get(f"{model}/{phase}")}
+    for name in ("babi-valid", "babi-test", "text-test"):
+        data[name] = dict(zip(("data", "split"), name.split("-"), strict=True))
+    return {"jobs": jobs, "data": data}
 
 
 def _make_one(results: Path, run: SampleRun, seed: int, change: Change) -> dict[str, Path]:

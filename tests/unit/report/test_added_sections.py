@@ -20,7 +20,7 @@ from implicit_llm.report.minimum_layers_section import minimum_layers_section
 from implicit_llm.report.published import Published
 from implicit_llm.report.results import Point, Results
 from implicit_llm.report.section import SectionInputs
-from tests.unit.report.sample_runs import Record, SampleRun, finish, make_context, make_runs
+from tests.unit.report.sample_runs import Record, SampleRun, config_of, finish, make_context, make_runs
 
 RUNS = (
     SampleRun("s5-implicit", "S5", True, 0.5, (0.5,), steps=200, seeds=(0, 1), train_length=16, lengths=(16, 64)),
@@ -205,7 +205,8 @@ def test_a_depth_whose_evaluation_is_missing_shows_as_missing(tmp_path: Path) ->
     folder = tmp_path / "train"
     config = {"model": {"num_hidden_layers": 2}, "phase": {"name": "explicit", "end_step": 8}, "seed": 0}
     finish(folder, "train", "s5-deep-s0/explicit", config, {}, {}, summary={"data": {"length": 8}})
-    inputs = load_inputs(make_context(tmp_path, {"train:s5-deep-s0/explicit": folder}).inputs)
+    context = make_context(tmp_path, {"train:s5-deep-s0/explicit": folder})
+    inputs = load_inputs(context.inputs, config_of(context))
     record = {"run": "s5-deep", "is_implicit": False, "group": "S5", "monoid": "none", "length": 8, "mode": "parallel"}
     lost = point(record | {"hard_fraction": 1.0, "data": "L8", "seed": 0})
     given = SectionInputs(

@@ -19,6 +19,7 @@ VALID_AND_TEST = {"i-lucky": (0.4, 0.8), "i-chosen": (0.6, 0.3), "e": (0.2, 0.5)
 
 def point(run: str, split: str, accuracy: float, mode: str) -> BabiPoint:
     record = {"run": run, "phase": "p", "seed": 0, "is_implicit": run != "e", "data": f"babi-{split}", "mode": mode}
+    record |= {"data_set": "babi", "split": split}
     record |= {"model_type": "implicit_mamba2", "num_layers": 1, "num_parameters": 100, "train_tokens": 5.0}
     record |= {"accuracy": accuracy, "accuracy_by_task": {"1": accuracy}, "num_questions_by_task": {"1": 10}}
     return BabiPoint.from_record(record, f"evaluate:{run}")

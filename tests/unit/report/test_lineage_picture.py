@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from implicit_llm.report.holes import Hole
+from implicit_llm.report.config import Hole
 from implicit_llm.report.inputs import load_inputs
 from implicit_llm.report.lineage_jobs import lineage_jobs
 from implicit_llm.report.lineage_picture import WIDTH_PX, lineage_svg
-from tests.unit.report.sample_runs import SampleRun, finish, make_context, make_runs
+from tests.unit.report.sample_runs import SampleRun, config_of, finish, make_context, make_runs
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -27,8 +28,9 @@ def runs(number: int, seeds: int) -> tuple[SampleRun, ...]:
 
 def picture(folder: Path, number: int, seeds: int, *, is_page: bool = False, holes: tuple[Hole, ...] = ()) -> str:
     roles = make_runs(folder / "results", runs(number, seeds))
-    inputs = load_inputs(make_context(folder / "report", roles).inputs, holes)
-    return lineage_svg(lineage_jobs(inputs, holes), "0" * 8, is_page=is_page)
+    context = make_context(folder / "report", roles, {"experiment": "demo", "holes": [asdict(hole) for hole in holes]})
+    inputs = load_inputs(context.inputs, config_of(context))
+    return lineage_svg(lineage_jobs(inputs, config_of(context)), "0" * 8, is_page=is_page)
 
 
 def texts(svg: str) -> list[str]:
@@ -68,8 +70,10 @@ def test_data_sets_beside_the_inputs_are_named_and_others_keep_their_fingerprint
     config = {"task": "word_problem", "phase": {"name": "free", "start_step": 0, "end_step": 1, "solver": None}}
     trained = folder / "train" / "a5-s0" / "free"
     finish(trained, "train", "a5-s0/free", config, {"data": made}, {})
-    inputs = load_inputs(make_context(tmp_path / "report", {"train:a5-s0/free": trained}).inputs)
-    lines = texts(lineage_svg(lineage_jobs(inputs), "", is_page=False))
+    parts = {"experiment": "demo", "data": {"a5-train": {"data": "a5", "split": "train"}}}
+    context = make_context(tmp_path / "report", {"train:a5-s0/free": trained}, parts)
+    inputs = load_inputs(context.inputs, config_of(context))
+    lines = texts(lineage_svg(lineage_jobs(inputs, config_of(context)), "", is_page=False))
     assert {"a5", "train", f"{made[:8]} · {made[::2][:8]}"} <= set(lines)
 
 

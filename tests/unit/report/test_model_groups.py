@@ -4,6 +4,7 @@ import pytest
 
 from implicit_llm.report.axes import power_of_ten
 from implicit_llm.report.model_groups import Model, Variant, group_models, short_count
+from implicit_llm.report.training_runs import Solver
 
 
 def model(run: str, num_parameters: int | None = 100, **changes: object) -> Model:
@@ -31,9 +32,9 @@ def test_families_and_data_sets_are_not_mixed() -> None:
 def test_lines_are_named_by_what_tells_them_apart() -> None:
     names = ("text-mamba2-implicit", "text-mamba2-explicit", "text-mamba2-explicit-long")
     (group,) = group_models([model(name) for name in names])
-    bounded = Variant(names[0], "bounded", "(4+1)", is_implicit=True)
-    free = Variant(names[0], "free-80", "(24+4)", is_implicit=True)
-    other = Variant(names[0], "free-70", "(24+4)", is_implicit=True)
+    bounded = Variant(names[0], "bounded", Solver("fixed_point", 4, 1), is_implicit=True)
+    free = Variant(names[0], "free-80", Solver("fixed_point", 24, 4), is_implicit=True)
+    other = Variant(names[0], "free-70", Solver("fixed_point", 24, 4), is_implicit=True)
     assert group.name(bounded, [bounded, free, other]) == "implicit (4+1)"
     assert group.name(free, [bounded, free]) == "implicit (24+4)"
     assert group.name(free, [bounded, free, other]) == "implicit (24+4) free-80"

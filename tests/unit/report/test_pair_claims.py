@@ -10,7 +10,7 @@ from implicit_llm.report.claims import Claim, Judgement
 from implicit_llm.report.pair_claims import judge_pair
 from implicit_llm.report.pair_measure import PairMeasure
 from implicit_llm.report.perplexity_results import PerplexityPoint, PerplexityResults
-from implicit_llm.report.training_runs import Phase, TrainingRun
+from implicit_llm.report.training_runs import Phase, Solver, TrainingRun
 from implicit_llm_contracts.runs.journal import Point
 
 NOTHING = PerplexityResults(())
@@ -21,10 +21,11 @@ EXPLICIT = PerplexityPoint.from_record(
     "evaluate:m-explicit-s0/explicit/ppl",
 )
 IMPLICIT = replace(
-    EXPLICIT, role="evaluate:m-implicit-s0/free/ppl", run="m-implicit", phase="free", phase_label="(24+4)",
-    is_implicit=True, mode="blockwise", perplexity=18.0, num_parameters=1050, train_flops=4e12,
+    EXPLICIT, role="evaluate:m-implicit-s0/free/ppl", run="m-implicit", phase="free",
+    solver=Solver("fixed_point", 24, 4), is_implicit=True, mode="blockwise",
+    perplexity=18.0, num_parameters=1050, train_flops=4e12,
 )  # fmt: skip
-BOUNDED = replace(IMPLICIT, phase="bounded", phase_label="(4+1)", perplexity=19.0, train_flops=2e12)
+BOUNDED = replace(IMPLICIT, phase="bounded", solver=Solver("fixed_point", 4, 1), perplexity=19.0, train_flops=2e12)
 
 
 def claim(**compare: Any) -> Claim:
@@ -119,6 +120,7 @@ def test_length_factor_takes_the_longer_rows_of_both() -> None:
 
 def babi(is_implicit: bool, *accuracies: float, **changes: Any) -> BabiPoint:
     record = {"run": f"babi-{is_implicit}", "phase": "p", "seed": 0, "is_implicit": is_implicit, "data": "babi-test"}
+    record |= {"data_set": "babi", "split": "test"}
     record |= {"model_type": "implicit_mamba2", "num_layers": 1, "num_parameters": 100, "train_tokens": 5.0}
     record |= {"mode": "blockwise" if is_implicit else "parallel", "accuracy": 0.5}
     by_task = {str(task): value for task, value in enumerate(accuracies, start=1)}
@@ -147,7 +149,7 @@ def validated(run: str, *, is_implicit: bool, valid: float, test: float, **chang
     """A run of a grid: its accuracy on the validation set, and on the only task of the test set."""
     changes |= {"run": run}
     return [
-        babi(is_implicit, valid, data="babi-valid", accuracy=valid, **changes),
+        babi(is_implicit, valid, data="babi-valid", split="valid", accuracy=valid, **changes),
         babi(is_implicit, test, data="babi-test", accuracy=test, **changes),
     ]
 
@@ -179,7 +181,9 @@ def test_validation_set_is_no_test_set_of_its_own() -> None:
     implicit = validated("i", is_implicit=True, valid=0.1, test=0.6)
     judgement = judge_babi(*implicit, *validated("e", is_implicit=False, valid=0.9, test=0.5))
     assert judgement.verdict == "holds"
-    assert judge_babi(implicit[0], babi(False, 0.0, data="babi-valid")).verdict == "not run at this scale"
+    assert (
+        judge_babi(implicit[0], babi(False, 0.0, data="babi-valid", split="valid")).verdict == "not run at this scale"
+    )
 
 
 def test_grid_without_validation_numbers_gets_no_verdict() -> None:

@@ -19,8 +19,10 @@ from implicit_llm.report.published import MARK_WORDS, Published, load_published
 from implicit_llm.report.published_section import published_section
 from implicit_llm.report.results import Point
 from implicit_llm.report.section import SectionInputs
+from implicit_llm.report.training_runs import Solver
 from implicit_llm_contracts.runs.errors import ConfigError
 
+FREE = Solver("fixed_point", 24, 4)
 ASSETS = Path(__file__).parents[3] / "workflow" / "report"
 PUBLISHED = load_published(ASSETS / "published.yaml")
 SUITES = load_suites(ASSETS / "downstream.yaml")
@@ -73,7 +75,14 @@ def test_ours_stands_beside_the_published_number_of_the_same_thing() -> None:
     word = {"run": "a5m", "is_implicit": True, "group": "A5", "monoid": "aperiodic", "num_layers": 1, "length": 1024}
     word |= {"hard_fraction": 0.1, "train_length": 256, "train_hard_fraction": 0.1, "mode": "published", "data": "x"}
     points = [Point.from_record(word | {"seed": seed, "accuracy_last10": 0.6 + seed / 10}, "r") for seed in (0, 1)]
-    about = {"run": "m", "seed": 0, "phase": "free", "phase_label": "(24+4)", "is_implicit": True, "mode": "blockwise"}
+    about = {
+        "run": "m",
+        "seed": 0,
+        "phase": "free",
+        "solver": FREE,
+        "is_implicit": True,
+        "mode": "blockwise",
+    }
     about |= {"model_type": "implicit_mamba2", "num_parameters": 790_000_000, "train_tokens": 207e9, "role": "r"}
     ppl = PerplexityPoint.from_record(about | {"data": "pile-test", "length": 2048, "perplexity": 8.4}, "r")
     records = {

@@ -22,8 +22,9 @@ from implicit_llm.report.quantity_claims import judge_quantity
 from implicit_llm.report.quantity_measure import Quantity
 from implicit_llm.report.results import Point
 from implicit_llm.report.section import SectionInputs
-from implicit_llm.report.training_runs import Phase, TrainingRun
+from implicit_llm.report.training_runs import Phase, Solver, TrainingRun
 
+FREE = Solver("fixed_point", 24, 4)
 SUITES = load_suites(Path(__file__).parents[3] / "workflow" / "report" / "downstream.yaml")
 Record = dict[str, Any]
 PAIR: Record = {
@@ -127,7 +128,14 @@ def test_iterations_at_test_time_are_compared_seed_by_seed() -> None:
 
 
 TEXT = PerplexityPoint.from_record(
-    {"run": "m", "seed": 0, "phase": "free-80", "phase_label": "(24+4)", "is_implicit": True, "mode": "blockwise"}
+    {
+        "run": "m",
+        "seed": 0,
+        "phase": "free-80",
+        "solver": FREE,
+        "is_implicit": True,
+        "mode": "blockwise",
+    }
     | {"model_type": "implicit_mamba2", "num_parameters": 1000, "data": "text", "length": 128, "perplexity": 18.0}
     | {"train_length": 128, "train_tokens": 1e6},
     "evaluate:m",
@@ -147,7 +155,7 @@ def test_branches_of_a_curriculum_are_told_by_the_share_of_their_bounded_phase()
     phases += [Phase(f"train:{n}", f"free-{n}", n, 100, {"max_iter": 24}, (), f"f{n}", "trunk") for n in (70, 80, 90)]
     run = TrainingRun("m", 0, tuple(phases), "language_model", "implicit_mamba2", 1000)
     points = [replace(TEXT, phase=f"free-{n}", perplexity=value) for n, value in ((70, 20.0), (80, 18.0), (90, 19.0))]
-    points.append(replace(TEXT, phase="bounded", phase_label="(4+1)", perplexity=1.0))
+    points.append(replace(TEXT, phase="bounded", solver=Solver("fixed_point", 4, 1), perplexity=1.0))
     share = {"name": "over_other_shares", "kind": "perplexity", "share": 0.8}
     judgement = judge(inputs(perplexities=points, training=[run]), share, at_most=1)
     assert judgement.verdict == "holds"
@@ -155,14 +163,21 @@ def test_branches_of_a_curriculum_are_told_by_the_share_of_their_bounded_phase()
 
 
 def answered(run: str, accuracy: float, task: str = "piqa", **about: Any) -> Record:
-    base = {"role": f"evaluate:{run}", "run": run, "phase": "free", "phase_label": "(24+4)", "seed": 0, "task": task}
+    base = {
+        "role": f"evaluate:{run}",
+        "run": run,
+        "phase": "free",
+        "solver": FREE,
+        "seed": 0,
+        "task": task,
+    }
     base |= {"is_implicit": True, "mode": "blockwise", "model_type": "implicit_mamba2", "num_parameters": 1000}
     return base | {"train_tokens": 1e6, "metrics": {"acc": accuracy, "perplexity": accuracy}} | about
 
 
 @pytest.mark.parametrize(("column", "task", "sign"), [("PIQA", "piqa", 1), ("LAMBADA ppl", "lambada_openai", -1)])
 def test_downstream_columns_are_compared_for_every_pair_of_seeds(column: str, task: str, sign: int) -> None:
-    explicit = {"is_implicit": False, "phase": "explicit", "phase_label": None, "mode": "parallel"}
+    explicit = {"is_implicit": False, "phase": "explicit", "solver": None, "mode": "parallel"}
     records = [answered("m-implicit", value, task, seed=seed) for seed, value in enumerate((0.7, 0.6))]
     records += [answered("m-explicit", value, task, seed=seed, **explicit) for seed, value in enumerate((0.5, 0.65))]
     records += [answered("m-long", 0.9, task, train_tokens=2e6, **explicit)]

@@ -53,7 +53,8 @@ def test_an_excerpt_is_made_by_the_report_s_code_with_its_own_title_and_names(sh
     figure, report = plan.find("figure_3"), plan.find("report")
     assert plan.module(figure) == plan.module(report)
     changed = {key for key in figure.config if figure.config[key] != report.config.get(key)}
-    assert changed == {"title", "figures", "tables"}
+    assert changed == {"title", "figures", "tables", "jobs"}
+    assert figure.config["jobs"].keys() == figure.upstream.keys()
     assert (figure.config["figures"], figure.config["tables"]) == (["accuracy-by-length"], ["accuracy"])
     assert plan.manifests("report") == [plan.manifest(report)]  # no part of what is made by default
 

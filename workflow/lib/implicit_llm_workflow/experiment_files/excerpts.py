@@ -41,17 +41,19 @@ class Excerpt:
     tables: tuple[str, ...]
     origins: tuple[Origin, ...]
 
-    def node(self, report: Node, nodes: Mapping[str, Node], models: Mapping[str, str]) -> Node:
-        """Its job: that of the report with fewer inputs. `models`: the run or peer of each input's role."""
+    def node(self, report: Node, nodes: Mapping[str, Node]) -> Node:
+        """Its job: that of the report with fewer inputs."""
+        jobs = report.config["jobs"]
         wanted = [
             key
             for role, key in report.upstream.items()
-            if any(origin.has(models[role], _evaluation(nodes[key])) for origin in self.origins)
+            if any(origin.has(jobs[role]["run"], jobs[role].get("evaluation")) for origin in self.origins)
         ]
         behind = _with_models(wanted, nodes)
         upstream = {role: key for role, key in report.upstream.items() if key in behind}
         shown = {"title": self.title, "figures": list(self.figures), "tables": list(self.tables)}
-        return Node(STAGE, self.name, {**report.config, **shown}, upstream)
+        mine = {role: job for role, job in jobs.items() if role in upstream}
+        return Node(STAGE, self.name, {**report.config, **shown, "jobs": mine}, upstream)
 
 
 def build_excerpt(name: str, item: Mapping[str, Any]) -> Excerpt:
@@ -87,10 +89,6 @@ def check_shown(excerpts: Iterable[Excerpt], figures: Sequence[str], tables: Seq
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _evaluation(node: Node) -> str | None:
-    return node.name.rpartition("/")[2] if node.stage == "evaluate" else None
 
 
 def _with_models(keys: Iterable[str], nodes: Mapping[str, Node]) -> set[str]:

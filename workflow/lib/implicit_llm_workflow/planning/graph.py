@@ -31,48 +31,63 @@ def _all_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> 
     for data in experiment.data.values():
         yield from data_nodes(data)
     shown: dict[str, Node] = {}
-    models: dict[str, str] = {}
-    for model, node in _model_nodes(experiment, digest):
+    jobs: dict[str, dict[str, Any]] = {}
+    for job, node in _model_nodes(experiment, digest):
         role = f"{node.stage}:{node.name}"
-        shown[role], models[role] = node, model
+        shown[role], jobs[role] = node, job
         yield node
     config = {"experiment": experiment.name, **experiment.report, "assets": report_assets()}
+    config |= {"jobs": jobs, "data": dict(_data_parts(experiment))}
     report = Node("report", "report", config, {role: node.key for role, node in shown.items()})
     yield report
     excerpts = experiment.excerpts.values()
     check_shown(excerpts, report_figures(experiment), report_tables(experiment), experiment.source)
     nodes = {node.key: node for node in shown.values()}
     for excerpt in excerpts:
-        yield excerpt.node(report, nodes, models)
+        yield excerpt.node(report, nodes)
 
 
-def _model_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[tuple[str, Node]]:
-    """What the report shows: (name of the run or peer, job) for all models, their training and their evaluations."""
+def _data_parts(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
+    """What the report must know of the data sets that models read: by name the set and its split."""
+    for data in experiment.data.values():
+        for node in (train_data_node(data), *nodes_of_test_data(data)):
+            yield node.name, {"data": data.name, "split": node.config["split"]}
+        if isinstance(data, LanguageModel):
+            yield tokenizer_node(data).name, {"data": data.name, "split": "tokenizer"}
+
+
+def _model_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[tuple[dict[str, Any], Node]]:
+    """What the report shows, all models with their training and their evaluations: what each job is, and the job."""
     for run in experiment.runs.values():
         identified = run.with_digests(digest)
         for seed in run.seeds:
-            yield from ((run.name, node) for node in _run_nodes(experiment, identified, seed))
+            yield from _run_nodes(experiment, identified, seed)
     for peer in experiment.peers.values():
-        yield from ((peer.name, node) for node in _peer_nodes(experiment, peer, digest))
+        yield from _peer_nodes(experiment, peer, digest)
 
 
-def _run_nodes(experiment: Experiment, run: Run, seed: int) -> Iterator[Node]:
+def _run_nodes(experiment: Experiment, run: Run, seed: int) -> Iterator[tuple[dict[str, Any], Node]]:
     data = experiment.data[run.data]
-    trained: dict[str, Node] = {}
+    trained: dict[str, tuple[dict[str, Any], Node]] = {}
     for phase in run.phases:
-        previous = trained[phase.after] if phase.after is not None else None
-        trained[phase.name] = _train_node(run, seed, phase, previous, data)
+        previous = trained[phase.after][1] if phase.after is not None else None
+        job = {"run": run.name, "seed": seed, "phase": phase.name, "solver": phase.identity()["solver"]}
+        trained[phase.name] = (job, _train_node(run, seed, phase, previous, data))
         yield trained[phase.name]
     for phase in run.final_phases:
+        job, node = trained[phase.name]
         for evaluation in experiment.evaluations_of(run):
-            yield _evaluate_node(trained[phase.name], trained[phase.name].name, evaluation, data)
+            yield job | {"evaluation": evaluation.name}, _evaluate_node(node, node.name, evaluation, data)
 
 
-def _peer_nodes(experiment: Experiment, peer: Peer, digest: Callable[[Path], str | None]) -> Iterator[Node]:
-    imported = peer.node(digest)
-    yield imported
+def _peer_nodes(
+    experiment: Experiment, peer: Peer, digest: Callable[[Path], str | None]
+) -> Iterator[tuple[dict[str, Any], Node]]:
+    job, imported = {"run": peer.name, "phase": PHASE}, peer.node(digest)
+    yield job, imported
     for evaluation in experiment.evaluations_of_peer(peer):
-        yield _evaluate_node(imported, f"{peer.name}/{PHASE}", evaluation, experiment.data[peer.data])
+        node = _evaluate_node(imported, f"{peer.name}/{PHASE}", evaluation, experiment.data[peer.data])
+        yield job | {"evaluation": evaluation.name}, node
 
 
 def _train_node(run: Run, seed: int, phase: Phase, previous: Node | None, data: DataSet) -> Node:
