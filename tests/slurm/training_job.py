@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.runs.identity import compute_fingerprint
-from implicit_llm_workflow.planning.code_digest import module_digest
+from implicit_llm_workflow.planning.code_digest import job_code, job_digest
 from tests.slurm.cluster import SlurmCluster
 from tests.unit.training.small_runs import request
 
@@ -25,7 +25,7 @@ DEADLINE_S = 400
 def with_code(identity: str) -> str:
     """An identity with the digest of the code as it is, which the command line compares."""
     values = json.loads(identity)
-    values["code"] = module_digest("implicit_llm.training.stage")
+    values["code"] = job_digest(job_code("train", values["config"], values["config"]["model"]))
     parts = {key: values[key] for key in ("stage", "config", "code", "upstream")}
     return json.dumps({**values, "fingerprint": compute_fingerprint(**parts)})
 

@@ -18,7 +18,7 @@ from implicit_llm.cards.model_card import ModelCardError, render_card
 from implicit_llm.checkpoint import stage as checkpoint_stage
 from implicit_llm.runs.stage import StageContext, StageResult, run_stage
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_workflow.planning.code_digest import stage_sources
+from implicit_llm_workflow.planning.code_digest import JobCode, job_sources
 from tests.unit.checkpoint.foreign import save_foreign
 from tests.unit.evaluation.finished_runs import request
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, UNROLLED, make_data, make_rows, train_config
@@ -132,7 +132,7 @@ def test_the_manifest_vouches_for_the_card(results: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["training", "checkpoint"])
 def test_another_wording_of_cards_makes_no_model_stale(stage: str) -> None:
-    sources = stage_sources(f"implicit_llm.{stage}.stage")
+    sources = job_sources(JobCode(f"implicit_llm.{stage}.stage"))
     assert f"implicit_llm.{stage}.stage" in sources
     assert not [name for name in sources if name.startswith("implicit_llm.cards")]
 

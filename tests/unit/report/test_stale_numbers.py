@@ -9,7 +9,7 @@ import pytest
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_workflow.commands.report_command import report
-from implicit_llm_workflow.planning.code_digest import module_digest
+from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
 from implicit_llm_workflow.results.stale_numbers import StaleNumbers, changed_result, stale_numbers
 from tests.unit.report.sample_runs import SampleRun, make_runs
 
@@ -23,7 +23,7 @@ def roles(tmp_path: Path) -> dict[str, Path]:
 
 
 def make(folder: Path, roles: dict[str, Path], upstream: dict[str, str]) -> None:
-    code = module_digest("implicit_llm.report.stage")
+    code = job_digest(JobCode("implicit_llm.report.stage"))
     identity = Identity("report", "report", {"experiment": "demo"}, code, upstream)
     report(folder, identity.to_json(), [f"{role}={path}" for role, path in roles.items()])
 

@@ -66,4 +66,6 @@ class ExperimentFile:
     def plan(self, codes: dict[str, str] | None = None) -> Plan:
         """The plan with a made-up code digest for each stage and results beside the file."""
         known = {stage_module(stage, {}).split(".")[1]: code for stage, code in (codes or {}).items()}
-        return Plan(self.load(), self.path.parent / "results", lambda module: known.get(module.split(".")[1], module))
+        return Plan(
+            self.load(), self.path.parent / "results", lambda code: known.get(code.module.split(".")[1], code.module)
+        )

@@ -51,7 +51,7 @@ def test_an_excerpt_needs_the_evaluations_that_it_shows_and_their_models(shown: 
 def test_an_excerpt_is_made_by_the_report_s_code_with_its_own_title_and_names(shown: ExperimentFile) -> None:
     plan = shown.plan()
     figure, report = plan.find("figure_3"), plan.find("report")
-    assert plan.module(figure) == plan.module(report)
+    assert plan.code(figure) == plan.code(report)
     changed = {key for key in figure.config if figure.config[key] != report.config.get(key)}
     assert changed == {"title", "figures", "tables", "jobs"}
     assert figure.config["jobs"].keys() == figure.upstream.keys()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.planning.code_digest import module_digest
+from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
 from implicit_llm_workflow.planning.code_record import (
     CodeRecord,
     changed_files,
@@ -18,10 +18,12 @@ from implicit_llm_workflow.planning.code_record import (
     record_path,
 )
 
-TRAINING, DATA = "implicit_llm.training.stage", "implicit_llm.data.stages.word_problem"
+TRAINING, DATA = JobCode("implicit_llm.training.stage"), JobCode("implicit_llm.data.stages.word_problem")
 SOURCE = '''"""Doc."""
 import math
 TAU = 0.8
+low, high = 0, 1
+limit: int = 3
 def solve(x):
     """Doc."""
     return x  # comment
@@ -53,14 +55,16 @@ def edited(old: str, new: str) -> str:
         ("return x ", "return -x ", "solve"),
         ("return 1", "return 3", "Solver.step"),
         ("return 2", "return 3", "Solver.Inner.step"),
-        ("tol = 0.1", "tol = 0.2", "Solver"),
+        ("tol = 0.1", "tol = 0.2", "Solver.tol"),
+        ("low, high = 0, 1", "low, high = 0, 2", "high, low"),
+        ("limit: int = 3", "limit: int = 4", "limit"),
         ("(Base)", "(Other)", "Solver"),
-        ("TAU = 0.8", "TAU = 0.9", "module level"),
+        ("TAU = 0.8", "TAU = 0.9", "TAU"),
         ("def solve", "def solve_all", "solve, solve_all"),
         ("import math", "import math, cmath", "module level"),
     ],
 )
-def test_a_change_is_named_by_function_class_or_module_level(old: str, new: str, named: str) -> None:
+def test_a_change_is_named_by_what_it_changes(old: str, new: str, named: str) -> None:
     assert changes(old, new) == [f"m ({named})"]
 
 
@@ -74,19 +78,19 @@ def test_new_and_gone_files_are_told() -> None:
 
 
 def test_the_record_of_a_stage_gives_its_digest_and_comes_back(tmp_path: Path) -> None:
-    modules = (TRAINING, DATA)
-    record_code(tmp_path, modules, {module: module_digest(module) for module in modules})
-    for module in modules:
-        record = read_code_record(tmp_path, module_digest(module))
-        assert record == code_now(module)
+    codes = (TRAINING, DATA)
+    record_code(tmp_path, codes, job_digest)
+    for code in codes:
+        record = read_code_record(tmp_path, job_digest(code))
+        assert record == code_now(code)
         assert record is not None
-        assert record.digest == module_digest(module)
+        assert record.digest == job_digest(code)
     assert read_code_record(tmp_path, "0" * 64) is None
 
 
 def test_a_record_of_other_code_than_its_name_says_is_none(tmp_path: Path) -> None:
-    digest = module_digest(DATA)
-    record_code(tmp_path, [DATA], {DATA: digest})
+    digest = job_digest(DATA)
+    record_code(tmp_path, [DATA], job_digest)
     path = record_path(tmp_path, digest)
     path.write_text(path.read_text().replace('"files": {', '"files": {"other": "0",'))
     assert read_code_record(tmp_path, digest) is None

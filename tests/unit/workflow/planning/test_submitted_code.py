@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow.planning import code_digest, submitted_code
-from implicit_llm_workflow.planning.code_digest import module_digest
+from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
 from implicit_llm_workflow.planning.project_sources import Project
 from implicit_llm_workflow.planning.submitted_code import CodeChanged, require_submitted_code
 
@@ -34,17 +34,17 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (folder / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(code_digest, "_library", lambda: Project({"waiting_library": folder}))
-    module_digest.cache_clear()
+    job_digest.cache_clear()
     yield folder
-    module_digest.cache_clear()
+    job_digest.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "waiting_library"]:
         del sys.modules[name]
 
 
 def digest() -> str:
     """As the driver found it when it planned the job."""
-    found = module_digest(STAGE)
-    module_digest.cache_clear()
+    found = job_digest(JobCode(STAGE))
+    job_digest.cache_clear()
     return found
 
 
@@ -75,4 +75,4 @@ def test_code_that_cannot_be_loaded_here_counts_all_the_same(library: Path) -> N
     (library / "late.py").write_text("def load():\n    from waiting_library import broken\n")
     require_submitted_code(STAGE, digest(), "train/x")
     assert "waiting_library.broken" not in sys.modules
-    assert "waiting_library.broken" in submitted_code.stage_sources(STAGE)
+    assert "waiting_library.broken" in submitted_code.job_sources(JobCode(STAGE))

@@ -14,7 +14,7 @@ from implicit_llm_contracts.runs.downloads import downloads_folder
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.commands.job import Job, OptionError, run_job
 from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
-from implicit_llm_workflow.planning.code_digest import module_digest, stage_module
+from implicit_llm_workflow.planning.code_digest import job_code, job_digest
 from implicit_llm_workflow.planning.recorded import MANIFEST, METRICS
 
 ROOT = Path("results") / "by-hand"
@@ -58,7 +58,7 @@ def evaluate_by_hand(asked: ByHand, columns: Mapping[str, str]) -> None:
     config = _with_lengths(dict(asked.config), test_sets)
     model = _model(asked)
     upstream = {"model": model.fingerprint, **{role: run.fingerprint for role, run in test_sets.items()}}
-    code = module_digest(stage_module("evaluate", config))
+    code = job_digest(job_code("evaluate", config, model.config.get("model")))
     identity = Identity("evaluate", f"{model.name}/{asked.command}", config, code, upstream)
     identity = replace(identity, name=f"{identity.name}-{identity.fingerprint[:SHOWN_DIGITS]}")
     run_dir = asked.out or ROOT / "evaluate" / identity.name
@@ -116,7 +116,7 @@ def _model(asked: ByHand) -> Finished:
     digests = safe_digests(path, FileDigests(ROOT / ".digests.json")) | _given_digests(asked.sha256)
     config = {"path": str(path), "sha256": digests}
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip(".-") or "checkpoint"
-    identity = Identity("checkpoint", name, config, module_digest(stage_module("checkpoint", config)), {})
+    identity = Identity("checkpoint", name, config, job_digest(job_code("checkpoint", config)), {})
     run_dir = ROOT / "checkpoint" / name
     runtime = {"downloads": downloads_folder()}
     run_job(Job("checkpoint", run_dir, identity.to_json(), None, asked.log, runtime))

@@ -1,8 +1,9 @@
-"""The code a stage's result depends on, as one digest: of syntax trees, so that comments and docstrings do not count.
+"""The code a job's result depends on, as one digest: of syntax trees, so that comments and docstrings do not count.
 
-It covers the stage's module and the project modules that it imports, directly or through others, imports inside
-functions included. Not covered are package `__init__` files (they are looked through: what is imported from a package
-counts where it is defined) and the plumbing below, which files, records and tracks results but does not compute them.
+It covers the module of the job's stage and the project modules that it imports, directly or through others, imports
+inside functions included. Not covered are package `__init__` files (they are looked through: what is imported from a
+package counts where it is defined); the plumbing below, which files, records and tracks results but does not compute
+them; and what only models of another kind than the job's run. A test traces jobs of every kind against this.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ast
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +28,47 @@ PLUMBING = (
     "implicit_llm_contracts.runs",
 )
 CONTRACTS = "implicit_llm_contracts"
+# What only models of one family run, by `model_type`, and what only implicit ones run. All of them import both families
+# and the solver, which an import alone does not use. A module that these alone import goes with them.
+OF_FAMILY = {
+    "implicit_mamba2": (
+        "implicit_llm.models.mamba2",
+        "implicit_llm.kernels.causal_conv",
+        "implicit_llm.kernels.ssd",
+        "implicit_llm.kernels.triton_backend",
+        "implicit_llm.kernels.triton_mixer",
+        "implicit_llm.kernels.triton_scan",
+    ),
+    "implicit_llama3": (
+        "implicit_llm.models.llama3",
+        "implicit_llm.kernels.attention",
+        "implicit_llm.kernels.triton_attention",
+        "implicit_llm.kernels.triton_swiglu",
+    ),
+}
+OF_IMPLICIT = ("implicit_llm.solver",)
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".yaml"}
 
 
+@dataclass(frozen=True)
+class JobCode:
+    """What a job can run: `module`, which holds its function `run`, and all that this imports but `left_out`."""
+
+    module: str
+    left_out: tuple[str, ...] = PLUMBING
+
+
 @functools.cache
-def module_digest(module: str) -> str:
-    """Digest of the code behind a stage's module. Raises: SourceError when it is missing or no valid Python."""
-    digest = code_digest(module, _library())
+def job_digest(code: JobCode) -> str:
+    """Digest of the code that a job can run. Raises: SourceError when some is missing or no valid Python."""
+    digest = code_digest(code.module, _library(), code.left_out)
     _library().cache.save()
     return digest
 
 
-def stage_sources(module: str) -> dict[str, Source]:
-    """The modules behind `module_digest`, by name and in its order. Raises: SourceError."""
-    return dict(sorted(reached_sources(module, _library()).items()))
+def job_sources(code: JobCode) -> dict[str, Source]:
+    """The modules behind `job_digest`, by name and in its order. Raises: SourceError."""
+    return dict(sorted(reached_sources(code.module, _library(), code.left_out).items()))
 
 
 @functools.cache
@@ -58,6 +87,27 @@ def stage_module(stage: str, config: Mapping[str, Any]) -> str:
     """
     package = {"train": "training", "evaluate": "evaluation", "excerpt": "report"}.get(stage, stage)
     return f"{LIBRARY}.{package}.stages.{config['kind']}" if "kind" in config else f"{LIBRARY}.{package}.stage"
+
+
+def job_code(stage: str, config: Mapping[str, Any], model: Mapping[str, Any] | None = None) -> JobCode:
+    """The code of a job; `model`: what the training config says of the model that the job trains or reads.
+
+    Of a model that is not known, or of a family that is not ours, everything counts.
+    """
+    return JobCode(stage_module(stage, config), _left_out(model or {}))
+
+
+def possible_codes(module: str) -> set[JobCode]:
+    """Of all the jobs that the module does, whatever their models."""
+    models = [{"model_type": family, "is_implicit": it} for family in (None, *OF_FAMILY) for it in (True, False)]
+    return {JobCode(module, _left_out(model)) for model in models}
+
+
+def _left_out(model: Mapping[str, Any]) -> tuple[str, ...]:
+    family = model.get("model_type")
+    others = [modules for other, modules in OF_FAMILY.items() if family in OF_FAMILY and other != family]
+    unsolved = OF_IMPLICIT if model.get("is_implicit") is False else ()
+    return (*PLUMBING, *(module for modules in others for module in modules), *unsolved)
 
 
 def code_digest(entry: str, project: Project, excluded: Iterable[str] = PLUMBING) -> str:

@@ -2,10 +2,10 @@
 
     results/<config>/.code/<first 16 of the code digest>.json:
     {"module": "implicit_llm.training.stage", "files": {"implicit_llm_contracts.config.solver": "<sha256>", ...},
-     "parts": {"implicit_llm_contracts.config.solver": {"SolverConfig": "<first 16 of a sha256>", ...}}}
+     "parts": {"implicit_llm_contracts.config.solver": {"SolverConfig.tol": "<first 16 of a sha256>", ...}}}
 
-`files` gives the digest again, so that a record cannot speak of other code than its name says. The workflow writes one
-for each stage before the first job; results that are older than that have none.
+`files` gives the digest again, so that a record cannot speak of other code than its name says. The workflow writes
+those of all jobs before the first one; results that are older than that have none.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_workflow.planning.code_digest import (
+    JobCode,
     is_docstring,
+    job_sources,
     module_text_digest,
     resource_digests,
-    stage_sources,
     total_digest,
     tree_text,
 )
@@ -35,7 +36,7 @@ MODULE_LEVEL = "module level"
 
 @dataclass(frozen=True)
 class CodeRecord:
-    """`files`: sha256 of modules and resource files by name; `parts`: of a module, digests by function and class."""
+    """`files`: sha256 of modules and resource files by name; `parts`: of a module, digests of what it defines."""
 
     module: str
     files: Mapping[str, str]
@@ -43,7 +44,7 @@ class CodeRecord:
 
     @property
     def digest(self) -> str:
-        """The code digest of the stage's module."""
+        """The code digest."""
         return total_digest(self.files)
 
 
@@ -60,19 +61,19 @@ class ChangedFile:
         return f"{self.name} ({what})" if what else self.name
 
 
-def code_now(module: str) -> CodeRecord:
-    """The code behind a stage's module as it is on disk. Raises: SourceError."""
-    sources = stage_sources(module)
+def code_now(code: JobCode) -> CodeRecord:
+    """What a job can run, as it is on disk. Raises: SourceError."""
+    sources = job_sources(code)
     files = {name: module_text_digest(source) for name, source in sources.items()}
     parts = {name: parts_of(source.tree) for name, source in sources.items()}
-    return CodeRecord(module, files | resource_digests(sources.values()), parts)
+    return CodeRecord(code.module, files | resource_digests(sources.values()), parts)
 
 
-def record_code(root: Path, modules: Iterable[str], digest_of: Mapping[str, str]) -> None:
-    """Write the records below `root` that are not there yet; `digest_of`: the code digest of each module."""
-    for module in modules:
-        if not record_path(root, digest_of[module]).exists():
-            record = code_now(module)
+def record_code(root: Path, codes: Iterable[JobCode], digest_of: Callable[[JobCode], str]) -> None:
+    """Write the records below `root` that are not there yet."""
+    for code in dict.fromkeys(codes):
+        if not record_path(root, digest_of(code)).exists():
+            record = code_now(code)
             text = json.dumps(asdict(record), sort_keys=True, indent=1)
             write_atomic(record_path(root, record.digest), f"{text}\n")
 
@@ -96,7 +97,7 @@ def changed_files(old: CodeRecord, new: CodeRecord) -> list[ChangedFile]:
 
 
 def parts_of(tree: ast.Module) -> dict[str, str]:
-    """Digests of the functions, methods and classes of a module, and of the statements outside of them."""
+    """Digests of a module's functions, methods, classes and constants, and of all its other statements together."""
     texts: dict[str, list[str]] = {}
     _collect(tree, "", texts)
     return {name: hashlib.sha256("\n".join(text).encode()).hexdigest()[:DIGITS] for name, text in texts.items()}
@@ -126,4 +127,14 @@ def _collect(node: ast.Module | ast.ClassDef, prefix: str, texts: dict[str, list
             texts.setdefault(prefix + child.name, [])
             _collect(child, f"{prefix}{child.name}.", texts)
         else:
-            texts.setdefault(own, []).append(tree_text(child))
+            names = [f"{prefix}{name}" for name in _assigned(child)] or [own]
+            for name in names:
+                texts.setdefault(name, []).append(tree_text(child))
+
+
+def _assigned(statement: ast.stmt) -> list[str]:
+    """The names to which an assignment gives a value; none of other statements."""
+    if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return []
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]

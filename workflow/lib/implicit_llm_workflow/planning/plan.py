@@ -18,9 +18,9 @@ from implicit_llm_workflow.experiment_files.validation import nearest
 from implicit_llm_workflow.file_digests import FileDigests
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.accepted import Acceptance, find_acceptance, with_code_of
-from implicit_llm_workflow.planning.code_digest import module_digest, stage_module
+from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
 from implicit_llm_workflow.planning.code_record import record_code
-from implicit_llm_workflow.planning.fingerprint import identify
+from implicit_llm_workflow.planning.fingerprint import code_of_node, identify
 from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
@@ -41,7 +41,7 @@ class Plan:
     """All paths lie below `results` / <experiment>; identities are computed when first asked for."""
 
     def __init__(
-        self, experiment: Experiment, results: Path = RESULTS, code_of: Callable[[str], str] = module_digest
+        self, experiment: Experiment, results: Path = RESULTS, code_of: Callable[[JobCode], str] = job_digest
     ) -> None:
         self.experiment = experiment
         self.root = results / experiment.name
@@ -66,22 +66,20 @@ class Plan:
         """The acceptances that hold, by job."""
         found = {}
         for key, node in self.nodes.items():
-            wanted = replace(self.identities[key], code=self.code_of(self.module(node)))
+            wanted = replace(self.identities[key], code=self.code_of(self.code(node)))
             if wanted.code != self.identities[key].code:
                 acceptance = find_acceptance(self.run_dir(node), wanted)
                 if acceptance is not None:
                     found[key] = acceptance
         return found
 
-    @staticmethod
-    def module(node: Node) -> str:
-        """The module that does the node's job."""
-        return stage_module(node.stage, node.config)
+    def code(self, node: Node) -> JobCode:
+        """What the node's job can run."""
+        return code_of_node(self.nodes, node)
 
     def record_code(self) -> None:
         """Write down what the code of the jobs is, so that a later change of it can be named."""
-        modules = dict.fromkeys(self.module(node) for node in self.nodes.values())
-        record_code(self.root, modules, {module: self.code_of(module) for module in modules})
+        record_code(self.root, map(self.code, self.nodes.values()), self.code_of)
 
     def find(self, target: str) -> Node:
         """A node by key, run directory or manifest, an excerpt by name. Raises: UnknownTarget; it names the nearest."""

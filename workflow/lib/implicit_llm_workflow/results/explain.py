@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from implicit_llm_workflow.estimates.cost import Cost, CostModel
 from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.code_digest import JobCode
 from implicit_llm_workflow.planning.code_record import ChangedFile, changed_files, code_now, read_code_record
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status
@@ -20,6 +21,9 @@ class CodeChange:
     old: str
     new: str
     files: tuple[ChangedFile, ...] | None
+
+
+_Changes = dict[tuple[JobCode, str], CodeChange]
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> Explanation:
     reached = upstream_closure(plan, wanted)
     running = _running(plan, wanted, reached)
     costs = CostModel(plan)
-    changes: dict[tuple[str, str], CodeChange] = {}
+    changes: _Changes = {}
     jobs, kept = [], []
     for key in reached:
         node, status = plan.nodes[key], plan.statuses[key]
@@ -99,13 +103,13 @@ def _running(plan: Plan, targets: Iterable[str], reached: list[str]) -> set[str]
     return running
 
 
-def _code_change(plan: Plan, node: Node, status: Status, known: dict[tuple[str, str], CodeChange]) -> CodeChange | None:
+def _code_change(plan: Plan, node: Node, status: Status, known: _Changes) -> CodeChange | None:
     if status.difference is None or status.difference.code is None:
         return None
     old, new = status.difference.code
-    module = plan.module(node)
-    if (module, old) not in known:
+    code = plan.code(node)
+    if (code, old) not in known:
         record = read_code_record(plan.root, old)
-        files = None if record is None else tuple(changed_files(record, code_now(module)))
-        known[module, old] = CodeChange(module, old, new, files)
-    return known[module, old]
+        files = None if record is None else tuple(changed_files(record, code_now(code)))
+        known[code, old] = CodeChange(code.module, old, new, files)
+    return known[code, old]

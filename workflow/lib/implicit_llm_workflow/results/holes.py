@@ -9,14 +9,14 @@ from typing import Any
 
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.code_digest import stage_module
+from implicit_llm_workflow.planning.code_digest import job_code
+from implicit_llm_workflow.planning.fingerprint import MODEL_ROLE
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import work_dir
 from implicit_llm_workflow.results.journals import JOURNAL, read_tail
 from implicit_llm_workflow.results.stale_numbers import changed_result
 
 WITH_HOLES = "-with-holes"
-MODEL_ROLE = "model"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def report_with_holes(plan: Plan, page: Node, holes: Sequence[Hole]) -> tuple[Id
     there = {role: key for role, key in page.upstream.items() if role not in lacking}
     config = {**page.config, "holes": [asdict(hole) for hole in holes]}
     upstream = {role: plan.identities[key].fingerprint for role, key in there.items()}
-    code = plan.code_of(stage_module(page.stage, config))
+    code = plan.code_of(job_code(page.stage, config))
     identity = Identity(page.stage, f"{page.name}{WITH_HOLES}", config, code, upstream)
     return identity, [f"{role}={plan.run_dir(plan.nodes[key])}" for role, key in there.items()]
 
