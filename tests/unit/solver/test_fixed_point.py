@@ -1,0 +1,290 @@
+"""The solver on maps whose fixed point, rate of convergence and gradient are known in closed form.
+
+Shapes: `B` batch, `L` length, `D` width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from implicit_llm.solver import fixed_point
+from implicit_llm.solver.fixed_point import solve
+from implicit_llm.solver.methods import make_update
+from implicit_llm.solver.passes import evaluation_pass, phantom_steps, training_solve, unrolled_pass
+from implicit_llm.solver.residual import make_rule
+from implicit_llm.solver.stats import NonFiniteState
+from implicit_llm_contracts.config.solver import SolverConfig
+
+
+@dataclass
+class Scaled:
+    """f(z) = c z + x: its residual shrinks by |c| an iteration, and its fixed point is x / (1 - c)."""
+
+    c_BL: Tensor
+    x_BLD: Tensor
+
+    def __call__(self, z_BLD: Tensor) -> Tensor:
+        return self.c_BL[..., None] * z_BLD + self.x_BLD
+
+    def select(self, index_B: Tensor) -> Scaled:
+        return Scaled(self.c_BL[index_B], self.x_BLD[index_B])
+
+
+@dataclass
+class Linear:
+    """f(z) = A z + x over all positions and features of a sequence at once."""
+
+    A_NN: Tensor
+    x_BLD: Tensor
+
+    def __call__(self, z_BLD: Tensor) -> Tensor:
+        return (z_BLD.flatten(1) @ self.A_NN.T).view_as(z_BLD) + self.x_BLD
+
+    def select(self, index_B: Tensor) -> Linear:
+        return Linear(self.A_NN, self.x_BLD[index_B])
+
+
+@dataclass
+class Causal:
+    """f(z)_t = A z_t + B z_(t-1) + x_t; `before_BD` is z of the token before the first."""
+
+    A_DD: Tensor
+    B_DD: Tensor
+    x_BLD: Tensor
+    before_BD: Tensor | None = None
+    valid_BL: Tensor | None = None
+
+    def __call__(self, z_BLD: Tensor) -> Tensor:
+        first_BD = torch.zeros_like(z_BLD[:, 0]) if self.before_BD is None else self.before_BD
+        shifted_BLD = torch.cat([first_BD[:, None], z_BLD[:, :-1]], dim=1)
+        return z_BLD @ self.A_DD.T + shifted_BLD @ self.B_DD.T + self.x_BLD
+
+    def select(self, index_B: Tensor) -> Causal:
+        before = None if self.before_BD is None else self.before_BD[index_B]
+        return Causal(self.A_DD, self.B_DD, self.x_BLD[index_B], before)
+
+    def block(self, start: int, end: int, state: Any) -> Causal:
+        return Causal(self.A_DD, self.B_DD, self.x_BLD[:, start:end], state)
+
+    def close(self, z_BLD: Tensor) -> tuple[Tensor, Tensor]:
+        out_BLD = self(z_BLD)
+        return out_BLD, out_BLD[:, -1]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def scaled(factors: list[list[float]], width: int = 3) -> Scaled:
+    """One factor for each sequence and position."""
+    c_BL = torch.tensor(factors, dtype=torch.float64)
+    return Scaled(c_BL, normal(*c_BL.shape, width))
+
+
+def contraction(size: int, norm: float, seed: int = 0) -> Tensor:
+    matrix = normal(size, size, seed=seed)
+    return matrix * (norm / torch.linalg.matrix_norm(matrix, 2))
+
+
+def run(f: Any, z0: Tensor, *, method: str = "plain", stop: str = "sequence", tol: float = 1e-6, **options: Any) -> Any:
+    settings = {"max_iter": 500, "tau": 0.8, "is_training": True, **options}
+    rule = make_rule(stop, tol, is_training=settings.pop("is_training"))
+    return solve(f, z0, update=make_update(method, settings.pop("tau")), rule=rule, **settings)
+
+
+def evaluations_needed(factor: float, tol: float) -> int:
+    """The first k for which |f(z) - z| / |f(z)| = c^(k-1) (1 - c) / (1 - c^k) is below tol, from z = 0."""
+    return next(k for k in range(1, 10_000) if factor ** (k - 1) * (1 - factor) / (1 - factor**k) < tol)
+
+
+@pytest.mark.parametrize("tol", [0.05, 1e-3, 1e-6])
+def test_each_sequence_of_a_contraction_takes_the_iterations_that_its_factor_needs(tol: float) -> None:
+    factors = [0.1, 0.5, 0.9]
+    f = scaled([[c, c] for c in factors])
+    z_BLD, stats = run(f, torch.zeros_like(f.x_BLD), tol=tol)
+    assert stats.num_iter.tolist() == [evaluations_needed(c, tol) for c in factors]
+    assert stats.is_converged.all()
+    assert (stats.residual < tol).all()
+    exact_BLD = f.x_BLD / (1 - f.c_BL[..., None])
+    # The distance to the fixed point is at most c / (1 - c) times the last change.
+    assert torch.linalg.vector_norm(z_BLD - exact_BLD) < 10 * tol * torch.linalg.vector_norm(exact_BLD)
+
+
+def test_damping_contracts_by_one_minus_tau_plus_tau_c() -> None:
+    factor, tau = -0.9, 0.5  # plain iteration contracts by 0.9, the damped one by 0.05
+    f = scaled([[factor]])
+    z0 = torch.zeros_like(f.x_BLD)
+    needed = {method: run(f, z0, method=method, tau=tau)[1].num_iter.item() for method in ("plain", "damped")}
+    assert needed["damped"] < 8 < 100 < needed["plain"]
+
+
+def test_the_token_rule_waits_for_the_slowest_token_and_the_sequence_rule_does_not() -> None:
+    f = scaled([[0.1] * 50 + [0.9], [0.1] * 51])
+    tol = 0.05
+    by_rule = {
+        stop: run(f, torch.zeros_like(f.x_BLD), stop=stop, tol=tol)[1] for stop in ("sequence", "token", "batch")
+    }
+    assert by_rule["token"].num_iter.tolist() == [evaluations_needed(0.9, tol), evaluations_needed(0.1, tol)]
+    assert by_rule["sequence"].num_iter[0] < by_rule["token"].num_iter[0]
+    assert by_rule["sequence"].unconverged_BL.nonzero().tolist() == [[0, 50]]  # content, but that token is reported
+    assert by_rule["batch"].num_iter.tolist() == [by_rule["sequence"].num_iter.max().item()] * 2
+
+
+def test_the_published_evaluation_rule_takes_one_norm_over_the_batch_relative_to_the_iterate() -> None:
+    f = scaled([[0.5], [0.9]])
+    z0 = torch.ones_like(f.x_BLD)
+    tol, z, count = 0.05, z0, 0
+    while True:
+        count += 1
+        z_next = f(z)
+        is_done = torch.linalg.vector_norm(z_next - z) / torch.linalg.vector_norm(z) < tol
+        z = z_next
+        if is_done:
+            break
+    z_BLD, stats = run(f, z0, stop="batch", tol=tol, is_training=False)
+    assert stats.num_iter.tolist() == [count, count]
+    assert torch.equal(z_BLD, z)
+
+
+def test_padding_counts_neither_in_the_residual_nor_among_the_unconverged() -> None:
+    f = scaled([[0.1, 0.1, 0.99]])
+    valid_BL = torch.tensor([[True, True, False]])
+    _, stats = run(f, torch.zeros_like(f.x_BLD), stop="token", tol=1e-3, valid_BL=valid_BL)
+    assert stats.num_iter.item() == evaluations_needed(0.1, 1e-3)
+    assert not stats.unconverged_BL.any()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_anderson_solves_a_linear_map_in_about_its_dimension(size: int) -> None:
+    f = Linear(contraction(size, 0.95, seed=size), normal(3, 1, size))
+    z0 = torch.zeros_like(f.x_BLD)
+    z_BLD, stats = run(f, z0, method="anderson", tau=1.0, tol=1e-4)  # its ridge allows about so much at once
+    assert (stats.num_iter <= size + 2).all()  # size + 1 residuals span the space; the last evaluation only measures
+    exact_BLD = torch.linalg.solve(torch.eye(size) - f.A_NN, f.x_BLD.flatten(1).T).T.view_as(z0)
+    torch.testing.assert_close(z_BLD, exact_BLD, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("method", ["plain", "damped", "anderson"])
+def test_sequences_that_leave_the_batch_change_nothing(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    f = scaled([[c] * 4 for c in (0.1, 0.3, 0.5, 0.8, 0.95)])
+    found = []
+    for share in (0.0, 1.0):  # never, and as soon as one is done
+        monkeypatch.setattr(fixed_point, "COMPACT_BELOW", share)
+        found.append(run(f, torch.zeros_like(f.x_BLD), method=method))
+    (kept, kept_stats), (left, left_stats) = found
+    torch.testing.assert_close(left, kept, rtol=1e-12, atol=1e-12)
+    assert left_stats.num_iter.tolist() == kept_stats.num_iter.tolist()
+
+
+def test_a_solve_that_does_not_converge_returns_the_iterate_of_lowest_residual_and_says_so() -> None:
+    f = scaled([[-1.5]])  # z_k = x (1 - (-1.5)^k) / 2.5: the relative residual is lowest at the first odd iterate
+    z_BLD, stats = run(f, torch.zeros_like(f.x_BLD), max_iter=9)
+    iterates = [torch.zeros_like(f.x_BLD)]
+    for _ in range(9):
+        iterates.append(f(iterates[-1]))
+    residuals = [((b - a).norm() / b.norm()).item() for a, b in pairwise(iterates)]
+    best = min(range(9), key=residuals.__getitem__)
+    assert torch.equal(z_BLD, iterates[best + 1])
+    assert stats.residual.item() == pytest.approx(residuals[best])
+    assert not stats.is_converged.any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_state_that_is_not_finite_is_named_by_sequence_and_position(bad: float) -> None:
+    f = scaled([[0.5] * 4, [0.5] * 4])
+    f.x_BLD[1, 2, 0] = bad
+    with pytest.raises(NonFiniteState, match="sequence 1, position 2"):
+        run(f, torch.zeros_like(f.x_BLD))
+
+
+def causal(length: int = 7, width: int = 3) -> Causal:
+    return Causal(contraction(width, 0.5), contraction(width, 0.4, seed=1), normal(2, length, width, seed=2))
+
+
+def causal_fixed_point(f: Causal) -> Tensor:
+    """z_t = (I - A)^-1 (B z_(t-1) + x_t), token by token."""
+    inverse_DD = torch.linalg.inv(torch.eye(len(f.A_DD), dtype=torch.float64) - f.A_DD)
+    z_BD, out = torch.zeros_like(f.x_BLD[:, 0]), []
+    for t in range(f.x_BLD.shape[1]):
+        z_BD = (z_BD @ f.B_DD.T + f.x_BLD[:, t]) @ inverse_DD.T
+        out.append(z_BD)
+    return torch.stack(out, dim=1)
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+@pytest.mark.parametrize("method", ["plain", "anderson"])
+def test_blocks_of_every_width_reach_the_fixed_point_of_the_whole(width: int, method: str) -> None:
+    f = causal()
+    solver = SolverConfig(method=method, tol=1e-10, max_iter=500, eval_block_len=width, block_len=width)  # type: ignore[arg-type]
+    z0, exact_BLD = torch.zeros_like(f.x_BLD), causal_fixed_point(f)
+    evaluated, state, stats = evaluation_pass(f, z0, solver)
+    trained, _ = training_solve(f, z0, solver)
+    torch.testing.assert_close(evaluated, exact_BLD, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(trained, exact_BLD, rtol=1e-8, atol=1e-8)
+    assert torch.equal(state, evaluated[:, -1])
+    assert stats.is_converged.all()
+
+
+def test_evaluation_goes_on_from_the_state_of_an_earlier_part() -> None:
+    f, solver = causal(), SolverConfig(tol=1e-10, max_iter=500, eval_mode="sequential")
+    whole, _, _ = evaluation_pass(f, torch.zeros_like(f.x_BLD), solver)
+    first, second = f.block(0, 4, None), f.block(4, 7, None)
+    part, state, _ = evaluation_pass(first, torch.zeros_like(first.x_BLD), solver)
+    rest, _, _ = evaluation_pass(second, torch.zeros_like(second.x_BLD), solver, state)
+    assert torch.equal(torch.cat([part, rest], dim=1), whole)
+
+
+@pytest.mark.parametrize(("steps", "tau"), [(1, 1.0), (1, 0.8), (4, 0.8), (60, 0.8)])
+def test_the_phantom_gradient_of_a_linear_map_is_its_truncated_series(steps: int, tau: float) -> None:
+    f = scaled([[0.3, -0.6], [0.5, 0.2]])
+    f.x_BLD.requires_grad_()
+    z_BLD = torch.zeros_like(f.x_BLD)
+    (gradient_BLD,) = torch.autograd.grad(
+        phantom_steps(f, z_BLD, SolverConfig(phantom_steps=steps, tau=tau)).sum(), f.x_BLD
+    )
+    # dz_k/dx = tau sum_(i<k) (1 - tau + tau c)^i, which goes to the true 1 / (1 - c).
+    ratio_BL = 1 - tau + tau * f.c_BL
+    torch.testing.assert_close(gradient_BLD, (tau * (1 - ratio_BL**steps) / (1 - ratio_BL))[..., None].expand(2, 2, 3))
+    if steps == 60:
+        torch.testing.assert_close(gradient_BLD, (1 / (1 - f.c_BL))[..., None].expand(2, 2, 3), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_unroll", [1, 2, 5])
+def test_unrolling_damps_all_iterations_but_the_first(num_unroll: int) -> None:
+    f, tau = scaled([[0.3, -0.6]]), 0.8
+    f.x_BLD.requires_grad_()
+    z_BLD, _ = unrolled_pass(
+        f, torch.zeros_like(f.x_BLD), SolverConfig(mode="unrolled", num_unroll=num_unroll, tau=tau)
+    )
+    (gradient_BLD,) = torch.autograd.grad(z_BLD.sum(), f.x_BLD)
+    ratio_BL = 1 - tau + tau * f.c_BL  # z_1 = x, then z <- ratio z + tau x
+    series_BL = ratio_BL ** (num_unroll - 1) + tau * sum(ratio_BL**i for i in range(num_unroll - 1))
+    torch.testing.assert_close(gradient_BLD, series_BL[..., None].expand_as(gradient_BLD))
+
+
+@settings(derandomize=True, deadline=None, database=None)
+@given(
+    size=st.integers(1, 6),
+    norm=st.floats(0.0, 0.9),
+    seed=st.integers(0, 2**20),
+    method=st.sampled_from(["plain", "damped", "anderson"]),
+    stop=st.sampled_from(["sequence", "token", "batch"]),
+)
+def test_every_contraction_is_solved_to_its_tolerance(
+    size: int, norm: float, seed: int, method: str, stop: str
+) -> None:
+    f = Linear(contraction(size, norm, seed), normal(2, 1, size, seed=seed + 1))
+    z_BLD, stats = run(f, torch.zeros_like(f.x_BLD), method=method, stop=stop, tol=1e-4)
+    assert stats.is_converged.all()
+    exact_BLD = torch.linalg.solve(torch.eye(size) - f.A_NN, f.x_BLD.flatten(1).T).T.view_as(f.x_BLD)
+    # |z - z*| <= |f(z) - z| / (1 - norm), and the residual is relative to |f(z)|, itself near |z*|.
+    error_B = (f(z_BLD) - exact_BLD).flatten(1).norm(dim=1)
+    assert (error_B <= 2e-4 / (1 - norm) * exact_BLD.flatten(1).norm(dim=1) + 1e-12).all()
