@@ -13,6 +13,7 @@ from implicit_llm_contracts.config.solver import SolverConfig
 
 register_implicit_causal_lm()
 
+__version__ = "0.1.0"
 __all__ = [
     "NonFiniteState",
     "SolverConfig",
@@ -24,3 +25,7 @@ __all__ = [
     "sequential_forward",
     "to_implicit",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -63,7 +63,13 @@ def step_after(model: ImplicitMamba2Model, input_ids_L: Tensor, layer: int = 0) 
     """The step of the last token of `input_ids` in a layer, from the converged state of the tokens before it.
 
     Args: model is in evaluation mode; fp64 is what the comparison to 1e-6 needs.
+    Raises: TypeError for a model that is no Mamba2, or has a head.
     """
+    if not isinstance(model, ImplicitMamba2Model):
+        raise TypeError(
+            f"step_after takes a Mamba2 without its head, got {type(model).__name__}: keys and values are no recurrent "
+            "state; of an ImplicitMamba2ForCausalLM give model.base"
+        )
     if len(input_ids_L) < 2 or not 0 <= layer < len(model.layers):
         raise ValueError(
             f"the Jacobian is that of layer 0 to {len(model.layers) - 1} after at least one token: "

@@ -70,7 +70,7 @@ def _phases(context: StageContext) -> list[dict[str, Any]]:
 
 
 def _phase(phase: Mapping[str, Any], last: int, fingerprint: str) -> dict[str, Any]:
-    solver = None if phase["solver"] is None else asdict(SolverConfig.from_dict(phase["solver"]))
+    solver = None if phase["solver"] is None else asdict(SolverConfig.of(phase["solver"]))
     row = {"name": phase["name"], "first": phase["start_step"], "last": last}
     return {**row, "solver": solver_words(solver), "fingerprint": fingerprint}
 

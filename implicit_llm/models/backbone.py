@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 
 from implicit_llm.models import replayed_passes
 from implicit_llm.models.block_graph import BlockGraph
-from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.models.cache import ConvergedStateCache, joined_cache
 from implicit_llm.models.capture import CaptureFailed
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.injection import Injection
@@ -31,7 +31,7 @@ from implicit_llm.models.stack import LayerState, Prefix, StackInput
 from implicit_llm.models.stack_map import StackMap
 from implicit_llm.solver.passes import evaluation_pass, free_pass, free_stats, phantom_steps, unrolled_pass
 from implicit_llm.solver.stats import SolverStats
-from implicit_llm_contracts.config.solver import SolverConfig
+from implicit_llm_contracts.config.solver import EvalMode, SolverConfig
 
 _log = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_positions: bool = False,
+        eval_mode: EvalMode | None = None,
         cache_params: ConvergedStateCache | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
@@ -115,13 +116,13 @@ class ImplicitModel(ImplicitPreTrainedModel):
 
         Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 where padding;
             past_key_values a cache of converged states, advanced in place (cache_params is the same); output_positions
-            keeps `solver_stats.unconverged_BL`.
-        Raises: ValueError for output_hidden_states of an implicit model; NonFiniteState.
+            keeps `solver_stats.unconverged_BL`; eval_mode instead of the solver's, for this call.
+        Raises: ValueError for arguments that do not go together; TypeError for unknown ones; NonFiniteState.
         """
+        self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
-        cache = past_key_values if past_key_values is not None else cache_params
-        if cache is None and use_cache:
-            cache = ConvergedStateCache()
+        cache = joined_cache(self, len(h_BLD), past_key_values, cache_params, use_cache)
+        solver = self._solver_of_call(eval_mode)
         stats: SolverStats | None
         is_plain = not output_hidden_states and not output_positions
         if cache is not None and is_plain and cache.replays(self, h_BLD) and is_unpadded(attention_mask):
@@ -133,10 +134,10 @@ class ImplicitModel(ImplicitPreTrainedModel):
         x = self.stack_input(h_BLD, attention_mask, position_ids, prefix)
         collect: list[Tensor] | None = [] if output_hidden_states else None
         stats = None
-        if not self.config.is_implicit:
+        if solver is None:
             h_BLD, prefix = self._explicit_pass(h_BLD, x, cache is not None, collect)
         else:
-            h_BLD, prefix, stats = self._implicit_pass(h_BLD, x, output_positions)
+            h_BLD, prefix, stats = self._implicit_pass(h_BLD, x, solver, output_positions)
         if cache is not None:
             if prefix is None:
                 raise ValueError("a cache of converged states is made in evaluation mode; call model.eval() first")
@@ -153,6 +154,15 @@ class ImplicitModel(ImplicitPreTrainedModel):
                 "an implicit model has no hidden state per layer, only its fixed point: read last_hidden_state"
             )
         return self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def _solver_of_call(self, eval_mode: EvalMode | None) -> SolverConfig | None:
+        """The solver in the evaluation mode that a call asks for. Raises: ValueError."""
+        solver = self.solver
+        if eval_mode is None:
+            return solver
+        if solver is None or self.training:
+            raise ValueError("eval_mode is for implicit models in evaluation mode; drop it or call model.eval() first")
+        return replace(solver, eval_mode=eval_mode)
 
     @contextmanager
     def graphs_may_fail(self) -> Iterator[None]:
@@ -230,10 +240,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return out_BLD, x.extend_prefix(layers, h_BLD.shape[1]) if with_state else None
 
     def _implicit_pass(
-        self, embedding_BLD: Tensor, x: StackInput, positions: bool
+        self, embedding_BLD: Tensor, x: StackInput, solver: SolverConfig, positions: bool
     ) -> tuple[Tensor, Prefix | None, SolverStats]:
-        solver = self.solver
-        assert solver is not None
         f, z0_BLD = StackMap(self, x), torch.zeros_like(embedding_BLD)
         if not self.training:
             return self._evaluation_pass(f, embedding_BLD, solver, positions)

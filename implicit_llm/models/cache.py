@@ -1,4 +1,7 @@
-"""The cache of converged states that generation carries from token to token."""
+"""The cache of converged states that generation carries from token to token.
+
+Shapes: `B` batch, `L` length, `D` model.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,23 @@ class ConvergedStateCache(Cache):
         super().__init__(layers=[])
         self.prefix: Prefix | None = None
         self.graph: BlockGraph | None = None
+        self._made_by = ""
+        self._is_growing = False
         self._single_tokens = 0
+
+    def join(self, model: ImplicitModel, batch: int) -> None:
+        """Serve `model`. Raises: ValueError for states of another model or of another number of sequences."""
+        config = model.config
+        name = f"{config.model_type} of {config.num_hidden_layers} layers and width {config.hidden_size}"
+        if self.prefix is None:
+            self._made_by, self._is_growing = name, model.has_growing_state
+        elif self._made_by != name:
+            raise ValueError(f"past_key_values: the states are those of {self._made_by}, the model is {name}")
+        elif (held := len(self.prefix.layers[0][0])) != batch:
+            raise ValueError(
+                f"past_key_values: the states are those of {held} sequences, the input has {batch}; "
+                "reorder them with batch_select_indices"
+            )
 
     def advance(self, prefix: Prefix) -> None:
         self.prefix = prefix
@@ -79,7 +98,42 @@ class ConvergedStateCache(Cache):
     def reset(self) -> None:
         self.prefix = self.graph = None
 
-    def crop(self, *args: object, **kwargs: object) -> None:
-        raise NotImplementedError(
-            "a recurrent state cannot forget its last tokens; use a decoding method that never rewinds"
+    def crop(self, tokens: int) -> None:
+        """Forget the last `-tokens` tokens; a positive number is how many stay, as up to transformers 5.20.
+
+        Raises: NotImplementedError for recurrent states.
+        """
+        if self.prefix is None or tokens == 0:
+            return
+        if not self._is_growing:
+            raise NotImplementedError(
+                f"past_key_values: the recurrent state of {self._made_by} cannot forget its last tokens; "
+                "use a decoding method that never rewinds"
+            )
+        before = self.prefix.without_room()
+        length = tokens if tokens > 0 else before.length + tokens
+        layers = tuple(tuple(t[:, :, :length] for t in layer) for layer in before.layers)
+        self.prefix = Prefix(layers, length, None if before.valid_BS is None else before.valid_BS[:, :length])
+
+
+def joined_cache(
+    model: ImplicitModel, batch: int, past_key_values: object, cache_params: object, use_cache: bool | None
+) -> ConvergedStateCache | None:
+    """The cache that a forward pass reads and advances; a new one if none is given and `use_cache` wants one.
+
+    Raises: ValueError for what is no cache of converged states of this model and batch.
+    """
+    if past_key_values is not None and cache_params is not None:
+        raise ValueError("past_key_values and cache_params mean the same; give one of them")
+    cache = cache_params if past_key_values is None else past_key_values
+    if cache is None and use_cache:
+        cache = ConvergedStateCache()
+    if cache is None:
+        return None
+    if not isinstance(cache, ConvergedStateCache):
+        raise ValueError(
+            f"past_key_values: a {type(cache).__name__} holds no converged states; call the model with use_cache=True "
+            "and give back the past_key_values that it returns"
         )
+    cache.join(model, batch)
+    return cache

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import LongTensor, Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin
 from transformers.utils import ModelOutput
 
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
@@ -21,6 +21,7 @@ from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamb
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.step_graph import Setting, StepGraph, can_replay_step
 from implicit_llm.solver.stats import SolverStats
+from implicit_llm_contracts.config.solver import EvalMode
 
 
 @dataclass
@@ -61,23 +62,26 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         past_key_values: ConvergedStateCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        labels_aligned: bool = False,
+        aligned: bool = False,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_positions: bool = False,
+        eval_mode: EvalMode | None = None,
         logits_to_keep: int | Tensor = 0,
         return_logits: bool = True,
+        num_items_in_batch: int | Tensor | None = None,
         cache_params: ConvergedStateCache | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> ImplicitCausalLMOutput | tuple[Any, ...]:
         """Logits and, with labels, the mean cross entropy in fp32.
 
-        Args: labels (B, L), -100 ignored. labels_aligned: logits at t are scored on labels at t (word problems);
+        Args: labels (B, L), -100 ignored. aligned: logits at t are scored on labels at t (word problems);
             otherwise on labels at t+1, as everywhere in Hugging Face. logits_to_keep: only the last so many positions
-            (0: all), or an index of positions. return_logits=False: the loss alone, without ever holding all logits;
-            num_items_in_batch divides its sum instead of the number of labels. Others as in the backbone.
+            (0: all), or an index of positions. return_logits=False: the loss alone, without ever holding all logits.
+            num_items_in_batch divides the sum of the losses instead of the number of labels. Others as in the backbone.
         """
+        self.refuse_unknown(kwargs)
         inputs: dict[str, Any] = {
             "attention_mask": attention_mask,
             "position_ids": position_ids,
@@ -86,38 +90,36 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             "use_cache": use_cache,
             "output_hidden_states": output_hidden_states,
             "output_positions": output_positions,
+            "eval_mode": eval_mode,
             "cache_params": cache_params,
         }
-        num_items = kwargs.get("num_items_in_batch")
         is_bare = all(given is None or given is False for given in inputs.values())
         if labels is not None and input_ids is not None and is_bare and can_replay_step(self, input_ids):
             with self.base.graphs_may_fail():
-                result = self._replay_step(input_ids, labels, labels_aligned, return_logits, num_items)
+                result = self._replay_step(input_ids, labels, aligned, return_logits, num_items_in_batch)
                 return result if return_dict is not False else result.to_tuple()
         output = self.base(input_ids, **inputs)
         hidden_BLD, logits_BLV, loss = output.last_hidden_state, None, None
-        if labels is not None and (labels_aligned or not return_logits):
-            total, logits_BLV = self.total_loss(hidden_BLD, labels, labels_aligned, return_logits)
-            loss = total / _count(labels, labels_aligned, num_items)
+        if labels is not None and (aligned or not return_logits):
+            total, logits_BLV = self.total_loss(hidden_BLD, labels, aligned, return_logits)
+            loss = total / _count(labels, aligned, num_items_in_batch)
         elif return_logits:
-            logits_BLV, loss = self._logits_and_loss(hidden_BLD, labels, logits_to_keep, kwargs)
+            logits_BLV, loss = self._logits_and_loss(hidden_BLD, labels, logits_to_keep, num_items_in_batch)
         states = output.past_key_values, output.hidden_states, output.solver_stats
         result = ImplicitCausalLMOutput(loss, logits_BLV, hidden_BLD, *states)
         return result if return_dict is not False else result.to_tuple()
 
     def total_loss(
-        self, hidden_BLD: Tensor, labels_BL: Tensor, labels_aligned: bool, return_logits: bool
+        self, hidden_BLD: Tensor, labels_BL: Tensor, aligned: bool, return_logits: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Sum over the labels of the cross entropy in fp32; and the logits (B, L, V), never held if not asked for."""
         if return_logits:
             logits_BLV = self.lm_head(hidden_BLD)
-            scored_BLV, labels_BL = (
-                (logits_BLV, labels_BL) if labels_aligned else (logits_BLV[:, :-1], labels_BL[:, 1:])
-            )
+            scored_BLV, labels_BL = (logits_BLV, labels_BL) if aligned else (logits_BLV[:, :-1], labels_BL[:, 1:])
             wide = scored_BLV.flatten(0, 1).float()
             total = F.cross_entropy(wide, labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
             return total, logits_BLV
-        if not labels_aligned:
+        if not aligned:
             hidden_BLD, labels_BL = hidden_BLD[:, :-1], labels_BL[:, 1:]
         total = linear_cross_entropy(
             hidden_BLD.flatten(0, 1), self.lm_head.weight, labels_BL.flatten(), ignore_index=IGNORED_LABEL
@@ -125,45 +127,66 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         return total, None
 
     def _logits_and_loss(
-        self, hidden_BLD: Tensor, labels_BL: Tensor | None, logits_to_keep: int | Tensor, options: dict[str, Any]
+        self, hidden_BLD: Tensor, labels_BL: Tensor | None, logits_to_keep: int | Tensor, num_items: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Logits at the positions to keep and, with labels, the loss that models of transformers give."""
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits_BLV = self.lm_head(hidden_BLD[:, keep])
         if labels_BL is None:
             return logits_BLV, None
-        vocab_size = self.config.vocab_size
-        return logits_BLV, self.loss_function(logits=logits_BLV, labels=labels_BL, vocab_size=vocab_size, **options)
+        vocab_size, count = self.config.vocab_size, num_items
+        return logits_BLV, self.loss_function(logits_BLV, labels_BL, vocab_size, num_items_in_batch=count)
 
     def _replay_step(
-        self, ids_BL: Tensor, labels_BL: Tensor, labels_aligned: bool, return_logits: bool, num_items: Any
+        self, ids_BL: Tensor, labels_BL: Tensor, aligned: bool, return_logits: bool, num_items: Any
     ) -> ImplicitCausalLMOutput:
         """A training pass from a graph, captured anew where none fits. Raises: CaptureFailed."""
-        setting = Setting.of(self, ids_BL, labels_aligned, return_logits)
+        setting = Setting.of(self, ids_BL, aligned, return_logits)
         if self.step_graph is None or self.step_graph.setting != setting:
             self.step_graph = None  # its memory is free before the next is captured
             self.step_graph = StepGraph(setting, self, ids_BL)
         total, logits_BLV, hidden_BLD, stats = self.step_graph(ids_BL, labels_BL)
-        mean = total / _count(labels_BL, labels_aligned, num_items)
+        mean = total / _count(labels_BL, aligned, num_items)
         return ImplicitCausalLMOutput(mean, logits_BLV, hidden_BLD, solver_stats=stats)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # forward makes a ConvergedStateCache
 
-    def prepare_inputs_for_generation(self, input_ids: LongTensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        cache = kwargs.get("past_key_values")
-        if cache is None and kwargs.get("use_cache"):
+    def generate(  # type: ignore[override]  # its other parameters are keywords here
+        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs: Any
+    ) -> Any:
+        """As in transformers, always with the evaluation pass: a model in train mode is in train mode afterwards.
+
+        Raises: ValueError for a cache_implementation.
+        """
+        if kwargs.get("cache_implementation") is not None:
+            raise ValueError("cache_implementation: generation carries a cache of converged states; leave it out")
+        asked = kwargs.get("use_cache"), getattr(generation_config, "use_cache", None), self.generation_config.use_cache
+        has_cache = kwargs.get("past_key_values") is not None or kwargs.get("cache_params") is not None
+        if not has_cache and next((use_cache for use_cache in asked if use_cache is not None), True):
             kwargs["past_key_values"] = ConvergedStateCache()
-        # The mixin types `self` as a protocol that no nn.Module meets.
-        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)  # type: ignore[misc]
+        in_training = [module for module in self.modules() if module.training]
+        self.eval()
+        try:
+            # The mixin types `self` as a protocol that no nn.Module meets.
+            return super().generate(inputs, generation_config, **kwargs)  # type: ignore[misc]
+        finally:
+            for module in in_training:
+                module.training = True
+
+    def prepare_inputs_for_generation(
+        self, input_ids: LongTensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As in transformers, which generates from embeddings where this parameter has a name."""
+        return super().prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)  # type: ignore[misc]
 
 
-def _count(labels_BL: Tensor, labels_aligned: bool, num_items: int | Tensor | None) -> int | Tensor:
+def _count(labels_BL: Tensor, aligned: bool, num_items: int | Tensor | None) -> int | Tensor:
     """What the sum of the losses is divided by."""
     if num_items is not None:
         return num_items
-    return ((labels_BL if labels_aligned else labels_BL[:, 1:]) != IGNORED_LABEL).sum()
+    return ((labels_BL if aligned else labels_BL[:, 1:]) != IGNORED_LABEL).sum()
 
 
 class ImplicitMamba2ForCausalLM(ImplicitForCausalLM):
@@ -172,6 +195,7 @@ class ImplicitMamba2ForCausalLM(ImplicitForCausalLM):
     config_class = ImplicitMamba2Config
     config: ImplicitMamba2Config
     base_model_prefix = "backbone"
+    _is_stateful = True  # decoding methods that rewind are refused by name
     _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
     _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}  # noqa: RUF012 (an instance variable in transformers)
 

@@ -19,17 +19,20 @@ class ImplicitConfig(PreTrainedConfig):
 
     is_implicit: iterate the layer stack to a fixed point; False is the explicit baseline of the same architecture.
     weight_norm: weight normalisation on linear and convolution weights; None means "as is_implicit", as published.
-    solver: the fields of `SolverConfig`; None for explicit models.
+    solver: a `SolverConfig` or a dict of its settings, held as the dict of all of them; None for explicit models.
     dropout: variational, one mask for all iterations of a forward pass; the paper trains without.
     initializer_range: standard deviation of the embedding at initialisation.
     """
+
+    # What Trainer leaves out of predictions, so that compute_metrics gets the logits.
+    keys_to_ignore_at_inference = ["past_key_values", "solver_stats", "last_hidden_state"]  # noqa: RUF012 (no field)
 
     vocab_size: int = 50288
     hidden_size: int = 768
     num_hidden_layers: int = 24
     is_implicit: bool = True
     weight_norm: bool | None = None
-    solver: dict[str, Any] | None = None
+    solver: dict[str, Any] | SolverConfig | None = None
     dropout: float = 0.0
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
@@ -42,12 +45,16 @@ class ImplicitConfig(PreTrainedConfig):
         if self.weight_norm is None:
             self.weight_norm = self.is_implicit
         if self.is_implicit:
-            self.solver = SolverConfig.from_dict(self.solver or {}).to_dict()
+            self.solver = self.solver or {}
         elif self.solver is not None:
             raise ModelConfigError("solver: an explicit model (is_implicit false) has no solver; remove the key")
         if not 0 <= self.dropout < 1:
             raise ModelConfigError(f"dropout: {self.dropout!r} is not in [0, 1)")
         super().__post_init__(**kwargs)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        is_solver = key == "solver" and value is not None
+        super().__setattr__(key, SolverConfig.of(value).to_dict() if is_solver else value)
 
     @property
     def has_weight_norm(self) -> bool:

@@ -17,8 +17,14 @@ def to_implicit(model: ImplicitForCausalLM, solver: SolverConfig | None = None) 
     Weight normalisation splits each weight into g = ||v|| and v, so every layer computes what it did; the model as a
     whole does not, since its layers now read the fixed point instead of the embedding. Train it.
 
-    Raises: ValueError if the model is implicit already.
+    Raises: TypeError for a model of another package; ValueError if it is implicit already.
     """
+    if not isinstance(model, ImplicitForCausalLM):
+        raise TypeError(
+            f"to_implicit takes an explicit model of implicit_llm, got {type(model).__name__}: make one with "
+            "AutoModelForCausalLM.from_config(implicit_llm.load_config('llama3-130m-explicit', ...)) and load the "
+            "weights into it"
+        )
     if model.config.is_implicit:
         raise ValueError("the model is implicit already; assign model.solver to change how it is solved")
     values = model.config.to_dict() | {

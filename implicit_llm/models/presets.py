@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from transformers import AutoConfig
 
 from implicit_llm.models.configuration import ImplicitConfig
 from implicit_llm.models.errors import ModelConfigError
+from implicit_llm_contracts.hints import nearest
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -26,15 +26,13 @@ def load_config(name: str, **overrides: Any) -> ImplicitConfig:
     Raises: ModelConfigError for a name or a field that does not exist, naming the nearest one that does.
     """
     if name not in list_configs():
-        near = difflib.get_close_matches(name, list_configs(), n=1)
-        hint = f"did you mean {near[0]}?" if near else "implicit_llm.list_configs() names them all"
+        hint = nearest(name, list_configs(), "implicit_llm.list_configs() names them all")
         raise ModelConfigError(f"no configuration is called {name!r}; {hint}")
     directory = CONFIGS / name
     known = json.loads((directory / "config.json").read_text())
     config = AutoConfig.from_pretrained(directory)
     for key in overrides:
         if key not in known and not hasattr(config, key):
-            near = difflib.get_close_matches(key, config.to_dict(), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(sorted(known))}"
+            hint = nearest(key, config.to_dict(), f"its fields are {', '.join(sorted(known))}")
             raise ModelConfigError(f"{key}: {name} has no such field; {hint}")
     return type(config)(**{**known, **overrides})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.projection import NormedWeight
 from implicit_llm.models.published_layout import is_published, read_published_weights
 from implicit_llm_contracts.config.solver import SolverConfig
+from implicit_llm_contracts.hints import nearest
 
 
 class ImplicitPreTrainedModel(PreTrainedModel):
@@ -25,7 +28,6 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     config: ImplicitConfig
     supports_gradient_checkpointing = True
     _supports_sdpa = True
-    _is_stateful = True
 
     @property
     def solver(self) -> SolverConfig | None:
@@ -33,15 +35,15 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
         Assign a new one to change the phase; it is saved with the model.
         """
-        return None if self.config.solver is None else SolverConfig.from_dict(self.config.solver)
+        return None if self.config.solver is None else SolverConfig.of(self.config.solver)
 
     @solver.setter
-    def solver(self, solver: SolverConfig) -> None:
+    def solver(self, solver: SolverConfig | dict[str, Any]) -> None:
         if not self.config.is_implicit:
             raise ValueError(
                 "an explicit model has no solver; convert it with implicit_llm.to_implicit(model, solver=...)"
             )
-        self.config.solver = solver.to_dict()
+        self.config.solver = solver
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,6 +61,30 @@ class ImplicitPreTrainedModel(PreTrainedModel):
         if cls.base_model_prefix and not cls.__name__.endswith("ForCausalLM"):
             weights = {name.removeprefix(f"{cls.base_model_prefix}."): value for name, value in weights.items()}
         return super().from_pretrained(None, *args, state_dict=weights, **kwargs)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """Refuse a choice that would change nothing: `kernels.selection` decides what runs. Raises: ValueError."""
+        if requested_attention not in (None, "sdpa"):
+            raise ValueError(
+                f"attn_implementation={requested_attention!r} is not supported: choose kernels with "
+                "implicit_llm.kernels.selection.select_kernels"
+            )
+        return "sdpa"
+
+    def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
+        self.get_correct_attn_implementation(attn_implementation)
+
+    def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse what `forward` would ignore; None counts as left out, since peft passes all that it knows.
+
+        Raises: TypeError, naming the nearest argument; ValueError for attention weights.
+        """
+        for name, value in arguments.items():
+            if name == "output_attentions" and value:
+                raise ValueError("output_attentions: attention weights are never held; leave it out")
+            if value is not None and name != "output_attentions":
+                valid = [known for known in inspect.signature(self.forward).parameters if known != "kwargs"]
+                raise TypeError(f"{type(self).__name__} takes no argument {name!r}; {nearest(name, valid)}")
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

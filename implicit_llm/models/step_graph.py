@@ -35,15 +35,15 @@ class Setting:
     shape: tuple[int, ...]
     solver: SolverConfig | None
     autocast: torch.dtype | None
-    labels_aligned: bool
+    aligned: bool
     return_logits: bool
     parameters: tuple[tuple[int, bool], ...]  # where they lie, and whether they are trained
 
     @classmethod
-    def of(cls, model: ImplicitForCausalLM, ids_BL: Tensor, labels_aligned: bool, return_logits: bool) -> Setting:
+    def of(cls, model: ImplicitForCausalLM, ids_BL: Tensor, aligned: bool, return_logits: bool) -> Setting:
         parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in model.parameters())
         autocast = autocast_dtype(ids_BL.device.type)
-        return cls(tuple(ids_BL.shape), model.solver, autocast, labels_aligned, return_logits, parameters)
+        return cls(tuple(ids_BL.shape), model.solver, autocast, aligned, return_logits, parameters)
 
 
 def can_replay_step(model: ImplicitForCausalLM, ids_BL: Tensor) -> bool:
@@ -139,7 +139,7 @@ class StepGraph:
         else:
             hidden_BLD = unrolled_pass(f, torch.zeros_like(embedding_BLD), solver)[0]
         total, logits = self._model.total_loss(
-            hidden_BLD, self._labels, self.setting.labels_aligned, self.setting.return_logits
+            hidden_BLD, self._labels, self.setting.aligned, self.setting.return_logits
         )
         return total, hidden_BLD, logits
 

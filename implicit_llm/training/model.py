@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,12 @@ from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.foreign import load_foreign
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.downloads import downloads_folder, local_folder
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import sha256_of
+
+SEE = "see the documentation of transformers"
 
 
 class ModelError(UserError):
@@ -41,7 +43,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
     if solver is not None and getattr(model, "solver", None) is None:
         raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
     if solver is not None:
-        setattr(model, "solver", SolverConfig.from_dict(solver))  # noqa: B010  (a property: nn.Module's types hide it)
+        setattr(model, "solver", SolverConfig.of(solver))  # noqa: B010  (a property: nn.Module's types hide it)
     elif getattr(model, "solver", None) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
     if model.config.get_text_config().vocab_size < vocab_size:
@@ -102,18 +104,14 @@ def _folder_of(fields: dict[str, Any], where: str) -> Path:
 def _from_config(fields: dict[str, Any], solver: dict[str, Any] | None, where: str) -> PreTrainedModel:
     kind = fields["model_type"]
     if kind not in CONFIG_MAPPING:
-        near = difflib.get_close_matches(kind, list(CONFIG_MAPPING), n=1)
-        raise ModelError(f"{where}.model.model_type: Hugging Face knows no {kind!r}; {_nearest(near)}")
+        hint = nearest(kind, CONFIG_MAPPING, SEE)
+        raise ModelError(f"{where}.model.model_type: Hugging Face knows no {kind!r}; {hint}")
     known = CONFIG_MAPPING[kind]()
     for key in fields:
         if not hasattr(known, key):
-            near = difflib.get_close_matches(key, known.to_dict(), n=1)
-            raise ModelError(f"{where}.model.{key}: {kind} has no such field; {_nearest(near)}")
+            hint = nearest(key, known.to_dict(), SEE)
+            raise ModelError(f"{where}.model.{key}: {kind} has no such field; {hint}")
     given = {key: value for key, value in fields.items() if key != "model_type"}
     if solver is not None:
         given["solver"] = dict(solver)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **given), dtype=torch.float32)
-
-
-def _nearest(near: list[str]) -> str:
-    return f"did you mean {near[0]!r}?" if near else "see the documentation of transformers"

@@ -126,7 +126,7 @@ class PhaseTrainer(Trainer):
         """Our models give the summed loss; where no accuracy is measured without logits, which may be large."""
         if not isinstance(self.model, ImplicitForCausalLM):
             return {}
-        options = {"labels": labels_BL, "labels_aligned": True, "num_items_in_batch": 1}
+        options = {"labels": labels_BL, "aligned": True, "num_items_in_batch": 1}
         return options | {"return_logits": self.metrics.measures_accuracy}
 
     def _look_at_fixed_point(self, inputs: dict[str, Any], outputs: Any) -> None:

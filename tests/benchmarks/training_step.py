@@ -184,7 +184,7 @@ class TrainingStep:
         tokens_BL = self.tokens_BL
         with torch.autocast(tokens_BL.device.type, dtype=torch.bfloat16, enabled=self.bf16):
             # With logits where training logs an accuracy.
-            options = {"labels_aligned": self.is_aligned, "return_logits": self.is_aligned}
+            options = {"aligned": self.is_aligned, "return_logits": self.is_aligned}
             out = self.model(input_ids=tokens_BL, labels=tokens_BL, **options)
         self.stats, loss = out.solver_stats, out.loss
         loss.backward()

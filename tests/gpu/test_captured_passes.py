@@ -48,7 +48,7 @@ def _trained(config, solver: dict[str, Any], bf16: bool, replays: bool, return_l
     batches = [torch.randint(97, (64, 64), device="cuda") for _ in range(12)]
     for ids in batches:
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
-            out = model(input_ids=ids, labels=ids, labels_aligned=True, return_logits=return_logits)
+            out = model(input_ids=ids, labels=ids, aligned=True, return_logits=return_logits)
         (out.loss * 2).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

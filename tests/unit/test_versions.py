@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import implicit_llm
 from tests.unit.workflow.console_calls import run
 
 ROOT = Path(__file__).parents[2]
@@ -40,4 +41,4 @@ def test_the_snakefile_asks_for_the_lowest_snakemake_of_the_range() -> None:
 
 
 def test_the_command_tells_the_version_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "--version") == (0, f"implicit-llm {PROJECT['version']}\n", "")
+    assert run(capsys, "--version") == (0, f"implicit-llm {implicit_llm.__version__}\n", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import random
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from lm_eval.tasks import TaskManager
 
 from implicit_llm.runs.project_files import workflow_dir
 from implicit_llm_contracts.config.lm_eval import LmEvalConfig
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError
 
 TASK_FOLDERS = workflow_dir() / "config" / "lm_eval"
@@ -85,8 +85,7 @@ def _manager(folder: Path | None, names: tuple[str, ...]) -> TaskManager:
             continue
         if name in manager.all_tasks:
             raise TaskError(f"tasks: {name} stands for several tasks; name those that are wanted")
-        close = difflib.get_close_matches(name, manager.all_subtasks, n=1)
-        hint = f"did you mean {close[0]}?" if close else "`implicit-llm lm-eval ls tasks` lists them"
+        hint = nearest(name, manager.all_subtasks, "`implicit-llm lm-eval ls tasks` lists them")
         raise TaskError(f"tasks: the harness has no task {name}; {hint}")
     return manager
 

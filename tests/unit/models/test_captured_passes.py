@@ -77,7 +77,7 @@ def test_a_captured_step_gives_the_loss_and_the_gradients_of_the_plain_one(confi
         found = []
         for replays in (False, True):
             model.base.replays_training = replays
-            out = model(input_ids=ids, labels=labels, labels_aligned=True)
+            out = model(input_ids=ids, labels=labels, aligned=True)
             model.zero_grad()
             (out.loss * 3).backward()
             found.append((out, [parameter.grad.clone() for parameter in model.parameters()]))
@@ -98,7 +98,7 @@ def test_a_captured_step_gives_the_loss_and_the_gradients_of_the_plain_one(confi
 def test_sequences_that_are_done_leave_the_captured_batch() -> None:
     model = _model(MAMBA, **FREE, block_len=4).train()
     model.base.replays_training = True
-    model(input_ids=torch.randint(37, (64, 12)), labels=torch.randint(37, (64, 12)), labels_aligned=True)
+    model(input_ids=torch.randint(37, (64, 12)), labels=torch.randint(37, (64, 12)), aligned=True)
     graph = model.base.sequence_graphs[True]
     assert [len(here.active_A) for here in graph._open] == [64, 32, 16]
 
@@ -131,8 +131,8 @@ def test_gradients_of_an_overwritten_pass_are_refused() -> None:
     model = _model(MAMBA, mode="unrolled", num_unroll=2).train()
     model.base.replays_training = True
     ids = torch.randint(37, (2, 5))
-    first = model(input_ids=ids, labels=ids, labels_aligned=True).loss
-    model(input_ids=ids, labels=ids, labels_aligned=True)
+    first = model(input_ids=ids, labels=ids, aligned=True).loss
+    model(input_ids=ids, labels=ids, aligned=True)
     with pytest.raises(RuntimeError, match="call backward"):
         first.backward()
 
@@ -141,7 +141,7 @@ def test_gradients_of_an_overwritten_pass_are_refused() -> None:
 def test_gradients_of_a_captured_pass_reach_data_parallel_training(tmp_path: Path) -> None:
     model = _model(MAMBA, **FREE).train()
     ids = torch.randint(37, (4, 6))
-    model(input_ids=ids, labels=ids, labels_aligned=True).loss.backward()
+    model(input_ids=ids, labels=ids, aligned=True).loss.backward()
     plain = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     model.base.replays_training = True
@@ -150,7 +150,7 @@ def test_gradients_of_a_captured_pass_reach_data_parallel_training(tmp_path: Pat
         parallel = torch.nn.parallel.DistributedDataParallel(model)
         for _ in range(2):  # the first pass captures while the reducer already knows the parameters
             model.zero_grad()
-            parallel(input_ids=ids, labels=ids, labels_aligned=True).loss.backward()
+            parallel(input_ids=ids, labels=ids, aligned=True).loss.backward()
     finally:
         torch.distributed.destroy_process_group()
     for parameter, gradient in zip(model.parameters(), plain, strict=True):
@@ -165,9 +165,9 @@ def test_dropout_is_the_same_in_the_solver_and_in_the_phantom_steps() -> None:
     for replays in (False, True):
         model.base.replays_training = replays
         torch.manual_seed(1)
-        model(input_ids=ids, labels=ids, labels_aligned=True)  # captures
+        model(input_ids=ids, labels=ids, aligned=True)  # captures
         torch.manual_seed(1)
-        losses.append(model(input_ids=ids, labels=ids, labels_aligned=True).loss.item())
+        losses.append(model(input_ids=ids, labels=ids, aligned=True).loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -189,7 +189,7 @@ def test_a_capture_that_fails_is_said_once_and_the_work_done_without(failing, mo
     losses = []
     for replays in (False, True, True):
         model.base.replays_training = replays and model.base.replays_evaluation
-        losses.append(model(input_ids=ids, labels=ids, labels_aligned=True).loss.item())
+        losses.append(model(input_ids=ids, labels=ids, aligned=True).loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-6) == pytest.approx(losses[2], rel=1e-6)
     assert caplog.text.count("CUDA graphs cannot be captured here (out of memory)") == 1
     assert not model.base.replays_training

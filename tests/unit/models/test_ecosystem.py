@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, EvalPrediction, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
 
@@ -46,6 +46,25 @@ def test_trainer_trains_a_model_without_any_of_our_own_training_code(make_model,
     before = model.lm_head.weight.clone()
     assert Trainer(model, arguments, train_dataset=data).train().global_step == 2
     assert not torch.equal(before, model.lm_head.weight)
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["implicit", "explicit"])
+def test_trainer_evaluates_and_predicts_the_logits_alone(make_model, tmp_path: Path, family: str, kind: str) -> None:
+    model = make_model(family, kind, dtype=torch.float32)
+    rows = torch.randint(0, 23, (5, 8))
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    arguments = TrainingArguments(
+        tmp_path, per_device_eval_batch_size=2, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no"
+    )
+
+    def accuracy(prediction: EvalPrediction) -> dict[str, float]:
+        return {"accuracy": (prediction.predictions.argmax(-1) == prediction.label_ids).mean()}
+
+    trainer = Trainer(model, arguments, eval_dataset=data, compute_metrics=accuracy)
+    expected = model(rows).logits
+    assert trainer.evaluate()["eval_accuracy"] == pytest.approx((expected.argmax(-1) == rows).double().mean().item())
+    torch.testing.assert_close(torch.from_numpy(trainer.predict(data).predictions), expected, atol=1e-5, rtol=1e-5)
 
 
 @BOTH

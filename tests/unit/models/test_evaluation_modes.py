@@ -112,7 +112,7 @@ def test_training_blockwise_gives_the_loss_and_gradient_of_solving_the_whole_seq
     def run(block_len):
         model.zero_grad()
         model.solver = replace(model.solver, block_len=block_len)
-        output = model(input_ids, labels=input_ids, labels_aligned=True)
+        output = model(input_ids, labels=input_ids, aligned=True)
         output.loss.backward()
         return output.loss, model.backbone.layers[0].mixer.in_proj.v.grad.clone()
 

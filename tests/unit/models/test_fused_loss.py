@@ -31,7 +31,7 @@ def test_loss_and_gradients_equal_those_of_the_logits(config, is_aligned: bool) 
     labels[:, 3] = -100
     gradients = []
     for return_logits in (True, False):
-        out = model(input_ids=ids, labels=labels, labels_aligned=is_aligned, return_logits=return_logits)
+        out = model(input_ids=ids, labels=labels, aligned=is_aligned, return_logits=return_logits)
         assert (out.logits is None) == (not return_logits)
         gradients.append((out.loss, *torch.autograd.grad(out.loss, list(model.parameters()))))
     for by_logits, fused in zip(*gradients, strict=True):
@@ -43,7 +43,7 @@ def test_loss_and_gradients_equal_those_of_the_logits(config, is_aligned: bool) 
 def test_num_items_in_batch_divides_the_sum() -> None:
     model = AutoModelForCausalLM.from_config(SMALL[1]).train()
     ids = torch.randint(37, (2, 9))
-    options = {"labels": ids, "labels_aligned": True}
+    options = {"labels": ids, "aligned": True}
     loss = model(input_ids=ids, return_logits=False, num_items_in_batch=1, **options).loss
     logits = model(input_ids=ids).logits
     torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="sum"))

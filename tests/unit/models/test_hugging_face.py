@@ -110,9 +110,7 @@ def test_labels_are_shifted_as_everywhere_and_aligned_on_request(make_model, fam
     shifted = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten())
     aligned = torch.nn.functional.cross_entropy(logits.flatten(0, 1), input_ids.flatten())
     assert model(input_ids, labels=input_ids).loss.item() == pytest.approx(shifted.item(), rel=1e-5)
-    assert model(input_ids, labels=input_ids, labels_aligned=True).loss.item() == pytest.approx(
-        aligned.item(), rel=1e-5
-    )
+    assert model(input_ids, labels=input_ids, aligned=True).loss.item() == pytest.approx(aligned.item(), rel=1e-5)
 
 
 @BOTH
@@ -163,6 +161,61 @@ def test_an_explicit_model_becomes_implicit_with_its_layers(make_model, family: 
         implicit_llm.to_implicit(implicit)
 
 
+@BOTH
+def test_generation_from_embeddings_continues_as_from_their_tokens(make_model, family: str) -> None:
+    model = make_model(family, **SOLVED)
+    input_ids = torch.randint(1, 23, (2, 5))
+    settings = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    embeddings = model.get_input_embeddings()(input_ids)
+    assert torch.equal(
+        model.generate(inputs_embeds=embeddings, **settings), model.generate(input_ids, **settings)[:, 5:]
+    )
+
+
+@BOTH
+@pytest.mark.parametrize("mode", ["unrolled", "fixed_point"])
+def test_generation_in_train_mode_is_that_of_evaluation_mode(make_model, family: str, mode: str) -> None:
+    model = make_model(family, mode=mode, **SOLVED)
+    input_ids = torch.randint(1, 23, (2, 5))
+    settings = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = model.generate(input_ids, **settings)
+    model.train()
+    model.base.layers[0].eval()  # a part that is frozen stays so
+    assert torch.equal(model.generate(input_ids, **settings), expected)
+    assert model.training
+    assert model.base.training
+    assert not model.base.layers[0].training
+
+
+@KINDS
+def test_drafted_decoding_equals_greedy_for_llama_and_is_refused_for_mamba2(make_model, kind: str) -> None:
+    model, draft = make_model("llama3", kind, **SOLVED), make_model("llama3", "explicit")
+    prompt = torch.tensor([[1, 2, 3, 1, 2]])
+    settings = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    greedy = model.generate(prompt, **settings)
+    assert torch.equal(model.generate(prompt, prompt_lookup_num_tokens=3, **settings), greedy)
+    assert torch.equal(model.generate(prompt, assistant_model=draft, **settings), greedy)
+    recurrent = make_model("mamba2", kind)
+    with pytest.raises(ValueError, match="stateful models, such as ImplicitMamba2ForCausalLM"):
+        recurrent.generate(prompt, prompt_lookup_num_tokens=3, **settings)
+
+
+@KINDS
+def test_a_cropped_cache_goes_on_as_if_the_last_tokens_had_not_been(make_model, kind: str) -> None:
+    model = make_model("llama3", kind, **SOLVED)
+    input_ids = torch.randint(1, 23, (2, 7))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+    for tokens in (-2, 5):  # so many forgotten, so many kept
+        cache = model(input_ids, attention_mask=mask, use_cache=True).past_key_values
+        cache.crop(tokens)
+        assert cache.get_seq_length() == 5
+        again = model(input_ids[:, 5:], attention_mask=mask, past_key_values=cache).logits
+        torch.testing.assert_close(again, model(input_ids, attention_mask=mask).logits[:, 5:], atol=1e-7, rtol=1e-7)
+    recurrent = make_model("mamba2", kind)(input_ids, use_cache=True).past_key_values
+    with pytest.raises(NotImplementedError, match=r"implicit_mamba2 .* cannot forget its last tokens"):
+        recurrent.crop(-1)
+
+
 def test_generation_pipeline_runs_with_any_tokenizer(make_model) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, pipeline
@@ -188,9 +241,9 @@ def test_training_state_of_a_low_precision_model(make_model) -> None:
 @pytest.mark.parametrize(
     ("name", "field", "hint"),
     [
-        ("mamba2-130-implicit", "tol", "did you mean mamba2-130m-implicit?"),
+        ("mamba2-130-implicit", "tol", "did you mean 'mamba2-130m-implicit'?"),
         ("gpt", "tol", "implicit_llm.list_configs() names them all"),
-        ("mamba2-130m-implicit", "hiden_size", "did you mean hidden_size?"),
+        ("mamba2-130m-implicit", "hiden_size", "did you mean 'hidden_size'?"),
         ("mamba2-130m-implicit", "qqq", "its fields are "),
     ],
 )
@@ -237,7 +290,7 @@ def test_unknown_names_and_fields_are_one_line_that_names_the_nearest() -> None:
     with pytest.raises(ValueError, match="hidden_size"):
         implicit_llm.load_config("mamba2-130m-implicit", hiden_size=3)
     with pytest.raises(ValueError, match="max_iter"):
-        implicit_llm.SolverConfig.from_dict({"max_iters": 3})
+        implicit_llm.SolverConfig(max_iters=3)
 
 
 def test_a_state_that_is_not_finite_is_an_error_with_its_position(make_model) -> None:

@@ -37,7 +37,7 @@ class Fixture:
         self.model.solver = replace(self.model.solver, **changes)
 
     def forward(self):
-        return self.model(self.tensors["input_ids"], labels=self.tensors["labels"], labels_aligned=True)
+        return self.model(self.tensors["input_ids"], labels=self.tensors["labels"], aligned=True)
 
     def assert_gradients(self, tag: str) -> None:
         ours = {name: parameter.grad for name, parameter in self.model.named_parameters()}
@@ -59,7 +59,7 @@ def test_explicit_model_gives_the_published_logits_loss_and_gradients(name: str)
             atol=1e-4,
             rtol=1e-4,
         )
-    output = fixture.model.train()(fixture.tensors["input_ids"], labels=fixture.tensors["labels"], labels_aligned=True)
+    output = fixture.model.train()(fixture.tensors["input_ids"], labels=fixture.tensors["labels"], aligned=True)
     torch.testing.assert_close(output.logits, fixture.tensors["train_logits"], atol=1e-4, rtol=1e-4)
     assert output.loss.item() == pytest.approx(fixture.numbers["train_loss"], rel=1e-4)
     output.loss.backward()

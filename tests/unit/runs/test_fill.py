@@ -72,7 +72,7 @@ def test_nested_values_take_the_declared_types() -> None:
     ("values", "message"),
     [
         ({"stepz": 3}, "demo.yaml: unknown key 'stepz'; did you mean 'steps'?"),
-        ({"colour": 3}, "demo.yaml: unknown key 'colour'; valid keys are anything, betas, hard_fraction"),
+        ({"colour": 3}, "demo.yaml: unknown key 'colour'; valid: anything, betas, hard_fraction"),
         ({"solver": {"num_unrol": 3}}, "demo.yaml.solver: unknown key 'num_unrol'; did you mean 'num_unroll'?"),
         ({"phases": [{"num_unroll": 1}, {}]}, "demo.yaml.phases[1]: the key 'num_unroll' is missing; add it"),
         ({"steps": True}, "demo.yaml.steps: expected an integer, found true"),

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError, UserError
-from implicit_llm_workflow.experiment_files.validation import nearest
 from tests.unit.workflow.experiments import ExperimentFile
 
 CASES = [

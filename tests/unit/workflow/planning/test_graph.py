@@ -71,7 +71,7 @@ def test_training_is_described_for_the_library(tiny: ExperimentFile) -> None:
     nodes = build_graph(tiny.load())
     free = fill(TrainConfig, json.loads(json.dumps(nodes["train/implicit-s1/free"].config)), "free")
     assert (free.seed, free.phase.start_step, free.phase.end_step, free.total_steps) == (1, 4, 10, 10)
-    assert SolverConfig.from_dict(free.phase.solver or {}).tol == 0.1
+    assert SolverConfig.of(free.phase.solver or {}).tol == 0.1
     explicit = fill(TrainConfig, json.loads(json.dumps(nodes["train/explicit-s0/explicit"].config)), "explicit")
     assert explicit.phase.solver is None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
+
+from implicit_llm_contracts.hints import nearest
 
 Mode = Literal["unrolled", "fixed_point"]
 Method = Literal["plain", "damped", "anderson"]
@@ -81,19 +82,25 @@ class SolverConfig:
         if not 0 < self.tau <= 1:
             raise SolverConfigError(f"solver.tau: {self.tau!r} is not in (0, 1]; 1 means undamped")
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> SolverConfig:
-        """Build from plain values; an unknown key is an error that names the nearest valid one."""
+    def __new__(cls, *args: Any, **settings: Any) -> SolverConfig:
+        """Refuse an unknown setting, naming the nearest valid one. Raises: SolverConfigError."""
         names = [field.name for field in fields(cls)]
-        for key in values:
+        for key in settings:
             if key not in names:
-                near = difflib.get_close_matches(key, names, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"valid keys: {', '.join(names)}"
-                raise SolverConfigError(f"solver.{key}: no such setting; {hint}")
-        return cls(**values)
+                raise SolverConfigError(f"solver.{key}: no such setting; {nearest(key, names)}")
+        return super().__new__(cls)
+
+    @classmethod
+    def of(cls, solver: SolverConfig | Mapping[str, Any]) -> SolverConfig:
+        """The record itself, or one with these settings and defaults for the others."""
+        if isinstance(solver, cls):
+            return solver
+        if isinstance(solver, Mapping):
+            return cls(**solver)
+        raise SolverConfigError(f"solver: {solver!r} is neither a SolverConfig nor a dict of its settings")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; `from_dict` gives the same record back."""
+        """Plain values for JSON; `of` gives the same record back."""
         return asdict(self)
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
     known = {field.name: field for field in fields(cls) if field.init}  # type: ignore[arg-type]
     for key in mapping:
         if key not in known:
-            raise ConfigError(f"{where}: unknown key '{key}'; {_nearest(str(key), list(known))}")
+            raise ConfigError(f"{where}: unknown key '{key}'; {nearest(str(key), known)}")
     for name, field in known.items():
         if name not in mapping and _is_required(field):
             raise ConfigError(f"{where}: the key '{name}' is missing; add it ({_described(get_type_hints(cls)[name])})")
@@ -49,11 +49,6 @@ def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
 
 def _is_required(field: Field) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
-
-
-def _nearest(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"valid keys are {', '.join(sorted(known))}"
 
 
 def _convert(wanted: Any, value: Any, where: str) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.commands.job import OptionError
-from implicit_llm_workflow.experiment_files.validation import nearest
 
 DEFAULT_MODE = "blockwise"
 # What a mode of this name is solved by; "published" is also the name of a stopping rule, which the job knows.

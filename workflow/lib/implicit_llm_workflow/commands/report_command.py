@@ -52,8 +52,8 @@ def report(
         return
     if run_dir is not None or identity is not None or inputs:
         raise OptionError("--run-dir and --identity: belong together; give both, or --config instead")
+    from implicit_llm_contracts.hints import nearest
     from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
-    from implicit_llm_workflow.experiment_files.validation import nearest
     from implicit_llm_workflow.results.holes import find_holes, report_with_holes
 
     plan = options.make_plan(config, results)

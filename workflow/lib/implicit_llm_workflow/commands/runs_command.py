@@ -119,7 +119,7 @@ def _named(plan: Plan, keys: list[str], patterns: list[str], about: dict[str, di
 
 
 def _require(value: Any, valid: set[Any], option: str, plan: Plan) -> None:
-    from implicit_llm_workflow.experiment_files.validation import nearest
+    from implicit_llm_contracts.hints import nearest
 
     if value not in valid:
         hint = nearest(str(value), map(str, valid))
@@ -127,7 +127,7 @@ def _require(value: Any, valid: set[Any], option: str, plan: Plan) -> None:
 
 
 def _states(wanted: Sequence[str] | None) -> Sequence[str]:
-    from implicit_llm_workflow.experiment_files.validation import nearest
+    from implicit_llm_contracts.hints import nearest
     from implicit_llm_workflow.results.job_look import STATES
 
     for state in wanted or ():

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.validation import nearest, validate
+from implicit_llm_workflow.experiment_files.validation import validate
 from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 

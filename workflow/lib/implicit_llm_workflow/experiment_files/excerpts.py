@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.validation import check_keys, nearest
+from implicit_llm_workflow.experiment_files.validation import check_keys
 from implicit_llm_workflow.node import Node
 
 STAGE = "excerpt"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.validation import nearest
 
 _ROOTS = ("curriculum", "data", "model", "override", "task")
 _LABEL = re.compile(r"[A-Za-z0-9._-]+")

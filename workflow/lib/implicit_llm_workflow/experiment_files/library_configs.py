@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.validation import check_keys, nearest
+from implicit_llm_workflow.experiment_files.validation import check_keys
 from implicit_llm_workflow.library_module import package_dir
 
 # Written by save_pretrained beside the model's own fields; they say who wrote the file, not what the model is.

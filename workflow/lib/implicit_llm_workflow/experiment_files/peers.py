@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.evaluations import (
@@ -18,7 +19,6 @@ from implicit_llm_workflow.experiment_files.evaluations import (
     WORD_PROBLEM,
     Evaluation,
 )
-from implicit_llm_workflow.experiment_files.validation import nearest
 from implicit_llm_workflow.file_digests import safe_digests
 from implicit_llm_workflow.node import Node
 

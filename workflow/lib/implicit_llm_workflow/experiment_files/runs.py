@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.downloads import local_folder
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.config_files import ConfigFiles
@@ -15,7 +16,7 @@ from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.library_configs import check_widths, model_fields, override_fields
 from implicit_llm_workflow.experiment_files.overrides import overlay
 from implicit_llm_workflow.experiment_files.recipes import Task, build_task
-from implicit_llm_workflow.experiment_files.validation import check_keys, nearest, validate
+from implicit_llm_workflow.experiment_files.validation import check_keys, validate
 from implicit_llm_workflow.file_digests import safe_digests
 
 DEFAULT_SEEDS = (0,)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.project_dirs import SCHEMA_DIR
-
-SHOWN_NAMES = 20
 
 
 def validate(value: Any, schema: str, where: str, *, prefix: str = "", is_partial: bool = False) -> None:
@@ -35,16 +33,6 @@ def check_keys(keys: Iterable[str], valid: Iterable[str], where: str) -> None:
     for key in keys:
         if key not in names:
             raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, names)}")
-
-
-def nearest(key: str, valid: Iterable[str], otherwise: str = "") -> str:
-    """A hint for a misspelt name: the closest valid one; else `otherwise`, or all of them, of many the first ones."""
-    names = sorted(valid)
-    close = difflib.get_close_matches(str(key), names, n=1)
-    if close or otherwise:
-        return f"did you mean {close[0]!r}?" if close else otherwise
-    more = f" and {len(names) - SHOWN_NAMES:,} more" if len(names) > SHOWN_NAMES else ""
-    return f"valid: {', '.join(names[:SHOWN_NAMES]) or 'none'}{more}"
 
 
 @functools.cache

@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
-from implicit_llm_workflow.experiment_files.validation import nearest
 from implicit_llm_workflow.file_digests import FileDigests
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.accepted import Acceptance, find_acceptance, with_code_of

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.experiment_files.config_files import experiment_names
-from implicit_llm_workflow.experiment_files.validation import nearest
 from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
 from implicit_llm_workflow.planning.recorded import MANIFEST
 

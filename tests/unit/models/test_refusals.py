@@ -1,0 +1,124 @@
+"""What a call would ignore, or could not do, is refused by one line that says what to pass instead."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+
+import implicit_llm
+from implicit_llm import SolverConfig
+from implicit_llm.analysis.jacobian import step_after
+from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm_contracts.config.solver import SolverConfigError
+
+BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
+IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+
+@BOTH
+@pytest.mark.parametrize("has_head", [True, False])
+def test_a_misspelt_argument_is_refused_with_the_nearest_one(make_model, family: str, has_head: bool) -> None:
+    model = make_model(family, dtype=torch.float32)
+    with pytest.raises(TypeError, match="'output_position'; did you mean 'output_positions'"):
+        (model if has_head else model.base)(IDS, output_position=True)
+    (model if has_head else model.base)(IDS, output_attentions=None, return_dict=True)
+
+
+@BOTH
+def test_attention_weights_and_other_attention_kernels_are_refused(make_model, family: str) -> None:
+    model = make_model(family, dtype=torch.float32)
+    with pytest.raises(ValueError, match="output_attentions"):
+        model(IDS, output_attentions=True)
+    with pytest.raises(ValueError, match="output_attentions"):
+        model.generate(IDS, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True)
+    for kernels in ("eager", "flash_attention_2"):
+        with pytest.raises(ValueError, match=f"attn_implementation='{kernels}' .*select_kernels"):
+            AutoModelForCausalLM.from_config(model.config, attn_implementation=kernels)
+    with pytest.raises(ValueError, match="attn_implementation='eager'"):
+        model.set_attn_implementation("eager")
+
+
+@BOTH
+def test_a_cache_of_another_kind_model_or_batch_is_refused(make_model, family: str) -> None:
+    model, other = (
+        make_model(name, dtype=torch.float32) for name in (family, {"mamba2": "llama3"}.get(family, "mamba2"))
+    )
+    for foreign in (DynamicCache(), ((torch.zeros(1), torch.zeros(1)),)):
+        with pytest.raises(ValueError, match=f"a {type(foreign).__name__} holds no converged states"):
+            model(IDS, past_key_values=foreign)
+    cache = model(IDS, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="states are those of 2 sequences, the input has 1"):
+        model(IDS[:1], past_key_values=cache)
+    with pytest.raises(
+        ValueError, match=f"states are those of implicit_{family} of 1 layers and width 16, the model is"
+    ):
+        other(IDS, past_key_values=cache)
+    with pytest.raises(ValueError, match="give one of them"):
+        model(IDS, past_key_values=cache, cache_params=ConvergedStateCache())
+    assert cache.get_seq_length() == 3
+
+
+def test_an_evaluation_mode_in_a_call_is_refused_where_there_is_none(make_model) -> None:
+    for model in (make_model("mamba2").train(), make_model("mamba2", "explicit")):
+        with pytest.raises(ValueError, match="eval_mode is for implicit models in evaluation mode"):
+            model(IDS, eval_mode="sequential")
+
+
+def test_a_misspelt_solver_setting_names_the_nearest_however_it_is_given(make_model) -> None:
+    model = make_model("mamba2")
+    ways: list[Any] = [
+        lambda: SolverConfig(methd="plain"),
+        lambda: setattr(model, "solver", {"methd": "plain"}),
+        lambda: implicit_llm.load_config("mamba2-130m-implicit", solver={"methd": "plain"}),
+    ]
+    for way in ways:
+        with pytest.raises(SolverConfigError, match=r"solver\.methd: no such setting; did you mean 'method'\?"):
+            way()
+    with pytest.raises(SolverConfigError, match="neither a SolverConfig nor a dict"):
+        SolverConfig.of(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_a_solver_is_a_record_or_a_dict_wherever_it_is_given(make_model, tmp_path, as_dict: bool) -> None:
+    record = SolverConfig(tol=0.2, method="anderson")
+    given = {"tol": 0.2, "method": "anderson"} if as_dict else record
+    model = make_model("mamba2", dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    model.solver = given
+    assert model.solver == record
+    config = implicit_llm.load_config("mamba2-130m-implicit", solver=given)
+    assert SolverConfig.of(config.solver) == record
+    config.solver = given
+    assert config.to_dict()["solver"] == record.to_dict()
+    assert AutoModelForCausalLM.from_pretrained(tmp_path, solver=given).solver == record
+
+
+def test_models_that_are_not_ours_or_not_of_the_right_kind_are_refused(make_model) -> None:
+    theirs = LlamaForCausalLM(
+        LlamaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=23, num_attention_heads=2, intermediate_size=16)
+    )
+    with pytest.raises(TypeError, match="explicit model of implicit_llm, got LlamaForCausalLM"):
+        implicit_llm.to_implicit(theirs)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got ImplicitMamba2ForCausalLM.*give model\.base"):
+        step_after(make_model("mamba2"), IDS[0])
+    with pytest.raises(TypeError, match="got ImplicitLlama3Model"):
+        step_after(make_model("llama3").base, IDS[0])
+
+
+def test_sequential_forward_leaves_the_solver_that_another_thread_sees(make_model) -> None:
+    model = make_model("mamba2", eval_mode="simultaneous", tol=1e-10, eval_max_iter=300)
+    seen = set()
+    model.base.register_forward_hook(lambda *_: seen.add(model.solver.eval_mode))
+    worker = threading.Thread(target=implicit_llm.sequential_forward, args=(model, IDS))
+    worker.start()
+    worker.join()
+    assert seen == {"simultaneous"}
+    assert model(IDS, eval_mode="sequential").solver_stats.num_closing == 1
+
+
+def test_the_namespace_is_its_public_names() -> None:
+    assert dir(implicit_llm) == sorted([*implicit_llm.__all__, "__version__"])

@@ -1,0 +1,18 @@
+"""The hint in an error about a misspelt name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+SHOWN_NAMES = 20
+
+
+def nearest(name: str, valid: Iterable[str], otherwise: str = "") -> str:
+    """The closest valid name as a question; if none is close, `otherwise`, or by default the first valid names."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    if close or otherwise:
+        return f"did you mean {close[0]!r}?" if close else otherwise
+    more = f" and {len(names) - SHOWN_NAMES:,} more" if len(names) > SHOWN_NAMES else ""
+    return f"valid: {', '.join(names[:SHOWN_NAMES]) or 'none'}{more}"
