@@ -24,22 +24,22 @@ def running(jobs: dict[str, dict]) -> set[str]:
     return {key for key, job in jobs.items() if job["runs"]}
 
 
-def edit_solver(project: Project) -> None:
-    project.edit(project.library / "solver" / "fixed_point.py", "tol / 2", "tol / 3")
+def edit_model(project: Project) -> None:
+    project.edit(project.library / "models" / "stack.py", "tol / 2", "tol / 3")
 
 
 def test_what_is_explained_is_what_snakemake_runs(project: Project) -> None:
-    edit_solver(project)
+    edit_model(project)
     jobs = explained(project)
     assert running(jobs) == project.planned() == TRAINED
     free = jobs["train/implicit-s0/free"]
-    changed = {"name": "implicit_llm.solver.fixed_point", "change": "changed", "parts": ["solve"]}
+    changed = {"name": "implicit_llm.models.stack", "change": "changed", "parts": ["solve"]}
     assert free["code"]["files"] == [changed]
     assert free["inputs"]["changed"] == ["train/implicit-s0/unrolled"]
     assert (free["cost"]["unit"], free["cost"]["basis"]) == ("cpu", "as last time")
     assert free["cost"]["hours"] > 0
     text = project.command("implicit-llm", "explain", *EXPERIMENT)
-    assert "implicit_llm.solver.fixed_point (solve)" in text
+    assert "implicit_llm.models.stack (solve)" in text
     assert f"{len(TRAINED)} of 9 jobs will run" in text
 
 
@@ -55,7 +55,7 @@ def test_a_missing_result_is_explained_as_snakemake_takes_it(project: Project) -
 
 
 def test_what_is_accepted_stays_and_can_be_built_upon_until_it_is_revoked(project: Project) -> None:
-    edit_solver(project)
+    edit_model(project)
     training = "train/*"
     project.command("implicit-llm", "accept", training, "--why", "half or a third", *EXPERIMENT)
     assert NOTHING in project.snakemake()
@@ -70,7 +70,7 @@ def test_what_is_accepted_stays_and_can_be_built_upon_until_it_is_revoked(projec
 
 
 def test_forcing_an_accepted_job_keeps_its_result(project: Project) -> None:
-    edit_solver(project)
+    edit_model(project)
     project.command("implicit-llm", "accept", "train/*", "--why", "half or a third", *EXPERIMENT)
     job = "train/explicit-s0/explicit"
     manifest = project.results / job / "manifest.json"
@@ -85,7 +85,7 @@ def test_forcing_an_accepted_job_keeps_its_result(project: Project) -> None:
 
 @pytest.mark.slow
 def test_an_accepted_result_that_is_lost_is_made_with_the_code_of_now(project: Project) -> None:
-    edit_solver(project)
+    edit_model(project)
     job = "train/explicit-s0/explicit"
     project.command("implicit-llm", "accept", "train/*", "--why", "half or a third", *EXPERIMENT)
     (project.results / job / "manifest.json").unlink()

@@ -42,8 +42,8 @@ def solved_by_code(project: Project) -> set[tuple[str, float]]:
 def test_code_that_is_edited_while_jobs_wait_is_never_published_under_the_digest_of_the_old_code(
     project: Project,
 ) -> None:
-    solver = project.library / "solver" / "fixed_point.py"
-    project.edit(solver, "tol / 2", "tol / 4")
+    stack = project.library / "models" / "stack.py"
+    project.edit(stack, "tol / 2", "tol / 4")
     hold = project.dir / "hold"
     hold.touch()
     with subprocess.Popen(
@@ -56,7 +56,7 @@ def test_code_that_is_edited_while_jobs_wait_is_never_published_under_the_digest
     ) as driver:
         try:
             wait_for(hold.with_suffix(".reached"))
-            project.edit(solver, "tol / 4", "tol / 8")
+            project.edit(stack, "tol / 4", "tol / 8")
         finally:
             hold.unlink()
         output, _ = driver.communicate(timeout=120)

@@ -20,8 +20,8 @@ TRAINED = {
 }
 
 
-def test_a_change_of_the_solver_reruns_the_training_but_not_the_data(project: Project) -> None:
-    project.edit(project.library / "solver" / "fixed_point.py", "tol / 2", "tol / 3")
+def test_a_change_of_the_model_reruns_the_training_but_not_the_data(project: Project) -> None:
+    project.edit(project.library / "models" / "stack.py", "tol / 2", "tol / 3")
     assert project.planned() == TRAINED
 
 
@@ -53,7 +53,7 @@ DATA = {"data/s3-train", "data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
         ("evaluation/stages/perplexity.py", set()),  # of a kind that the experiment does not have
         ("report/stage.py", {"report"}),
         ("models/llama3.py", set()),  # of a family that the experiment does not have
-        ("solver/stats.py", {"train/implicit-s0/unrolled", *FREE}),
+        ("solver/fixed_point.py", {"train/implicit-s0/unrolled", *FREE}),
     ],
 )
 def test_changed_code_reruns_the_jobs_that_can_run_it_and_what_follows(
@@ -71,8 +71,8 @@ def test_a_file_of_a_finished_result_that_is_deleted_reruns_nothing(project: Pro
 
 
 def test_comments_plumbing_and_machine_facts_rerun_nothing(project: Project) -> None:
-    project.edit(project.library / "solver" / "fixed_point.py", "# a comment", "# another")
-    project.edit(project.library / "solver" / "fixed_point.py", "Half of it.", "A half.")
+    project.edit(project.library / "models" / "stack.py", "# a comment", "# another")
+    project.edit(project.library / "models" / "stack.py", "Half of it.", "A half.")
     (project.dir / "README.md").write_text("Another page.\n")
     with open(project.library / "tracking" / "journal.py", "a") as file:
         file.write("\nANOTHER = 1\n")

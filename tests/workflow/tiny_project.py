@@ -105,10 +105,8 @@ def _copy_driver(project: Project) -> Project:
 
 def _make_library(library: Path) -> None:
     """The real plumbing of runs and the real configurations, with stages that write a line each."""
-    for package in ("runs", "tracking", "testing", "configs"):
+    for package in ("runs", "tracking", "configs"):
         shutil.copytree(LIBRARY / package, library / package, ignore=shutil.ignore_patterns("__pycache__"))
-    (library / "analysis").mkdir()
-    shutil.copy(LIBRARY / "analysis" / "flops.py", library / "analysis")
     for source in (DATA / "library").rglob("*.py"):
         target = library / source.relative_to(DATA / "library")
         target.parent.mkdir(parents=True, exist_ok=True)

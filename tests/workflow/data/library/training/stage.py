@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from implicit_llm.models.llama3 import Llama3Layer  # noqa: F401
+from implicit_llm.models.stack import solve
 from implicit_llm.runs.stage import StageContext, StageResult
-from implicit_llm.solver.fixed_point import solve
-from implicit_llm.solver.stats import SolverStats  # noqa: F401
+from implicit_llm.solver.fixed_point import FixedPointSolver  # noqa: F401
 
 
 def run(context: StageContext) -> StageResult:

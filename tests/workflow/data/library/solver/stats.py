@@ -1,5 +1,0 @@
-"""Stand-in for what implicit models alone run."""
-
-
-class SolverStats:
-    pass
