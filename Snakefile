@@ -37,7 +37,7 @@ localrules:
 rule all:
     default_target: True
     input:
-        plan.manifests("report"),
+        plan.wanted_manifests,
 
 
 rule data:
@@ -60,7 +60,7 @@ rule:
     name:
         plan.experiment.name
     input:
-        plan.manifests("report"),
+        plan.wanted_manifests,
 
 
 # `snakemake figure_1_right`: one figure or table of the paper; `implicit-llm excerpts` lists them.

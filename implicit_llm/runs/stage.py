@@ -21,7 +21,15 @@ from implicit_llm_contracts.runs import faults, job_status, logs, provenance, si
 from implicit_llm_contracts.runs.errors import Preempted, UserError, failure_class_of
 from implicit_llm_contracts.runs.identity import Identity, IdentityError, compute_fingerprint
 from implicit_llm_contracts.runs.journal import Journal
-from implicit_llm_contracts.runs.manifest import FILE_NAME, Level, Manifest, ManifestError, Reads, finite
+from implicit_llm_contracts.runs.manifest import (
+    FILE_NAME,
+    Level,
+    Manifest,
+    ManifestError,
+    Reads,
+    finite,
+    remove_command,
+)
 from implicit_llm_contracts.runs.run_directory import PROVENANCE, RunDirectory, work_directory
 from implicit_llm_contracts.runs.visibility import wait_for_files
 
@@ -238,7 +246,7 @@ def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
 
 def _check_input(role: str, given: Input, wanted: str) -> None:
     path, manifest = given.dir / FILE_NAME, given.manifest
-    advice = f"type `rm -f {path}` and run the workflow again"
+    advice = f"type `{remove_command(given.dir)}` and run the workflow again"
     if manifest.fingerprint != wanted:
         found = manifest.fingerprint[:16]
         raise ManifestError(

@@ -7,10 +7,11 @@ import re
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from implicit_llm_workflow.rules.snakemake_driver import hold_lock
-from tests.workflow.tiny_project import NOTHING, Project, make_project
+from tests.workflow.tiny_project import NOTHING, ROOT, Project, make_project
 
 DEADLINE_S = 60
 
@@ -22,6 +23,16 @@ def test_a_mistake_in_the_configuration_is_one_line_and_exit_code_2(project: Pro
     errors = [line for line in output.splitlines() if "rror" in line]
     assert len(errors) == 1
     assert re.fullmatch(r"error: tiny\.yaml: data\.s3\.train\.hard_fraction: 1\.5 is not allowed; .*", errors[0])
+
+
+def test_a_checkout_that_would_run_the_code_of_another_one_is_refused(built: Project) -> None:
+    project = replace(built, variables={"PYTHONPATH": str(ROOT / "workflow" / "lib")})
+    output = project.snakemake("--dry-run", code=2)
+    assert "Traceback" not in output
+    assert (
+        f"error: {project.dir}: the installed package implicit_llm_workflow belongs to another tree, {ROOT}" in output
+    )
+    assert f"`cd {project.dir} && make setup" in output
 
 
 def test_an_unknown_target_is_refused_with_the_nearest_and_all_that_have_a_name(project: Project) -> None:

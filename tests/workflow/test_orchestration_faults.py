@@ -80,7 +80,7 @@ def test_a_file_of_a_finished_result_that_is_gone_is_made_again_when_someone_nee
     project.edit(project.config, "tol: 0.1", "tol: 0.2")
     output = project.snakemake(code=1)
     assert f"{model}: expected {len(content)} bytes, found no file" in output
-    advice = f"rm -f {project.results / UNROLLED / 'manifest.json'}"
+    advice = f"rm -f results/tiny/{UNROLLED}/manifest.json"
     assert f"type `{advice}` and run the workflow again" in output
     project.command(*advice.split())
     assert project.planned() == {UNROLLED, FREE, EVALUATIONS[FREE], "report"}

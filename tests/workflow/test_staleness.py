@@ -130,10 +130,11 @@ def test_a_target_runs_only_what_it_needs(project: Project) -> None:
     assert project.planned(target) == {"train/explicit-s0/explicit"}
 
 
-def test_a_missing_result_comes_back_when_it_is_needed_and_not_before(project: Project) -> None:
+def test_a_missing_result_below_a_fresh_report_comes_back_and_nothing_else_runs(project: Project) -> None:
     shutil.rmtree(project.results / "train/implicit-s0/unrolled")
-    assert NOTHING in project.snakemake("--dry-run")
-    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    (project.results / "evaluate/explicit-s0/explicit/word-problem/manifest.json").unlink()
+    missing = {"train/implicit-s0/unrolled", "evaluate/explicit-s0/explicit/word-problem"}
+    assert project.planned("tiny") == missing
     project.snakemake()
     assert (project.results / "train/implicit-s0/unrolled/manifest.json").is_file()
     assert NOTHING in project.snakemake()

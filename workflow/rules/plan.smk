@@ -1,10 +1,12 @@
 # The validated configuration and what follows from it for the rules: `plan` and `job`.
 from snakemake.logging import logger
 
+from implicit_llm_workflow.project_dirs import require_own_package
 from implicit_llm_workflow.rules.snakemake_driver import errors_in_one_line, force_stale
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
 
 with errors_in_one_line(logger):
+    require_own_package(Path(workflow.basedir))
     plan = plan_from_snakemake(config, workflow.configfiles)
     force_stale(workflow, plan, logger)
 

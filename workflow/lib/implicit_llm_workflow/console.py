@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -29,6 +30,7 @@ from implicit_llm_workflow.commands import (
     verify_command,
 )
 from implicit_llm_workflow.launching.launch import tell_who_started_this
+from implicit_llm_workflow.project_dirs import require_own_package
 
 EXIT_FAILURE = 1
 
@@ -80,6 +82,7 @@ def options(
     ] = False,
 ) -> None:
     """Options of all commands; `main` has already taken --debug out."""
+    require_own_package(Path.cwd())
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

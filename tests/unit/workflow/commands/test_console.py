@@ -71,6 +71,37 @@ def test_every_command_of_the_console_is_among_them() -> None:
     assert {"explain", "accept", "lineage", "excerpts", "init", "preflight", "lm-eval", "mlflow init"} <= HELPS.keys()
 
 
+@pytest.mark.parametrize(("below", "options"), [("docs", ()), (".", ("--results", "reslts"))])
+def test_a_folder_without_results_is_named_and_so_is_that_of_the_checkout(
+    capsys: pytest.CaptureFixture[str],
+    tiny: ExperimentFile,
+    monkeypatch: pytest.MonkeyPatch,
+    below: str,
+    options: tuple[str, ...],
+) -> None:
+    checkout = tiny.path.parent
+    (checkout / "Snakefile").touch()
+    (checkout / "docs").mkdir()
+    monkeypatch.chdir(checkout / below)
+    code, out, err = run(capsys, "nodes", "--config", str(tiny.path), *options)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"the results of {checkout} are in {checkout / 'results'}" in err
+    monkeypatch.chdir(checkout)
+    (checkout / "results").rmdir()  # as before the first run
+    assert run(capsys, "nodes", "--config", str(tiny.path))[0] == 0
+
+
+def test_a_command_in_a_checkout_that_is_not_the_installed_one_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "workflow" / "lib" / "implicit_llm_workflow").mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
+    monkeypatch.chdir(tmp_path / "docs")
+    code, out, err = run(capsys, "nodes")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"error: {tmp_path}: the installed package implicit_llm_workflow belongs to another tree" in err
+
+
 def test_the_nodes_are_listed_with_their_state(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     code, out, _ = run(capsys, "nodes", "--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
     assert code == 0

@@ -17,6 +17,7 @@ from typing import IO
 import pytest
 
 from implicit_llm_workflow.commands import status_command
+from implicit_llm_workflow.results.verify import rebuild_commands
 from tests.unit.workflow.console_calls import run
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import (
@@ -64,7 +65,24 @@ def test_stages_are_counted_and_a_failure_is_told_with_its_log(
     assert "OSError: [Errno 28] full\n" in out
     assert "advice: free some space\n" in out
     assert [int(number) for number in re.findall(r"line (\d+)", out)] == [17, 18, 19]
-    assert re.search(r"^next: snakemake --configfile \S+ --profile profiles/local .*report/manifest.json$", out, re.M)
+    assert re.search(r"^next: snakemake --configfile \S+ --profile profiles/local --directory \S+$", out, re.M)
+
+
+def test_an_input_that_a_job_refused_is_made_again_by_the_command_that_verify_prints(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    plan = real_plan(failed)
+    evaluation, manifest = "evaluate/implicit-s0/free/word-problem", f"{plan.root}/{FREE}/manifest.json"
+    finish_with(plan, FREE, {})
+    plan.write_job_files()
+    log(plan, evaluation, f"ERROR runs: model: found another; type `rm -f {manifest}` and run the workflow again")
+    _, out, _ = run(capsys, "status", *words(failed))
+    remove, run_again = rebuild_commands(plan, [FREE])
+    assert remove == f"rm -f {manifest}"
+    assert out.splitlines()[-1] == f"next: {remove} && {run_again}"
+    Path(manifest).unlink()
+    _, out, _ = run(capsys, "status", *words(failed))
+    assert out.splitlines()[-1] == f"next: {run_again}"
 
 
 def test_a_running_job_is_told_with_step_rate_and_time_left(
@@ -120,7 +138,6 @@ def test_stale_results_are_told_with_the_command_that_says_why(
 
 def test_a_step_before_all_jobs_that_failed_is_told(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     results = tiny.path.parent / "results"
-    results.mkdir()
     (results / ".mlflow-init.log").write_text("no space left\n")
     _, out, _ = run(capsys, "status", *words(tiny))
     assert "failed mlflow_init, which all jobs wait for" in out
@@ -197,9 +214,9 @@ def read_until(screen: IO[bytes], wanted: bytes) -> bytes:
 
 
 def test_the_command_needs_no_experiment_that_has_begun(
-    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
 ) -> None:
-    code, out, _ = run(capsys, "status", "--config", str(tiny.path), "--results", str(tmp_path / "none"))
+    code, out, _ = run(capsys, "status", *words(tiny))
     assert (code, "done" in out) == (0, True)
     assert status_command.status.__doc__ is not None
     assert "Example" in status_command.status.__doc__

@@ -117,8 +117,9 @@ def test_doing_what_is_printed_rebuilds_the_broken_shard_and_keeps_the_others(
     assert remove == f"rm -f {made.root / JOB}/manifest.json"
     assert snakemake.endswith(
         f"--configfile {made.experiment.source} --profile profiles/local --directory {made.root.parent.parent}"
-        f" results/tiny/{JOB}/manifest.json"
     )
+    assert f"`implicit-llm verify {JOB} --config {made.experiment.source}`" in out  # as other jobs wait to be made
+    assert verify(made, capsys, JOB)[1].splitlines()[-1].endswith(f" results/tiny/{JOB}/manifest.json")
     Path(remove.split()[-1]).unlink()
     make(made, JOB)
     assert broken.read_bytes() == whole

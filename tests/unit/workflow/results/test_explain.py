@@ -104,10 +104,11 @@ def test_what_nothing_tells_is_not_known_and_counted(tiny: ExperimentFile) -> No
     assert as_json(found)["total"]["unknown"] == len(unknown)
 
 
-def test_a_missing_result_that_nobody_needs_does_not_run(finished: ExperimentFile) -> None:
+def test_a_missing_result_runs_again_but_not_for_a_target_that_does_not_need_it(finished: ExperimentFile) -> None:
     plan = finished.plan()
     (plan.run_dir(plan.nodes["data/s3-train"]) / "manifest.json").unlink()
-    found = explain(finished.plan())
+    assert [job.key for job in explain(finished.plan()).running] == ["data/s3-train"]
+    found = explain(finished.plan(), ["report"])
     assert [(job.key, job.runs) for job in found.jobs] == [("data/s3-train", False)]
     assert list(summary_lines(found))[-1] == "1 missing but not needed: data/s3-train"
     assert [job.key for job in explain(finished.plan(), ["data/s3-train"]).running] == ["data/s3-train"]

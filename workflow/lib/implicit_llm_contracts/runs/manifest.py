@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -187,4 +188,10 @@ def _record(value: Any, refuse: Callable[[str], ManifestError]) -> FileRecord:
 
 
 def _rebuild(run_dir: Path) -> str:
-    return f"type `rm -f {run_dir / FILE_NAME}` and run the workflow again to rebuild it"
+    return f"type `{remove_command(run_dir)}` and run the workflow again to rebuild it"
+
+
+def remove_command(run_dir: Path) -> str:
+    """The shell command after which the workflow makes a result again; the path as short as it can be from here."""
+    path, here = run_dir / FILE_NAME, Path.cwd()
+    return shlex.join(["rm", "-f", str(path.relative_to(here) if path.is_relative_to(here) else path)])

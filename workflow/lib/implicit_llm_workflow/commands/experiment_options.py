@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_workflow.project_dirs import SNAKEFILE, nearest_with
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -46,9 +49,28 @@ def wide_console(is_error: bool = False) -> Console:
     return console if console.is_terminal else Console(width=240, highlight=False, stderr=is_error)
 
 
+class NoResults(UserError):
+    """There is no such folder of results."""
+
+
 def make_plan(config: str, results: Path) -> Plan:
+    """The plan of an experiment. Raises: NoResults rather than show a mistyped folder as one where nothing was done."""
     from implicit_llm_workflow.experiment_files.config_files import experiment_path
     from implicit_llm_workflow.experiment_files.experiment import load_experiment
     from implicit_llm_workflow.planning.plan import Plan
 
+    _require_results(results)
     return Plan(load_experiment(experiment_path(config)), results)
+
+
+def _require_results(results: Path) -> None:
+    """A folder of results is there, or its place before the first run: beside a Snakefile. Raises: NoResults."""
+    is_before_first_run = results.name == DEFAULT_RESULTS.name and (results.parent / SNAKEFILE).is_file()
+    if results.is_dir() or is_before_first_run:
+        return
+    root = nearest_with(SNAKEFILE, Path.cwd())
+    if root is None:
+        advice = "work in the folder of the Snakefile, or name its results by --results DIR"
+    else:
+        advice = f"the results of {root} are in {root / DEFAULT_RESULTS}: type `cd {root}` and leave out --results"
+    raise NoResults(f"{results}: there is no such folder of results; {advice}")

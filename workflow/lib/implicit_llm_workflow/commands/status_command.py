@@ -21,7 +21,7 @@ def status(
         list[str] | None,
         options.targets(
             "Jobs, such as evaluate/a5-implicit-s1/free/word-problem, or their run directories, with all that "
-            "they are made from. The report if none is given."
+            "they are made from. The whole experiment if none is given."
         ),
     ] = None,
     config: options.Config = options.DEFAULT_CONFIG,
@@ -55,8 +55,8 @@ def status(
     from implicit_llm_workflow.results.observed import Observer
 
     plan = options.make_plan(config, results)
-    wanted = tuple(plan.find(target).key for target in targets or ["report"])
-    keys, observer = upstream_closure(plan, wanted), Observer(plan, submitit_folder)
+    wanted = tuple(plan.find(target).key for target in targets or ())
+    keys, observer = upstream_closure(plan, wanted or plan.wanted), Observer(plan, submitit_folder)
 
     def look() -> Snapshot:
         return status_view.Snapshot(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,8 +32,8 @@ def verify(
 ) -> None:
     """Recompute the sha256 of every file of an experiment's finished jobs.
 
-    Names each file that is missing or changed, and the commands that make only those again. Ends with exit code 1 if
-    there are any.
+    Names each file that is missing or changed, and the commands that make those again. Ends with exit code 1 if there
+    are any.
 
     **Example**
 
@@ -60,21 +61,30 @@ def verify(
     if not broken:
         return
     jobs = list(dict.fromkeys(item.job for item in broken))
-    console.print("To make them again, and nothing else:")
-    for command in rebuild_commands(plan, jobs):
+    console.print("To make them again:")
+    for command in rebuild_commands(plan, jobs, jobs if targets else ()):
         console.print(f"    {command}", soft_wrap=True, markup=False)
-    stale = [job for job in jobs if job not in {item.job for item in found.broken} and _is_stale(plan, job)]
+    states = _states(plan)
+    stale = [job for job in jobs if job not in {item.job for item in found.broken} and states.get(job) == "stale"]
     if stale:
         console.print(f"Stale besides, so that it is made anew from config and code of now: {', '.join(stale)}")
+    others = [key for key in plan.wanted if key not in jobs and states.get(key) not in (None, "fresh")]
+    if others and not targets:
+        console.print(
+            f"The second command also makes {len(others)} jobs that are stale or missing; for the broken ones alone: "
+            f"`implicit-llm verify {shlex.join(jobs[:1])} --config {plan.experiment.source}`",
+            soft_wrap=True,
+            markup=False,
+        )
     raise typer.Exit(EXIT_BROKEN)
 
 
-def _is_stale(plan: Plan, job: str) -> bool:
-    """Whether the job would make something else than what broke; False when sources that cannot be read hide it."""
+def _states(plan: Plan) -> dict[str, str]:
+    """By job fresh, stale or missing; empty when sources that cannot be read hide it."""
     try:
-        return plan.statuses[job].state == "stale"
+        return {key: status.state for key, status in plan.statuses.items()}
     except UserError:
-        return False
+        return {}
 
 
 def with_shards(plan: Plan, targets: list[str]) -> Iterator[Node]:

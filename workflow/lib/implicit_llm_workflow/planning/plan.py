@@ -123,8 +123,18 @@ class Plan:
             if self.has_many_inputs(node):
                 _write_once(self.inputs_file(node), json.dumps(self.input_dirs(node), indent=1))
 
-    def command_for(self, nodes: Iterable[Node], profile: str = LOCAL_PROFILE) -> str:
-        """The shell command that makes these nodes and what they need."""
+    @property
+    def wanted(self) -> list[str]:
+        """Keys of the jobs that a run of the experiment asks for: all, but excerpts, which are made by name."""
+        return [key for key, node in self.nodes.items() if node.stage != EXCERPT]
+
+    @property
+    def wanted_manifests(self) -> list[str]:
+        """Their declared outputs. The report alone would leave out a job below it whose manifest is gone."""
+        return [self.manifest(self.nodes[key]) for key in self.wanted]
+
+    def command_for(self, nodes: Iterable[Node] = (), profile: str = LOCAL_PROFILE) -> str:
+        """The shell command that makes these nodes and what they need; the whole experiment if there are none."""
         # --configfile takes every word up to the next option, so it must not stand before the targets.
         words = ["snakemake", "--configfile", self.experiment.source, "--profile", profile]
         if self.root.parent.resolve() != RESULTS.resolve():

@@ -61,8 +61,8 @@ class Explanation:
 
 
 def explain(plan: Plan, targets: Iterable[str] = ()) -> Explanation:
-    """Of the targets; of everything that the experiment's report needs if there are none. Raises: UnknownTarget."""
-    wanted = [plan.find(target).key for target in targets] or ["report"]
+    """Of the targets; of the whole experiment if there are none. Raises: UnknownTarget."""
+    wanted = [plan.find(target).key for target in targets] or plan.wanted
     reached = upstream_closure(plan, wanted)
     running = _running(plan, wanted, reached)
     costs = CostModel(plan)

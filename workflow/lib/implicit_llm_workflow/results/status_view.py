@@ -17,12 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from implicit_llm_workflow.planning.plan import CLUSTER_PROFILE, LOCAL_PROFILE, Plan
+from implicit_llm_workflow.planning.recorded import MANIFEST
 from implicit_llm_workflow.results import runs_table
 from implicit_llm_workflow.results.job_look import LOG, STARTING, STATES, Observed, last_lines
 from implicit_llm_workflow.results.lock_holder import Holder
 from implicit_llm_workflow.results.runs_table import STATE_STYLE, age_s, step_text
 from implicit_llm_workflow.results.shown_numbers import MISSING, number_text, share_text, time_text
 from implicit_llm_workflow.results.submitted_jobs import PAGES
+from implicit_llm_workflow.results.verify import rebuild_commands
 
 BAR_WIDTH, WIDE_BAR_WIDTH, WIDE = 14, 30, 110
 SHOWN_JOBS = 20  # of a state; the others are counted
@@ -31,8 +33,8 @@ SHOWN_FAILED = 5
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was seen at one time. `targets`: keys of what was asked for; `lines`: how many of a failed job's log;
-    `failed_steps`: by rule, the logs of what comes before all jobs."""
+    """What was seen at one time. `targets`: keys of what was asked for, none for the whole experiment; `lines`: how
+    many of a failed job's log; `failed_steps`: by rule, the logs of what comes before all jobs."""
 
     plan: Plan
     jobs: Mapping[str, Observed]
@@ -57,7 +59,7 @@ class Snapshot:
     def is_done(self) -> bool:
         """Whether the targets are there, and nothing is to be made again; what they were made from may be gone."""
         return not self.of("running", "queued", "failed", "stopped", "stale") and all(
-            self.jobs[key].state == "done" for key in self.targets
+            self.jobs[key].state == "done" for key in self.targets or self.jobs
         )
 
 
@@ -129,7 +131,11 @@ def next_step(snapshot: Snapshot) -> str:
     """What to type, or that there is nothing to type."""
     plan = snapshot.plan
     if snapshot.is_done:
-        pages = [plan.root / key / "index.html" for key in snapshot.targets if plan.nodes[key].stage in PAGES]
+        pages = [
+            plan.root / key / "index.html"
+            for key in snapshot.targets or snapshot.jobs
+            if plan.nodes[key].stage in PAGES
+        ]
         gone = len(snapshot.of("waiting"))
         absent = [f"{gone:,} results that it was made from are gone and not needed"] if gone else []
         return "; ".join(["nothing, all is done", *map(str, pages), *absent])
@@ -138,7 +144,20 @@ def next_step(snapshot: Snapshot) -> str:
         return f"nothing to type, the driver goes on{more}"
     if snapshot.of("running"):
         return "jobs run without a driver; the same command as before takes them over: " + _command(snapshot)
+    if damaged := damaged_inputs(snapshot):
+        return " && ".join(rebuild_commands(plan, damaged, snapshot.targets, _profile(snapshot)))
     return _command(snapshot)
+
+
+def damaged_inputs(snapshot: Snapshot) -> list[str]:
+    """Jobs with files that a failed job refused to read; its error names their manifest as the one to remove."""
+    plan = snapshot.plan
+    return [
+        key
+        for key in dict.fromkeys(key for job in snapshot.of("failed") for key in job.node.upstream.values())
+        if Path(plan.manifest(plan.nodes[key])).exists()
+        and any(f"{plan.root.name}/{key}/{MANIFEST}" in job.why for job in snapshot.of("failed"))
+    ]
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -238,9 +257,13 @@ def _advice(failure_class: str | None) -> str:
 
 def _command(snapshot: Snapshot) -> str:
     """The snakemake that makes the targets, with the profile that was in use."""
-    is_slurm = any(job.submitted is not None and job.submitted.cluster == "slurm" for job in snapshot.jobs.values())
     nodes = [snapshot.plan.nodes[key] for key in snapshot.targets]
-    return snapshot.plan.command_for(nodes, CLUSTER_PROFILE if is_slurm else LOCAL_PROFILE)
+    return snapshot.plan.command_for(nodes, _profile(snapshot))
+
+
+def _profile(snapshot: Snapshot) -> str:
+    is_slurm = any(job.submitted is not None and job.submitted.cluster == "slurm" for job in snapshot.jobs.values())
+    return CLUSTER_PROFILE if is_slurm else LOCAL_PROFILE
 
 
 def _now(job: Observed) -> str:
