@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 QUOTED = re.findall(r"^`([^`]+)`$", PAGE, re.MULTILINE)
-SOURCES = ("implicit_llm", "workflow/lib/implicit_llm_workflow")
+SOURCES = ("implicit_llm", "workflow/lib")
 
 
 @pytest.fixture(scope="module")

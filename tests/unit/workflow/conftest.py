@@ -14,7 +14,7 @@ from tests.unit.workflow.language_experiments import LANGUAGE
 def tiny(tmp_path: Path) -> ExperimentFile:
     path = tmp_path / "tiny.yaml"
     path.write_text(TINY)
-    (tmp_path / "results").mkdir()
+    (tmp_path / "results").mkdir(exist_ok=True)
     return ExperimentFile(path)
 
 
@@ -22,5 +22,5 @@ def tiny(tmp_path: Path) -> ExperimentFile:
 def language(tmp_path: Path) -> ExperimentFile:
     path = tmp_path / "language.yaml"
     path.write_text(LANGUAGE)
-    (tmp_path / "results").mkdir()
+    (tmp_path / "results").mkdir(exist_ok=True)
     return ExperimentFile(path)
