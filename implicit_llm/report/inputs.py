@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from implicit_llm.report.babi_results import BabiPoint
 from implicit_llm.report.config import DataPart, Job, ReportConfig, ReportError
 from implicit_llm.report.data_runs import find_data
+from implicit_llm.report.frame import frame_of
 from implicit_llm.report.holes import missing_records
 from implicit_llm.report.perplexity_results import PerplexityPoint
 from implicit_llm.report.results import Point, name_phases
@@ -64,6 +67,7 @@ class ReportInputs:
     sources: Mapping[str, Source]
     records: Mapping[str, Sequence[Mapping[str, Any]]]
     data: Mapping[str, Source] = field(default_factory=dict)
+    frame: pd.DataFrame = field(default_factory=lambda: frame_of({}, {}))
 
 
 def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> ReportInputs:
@@ -93,6 +97,7 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> ReportInpu
         sources=sources,
         records=records,
         data=_data(sources, inputs),
+        frame=frame_of(records, {hole.role: hole.why for hole in config.holes}),
     )
 
 

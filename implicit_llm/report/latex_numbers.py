@@ -9,24 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+
+import pandas as pd
 
 from implicit_llm.report.claims import Judgement
 from implicit_llm.report.config import Hole
-from implicit_llm.report.inputs import ReportInputs
+from implicit_llm.report.frame import COSTS, METRICS, Group, groups
+from implicit_llm.report.inputs import Source
 from implicit_llm.report.results import Spread
 
 FILE_NAME = "numbers.tex"
-METRICS = {
-    "word_problem": ("accuracy_last10", "accuracy_sequence", "accuracy_token", "chance_last10"),
-    "perplexity": ("perplexity", "perplexity_within_documents", "loss"),
-    "catbabi": ("accuracy", "lm_accuracy", "lm_perplexity"),
-    "duality": ("token_agreement", "kl", "logit_distance_mean", "logit_distance_max"),
-    "jacobian": ("off_diagonal_share", "transition_radius", "f_radius", "relative_difference"),
-}
-COSTS = ("f_evaluations_per_token", "unconverged_share")
-# What tells records of one kind apart beside run, phase and mode.
-PLACES = ("setting", "task", "data", "protocol", "against", "length")
+# What tells the numbers of one kind apart, in the order of a key.
+PLACES = ("kind", "run", "phase", "setting", "task", "data", "protocol", "against", "mode", "length")
 MISSING = r"\resultmissing"
 HEAD = r"""% Numbers of the experiment {experiment}: \input this file, then \result{{key}}.
 % Made by `implicit-llm report`: do not edit.
@@ -38,16 +32,20 @@ HEAD = r"""% Numbers of the experiment {experiment}: \input this file, then \res
 
 
 def latex_numbers(
-    experiment: str, inputs: ReportInputs, judgements: Sequence[Judgement], holes: Sequence[Hole] = ()
+    experiment: str,
+    frame: pd.DataFrame,
+    sources: Mapping[str, Source],
+    judgements: Sequence[Judgement],
+    holes: Sequence[Hole] = (),
 ) -> str:
     """The file as text: a definition a number, with the runs that it comes from in a comment."""
     lines = [HEAD.format(experiment=experiment)]
     for hole in holes:
         lines.append(f"% lacks {hole.job} ({hole.state}); made by: {hole.command}")
-    for kind, records in sorted(inputs.records.items()):
-        for group in _groups(records).values():
-            lines.append(f"% {_source_words(group, inputs)}")
-            lines += [f"\\resultdef{{{key}}}{{{value}}}" for key, value in _definitions(kind, group)]
+    for group in groups(frame, PLACES):
+        known = ((role, sources.get(role)) for role in group.roles)
+        lines.append("% " + "; ".join(f"{role} {at.fingerprint[:16] if at else 'missing'}" for role, at in known))
+        lines += [f"\\resultdef{{{key}}}{{{value}}}" for key, value in _definitions(group)]
     lines.append("% claims")
     for judgement in judgements:
         key = f"claim/{_word(judgement.claim.id)}"
@@ -56,35 +54,14 @@ def latex_numbers(
     return "\n".join(lines) + "\n"
 
 
-def key_of(kind: str, record: Mapping[str, Any]) -> str:
-    """ "perplexity/text-implicit/free/text-test/blockwise/128" without the metric."""
-    parts = [kind, record["run"], record.get("phase"), *(record.get(place) for place in PLACES[:-1])]
-    parts += [record.get("mode"), record.get("length")]
-    return "/".join(_word(part) for part in parts if part is not None)
-
-
-def _groups(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The records of one thing over its seeds, and its tokens where it has a record for each."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for record in records:
-        found.setdefault(key_of("", record), []).append(record)
-    return found
-
-
-def _definitions(kind: str, records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    key = key_of(kind, records[0])
-    if kind == "lm_eval":
-        named = {name: [(r.get("metrics") or {}).get(name) for r in records] for name in _metric_names(records)}
-    else:
-        named = {name: [r.get(name) for r in records] for name in METRICS.get(kind, ())}
-    costs = {name: [r.get(name) for r in records] for name in COSTS if any(r.get(name) is not None for r in records)}
-    for name, values in (named | costs).items():
-        for end, value in _spread(Spread.of(values)):
-            yield f"{key}/{_word(name)}{end}", value
-
-
-def _metric_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    return sorted({name for record in records for name in record.get("metrics") or {}})
+def _definitions(group: Group) -> Iterator[tuple[str, str]]:
+    """Of a group over its seeds, and over its tokens where it has a record for each."""
+    key = "/".join(_word(part) for place in PLACES if not pd.isna(part := getattr(group, place)))
+    metrics = METRICS.get(group.kind) or tuple(sorted(set(group.metrics) - {*COSTS}))
+    spreads = {metric: group.spread(metric, over="record") for metric in (*metrics, *COSTS)}
+    for metric, spread in spreads.items():
+        if metric in metrics or spread.values:
+            yield from ((f"{key}/{_word(metric)}{end}", value) for end, value in _spread(spread))
 
 
 def _spread(spread: Spread) -> Iterator[tuple[str, str]]:
@@ -104,12 +81,6 @@ def latex_number(value: float | None) -> str:
     if has_power:
         return rf"\ensuremath{{{mantissa}\times10^{{{int(power)}}}}}"
     return rf"\ensuremath{{{text}}}" if text.startswith("-") else text
-
-
-def _source_words(records: Sequence[Mapping[str, Any]], inputs: ReportInputs) -> str:
-    roles = dict.fromkeys(str(record["role"]) for record in records)
-    known = ((role, inputs.sources.get(role)) for role in roles)
-    return "; ".join(f"{role} {source.fingerprint[:16] if source else 'missing'}" for role, source in known)
 
 
 def _word(part: object) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from implicit_llm.report.babi_results import PROTOCOL_WORDS
-from implicit_llm.report.inputs import is_peer
+from implicit_llm.report.frame import groups
 from implicit_llm.report.results import Spread, headline_mode
 from implicit_llm.report.section import Section, SectionInputs
-from implicit_llm.report.table_text import csv_text, escape, latex_spread, rounded
+from implicit_llm.report.table_text import escape, latex_spread, rounded
 
 # Kind of an evaluation -> the number that stands for it, what it is called and how it is shown.
 MEASURES = {
@@ -18,7 +20,6 @@ MEASURES = {
     "catbabi": ("accuracy", "accuracy at all questions", "accuracy"),
     "perplexity": ("perplexity", "perplexity", "perplexity"),
 }
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -75,58 +76,58 @@ def source_words(source: Mapping[str, Any]) -> str:
 
 
 def _tables(given: SectionInputs, kind: str) -> Iterator[PeersTable]:
-    measure, words, form = MEASURES[kind]
-    records = [record for record in given.inputs.records.get(kind, ()) if not record.get("sweep")]
-    for data, protocol in sorted({_test(record) for record in records if is_peer(record)}):
-        mine = [record for record in records if _test(record) == (data, protocol)]
-        lengths = tuple(sorted({record["length"] for record in mine if record["length"] is not None}))
-        rows = tuple(_rows(mine, lengths, measure, given.config.headline_mode))
-        name = f"{data}, {PROTOCOL_WORDS.get(protocol, protocol)}" if protocol else data
-        yield PeersTable(kind, name, words, form, lengths, rows)
-
-
-def _test(record: Record) -> tuple[str, str]:
     """What the models of a table share: the test set, and how CatbAbI was read."""
-    return record["data"], record.get("protocol") or ""
+    measure, words, form = MEASURES[kind]
+    frame = given.inputs.frame
+    rows = frame[
+        (frame["kind"] == kind) & (frame["metric"] == measure) & frame["sweep"].isna() & frame["length"].notna()
+    ]
+    for test in groups(rows, ("data", "protocol"), order=lambda test: (test.data, test.protocol or "")):
+        if test.rows["source"].notna().any():
+            lengths = tuple(sorted(test.rows["length"].unique()))
+            name = f"{test.data}, {PROTOCOL_WORDS.get(test.protocol, test.protocol)}" if test.protocol else test.data
+            rows_of_test = tuple(_rows(test.rows, lengths, measure, given.config.headline_mode))
+            yield PeersTable(kind, name, words, form, lengths, rows_of_test)
 
 
-def _rows(records: Sequence[Record], lengths: Sequence[int], measure: str, wanted: str | None) -> Iterator[Row]:
+def _rows(rows: pd.DataFrame, lengths: Sequence[int], measure: str, wanted: str | None) -> Iterator[Row]:
     """Peers in all their modes, then ours in the mode that speaks for each."""
-    groups: dict[tuple[bool, str, str, str], list[Record]] = {}
-    for record in records:
-        key = (not is_peer(record), record["run"], record.get("phase") or "", record["mode"])
-        groups.setdefault(key, []).append(record)
-    for (is_ours, run, phase, mode), mine in sorted(groups.items()):
-        modes = {other for (_, name, its_phase, other) in groups if (name, its_phase) == (run, phase)}
-        if is_ours and mode != headline_mode(modes, wanted):
-            continue
-        yield Row(
-            model=f"{run}/{phase}" if is_ours else run,
-            mode=mode,
-            source=None if is_ours else source_words(mine[0]["source"]),
-            num_parameters=mine[0].get("num_parameters"),
-            numbers=tuple(_at(mine, length, measure) for length in lengths),
-            roles=tuple(dict.fromkeys(record["role"] for record in mine)),
-        )
-
-
-def _at(records: Sequence[Record], length: int, measure: str) -> Spread | None:
-    values = [record.get(measure) for record in records if record["length"] == length]
-    return Spread.of(values) if values else None
+    for model in groups(
+        rows, ("run", "phase"), order=lambda model: (model.source is None, model.run, model.phase or "")
+    ):
+        modes = set(model.rows["mode"])
+        shown = modes if model.source is not None else {headline_mode(modes, wanted)}
+        for mode in groups(model.rows[model.rows["mode"].isin(shown)], ("mode",), order=lambda mode: mode.mode):
+            at = {group.length: group.spread(measure) for group in groups(mode.rows, ("length",))}
+            yield Row(
+                model=model.run if model.source is not None else f"{model.run}/{model.phase}",
+                mode=mode.mode,
+                source=None if model.source is None else source_words(model.source),
+                num_parameters=mode.num_parameters,
+                numbers=tuple(at.get(length) for length in lengths),
+                roles=mode.roles,
+            )
 
 
 def _csv(tables: Sequence[PeersTable]) -> str:
-    head = ("kind", "data", "model", "source", "mode", "length", "num_seeds", "mean", "low", "high")
-    return csv_text(head, (line for table in tables for line in _csv_lines(table)))
+    rows = [row for table in tables for row in _csv_rows(table)]
+    return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
 
 
-def _csv_lines(table: PeersTable) -> Iterator[list[object]]:
+def _csv_rows(table: PeersTable) -> Iterator[dict[str, object]]:
     for row in table.rows:
+        about: dict[str, object] = {
+            "kind": table.kind,
+            "data": table.data,
+            "model": row.model,
+            "source": row.source,
+            "mode": row.mode,
+        }
         for length, spread in zip(table.lengths, row.numbers, strict=True):
             if spread is not None:
-                seeds = len(spread.values) if row.source is None else None
-                numbers = [rounded(value) for value in (spread.mean, spread.low, spread.high)]
-                yield [table.kind, table.data, row.model, row.source, row.mode, length, seeds, *numbers]
+                num_seeds = str(len(spread.values)) if row.source is None else None
+                numbers = {part: rounded(getattr(spread, part)) for part in ("mean", "low", "high")}
+                yield about | {"length": length, "num_seeds": num_seeds} | numbers
 
 
 def _latex(tables: Sequence[PeersTable]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from implicit_llm.report.claims import METRIC_WORDS
 from implicit_llm.report.downstream_results import DownstreamTable, Row, downstream_tables, groups_of, points_of
-from implicit_llm.report.duality_results import duality_tables
+from implicit_llm.report.duality import duality_tables
 from implicit_llm.report.model_groups import short_count
 from implicit_llm.report.published import PublishedDownstream, PublishedNumber, PublishedPerplexity
 from implicit_llm.report.results import Spread
@@ -59,16 +59,21 @@ def published_rows(given: SectionInputs) -> Iterator[PublishedRow]:
         trained = "answers only" if yard.training == "qa" else "all words"
         what = f"{yard.model}{layers}, trained on {trained}: accuracy at all questions in percent"
         yield PublishedRow(yard.id, "CatbAbI", what, yard.value, yard.mark, yard.source, form=".2f")
-    tables = duality_tables(given.inputs.records.get("duality", ()), published)
+    tables = duality_tables(given.inputs.frame, published)
     for entry in published.duality:
         beside = [row for table in tables for row in table.rows if row.published == entry]
         model = f"{entry.family} {short_count(entry.num_parameters)}"
         what = f"{model}: share of tokens alike in simultaneous and sequential mode"
-        ours = Spread.of(point.token_agreement for row in beside for point in row.cell.points) if beside else None
-        roles = tuple(role for row in beside for role in row.cell.roles)
+        ours = _together(row.group.spread("token_agreement") for row in beside) if beside else None
+        roles = tuple(role for row in beside for role in row.group.roles)
         yield PublishedRow(entry.id, "duality", what, entry.value, entry.mark, entry.source, None, ours, roles)
     for fact in published.facts:
         yield PublishedRow(fact.id, fact.part, fact.what, fact.value, fact.mark, fact.source)
+
+
+def _together(spreads: Iterable[Spread]) -> Spread:
+    spreads = list(spreads)
+    return Spread(tuple(v for spread in spreads for v in spread.values), sum(s.num_missing for s in spreads))
 
 
 def _word_problem(entry: PublishedNumber, given: SectionInputs) -> PublishedRow:

@@ -13,7 +13,7 @@ from implicit_llm.report.babi_figures import accuracy_by_babi_task
 from implicit_llm.report.babi_tables import babi_csv, babi_latex, babi_tables
 from implicit_llm.report.curriculum_figure import curriculum
 from implicit_llm.report.downstream_section import downstream_section
-from implicit_llm.report.duality_section import duality_section
+from implicit_llm.report.duality import duality_section
 from implicit_llm.report.hard_fraction_figure import accuracy_by_hard_fraction, without_fraction_sweep
 from implicit_llm.report.holes_section import NAME as HOLES
 from implicit_llm.report.holes_section import holes_section

@@ -98,7 +98,11 @@ def _write(folder: Path, content: PageContent, assets: Path) -> list[Path]:
         "claims.json": json.dumps(claims, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
     }
     texts[latex_numbers.FILE_NAME] = latex_numbers.latex_numbers(
-        content.config.experiment, content.inputs, content.judgements, content.config.holes
+        content.config.experiment,
+        content.inputs.frame,
+        content.inputs.sources,
+        content.judgements,
+        content.config.holes,
     )
     texts["lineage.svg"] = lineage_svg(content.lineage, content.fingerprint[:SHORT], is_page=False)
     for table, forms in content.files.items():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import pandas as pd
 
 from implicit_llm.report.results import Spread
 
@@ -17,6 +19,23 @@ def csv_text(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     for row in rows:
         writer.writerow(list(row))
     return out.getvalue()
+
+
+def csv_of(rows: Iterable[Mapping[str, object]], columns: Sequence[str] | None = None) -> str:
+    """CSV of rows by column; None is an empty field. `columns` stand there even without rows."""
+    return pd.DataFrame(list(rows), columns=columns, dtype=object).to_csv(index=False, lineterminator="\n")
+
+
+def latex_of(comment: str, head: Sequence[str], rows: Iterable[Sequence[str]], columns: str) -> str:
+    """A table of cells that are LaTeX already, for the package booktabs; `columns` are their places, as "llr"."""
+    cells = pd.DataFrame(list(rows), columns=range(len(head))).set_axis(list(head), axis=1)
+    return f"% {comment}\n{cells.to_latex(index=False, escape=False, column_format=columns)}"
+
+
+def spread_fields(names: Iterable[str], spread_of: Callable[[str], Spread]) -> dict[str, float | None]:
+    """By column the mean, the lowest and the highest of each of the names."""
+    parts = ("mean", "low", "high")
+    return {f"{name}_{part}": rounded(getattr(spread_of(name), part)) for name in names for part in parts}
 
 
 def spread_columns(names: Iterable[str]) -> list[str]:

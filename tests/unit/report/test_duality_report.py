@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from implicit_llm.report import stage
-from implicit_llm.report.duality_results import DualityPoint
+from implicit_llm.report.frame import frame_of, groups
 from implicit_llm.report.perplexity_position_figure import _joined
 from implicit_llm.report.published import load_published
-from implicit_llm.report.results import from_record
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import Record, finish, make_context
 from tests.unit.report.test_report_stage import ASSETS, Page
@@ -124,7 +123,8 @@ def test_published_agreement_is_marked_as_from_a_secondary_source() -> None:
     (number,) = load_published(ASSETS / "published.yaml").duality
     assert (number.value, number.num_tokens, number.mark) == (0.976, 3_000_000, "secondary")
     explicit = {"eval_mode": None, "against": "sequential", "model_type": "implicit_mamba2", "num_parameters": 1.36e9}
-    assert not number.is_beside(from_record(DualityPoint, explicit, "role"))
+    (pair,) = groups(frame_of({"duality": [explicit]}, {}), ("kind",))
+    assert not number.is_beside(pair)
 
 
 def test_convergence_has_residuals_with_the_tolerance_and_agreement_by_evaluations(made: Path) -> None:

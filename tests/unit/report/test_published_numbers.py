@@ -13,6 +13,7 @@ import pytest
 
 from implicit_llm.report.config import ReportConfig
 from implicit_llm.report.downstream_suites import load_suites
+from implicit_llm.report.frame import frame_of
 from implicit_llm.report.inputs import ReportInputs
 from implicit_llm.report.perplexity_results import PerplexityPoint
 from implicit_llm.report.published import MARK_WORDS, Published, load_published
@@ -34,7 +35,9 @@ def rows(given: SectionInputs) -> dict[str, dict[str, str]]:
 
 
 def inputs(records: dict[str, Any] | None = None, points: Any = (), perplexities: Any = ()) -> SectionInputs:
-    read = ReportInputs(tuple(points), tuple(perplexities), (), (), {}, records or {})
+    read = ReportInputs(
+        tuple(points), tuple(perplexities), (), (), {}, records or {}, frame=frame_of(records or {}, {})
+    )
     return SectionInputs(read, ReportConfig("paper"), PUBLISHED, SUITES)
 
 

@@ -1,0 +1,86 @@
+"""The frame: the same numbers as the files, each in a row, the missing ones too."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from implicit_llm.report.config import ReportError
+from implicit_llm.report.frame import frame_of, groups, line_names
+from implicit_llm.report.inputs import load_inputs
+from implicit_llm_contracts.runs.manifest import Manifest
+from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
+from tests.unit.report.sample_runs import MODES, SampleRun, config_of, make_context, make_runs
+
+WORDS = (SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=20, seeds=(0, 1), lengths=(16, 64)),)
+LOST = "evaluate:a5-implicit-s1/free/word-problem"
+WHAT = ("run", "seed", "phase", "data", "mode", "length")
+
+
+def records_of(folder: Path) -> list[dict]:
+    (path,) = (folder / file.path for file in Manifest.read(folder / "manifest.json").files)
+    return json.loads(path.read_text())["records"]
+
+
+def test_every_number_of_every_file_is_a_row_with_what_it_is_of(tmp_path: Path) -> None:
+    roles = make_runs(tmp_path / "words", WORDS) | make_babi_runs(tmp_path / "babi", seeds=(0,))
+    roles |= make_language_runs(tmp_path / "text", family("mamba2", "implicit_mamba2", seeds=(0,))[:2])
+    context = make_context(tmp_path / "report", roles)
+    frame = load_inputs(context.inputs, config_of(context)).frame
+    found = {(row.kind, row.metric, *(getattr(row, key) for key in WHAT)): row for row in frame.itertuples()}
+    metrics = {"word_problem": "accuracy_last10", "perplexity": "perplexity", "catbabi": "accuracy"}
+    wanted = 0
+    for role, folder in roles.items():
+        for record in records_of(folder) if role.startswith("evaluate:") else ():
+            kind = record.get("kind", "word_problem")
+            row = found[kind, metrics[kind], *(record[key] for key in WHAT)]
+            assert (row.value, row.role, row.origin) == (record[metrics[kind]], role, "measured")
+            wanted += 1
+    assert wanted == (frame["metric"].isin(metrics.values())).sum()
+
+
+def test_a_missing_result_is_a_row_with_its_reason_and_no_value(tmp_path: Path) -> None:
+    roles = make_runs(tmp_path / "words", WORDS)
+    config = {"kind": "word_problem", "modes": [{"name": mode} for mode in MODES]}
+    hole = {"job": "x", "role": LOST, "state": "failed", "why": "out of memory", "command": "y", "is_implicit": True}
+    hole |= {"config": config, "data": {"a5-test-L16-h0.2": {"group": "A5", "monoid": "none", "length": 16}}}
+    del roles[LOST]
+    context = make_context(tmp_path / "report", roles, {"experiment": "demo", "holes": [hole]})
+    frame = load_inputs(context.inputs, config_of(context)).frame
+    missing = frame[frame["origin"] == "missing"]
+    assert set(missing["mode"]) == set(MODES)
+    assert "accuracy_last10" in set(missing["metric"])
+    assert missing["value"].isna().all()
+    assert set(missing["reason"]) == {"out of memory"}
+    rows = frame[(frame["metric"] == "accuracy_last10") & (frame["length"] == 16)]
+    for mode in groups(rows, ("mode",)):
+        assert (len(mode.spread("accuracy_last10").values), mode.spread("accuracy_last10").num_missing) == (1, 1)
+
+
+def test_rows_that_are_not_one_thing_have_no_mean() -> None:
+    records = [{"role": "evaluate:x", "run": "x", "seed": 0, "length": length, "perplexity": 3.0} for length in (1, 2)]
+    frame = frame_of({"perplexity": records}, {})
+    (both,) = groups(frame, ("run",))
+    with pytest.raises(ReportError, match="perplexity stands in several records of one seed"):
+        both.spread("perplexity")
+    assert [group.spread("perplexity").values for group in groups(frame, ("run", "length"))] == [(3.0,), (3.0,)]
+
+
+def test_a_number_that_is_no_number_is_missing_and_seeds_come_in_order() -> None:
+    found = {1: 2.0, 0: None}
+    records = [{"role": str(seed), "run": "x", "seed": seed, "perplexity": value} for seed, value in found.items()]
+    (group,) = groups(frame_of({"perplexity": records}, {}), ("run",))
+    assert (group.spread("perplexity").values, group.spread("perplexity").num_missing) == ((2.0,), 1)
+    assert group.roles == ("0", "1")
+    assert math.isnan(group.rows[group.rows["metric"] == "perplexity"]["value"].iloc[0])
+
+
+def test_a_model_is_called_by_its_phase_only_where_several_of_its_phases_are_there() -> None:
+    rows = [("a", "free", "(24+4)"), ("b", "free", "(24+4)"), ("b", "bounded", "(4+1)")]
+    rows += [("c", "one", "(4+1)"), ("c", "two", "(4+1)")]
+    names = line_names(pd.DataFrame(rows, columns=["run", "phase", "phase_label"]))
+    assert list(names.values()) == ["a", "b (24+4)", "b (4+1)", "c one", "c two"]
