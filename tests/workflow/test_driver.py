@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -116,6 +117,7 @@ def test_ctrl_c_waits_for_what_runs_and_a_second_one_shows_no_traceback(tmp_path
         output += driver.communicate(timeout=DEADLINE_S)[0]
     assert driver.returncode == 1
     assert "Traceback" not in output
+    assert json.loads((project.results / ".driver.json").read_text()) == {"profile": "profiles/local"}
     assert len(list(project.results.glob("train/*/*/manifest.json"))) == 1  # the job that ran has finished
 
 

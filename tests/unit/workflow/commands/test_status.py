@@ -85,6 +85,14 @@ def test_an_input_that_a_job_refused_is_made_again_by_the_command_that_verify_pr
     assert out.splitlines()[-1] == f"next: {run_again}"
 
 
+def test_the_next_command_has_the_profile_of_the_last_driver(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    (real_plan(failed).root / ".driver.json").write_text('{"profile": "profiles/gpu"}')
+    _, out, _ = run(capsys, "status", *words(failed))
+    assert re.search(r"^next: snakemake --configfile \S+ --profile profiles/gpu ", out, re.M)
+
+
 def test_a_running_job_is_told_with_step_rate_and_time_left(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
 from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS
+from implicit_llm_workflow.planning.staleness import config_differences
 from implicit_llm_workflow.results.explain import explain
 from implicit_llm_workflow.results.explain_table import as_json, duration_text, running_table, summary_lines, total_text
 from tests.unit.workflow.console_calls import loaded_after
@@ -53,6 +54,54 @@ def test_each_reason_stands_by_itself(finished: ExperimentFile) -> None:
     assert evaluation["code"]["new"] == "new"
     assert evaluation["code"]["files"] is None  # nothing was recorded of the old code
     assert all(job["runs"] for job in jobs.values())
+
+
+def test_what_was_added_to_a_list_or_removed_from_it_is_the_reason(finished: ExperimentFile) -> None:
+    mode = "- {name: blockwise, eval_mode: blockwise, eval_block_len: 4}"
+    other = mode.replace("block_len: 4", "block_len: 8")
+    more = f"{other}\n      - {{name: sequential, eval_mode: sequential}}"
+    for text, reasons in (
+        (more, ["modes: added {name: sequential", "modes[blockwise].eval_block_len 4 -> 8"]),
+        (
+            "- {name: sequential, eval_mode: sequential}",
+            ["modes: added {name: sequential", "modes: removed {name: blockwise"],
+        ),
+    ):
+        source = finished.path.read_text()
+        jobs = {job["job"]: job for job in as_json(explain(finished.edit(mode, text).plan()))["jobs"]}
+        found = jobs["evaluate/explicit-s0/explicit/word-problem"]["config"]
+        assert [line.partition(",")[0] for line in found if line.startswith("modes")] == reasons
+        finished.path.write_text(source)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ([8, 16], [8, 16, 32], "lengths: added 32"),
+        ([8, 16], [16], "lengths: removed 8"),
+        ([8, 16], [8, 32], "lengths[1] 16 -> 32"),
+        ([8, 8], [8], "lengths: the same entries in another order or number"),
+    ],
+)
+def test_lists_of_numbers_are_compared_by_entry(old: list[int], new: list[int], said: str) -> None:
+    assert list(config_differences({"lengths": old}, {"lengths": new})) == [said]
+
+
+def test_machines_find_a_job_by_one_word(finished: ExperimentFile) -> None:
+    found = as_json(explain(finished.edit("tol: 0.1", "tol: 0.2").plan()))
+    assert {job["job"] for job in [*found["jobs"], *found["kept"]]} == ALL
+
+
+def test_a_job_is_found_by_its_fingerprint_and_its_mlflow_run(finished: ExperimentFile) -> None:
+    plan, key, run_id = finished.plan(), "train/implicit-s0/free", "0123456789abcdef0123456789abcdef"
+    work = plan.run_dir(plan.nodes[key]) / "work" / "00112233445566aa"
+    work.mkdir(parents=True)
+    (work / "mlflow.json").write_text(json.dumps({"run_id": run_id}))
+    wanted = plan.identities[key].fingerprint
+    for target in (wanted, wanted[:8], run_id, "00112233", "00112233445566aabb"):
+        assert plan.find(target).key == key
+    with pytest.raises(UnknownTarget, match="no such job"):
+        plan.find("ffffffff")
 
 
 def test_a_target_is_explained_with_what_it_needs_alone(finished: ExperimentFile) -> None:

@@ -98,6 +98,15 @@ def test_a_job_that_was_preempted_too_often_is_stopped(plan: Plan) -> None:
     assert Observer(plan).observe()[FREE].state == "stopped"
 
 
+def test_a_cancelled_job_failed_before_its_driver_notices(plan: Plan, slurm: Path) -> None:
+    files = submit(plan, FREE)
+    write_json(files.outcome(1), {"exit_code": 75, "failure_class": "preempted", "asked": "SIGTERM"})
+    write_journal(plan, FREE, event("stage_started"), event("stage_preempted", error="stopped by SIGTERM"))
+    (slurm / "answer").write_text("12|CANCELLED||n1|None\n")
+    job = Observer(plan).observe()[FREE]
+    assert (job.state, job.failure_class, job.why) == ("failed", "user", "cancelled")
+
+
 def test_a_job_that_slurm_runs_and_that_has_not_begun_is_starting(plan: Plan, slurm: Path) -> None:
     submit(plan, FREE)
     (slurm / "answer").write_text("12|RUNNING||n1|None\n")

@@ -30,6 +30,14 @@ def test_each_invocation_has_an_id_of_its_own_and_a_command_that_fits_the_enviro
     assert len(first[invocation.VARIABLE]) < 4000
 
 
+@pytest.mark.parametrize(
+    ("words", "profile"),
+    [("--profile profiles/gpu -n", "profiles/gpu"), ("demo --profile=gpu", "gpu"), ("--cores 1 demo", "usual")],
+)
+def test_the_profile_is_that_of_the_command_or_of_the_environment(words: str, profile: str) -> None:
+    assert invocation.profile_in_use(["snakemake", *words.split()], {"SNAKEMAKE_PROFILE": "usual"}) == profile
+
+
 def test_a_job_that_was_started_by_hand_belongs_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("", "null", "{", '{"id": "x"}', "[]"):
         monkeypatch.setenv(jobs_side.VARIABLE, text)

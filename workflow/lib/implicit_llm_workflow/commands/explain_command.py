@@ -13,8 +13,8 @@ def explain(
     targets: Annotated[
         list[str] | None,
         options.targets(
-            "Jobs, such as train/a5-implicit-s1/free, or their run directories or manifests. The whole experiment if "
-            "none is given."
+            "Jobs, such as train/a5-implicit-s1/free, their run directories or manifests, fingerprints or MLflow "
+            "runs. The whole experiment if none is given."
         ),
     ] = None,
     config: options.Config = options.DEFAULT_CONFIG,

@@ -21,8 +21,8 @@ def lineage(
     artifact: Annotated[
         str,
         typer.Argument(
-            help="A figure, a table or another file of a finished job; its run directory or manifest; or the job, such "
-            "as report, of the experiment of --config.",
+            help="A figure, a table or another file of a finished job; its run directory or manifest; or of the "
+            "experiment of --config a job, such as report, a fingerprint (8 digits or more), or an MLflow run.",
             metavar="ARTIFACT",
             show_default=False,
         ),
@@ -49,6 +49,7 @@ def lineage(
     """
     import json
 
+    from implicit_llm_workflow.planning.recorded import MANIFEST
     from implicit_llm_workflow.results import lineage_tree
     from implicit_llm_workflow.results.lineage import NoLineage, trace
 
@@ -56,8 +57,10 @@ def lineage(
     if not path.exists():
         plan = options.make_plan(config, results)
         node = plan.find(artifact)
-        path = plan.run_dir(node)
-        if plan.statuses[node.key].state == "missing":
+        result = plan.result_with(artifact)
+        is_finished = result is not None and (result / MANIFEST).is_file()
+        path = result if result is not None and is_finished else plan.run_dir(node)
+        if not is_finished and plan.statuses[node.key].state == "missing":
             raise NoLineage(f"{node.key}: has not finished; type: {plan.command_for([node])}")
     found = trace(path)
     if as_json:

@@ -20,8 +20,8 @@ def status(
     targets: Annotated[
         list[str] | None,
         options.targets(
-            "Jobs, such as evaluate/a5-implicit-s1/free/word-problem, or their run directories, with all that "
-            "they are made from. The whole experiment if none is given."
+            "Jobs, such as evaluate/a5-implicit-s1/free/word-problem, their run directories, fingerprints or "
+            "MLflow runs, with all that they are made from. The whole experiment if none is given."
         ),
     ] = None,
     config: options.Config = options.DEFAULT_CONFIG,

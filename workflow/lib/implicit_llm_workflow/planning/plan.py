@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -22,12 +23,15 @@ from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
 from implicit_llm_workflow.planning.code_record import record_code
 from implicit_llm_workflow.planning.fingerprint import code_of_node, identify
 from implicit_llm_workflow.planning.graph import build_graph
-from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST
+from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST, MLFLOW, WORK, read_object
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 from implicit_llm_workflow.planning.staleness import Status, status_of
 
 RESULTS = Path("results")
-LOCAL_PROFILE, CLUSTER_PROFILE = "profiles/local", "profiles/cluster"
+LOCAL_PROFILE = "profiles/local"
+DRIVER_RECORD = ".driver.json"  # beside the driver's lock: the profile that it runs with
+
+_ID = re.compile(r"[0-9a-f]{8,64}")  # the first digits of a fingerprint, or the id of an MLflow run
 
 # Jobs with more inputs are told them in a file: one word of a command holds 128 KB on Linux.
 MAX_INPUT_OPTIONS = 8
@@ -82,14 +86,35 @@ class Plan:
         record_code(self.root, map(self.code, self.nodes.values()), self.code_of)
 
     def find(self, target: str) -> Node:
-        """A node by key, run directory or manifest, an excerpt by name. Raises: UnknownTarget; it names the nearest."""
+        """A node by key, run directory or manifest, by a fingerprint or MLflow run of it, an excerpt by name.
+
+        Raises: UnknownTarget; it names the nearest.
+        """
         key = target.rstrip("/").removesuffix(f"/{MANIFEST}").removeprefix(f"{self.root.as_posix()}/")
         if key in self.experiment.excerpts:
             key = f"{EXCERPT}/{key}"
+        if _ID.fullmatch(key):
+            result = self.result_with(key)
+            key = next((name for name, item in self.nodes.items() if self._is_of(item, key, result)), key)
         if key not in self.nodes:
             hint = nearest(key, self.nodes, f"`implicit-llm nodes --config {self.experiment.source}` lists them")
             raise UnknownTarget(f"{target}: experiment {self.experiment.name} has no such job; {hint}")
         return self.nodes[key]
+
+    def result_with(self, digits: str) -> Path | None:
+        """The work folder of a result, also of former settings: by its fingerprint, or its first digits, or its MLflow
+        run. None where there is no such result."""
+        folders = (folder for node in self.nodes.values() for folder in (self.run_dir(node) / WORK).glob("*"))
+        for folder in folders:
+            is_fingerprint = folder.name.startswith(digits[:FINGERPRINT_DIGITS])
+            if is_fingerprint or read_object(folder / MLFLOW).get("run_id") == digits:
+                return folder
+        return None
+
+    def _is_of(self, node: Node, digits: str, result: Path | None) -> bool:
+        if result is not None:
+            return result.parent.parent == self.run_dir(node)
+        return self.identities[node.key].fingerprint.startswith(digits)
 
     def run_dir(self, node: Node) -> Path:
         return self.root / node.key
@@ -133,10 +158,15 @@ class Plan:
         """Their declared outputs. The report alone would leave out a job below it whose manifest is gone."""
         return [self.manifest(self.nodes[key]) for key in self.wanted]
 
-    def command_for(self, nodes: Iterable[Node] = (), profile: str = LOCAL_PROFILE) -> str:
+    @property
+    def profile(self) -> str:
+        """That of the last driver; before the first one that for a single machine."""
+        return read_object(self.root / DRIVER_RECORD).get("profile") or LOCAL_PROFILE
+
+    def command_for(self, nodes: Iterable[Node] = ()) -> str:
         """The shell command that makes these nodes and what they need; the whole experiment if there are none."""
         # --configfile takes every word up to the next option, so it must not stand before the targets.
-        words = ["snakemake", "--configfile", self.experiment.source, "--profile", profile]
+        words = ["snakemake", "--configfile", self.experiment.source, "--profile", self.profile]
         if self.root.parent.resolve() != RESULTS.resolve():
             words += ["--directory", str(self.root.parent.parent)]
         targets = [Path(self.manifest(node)).relative_to(self.root.parent) for node in nodes]

@@ -14,6 +14,7 @@ from implicit_llm_workflow.planning.accepted import Acceptance
 from implicit_llm_workflow.planning.recorded import Damaged, Recorded, read_recorded
 
 SHOWN_DIFFERENCES = 3
+SHOWN_CHARS = 40
 _ABSENT = object()
 
 
@@ -98,11 +99,40 @@ def config_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
             yield from config_differences(
                 old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}" if path else str(key)
             )
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (before, after) in enumerate(zip(old, new, strict=True)):
-            yield from config_differences(before, after, f"{path}[{index}]")
-    elif _text(old) != _text(new):
+    elif _text(old) == _text(new):
+        return
+    elif isinstance(old, list) and isinstance(new, list):
+        yield from _list_differences(old, new, path)
+    else:
         yield f"{path} {_shown(old)} -> {_shown(new)}"
+
+
+def _list_differences(old: list[Any], new: list[Any], path: str) -> Iterator[str]:
+    """What was added, what was removed, and what changed in an entry that both have."""
+    before, after = _entries(old, new), _entries(new, old)
+    found = [f"{path}: added {_entry_text(after[key])}" for key in after if key not in before]
+    found += [f"{path}: removed {_entry_text(before[key])}" for key in before if key not in after]
+    for key in before:
+        if key in after:
+            found += config_differences(before[key], after[key], f"{path}[{key}]")
+    yield from found or [f"{path}: the same entries in another order or number"]
+
+
+def _entries(items: list[Any], others: list[Any]) -> dict[Any, Any]:
+    """The items by name if all have one, by place in lists of one length, else by content."""
+    if all(isinstance(item, Mapping) and "name" in item for item in (*items, *others)):
+        return {item["name"]: item for item in items}
+    if len(items) == len(others):
+        return dict(enumerate(items))
+    return {_text(item): item for item in items}
+
+
+def _entry_text(item: Any) -> str:
+    """ "{name: sequential, eval_mode: sequential, ...": of a mapping its name first."""
+    if not isinstance(item, Mapping):
+        return _shown(item)
+    keys = sorted(item, key=lambda key: (key != "name", key))
+    return _cut(f"{{{', '.join(f'{key}: {_text(item[key])}' for key in keys)}}}".replace('"', ""))
 
 
 def _text(value: Any) -> str:
@@ -110,5 +140,8 @@ def _text(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = _text(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return _cut(_text(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."

@@ -98,7 +98,10 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
     """Everything, each job by itself."""
     return {
         "jobs": [_job_values(job) for job in explanation.jobs],
-        "kept": [asdict(job) for job in explanation.kept],
+        "kept": [
+            {"job": job.key, "stage": job.stage, "accepted": job.accepted, "cost": asdict(job.cost)}
+            for job in explanation.kept
+        ],
         "total": {
             "jobs": len(explanation.running),
             **{f"{unit}_hours": _hours(explanation.running, unit) for unit in ("gpu", "cpu")},

@@ -180,7 +180,7 @@ class JobLook:
         match event.get("name"):
             case "stage_failed":
                 return "failed", error, event.get("failure_class") or kind
-            case "stage_preempted" | "stage_stopped":
+            case "stage_preempted" | "stage_stopped" if kind in (None, "preempted"):
                 return "stopped", error, None
             case "stage_started" | "stage_finished" if kind is None or kind == "preempted":
                 return "stopped", message or NO_WORD, None

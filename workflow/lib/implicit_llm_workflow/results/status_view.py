@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from implicit_llm_workflow.planning.plan import CLUSTER_PROFILE, LOCAL_PROFILE, Plan
+from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import MANIFEST
 from implicit_llm_workflow.results import runs_table
 from implicit_llm_workflow.results.job_look import LOG, STARTING, STATES, Observed, last_lines
@@ -145,7 +145,7 @@ def next_step(snapshot: Snapshot) -> str:
     if snapshot.of("running"):
         return "jobs run without a driver; the same command as before takes them over: " + _command(snapshot)
     if damaged := damaged_inputs(snapshot):
-        return " && ".join(rebuild_commands(plan, damaged, snapshot.targets, _profile(snapshot)))
+        return " && ".join(rebuild_commands(plan, damaged, snapshot.targets))
     return _command(snapshot)
 
 
@@ -257,13 +257,7 @@ def _advice(failure_class: str | None) -> str:
 
 def _command(snapshot: Snapshot) -> str:
     """The snakemake that makes the targets, with the profile that was in use."""
-    nodes = [snapshot.plan.nodes[key] for key in snapshot.targets]
-    return snapshot.plan.command_for(nodes, _profile(snapshot))
-
-
-def _profile(snapshot: Snapshot) -> str:
-    is_slurm = any(job.submitted is not None and job.submitted.cluster == "slurm" for job in snapshot.jobs.values())
-    return CLUSTER_PROFILE if is_slurm else LOCAL_PROFILE
+    return snapshot.plan.command_for(snapshot.plan.nodes[key] for key in snapshot.targets)
 
 
 def _now(job: Observed) -> str:

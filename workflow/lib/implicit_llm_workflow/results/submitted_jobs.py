@@ -64,7 +64,7 @@ def submitted_jobs(plan: Plan, nodes: Iterable[Node], folder: Path | None = None
         record = load(files) if files is not None else None
         if files is not None and record is not None:
             found[node.key] = (files, record)
-    slurm = _ask_slurm(record for files, record in found.values() if not files.outcome(record.number).exists())
+    slurm = _ask_slurm(record for files, record in found.values() if not _is_final(files, record))
     return {key: _submitted(files, record, slurm) for key, (files, record) in found.items()}
 
 
@@ -89,6 +89,15 @@ def _outputs_digest(plan: Plan, node: Node) -> str:
     return digest(sorted(os.path.normpath(home / output) for output in outputs_of(plan, node)))[:DIGITS]
 
 
+def _is_final(files: JobFiles, record: Record) -> bool:
+    """Whether the job itself said how it ended, and Slurm cannot know better."""
+    from snakemake_executor_plugin_submitit.job_files import read_json
+    from snakemake_executor_plugin_submitit.monitor import is_provisional
+
+    outcome = read_json(files.outcome(record.number))
+    return bool(outcome) and not is_provisional(outcome)
+
+
 def _ask_slurm(records: Iterable[Record]) -> Mapping[str, Any] | None:
     """States by job id; None where Slurm gives no answer."""
     from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue
@@ -107,6 +116,8 @@ def _submitted(files: JobFiles, record: Record, slurm: Mapping[str, Any] | None)
 
     outcome = read_json(files.outcome(record.number))
     known = (slurm or {}).get(record.job_id)
+    if known is not None and known.state == "CANCELLED":  # the driver will see the same, some seconds later
+        outcome = {**outcome, "failure_class": "user", "message": "cancelled"}
     return Submitted(
         job_id=record.job_id,
         cluster=record.cluster,

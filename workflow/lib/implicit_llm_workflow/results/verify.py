@@ -18,7 +18,7 @@ from typing import Any
 
 from implicit_llm_contracts.runs.canonical import digest
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.plan import LOCAL_PROFILE, Plan
+from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import DECLARED, MANIFEST, work_dir
 
 BLOCK_BYTES = 1 << 22
@@ -85,9 +85,7 @@ def verify_files(files: Iterable[VouchedFile], progress: Progress) -> list[Broke
         return [broken for broken in pool.map(lambda file: _check(file, counted), files) if broken is not None]
 
 
-def rebuild_commands(
-    plan: Plan, jobs: Iterable[str], targets: Iterable[str] = (), profile: str = LOCAL_PROFILE
-) -> list[str]:
+def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = ()) -> list[str]:
     """Shell commands that make the broken files of these jobs again, on the way to the targets (none: all jobs).
 
     A job whose manifest is gone is started; it verifies what it has, sets aside what differs and makes that again. Its
@@ -95,7 +93,7 @@ def rebuild_commands(
     """
     manifests = [plan.manifest(plan.nodes[job]) for job in dict.fromkeys(jobs)]
     wanted = [plan.nodes[target] for target in dict.fromkeys(targets)]
-    return [shlex.join(["rm", "-f", *manifests]), plan.command_for(wanted, profile)]
+    return [shlex.join(["rm", "-f", *manifests]), plan.command_for(wanted)]
 
 
 def vouched_files(job: str, run_dir: Path, content: bytes, is_published: bool = True) -> list[VouchedFile]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import getpass
 import json
 import os
@@ -9,7 +10,7 @@ import secrets
 import shlex
 import subprocess
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def announce(arguments: Sequence[str] = sys.argv, environment: MutableMapping[st
         "user": _user(),
     }
     environment[VARIABLE] = json.dumps({key: value for key, value in about.items() if value is not None})
+
+
+def profile_in_use(arguments: Sequence[str] = sys.argv, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The profile of this call of Snakemake, which does not tell its Snakefile."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--profile", default=environment.get("SNAKEMAKE_PROFILE"))
+    return parser.parse_known_args(arguments[1:])[0].profile
 
 
 def _commit() -> str | None:

@@ -6,6 +6,7 @@ Snakemake decides from its own records in `.snakemake/`, which can be deleted; t
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import signal
@@ -17,10 +18,12 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.experiment_files.config_files import experiment_names
-from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
+from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
 from implicit_llm_workflow.planning.recorded import MANIFEST
+from implicit_llm_workflow.rules.invocation import profile_in_use
 
 SHOWN_STALE = 12
 
@@ -58,6 +61,7 @@ def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
             check_targets(workflow, plan)
             if not workflow.dryrun and workflow.executor_plugin is not None:
                 workflow.driver_lock = hold_lock(plan.root / ".driver.lock")
+                write_atomic(plan.root / DRIVER_RECORD, json.dumps({"profile": profile_in_use()}))
                 plan.write_job_files()
                 plan.record_code()
                 if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
