@@ -17,7 +17,7 @@ from matplotlib.colors import LogNorm
 from transformers import AutoModel
 
 import implicit_llm
-from implicit_llm.analysis.jacobian import explicit_jacobian, implicit_jacobian, off_diagonal_mass, step_after
+from implicit_llm.analysis.jacobian import state_jacobian, step_after
 
 
 def random_layer(kind: str) -> torch.nn.Module:
@@ -32,14 +32,11 @@ def random_layer(kind: str) -> torch.nn.Module:
 
 def main(target: str) -> None:
     tokens = torch.tensor([3, 14, 15, 9, 26, 5])
-    jacobians = {
-        "explicit": explicit_jacobian(step_after(random_layer("explicit"), tokens)),
-        "implicit": implicit_jacobian(step_after(random_layer("implicit"), tokens)),
-    }
+    jacobians = {kind: state_jacobian(step_after(random_layer(kind), tokens)) for kind in ("explicit", "implicit")}
     figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
     for axis, (kind, jacobian) in zip(axes, jacobians.items(), strict=True):
-        image = axis.imshow(jacobian.abs().clamp_min(1e-8), norm=LogNorm(1e-6, 1), cmap="viridis")
-        axis.set_title(f"{kind}: {off_diagonal_mass(jacobian):.0e} of the norm off the diagonal")
+        image = axis.imshow(jacobian.dense().abs().clamp_min(1e-8), norm=LogNorm(1e-6, 1), cmap="viridis")
+        axis.set_title(f"{kind}: {jacobian.off_diagonal_share():.0e} of the norm off the diagonal")
         axis.set_xlabel("state before the token")
     axes[0].set_ylabel("state after the token")
     figure.colorbar(image, ax=axes, label="absolute value of the Jacobian's entries")

@@ -3,21 +3,24 @@
 An explicit layer moves its state by a diagonal map, whatever the input. At the fixed point the transition depends on
 the state through z*, and its Jacobian gets off-diagonal entries: that is what makes an implicit model a non-linear RNN.
 
-The state of a layer may have a hundred thousand entries, so a Jacobian is taken between some of them, the coordinates.
+The state of a layer may have a hundred thousand entries, and its Jacobian ten billion. But J = diag(decay) + U Phi,
+where U = dh'/dz and Phi = dz*/dh are only as wide as the model: norms and products of the whole J come from these two.
 Derivatives are formed for many rows at once, as one backward pass over as many copies of the token.
 
-Shapes: `S` entries of the flattened SSM state (heads x head width x state), `K` coordinates, `D` model, `R` rows.
+Shapes: `S` entries of the flattened SSM state: `G` groups x `J` channels (heads of a group x head width) x `N` entries;
+`H` heads, `D` model, `R` rows, `K` columns.
 Source: Schöne et al. 2025, Eqs. 6-9 and Theorem 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from implicit_llm.models.backbone import ImplicitMamba2Model
 from implicit_llm.models.stack import Prefix
@@ -34,19 +37,16 @@ class NotConverged(ArithmeticError):
 class JacobianStep:
     """One token of a Mamba2 model, seen as a function of one layer's state before it, all other states held.
 
-    apply: z (R, D), h (R, S) -> f(z, h, x) (R, D), what the model says, and h' (R, S), the layer's state after the
-    token; the rows are independent of one another. An explicit model takes no z.
+    apply: z (R, D), h (R, S) -> f(z, h, x) (R, D), the model's output, and h' (R, S), the layer's state after the
+    token; the rows are independent of one another. An explicit model ignores z.
+    sizes: H, G and N of the layer.
     """
 
     apply: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     state_S: Tensor
     width: int
+    sizes: tuple[int, int, int]
     is_implicit: bool
-
-    @property
-    def coordinates(self) -> Tensor:
-        """All entries of the state."""
-        return torch.arange(len(self.state_S), device=self.state_S.device)
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,61 @@ class FixedPoint:
     residual: float
 
 
+@dataclass(frozen=True)
+class StateJacobian:
+    """dh_t/dh_{t-1} of a layer's whole state, as diag(decay) + U Phi; for an explicit layer D is 0.
+
+    df_dz_DD is the derivative of f at the fixed point: its spectral radius says whether, and how fast, the iteration
+    contracts. Phi = (I - df/dz)^-1 df/dh.
+    """
+
+    decay_S: Tensor
+    u_SD: Tensor
+    phi_DS: Tensor
+    df_dz_DD: Tensor
+
+    def dense(self, rows_R: Tensor | None = None, columns_K: Tensor | None = None) -> Tensor:
+        """Its entries (R, K), by default all of them."""
+        every = torch.arange(len(self.decay_S), device=self.decay_S.device)
+        rows_R, columns_K = every if rows_R is None else rows_R, every if columns_K is None else columns_K
+        is_diagonal_RK = rows_R[:, None] == columns_K
+        return self.u_SD[rows_R] @ self.phi_DS[:, columns_K] + is_diagonal_RK * self.decay_S[columns_K]
+
+    def off_diagonal_share(self) -> float:
+        """Share of the Frobenius norm off the diagonal, of all entries: 0 for an explicit layer, below 1.
+
+        |U Phi|^2 is the trace of U'U Phi Phi'. It is exact up to rounding: 1e-8 of the norm of U Phi.
+        """
+        low_rank_diagonal_S = torch.einsum("sd,ds->s", self.u_SD, self.phi_DS)
+        low_rank = ((self.u_SD.T @ self.u_SD) * (self.phi_DS @ self.phi_DS.T)).sum()
+        off_diagonal = (low_rank - low_rank_diagonal_S.square().sum()).clamp_min(0)
+        whole = off_diagonal + (self.decay_S + low_rank_diagonal_S).square().sum()
+        return float((off_diagonal / whole).sqrt())
+
+    def spectral_radius(self, *, num_products: int = 100) -> float:
+        """Of the transition, by power iteration: the geometric mean growth over the second half of the products.
+
+        It is exact for an explicit layer, whose transition is diagonal.
+        """
+        if self.u_SD.shape[1] == 0:
+            return float(self.decay_S.abs().max())
+        generator = torch.Generator().manual_seed(0)
+        v_S = torch.randn(self.decay_S.shape, generator=generator, dtype=self.decay_S.dtype).to(self.decay_S.device)
+        growth = []
+        for _ in range(num_products):
+            v_S = v_S / (v_S.norm() + TINY)
+            v_S = self.decay_S * v_S + self.u_SD @ (self.phi_DS @ v_S)
+            growth.append(math.log(float(v_S.norm()) + TINY))
+        second_half = growth[num_products // 2 :]
+        return math.exp(sum(second_half) / len(second_half))
+
+
 @torch.no_grad()
 def step_after(model: ImplicitMamba2Model, input_ids_L: Tensor, layer: int = 0) -> JacobianStep:
     """The step of the last token of `input_ids` in a layer, from the converged state of the tokens before it.
 
     Args: model is in evaluation mode; fp64 is what the comparison to 1e-6 needs.
-    Raises: TypeError for a model that is no Mamba2, or has a head.
+    Raises: TypeError for a model that is no Mamba2, or has a head; ValueError for one token or an unknown layer.
     """
     if not isinstance(model, ImplicitMamba2Model):
         raise TypeError(
@@ -76,7 +125,13 @@ def step_after(model: ImplicitMamba2Model, input_ids_L: Tensor, layer: int = 0) 
             f"got layer {layer} and {len(input_ids_L)} tokens"
         )
     prefix = model(input_ids_L[None, :-1], use_cache=True).past_key_values.prefix
-    embedding_BLD = model.get_input_embeddings()(input_ids_L[None, -1:])
+    return step_from(model, prefix, input_ids_L[-1], layer)
+
+
+@torch.no_grad()
+def step_from(model: ImplicitMamba2Model, prefix: Prefix, input_id: Tensor, layer: int = 0) -> JacobianStep:
+    """The step of one token in a layer, after the converged state `prefix` of one sequence."""
+    embedding_BLD = model.get_input_embeddings()(input_id.view(1, 1))
     x = model.stack_input(embedding_BLD, None, None, prefix)
     ssm, conv = prefix.layers[layer]
 
@@ -91,7 +146,9 @@ def step_after(model: ImplicitMamba2Model, input_ids_L: Tensor, layer: int = 0) 
         out_BLD, states = model.apply_stack(h_BLD, of_rows, return_states=True)
         return out_BLD[:, 0], states[layer][0].flatten(1)
 
-    return JacobianStep(apply, ssm.flatten(), model.config.hidden_size, model.config.is_implicit)
+    config = model.config
+    sizes = (config.num_heads, config.n_groups, config.state_size)
+    return JacobianStep(apply, ssm.flatten(), config.hidden_size, sizes, config.is_implicit)
 
 
 @torch.no_grad()
@@ -112,47 +169,83 @@ def fixed_point(step: JacobianStep, *, tol: float = 1e-12, max_iter: int = 2000,
     )
 
 
-def explicit_jacobian(step: JacobianStep, coordinates_K: Tensor | None = None) -> Tensor:
-    """dh_t/dh_{t-1} of an explicit layer between coordinates (default all), (K, K): diagonal."""
-    coordinates_K = step.coordinates if coordinates_K is None else coordinates_K
-    return _partials(step, _no_z(step), "state", coordinates_K, coordinates_K)[1]
-
-
-def implicit_jacobian(step: JacobianStep, coordinates_K: Tensor | None = None, z_D: Tensor | None = None) -> Tensor:
-    """dh*_t/dh*_{t-1} by the paper's formula, between coordinates (default all), (K, K); z is the fixed point if known.
+@torch.no_grad()
+def state_jacobian(step: JacobianStep, z_D: Tensor | None = None) -> StateJacobian:
+    """dh_t/dh_{t-1} by the paper's formula; z is the fixed point if known.
 
     With G = I - df/dz and phi' = G^-1 df/dh: h' depends on h directly (the diagonal decay) and through z*, so
     dh'/dh + dh'/dz phi'. In the paper's letters: diag(Lambda) + (dLambda/dz phi') h + (du/dz) phi'.
+    Raises: NotConverged.
     """
-    coordinates_K = step.coordinates if coordinates_K is None else coordinates_K
-    z_D = fixed_point(step).z_D if z_D is None else z_D
-    df_dz_DD, df_dh_DK = _partials(step, z_D, "output", torch.arange(step.width, device=z_D.device), coordinates_K)
-    dh_dz_KD, dh_dh_KK = _partials(step, z_D, "state", coordinates_K, coordinates_K)
-    phi_DK = torch.linalg.solve(torch.eye(step.width, dtype=z_D.dtype, device=z_D.device) - df_dz_DD, df_dh_DK)
-    return dh_dh_KK + dh_dz_KD @ phi_DK
+    if step.is_implicit and z_D is None:
+        z_D = fixed_point(step).z_D
+    h_S = step.state_S.clone().requires_grad_(True)
+    with torch.enable_grad():
+        moved_RS = step.apply((_no_z(step) if z_D is None else z_D)[None], h_S[None])[1]
+    (decay_S,) = torch.autograd.grad(moved_RS, h_S, torch.ones_like(moved_RS))
+    if z_D is None:
+        empty_SD = decay_S.new_zeros(len(decay_S), 0)
+        return StateJacobian(decay_S, empty_SD, empty_SD.T, decay_S.new_zeros(0, 0))
+    identity_DD = torch.eye(step.width, dtype=z_D.dtype, device=z_D.device)
+    rows = _pullbacks(step, z_D, step.state_S, "output", step.width, lambda part_R: identity_DD[part_R])
+    df_dz_DD, df_dh_DS = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    phi_DS = torch.linalg.solve(identity_DD - df_dz_DD, df_dh_DS)
+    return StateJacobian(decay_S, _state_by_z(step, z_D), phi_DS, df_dz_DD)
 
 
-def output_jacobian(step: JacobianStep, z_D: Tensor) -> Tensor:
-    """df/dz at z, (D, D): its spectral radius says whether, and how fast, the iteration contracts."""
-    every = torch.arange(step.width, device=z_D.device)
-    return _partials(step, z_D, "output", every, every[:0])[0]
+def _state_by_z(step: JacobianStep, z_D: Tensor) -> Tensor:
+    """U = dh'/dz (S, D), from J + N rows a group and one a head instead of all S.
+
+    A token moves the state by h' = a h + v b^T, with one decay a a head and one vector b a group. What v b^T moves by
+    stays tangent to the matrices of rank one: with v and b of length 1, X = (X b) b^T + v (v^T X) - v (v^T X b) b^T.
+    """
+    heads, groups, entries = step.sizes
+    state_size = len(step.state_S)
+    empty_S = torch.zeros_like(step.state_S)
+    moved_GJN = step.apply(z_D[None], empty_S[None])[1].view(groups, -1, entries)
+    channels = moved_GJN.shape[1]
+    longest_GJ1 = moved_GJN.norm(dim=2, keepdim=True)
+    b_GN = F.normalize(moved_GJN.gather(1, longest_GJ1.argmax(1, keepdim=True).expand(-1, -1, entries))[:, 0], dim=-1)
+    v_GJ = F.normalize(torch.einsum("gjn,gn->gj", moved_GJN, b_GN), dim=-1)
+
+    def by_z(h_S: Tensor, num_rows: int, cotangents: Callable[[Tensor], Tensor]) -> Tensor:
+        return torch.cat([z_RD for z_RD, _ in _pullbacks(step, z_D, h_S, "state", num_rows, cotangents)])
+
+    def unit(part_R: Tensor, *shape: int) -> Tensor:
+        return F.one_hot(part_R, math.prod(shape)).to(z_D.dtype).view(-1, *shape)
+
+    along_b_GJD = by_z(
+        empty_S,
+        groups * channels,
+        lambda part_R: (unit(part_R, groups, channels, 1) * b_GN[:, None]).flatten(1),
+    ).view(groups, channels, -1)
+    along_v_GND = by_z(
+        empty_S,
+        groups * entries,
+        lambda part_R: (unit(part_R, groups, 1, entries) * v_GJ[..., None]).flatten(1),
+    ).view(groups, entries, -1)
+    left_GJD = along_b_GJD - torch.einsum("gj,gi,gid->gjd", v_GJ, v_GJ, along_b_GJD)
+    u_SD = torch.einsum("gjd,gn->gjnd", left_GJD, b_GN).add_(torch.einsum("gj,gnd->gjnd", v_GJ, along_v_GND))
+    u_SD = u_SD.view(state_size, -1)
+    # From a state of ones, the first entry of a head moves by da as well.
+    first = torch.arange(heads, device=z_D.device) * (state_size // heads)
+    decay_HD = by_z(torch.ones_like(empty_S), heads, lambda part_R: unit(first[part_R], state_size)) - u_SD[first]
+    return u_SD.addcmul_(step.state_S[:, None], decay_HD.repeat_interleave(state_size // heads, dim=0))
 
 
-def implicit_jacobian_by_autograd(
+def state_jacobian_by_autograd(
     step: JacobianStep,
     rows_R: Tensor | None = None,
-    coordinates_K: Tensor | None = None,
     *,
     z_D: Tensor | None = None,
     num_unroll: int = 400,
     tau: float = 0.8,
 ) -> Tensor:
-    """Rows of the same (R, K) by differentiating through `num_unroll` damped iterations: slow, needs no formula.
+    """Rows of the same (R, S), default all, by differentiating `num_unroll` damped iterations: slow, needs no formula.
 
     The iterations start at z, default 0; what z has to do with h is found by them alone, since z is a constant.
     """
-    rows_R = step.coordinates if rows_R is None else rows_R
-    coordinates_K = step.coordinates if coordinates_K is None else coordinates_K
+    rows_R = torch.arange(len(step.state_S), device=step.state_S.device) if rows_R is None else rows_R
     found = []
     for part_R in rows_R.split(_rows_at_once(step)):
         h_RS = step.state_S.repeat(len(part_R), 1).requires_grad_(True)
@@ -161,42 +254,9 @@ def implicit_jacobian_by_autograd(
             for _ in range(num_unroll):
                 z_RD = torch.lerp(z_RD, step.apply(z_RD, h_RS)[0], tau)
             moved_RS = step.apply(z_RD, h_RS)[1]
-        (gradient_RS,) = torch.autograd.grad(moved_RS, h_RS, _unit_rows(moved_RS, part_R))
-        found.append(gradient_RS[:, coordinates_K])
+        unit_rows_RS = torch.zeros_like(moved_RS).scatter_(1, part_R[:, None], 1.0)
+        found.append(torch.autograd.grad(moved_RS, h_RS, unit_rows_RS)[0])
     return torch.cat(found)
-
-
-def transition_radius(step: JacobianStep, z_D: Tensor | None, *, num_products: int = 100) -> float:
-    """Spectral radius of dh_t/dh_{t-1} over the whole state, by power iteration on vector-Jacobian products.
-
-    The geometric mean growth over the second half of the products; exact for an explicit layer, which is diagonal.
-    """
-    h_S = step.state_S.clone().requires_grad_(True)
-    if z_D is None:
-        moved_S = step.apply(_no_z(step)[None], h_S[None])[1][0]
-        return float(torch.autograd.grad(moved_S, h_S, torch.ones_like(h_S))[0].abs().max())
-    adjoint_DD = (torch.eye(step.width, dtype=z_D.dtype, device=z_D.device) - output_jacobian(step, z_D)).T
-    factors = torch.linalg.lu_factor(adjoint_DD)
-    z_D = z_D.clone().requires_grad_(True)
-    with torch.enable_grad():
-        out_RD, moved_RS = step.apply(z_D[None], h_S[None])
-    generator = torch.Generator(device="cpu").manual_seed(0)
-    v_S = torch.randn(h_S.shape, generator=generator, dtype=h_S.dtype).to(h_S.device)
-    growth = []
-    for _ in range(num_products):
-        of_z_D, of_h_S = torch.autograd.grad(moved_RS, (z_D, h_S), (v_S / v_S.norm())[None], retain_graph=True)
-        through_D = torch.linalg.lu_solve(*factors, of_z_D[:, None])[:, 0]
-        (through_S,) = torch.autograd.grad(out_RD, h_S, through_D[None], retain_graph=True)
-        v_S = of_h_S + through_S
-        growth.append(math.log(float(v_S.norm()) + TINY))
-    second_half = growth[num_products // 2 :]
-    return math.exp(sum(second_half) / len(second_half))
-
-
-def off_diagonal_mass(jacobian_KK: Tensor) -> float:
-    """Share of the Frobenius norm that lies off the diagonal: 0 for a diagonal transition, at most 1."""
-    off = jacobian_KK - torch.diag(jacobian_KK.diagonal())
-    return float(off.norm() / jacobian_KK.norm())
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:
@@ -204,24 +264,27 @@ def relative_difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / (expected.norm() + TINY))
 
 
-def _partials(step: JacobianStep, z_D: Tensor, of: str, rows_R: Tensor, coordinates_K: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of the derivatives of the "output" f or the "state" h' by z (R, D) and by coordinates of h (R, K)."""
-    by_z, by_h = [], []
-    for part_R in rows_R.split(_rows_at_once(step)):
+def _pullbacks(
+    step: JacobianStep,
+    z_D: Tensor,
+    h_S: Tensor,
+    of: str,
+    num_rows: int,
+    cotangents: Callable[[Tensor], Tensor],
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Products of `cotangents` (of row numbers) with the derivatives of the "output" f or the "state" h'.
+
+    Yields: by z (R, D) and by h (R, S), as many rows at once as fit.
+    """
+    for part_R in torch.arange(num_rows, device=z_D.device).split(_rows_at_once(step)):
         z_RD = z_D.repeat(len(part_R), 1).requires_grad_(True)
-        h_RS = step.state_S.repeat(len(part_R), 1).requires_grad_(True)
+        h_RS = h_S.repeat(len(part_R), 1).requires_grad_(True)
         with torch.enable_grad():
             out_RX = step.apply(z_RD, h_RS)[0 if of == "output" else 1]
-        gradients = torch.autograd.grad(
-            out_RX, (z_RD, h_RS), _unit_rows(out_RX, part_R), allow_unused=True, materialize_grads=True
+        by_z_RD, by_h_RS = torch.autograd.grad(
+            out_RX, (z_RD, h_RS), cotangents(part_R), allow_unused=True, materialize_grads=True
         )
-        by_z.append(gradients[0])
-        by_h.append(gradients[1][:, coordinates_K])
-    return torch.cat(by_z), torch.cat(by_h)
-
-
-def _unit_rows(like_RX: Tensor, index_R: Tensor) -> Tensor:
-    return torch.zeros_like(like_RX).scatter_(1, index_R[:, None], 1.0)
+        yield by_z_RD, by_h_RS
 
 
 def _rows_at_once(step: JacobianStep) -> int:

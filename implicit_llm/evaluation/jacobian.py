@@ -1,11 +1,12 @@
 """Measures of the state's Jacobian at one token: how far it is from diagonal, and how the fixed point contracts there.
 
-Everything is in fp64. Shapes: `L` length, `S` entries of a layer's state, `K` coordinates, `D` model.
+Everything is in fp64. Shapes: `B` rows of the test set, `L` length, `S` entries of a layer's state, `D` model.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,23 +19,22 @@ from implicit_llm.analysis.jacobian import (
     FixedPoint,
     JacobianStep,
     NotConverged,
-    explicit_jacobian,
+    StateJacobian,
     fixed_point,
-    implicit_jacobian,
-    implicit_jacobian_by_autograd,
-    off_diagonal_mass,
-    output_jacobian,
     relative_difference,
-    step_after,
-    transition_radius,
+    state_jacobian,
+    state_jacobian_by_autograd,
+    step_from,
 )
 from implicit_llm.evaluation.solver_tally import finite
 from implicit_llm.models.backbone import ImplicitMamba2Model
+from implicit_llm.models.cache import ConvergedStateCache
 
 log = logging.getLogger(__name__)
 
 MEASURES = ("off_diagonal_share", "transition_radius", "f_radius", "relative_difference", "num_iter", "residual")
-SHOWN = 48  # coordinates of a heat map
+SHOWN = 48  # entries of the state in a heat map
+NUM_POSITIONS, LAST_POSITION = 16, 256  # unless positions are named
 MAX_ITER, TOL, TAU = 2000, 1e-12, 0.8
 # Derivatives converge at the pace of the iterates, so as many iterations again and half as many leave no error.
 UNROLL_FACTOR, MIN_UNROLL = 1.5, 20
@@ -46,30 +46,35 @@ RANDOM_VOCAB, RANDOM_TOKENS, RANDOM_SEEDS = 60, 6, (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class JacobianConfig:
-    """Which tokens of the test rows, and how much of the state.
+    """Which tokens of the test rows, and of which layer the state.
 
-    `positions` count tokens from 1; `num_sequences` are the first rows of the shortest test set. Of the state of layer
-    `layer`, at most `max_state` entries, drawn with a fixed seed, are looked at as coordinates; `checked_rows` of their
-    rows are compared with autograd through the iteration, which costs a solve each.
+    `positions` count tokens from 1; empty: 16 of them, spread evenly from the second token to the last or the 256th.
+    `num_sequences` are the first rows of the shortest test set: with the defaults there are at least 128 tokens where
+    rows have 16 or more. At the last position of each row, `checked_rows` rows of the Jacobian are compared with
+    autograd through the iteration, which costs a solve each.
     """
 
     kind: Literal["jacobian"]
-    positions: tuple[int, ...] = (8, 16)
-    num_sequences: int = 2
-    max_state: int = 256
+    positions: tuple[int, ...] = ()
+    num_sequences: int = 9
     layer: int = 0
     checked_rows: int = 4
 
     def __post_init__(self) -> None:
-        if not self.positions or min(self.positions) < 2:
+        if self.positions and min(self.positions) < 2:
             raise ValueError(
                 f"positions: {list(self.positions)} must name tokens from the second on, which have a state before them"
             )
-        for key in ("num_sequences", "max_state", "checked_rows"):
+        for key in ("num_sequences", "checked_rows"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}: {getattr(self, key)} is not a positive integer; use 1 or more")
         if self.layer < 0:
             raise ValueError(f"layer: {self.layer} is negative; layers count from 0")
+
+    def positions_in(self, length: int) -> tuple[int, ...]:
+        """Those of a row of so many tokens, in order."""
+        spread = torch.linspace(2, min(length, LAST_POSITION), NUM_POSITIONS).round().long().tolist()
+        return tuple(sorted(set(self.positions or spread)))
 
 
 def prepare(model: ImplicitMamba2Model) -> ImplicitMamba2Model:
@@ -80,60 +85,77 @@ def prepare(model: ImplicitMamba2Model) -> ImplicitMamba2Model:
     return model
 
 
-def measure(model: ImplicitMamba2Model, input_ids_L: Tensor, config: JacobianConfig) -> dict[str, Any]:
-    """The measures at the last token of `input_ids`; None where the fixed point was not reached.
+def steps(
+    model: ImplicitMamba2Model, ids_BL: Tensor, positions: tuple[int, ...], layer: int
+) -> Iterator[tuple[int, int, JacobianStep | None]]:
+    """Row, position and step of each token, all rows at once along the sequence; None once a state is not finite."""
+    cache, is_finite = ConvergedStateCache(), True
+    for position in positions:
+        try:
+            if is_finite:
+                model(ids_BL[:, cache.get_seq_length() : position - 1], past_key_values=cache)
+        except FloatingPointError as error:
+            log.warning("token %d, and those after it: %s", position, error)
+            is_finite = False
+        for row, ids_L in enumerate(ids_BL):
+            if is_finite and cache.prefix is not None:
+                before = cache.prefix.select(torch.tensor([row], device=ids_L.device))
+                yield row, position, step_from(model, before, ids_L[position - 1], layer)
+            else:
+                yield row, position, None
 
-    `entries` are absolute values between the first SHOWN coordinates, for a picture.
+
+def measure(step: JacobianStep | None, checked_rows: int) -> dict[str, Any]:
+    """The measures of one token; None where there is no state before it or the fixed point was not reached.
+
+    `entries` are absolute values between SHOWN entries of the state, for a picture.
     """
-    known: dict[str, Any] = dict.fromkeys((*MEASURES, "entries"))
-    try:
-        step = step_after(model, input_ids_L, config.layer)
-    except FloatingPointError as error:
-        log.warning("token %d: %s", len(input_ids_L), error)
-        return known | {"state_size": None, "num_coordinates": None}
-    coordinates_K = choose_coordinates(len(step.state_S), config.max_state).to(step.state_S.device)
-    known |= {"state_size": len(step.state_S), "num_coordinates": len(coordinates_K)}
+    known: dict[str, Any] = dict.fromkeys((*MEASURES, "entries", "state_size")) | {"is_checked": checked_rows > 0}
+    if step is None:
+        return known
+    known |= {"state_size": len(step.state_S)}
     if not step.is_implicit:
-        jacobian_KK = explicit_jacobian(step, coordinates_K)
-        return known | _of_jacobian(jacobian_KK) | {"transition_radius": finite(transition_radius(step, None))}
+        return known | _of_jacobian(state_jacobian(step))
     try:
         found = fixed_point(step, tol=TOL, max_iter=MAX_ITER, tau=TAU)
     except NotConverged as error:
-        log.warning("token %d: %s", len(input_ids_L), error)
+        log.warning("%s", error)
         return known
-    return known | _of_fixed_point(step, coordinates_K, found, config.checked_rows)
-
-
-def _of_fixed_point(step: JacobianStep, coordinates_K: Tensor, found: FixedPoint, checked_rows: int) -> dict[str, Any]:
-    jacobian_KK = implicit_jacobian(step, coordinates_K, found.z_D)
-    rows = torch.linspace(0, len(coordinates_K) - 1, min(checked_rows, len(coordinates_K))).long()
-    num_unroll = MIN_UNROLL + int(UNROLL_FACTOR * found.num_iter)
-    checked = implicit_jacobian_by_autograd(
-        step, coordinates_K[rows], coordinates_K, z_D=found.z_D, num_unroll=num_unroll, tau=TAU
+    jacobian = state_jacobian(step, found.z_D)
+    return (
+        known
+        | _of_jacobian(jacobian)
+        | {"num_iter": found.num_iter, "residual": finite(found.residual)}
+        | {"f_radius": finite(float(torch.linalg.eigvals(jacobian.df_dz_DD).abs().max()))}
+        | {"relative_difference": _difference_from_autograd(step, jacobian, found, checked_rows)}
     )
-    return _of_jacobian(jacobian_KK) | {
-        "transition_radius": finite(transition_radius(step, found.z_D)),
-        "f_radius": finite(float(torch.linalg.eigvals(output_jacobian(step, found.z_D)).abs().max())),
-        "relative_difference": finite(relative_difference(jacobian_KK[rows], checked)),
-        "num_iter": found.num_iter,
-        "residual": finite(found.residual),
-    }
 
 
-def _of_jacobian(jacobian_KK: Tensor) -> dict[str, Any]:
-    shown = jacobian_KK[:SHOWN, :SHOWN].abs().tolist()
+def _of_jacobian(jacobian: StateJacobian) -> dict[str, Any]:
+    drawn = draw_entries(len(jacobian.decay_S), SHOWN).to(jacobian.decay_S.device)
     return {
-        "off_diagonal_share": finite(off_diagonal_mass(jacobian_KK)),
-        "entries": [[float(f"{value:.3g}") for value in row] for row in shown],
+        "off_diagonal_share": finite(jacobian.off_diagonal_share()),
+        "transition_radius": finite(jacobian.spectral_radius()),
+        "entries": [[float(f"{value:.3g}") for value in row] for row in jacobian.dense(drawn, drawn).abs().tolist()],
     }
 
 
-def choose_coordinates(state_size: int, max_state: int) -> Tensor:
-    """Entries of the state, in order: all of them, or `max_state` drawn with a fixed seed."""
-    if state_size <= max_state:
-        return torch.arange(state_size)
+def _difference_from_autograd(
+    step: JacobianStep, jacobian: StateJacobian, found: FixedPoint, checked_rows: int
+) -> float | None:
+    """None where no rows are compared."""
+    if checked_rows == 0:
+        return None
+    rows = draw_entries(len(step.state_S), checked_rows).to(step.state_S.device)
+    num_unroll = MIN_UNROLL + int(UNROLL_FACTOR * found.num_iter)
+    expected = state_jacobian_by_autograd(step, rows, z_D=found.z_D, num_unroll=num_unroll, tau=TAU)
+    return finite(relative_difference(jacobian.dense(rows), expected))
+
+
+def draw_entries(state_size: int, count: int) -> Tensor:
+    """Entries of the state, in order: all of them, or `count` drawn with a fixed seed."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randperm(state_size, generator=generator)[:max_state].sort().values
+    return torch.randperm(state_size, generator=generator)[:count].sort().values
 
 
 def random_layer(seed: int, *, is_implicit: bool) -> tuple[ImplicitMamba2Model, Tensor]:

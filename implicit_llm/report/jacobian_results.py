@@ -26,7 +26,7 @@ class JacobianPoint:
     layer: int
     position: int
     state_size: int | None
-    num_coordinates: int | None
+    is_hard: bool | None
     off_diagonal_share: float | None
     transition_radius: float | None
     f_radius: float | None
@@ -51,6 +51,10 @@ class JacobianRow:
 
     def spread(self, field: str) -> Spread:
         return self.cell.spread(field)
+
+    def share_of(self, *, is_hard: bool) -> Spread:
+        """The share off the diagonal at hard tokens, or at identity tokens, of a word problem."""
+        return Spread.of(point.off_diagonal_share for point in self.cell.points if point.is_hard is is_hard)
 
     @property
     def worst_difference(self) -> float | None:

@@ -16,6 +16,7 @@ from implicit_llm.report.table_text import csv_text, escape, rounded, spread_col
 
 NAME = "jacobian"
 MAX_TRAINED = 4  # heat maps of trained models
+SHARES = {"off_diagonal_share_hard": True, "off_diagonal_share_identity": False}
 MEASURES = ("off_diagonal_share", "transition_radius", "f_radius", "relative_difference")
 
 
@@ -59,17 +60,19 @@ def _draw_nothing(axis: Axes) -> None:
 
 def _csv(rows: Sequence[JacobianRow]) -> str:
     """One line a model; empty where there is no number."""
-    head = ["model", "run", "phase", "kind", "setting", "data", "layer", "state_size", "num_coordinates"]
-    head += ["num_tokens", "num_reached", *spread_columns(MEASURES)]
+    head = ["model", "run", "phase", "kind", "setting", "data", "layer", "state_size"]
+    head += ["num_tokens", "num_reached", *spread_columns((*MEASURES, *SHARES))]
     return csv_text(head, (_csv_row(row) for row in rows))
 
 
 def _csv_row(row: JacobianRow) -> Iterator[object]:
     point = row.first
     yield from (row.name, point.run, point.phase, "implicit" if point.is_implicit else "explicit", point.setting)
-    yield from (point.data, point.layer, point.state_size, point.num_coordinates, len(row.cell.points), row.num_reached)
+    yield from (point.data, point.layer, point.state_size, len(row.cell.points), row.num_reached)
     for measure in MEASURES:
         yield from spread_values(row.spread(measure))
+    for is_hard in SHARES.values():
+        yield from spread_values(row.share_of(is_hard=is_hard))
 
 
 def _latex(rows: Sequence[JacobianRow]) -> str:

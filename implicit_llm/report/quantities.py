@@ -55,18 +55,17 @@ def _records(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
     for (run, phase, data), records in groups.items():
         modes = tuple(str(records[0][key]) for key in ("mode", "against") if records[0].get(key))
         name = f"{run}/{phase}" + (f", {data}" if data else "")
-        spread = Spread.of(record.get(quantity.key or "") for record in records)
-        yield Found(name, run, data or "", modes, _mean_by_seed(records, spread, quantity), _roles(records))
+        yield Found(name, run, data or "", modes, _mean_by_seed(records, quantity), _roles(records))
 
 
-def _mean_by_seed(records: list[Record], spread: Spread, quantity: Quantity) -> Spread:
-    """A value a seed: the mean over its records."""
+def _mean_by_seed(records: list[Record], quantity: Quantity) -> Spread:
+    """A value a seed: the mean over those of its records that have one; a seed is missing if none has."""
     by_seed: dict[Any, list[float]] = {}
     for record in records:
-        value = record.get(quantity.key or "")
+        value, values = record.get(quantity.key or ""), by_seed.setdefault(record.get("seed"), [])
         if value is not None:
-            by_seed.setdefault(record.get("seed"), []).append(value)
-    return Spread(tuple(sum(values) / len(values) for values in by_seed.values()), spread.num_missing)
+            values.append(value)
+    return Spread.of(sum(values) / len(values) if values else None for values in by_seed.values())
 
 
 def _roles(records: list[Record]) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from statistics import fmean
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from implicit_llm.data.groups import load_monoid
 from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.answers import check_tokens
 from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input, reads_of_inputs
@@ -23,6 +23,7 @@ from implicit_llm.evaluation.jacobian import (
     measure,
     prepare,
     random_layer,
+    steps,
 )
 from implicit_llm.evaluation.metrics_file import Record, write_metrics
 from implicit_llm.evaluation.trained_model import about_model, load_model
@@ -42,9 +43,10 @@ def run(context: StageContext) -> StageResult:
     config = fill(JacobianConfig, context.config, where)
     trained = model_input(context)
     role, dataset = _shortest(context)
-    if max(config.positions) > dataset.length:
+    positions = config.positions_in(dataset.length)
+    if positions[-1] > dataset.length:
         raise EvaluateInputError(
-            f"{where}.positions: {max(config.positions)} is beyond the {dataset.length} tokens of a row of {role}; "
+            f"{where}.positions: {positions[-1]} is beyond the {dataset.length} tokens of a row of {role}; "
             "name earlier positions"
         )
     # fp64 has no fused kernels.
@@ -59,11 +61,17 @@ def run(context: StageContext) -> StageResult:
     about["mode"] = "sequential" if about["is_implicit"] else "parallel"
     ids_BL = dataset.fetch(np.arange(min(config.num_sequences, len(dataset))))["input_ids"]
     check_tokens(model, int(np.max(ids_BL)), f"{where} on {role}")
-    progress = Progress(where, len(ids_BL) * len(config.positions) + len(RANDOM_SEEDS))
-    read = {"data": role, "length": dataset.length}
+    progress = Progress(where, len(ids_BL) * len(positions) + len(RANDOM_SEEDS))
+    about_data = {"data": role, "length": dataset.length}
+    is_hard_BL = _is_hard(context.inputs[role].manifest.identity["config"], ids_BL)
+    of_trained = _of_trained(model, torch.as_tensor(ids_BL, dtype=torch.long, device=model.device), positions, config)
     records: list[Record] = []
-    for record in chain(_of_trained(model, ids_BL, config), _of_random(config, is_implicit=about["is_implicit"])):
-        records.append(about | (read if record["setting"] == TRAINED else dict.fromkeys(read)) | record)
+    for record in chain(of_trained, _of_random(config, is_implicit=about["is_implicit"])):
+        is_hard = None
+        if record["setting"] == TRAINED and is_hard_BL is not None:
+            is_hard = bool(is_hard_BL[record["sequence"], record["position"] - 1])
+        of_data = about_data if record["setting"] == TRAINED else dict.fromkeys(about_data)
+        records.append(about | of_data | {"is_hard": is_hard} | record)
         progress.tell(len(records), partial("setting: {}".format, record["setting"]))
     means = _means(records)
     context.journal.metrics(len(records), means)
@@ -71,46 +79,62 @@ def run(context: StageContext) -> StageResult:
 
 
 def _shortest(context: StageContext) -> tuple[str, Any]:
-    """The test set of the shortest rows, with its role."""
-    datasets: dict[str, Any] = {role: open_dataset(source.work) for role, source in data_inputs(context).items()}
-    return min(datasets.items(), key=lambda item: (item[1].length, item[0]))
+    """The test set of the shortest rows, the one with most hard tokens of several, with its role."""
+    sources = data_inputs(context)
+    datasets: dict[str, Any] = {role: open_dataset(source.work) for role, source in sources.items()}
+
+    def order(role: str) -> tuple[int, float, str]:
+        hard = sources[role].manifest.identity["config"].get("hard_fraction", 0)
+        return datasets[role].length, -float(np.max(hard)), role
+
+    role = min(datasets, key=order)
+    return role, datasets[role]
 
 
-def _of_trained(model: ImplicitMamba2ForCausalLM, ids_BL: np.ndarray, config: JacobianConfig) -> Iterator[Record]:
-    base = prepare(model.backbone)
-    for sequence, ids_L in enumerate(torch.as_tensor(ids_BL, dtype=torch.long, device=model.device)):
-        for position in config.positions:
-            place = {"setting": TRAINED, "sequence": sequence, "position": position}
-            yield place | measure(base, ids_L[:position], config)
+def _is_hard(data: dict[str, Any], ids_BL: np.ndarray) -> np.ndarray | None:
+    """Which tokens of a word problem have another group element than the identity; None for other data."""
+    return ids_BL // load_monoid(data["monoid"]).order != 0 if "group" in data else None
+
+
+def _of_trained(
+    model: ImplicitMamba2ForCausalLM, ids_BL: torch.Tensor, positions: tuple[int, ...], config: JacobianConfig
+) -> Iterator[Record]:
+    for sequence, position, step in steps(prepare(model.backbone), ids_BL, positions, config.layer):
+        place = {"setting": TRAINED, "sequence": sequence, "position": position}
+        yield place | measure(step, config.checked_rows if position == positions[-1] else 0)
 
 
 def _of_random(config: JacobianConfig, *, is_implicit: bool) -> Iterator[Record]:
     """The paper's own check, on a few random layers; `seed` is theirs, and nothing was learned."""
     for seed in RANDOM_SEEDS:
         layer, ids_L = random_layer(seed, is_implicit=is_implicit)
-        place = {"setting": RANDOM, "sequence": 0, "position": RANDOM_TOKENS, "seed": seed, "layer": 0}
-        size = {"num_layers": 1, "num_parameters": layer.num_parameters()}
-        yield place | size | measure(layer, ids_L[:RANDOM_TOKENS], replace(config, layer=0))
+        place = {"setting": RANDOM, "seed": seed, "layer": 0, "num_layers": 1, "num_parameters": layer.num_parameters()}
+        for sequence, position, step in steps(layer, ids_L[None], (RANDOM_TOKENS,), 0):
+            yield place | {"sequence": sequence, "position": position} | measure(step, config.checked_rows)
 
 
 def _means(records: list[Record]) -> dict[str, float]:
-    """Each measure by setting, over its tokens; what no token gave is left out."""
+    """Each measure by setting, and by kind of token where there are two; what no token gave is left out."""
+    trained = [r for r in records if r["setting"] == TRAINED]
+    groups = {
+        TRAINED: trained,
+        f"{TRAINED}_hard": [r for r in trained if r["is_hard"] is True],
+        f"{TRAINED}_identity": [r for r in trained if r["is_hard"] is False],
+        RANDOM.replace(" ", "_"): [r for r in records if r["setting"] == RANDOM],
+    }
     found = {}
-    for setting in (TRAINED, RANDOM):
+    for name, members in groups.items():
         for key in MEASURES:
-            values = [r[key] for r in records if r["setting"] == setting and r[key] is not None]
+            values = [r[key] for r in members if r[key] is not None]
             if values:
-                found[f"{key}.{setting.replace(' ', '_')}"] = float(f"{fmean(values):.6g}")
+                found[f"{key}.{name}"] = float(f"{fmean(values):.6g}")
     return found
 
 
 def _with_one_picture_each(records: list[Record]) -> list[Record]:
-    """The records with the entries of the first token of each setting that has them: all would be megabytes."""
-    drawn: set[str] = set()
-    kept = []
-    for record in records:
-        is_first = record["entries"] is not None and record["setting"] not in drawn
-        if is_first:
-            drawn.add(record["setting"])
-        kept.append(record | {"entries": record["entries"] if is_first else None})
-    return kept
+    """The records with the entries of one token of each setting, a hard one if there is one: all would be megabytes."""
+    drawn = []
+    for setting in (TRAINED, RANDOM):
+        pictured = [r for r in records if r["setting"] == setting and r["entries"] is not None]
+        drawn += sorted(pictured, key=lambda r: not r["is_hard"])[:1]
+    return [r if any(r is kept for kept in drawn) else r | {"entries": None} for r in records]

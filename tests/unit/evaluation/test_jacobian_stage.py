@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from implicit_llm.analysis.jacobian import step_after
+from implicit_llm.data.shards import open_dataset
 from implicit_llm.data.stages import word_problem as data_stage
 from implicit_llm.evaluation.answers import UnknownToken
 from implicit_llm.evaluation.inputs import EvaluateInputError
-from implicit_llm.evaluation.jacobian import JacobianConfig, choose_coordinates, measure, random_layer
+from implicit_llm.evaluation.jacobian import JacobianConfig, draw_entries, measure, random_layer, steps
 from implicit_llm.evaluation.stages import jacobian as stage
-from implicit_llm.runs.stage import run_stage
+from implicit_llm.runs.stage import Input, run_stage
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
@@ -32,7 +36,7 @@ def test_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluate(folder: Path, kind: str, test_set: Path, **settings: Any) -> Path:
     run_dir = folder / "evaluate" / kind
-    config = {"kind": "jacobian", "positions": [2, 3], "num_sequences": 1, "max_state": 20, **settings}
+    config = {"kind": "jacobian", "positions": [2, 3], "num_sequences": 1, **settings}
     inputs = {"model": train_nothing(folder, kind, "s3", 6, {}), "s3-test": test_set}
     run_stage(request(run_dir, "evaluate", f"s3-{kind}-s7/free/jacobian", config, inputs), stage.run)
     return run_dir
@@ -56,10 +60,13 @@ def test_the_transition_of_an_explicit_model_is_diagonal_and_that_of_an_implicit
         assert all((share == 0) == (kind == "explicit") for share in shares)
 
 
-def test_formula_and_autograd_agree_wherever_the_fixed_point_was_reached(both: dict[str, Path]) -> None:
-    found = [r for r in records(both["implicit"]) if r["num_iter"] is not None]
-    assert {r["setting"] for r in found} == {"trained", "random layer"}
-    assert all(r["relative_difference"] < 1e-6 for r in found)
+def test_formula_and_autograd_agree_at_the_last_position_of_each_row(both: dict[str, Path]) -> None:
+    found = records(both["implicit"])
+    assert [(r["setting"], r["position"]) for r in found if r["relative_difference"] is not None] == [
+        ("trained", 3),
+        ("random layer", 3),
+    ]
+    assert all(r["relative_difference"] < 1e-6 for r in found if r["relative_difference"] is not None)
     assert all(0 < r["f_radius"] < 1.2 and 0 < r["transition_radius"] < 2 for r in found)
 
 
@@ -75,15 +82,56 @@ def test_the_log_tells_of_each_token_before_the_next_is_begun(
     assert told == [word for line in expected for word in ("begun", line)]
 
 
-def test_a_record_says_which_part_of_which_state_it_looked_at(both: dict[str, Path]) -> None:
+def test_a_record_says_of_which_token_and_state_it_is(both: dict[str, Path], test_set: Path) -> None:
     trained = [r for r in records(both["implicit"]) if r["setting"] == "trained"]
     assert [(r["sequence"], r["position"]) for r in trained] == [(0, 2), (0, 3)]
-    about = {"data": "s3-test", "length": 12, "seed": 7, "layer": 0, "state_size": 256, "num_coordinates": 20}
+    about = {"data": "s3-test", "length": 12, "seed": 7, "layer": 0, "state_size": 256}
     about |= {"mode": "sequential", "phase": "free", "run": "s3-implicit"}
     assert all({key: r[key] for key in about} == about for r in trained)
-    assert [len(r["entries"] or ()) for r in trained] == [20, 0]
+    assert sorted(len(r["entries"] or ()) for r in trained) == [0, 48]
     random = [r for r in records(both["explicit"]) if r["setting"] == "random layer"]
-    assert [(r["seed"], r["data"], r["mode"]) for r in random] == [(seed, None, "parallel") for seed in (0,)]
+    assert [(r["seed"], r["data"], r["is_hard"], r["mode"]) for r in random] == [(0, None, None, "parallel")]
+
+
+def test_hard_and_identity_tokens_have_means_of_their_own(tmp_path: Path, test_set: Path) -> None:
+    run_dir = evaluate(tmp_path, "explicit", test_set, positions=[], num_sequences=3)
+    trained = [r for r in records(run_dir) if r["setting"] == "trained"]
+    assert [r["position"] for r in trained if r["sequence"] == 0] == list(range(2, 13))
+    data = Input(test_set, Manifest.read(test_set / "manifest.json"))
+    ids_BL = open_dataset(data.work).fetch(np.arange(3))["input_ids"]
+    assert all(r["is_hard"] == (ids_BL[r["sequence"], r["position"] - 1] != 0) for r in trained)
+    assert {r["is_hard"] for r in trained} == {True, False}
+    means = Manifest.read(run_dir / "manifest.json").summary["jacobian"]
+    for is_hard, name in ((True, "trained_hard"), (False, "trained_identity")):
+        expected = fmean(r["transition_radius"] for r in trained if r["is_hard"] is is_hard)
+        assert means[f"transition_radius.{name}"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_rows_that_are_long_enough_give_at_least_128_tokens() -> None:
+    config = JacobianConfig("jacobian")
+    assert [config.num_sequences * len(config.positions_in(length)) for length in (16, 17, 256)] == [135, 144, 144]
+    assert (config.positions_in(16)[0], config.positions_in(16)[-1]) == (2, 16)
+    assert config.positions_in(2048)[-1] == 256
+
+
+def test_the_states_along_a_sequence_are_those_of_each_token_alone() -> None:
+    model, ids_L = random_layer(3, is_implicit=True)
+    ids_BL = torch.stack([ids_L, ids_L.flip(0)])[:, :4]
+    for row, position, step in steps(model, ids_BL, (2, 4), 0):
+        assert step is not None
+        alone = step_after(model, ids_BL[row, :position])
+        assert torch.allclose(step.state_S, alone.state_S, rtol=1e-9)
+        z_D = torch.ones(64, dtype=torch.float64)
+        outputs = [s.apply(z_D[None], s.state_S[None])[0] for s in (step, alone)]
+        assert torch.allclose(*outputs, rtol=1e-9)
+
+
+def test_tokens_after_a_state_that_is_not_finite_have_no_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    model, ids_L = random_layer(0, is_implicit=True)
+    model.get_input_embeddings().weight.data[ids_L[2]] = torch.nan
+    found = [measure(step, 1) for _, _, step in steps(model, ids_L[None], (2, 4, 5), 0)]
+    assert [token["state_size"] for token in found] == [64, None, None]
+    assert caplog.text.count("token 4, and those after it") == 1
 
 
 def test_the_summary_has_the_means(both: dict[str, Path]) -> None:
@@ -95,7 +143,7 @@ def test_the_summary_has_the_means(both: dict[str, Path]) -> None:
 def test_a_fixed_point_that_is_not_reached_leaves_its_numbers_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("implicit_llm.evaluation.jacobian.MAX_ITER", 2)
     layer, ids_L = random_layer(0, is_implicit=True)
-    found = measure(layer, ids_L[:2], JacobianConfig("jacobian"))
+    found = measure(step_after(layer, ids_L[:2]), 1)
     assert found["off_diagonal_share"] is None
     assert found["state_size"] == 64
 
@@ -106,11 +154,11 @@ def test_random_layers_leave_the_random_state_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_coordinates_are_drawn_once_and_for_all() -> None:
-    assert choose_coordinates(5, 8).tolist() == [0, 1, 2, 3, 4]
-    drawn = choose_coordinates(1000, 8)
+def test_entries_are_drawn_once_and_for_all() -> None:
+    assert draw_entries(5, 8).tolist() == [0, 1, 2, 3, 4]
+    drawn = draw_entries(1000, 8)
     assert drawn.tolist() == sorted(set(drawn.tolist()))
-    assert torch.equal(drawn, choose_coordinates(1000, 8))
+    assert torch.equal(drawn, draw_entries(1000, 8))
 
 
 def test_rows_of_another_vocabulary_are_refused(
@@ -134,7 +182,7 @@ def test_rows_of_another_vocabulary_are_refused(
         ({"positions": [3, 13]}, EvaluateInputError, "positions: 13 is beyond the 12 tokens"),
         ({"positions": [1]}, ConfigError, "from the second on"),
         ({"layer": 1}, EvaluateInputError, "an earlier `layer`"),
-        ({"max_state": 0}, ConfigError, "max_state: 0 is not a positive integer"),
+        ({"num_sequences": 0}, ConfigError, "num_sequences: 0 is not a positive integer"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModel
 
 import implicit_llm
 from implicit_llm.analysis.jacobian import (
     NotConverged,
-    explicit_jacobian,
     fixed_point,
-    implicit_jacobian,
-    implicit_jacobian_by_autograd,
-    off_diagonal_mass,
     relative_difference,
+    state_jacobian,
+    state_jacobian_by_autograd,
     step_after,
-    transition_radius,
 )
 from implicit_llm.analysis.spectral_radius import spectral_radius
+
+TOKENS = torch.tensor([1, 2, 3, 4])
 
 
 def one_layer(kind: str, seed: int = 0, **changes: int) -> Any:
@@ -35,15 +35,38 @@ def one_layer(kind: str, seed: int = 0, **changes: int) -> Any:
     return model
 
 
-def test_formula_and_autograd_agree_to_1e_6_and_the_transition_is_not_diagonal() -> None:
-    step = step_after(one_layer("implicit"), torch.tensor([1, 2, 3, 4]))
-    formula, autograd = implicit_jacobian(step), implicit_jacobian_by_autograd(step)
-    assert (formula - autograd).abs().max() < 1e-6
-    assert off_diagonal_mass(formula) > 1e-3
+def off_diagonal_share(jacobian_SS: Tensor) -> float:
+    return float((jacobian_SS - jacobian_SS.diagonal().diag()).norm() / jacobian_SS.norm())
 
 
-def test_an_explicit_transition_is_diagonal() -> None:
-    assert off_diagonal_mass(explicit_jacobian(step_after(one_layer("explicit"), torch.tensor([1, 2, 3, 4])))) == 0.0
+@pytest.mark.parametrize(
+    ("seed", "changes"),
+    [
+        (0, {}),
+        (1, {"state_size": 3}),
+        (0, {"expand": 2, "head_dim": 8, "n_groups": 2, "state_size": 2}),
+        (0, {"num_hidden_layers": 2}),
+    ],
+    ids=["one entry a channel", "three entries", "four heads in two groups", "the second of two layers"],
+)
+def test_the_low_rank_jacobian_and_its_share_off_the_diagonal_are_those_of_the_full_matrix(
+    seed: int,
+    changes: dict[str, int],
+) -> None:
+    step = step_after(one_layer("implicit", seed, **changes), TOKENS, changes.get("num_hidden_layers", 1) - 1)
+    z_D = fixed_point(step).z_D
+    found, full_SS = state_jacobian(step, z_D), state_jacobian_by_autograd(step, z_D=z_D, num_unroll=300)
+    assert relative_difference(found.dense(), full_SS) < 1e-8
+    assert 1e-5 < off_diagonal_share(full_SS) < 1
+    assert found.off_diagonal_share() == pytest.approx(off_diagonal_share(full_SS), rel=1e-5)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_an_explicit_transition_is_diagonal(layer: int) -> None:
+    step = step_after(one_layer("explicit", num_hidden_layers=2), TOKENS, layer)
+    found, full_SS = state_jacobian(step), state_jacobian_by_autograd(step, num_unroll=1)
+    assert found.off_diagonal_share() == off_diagonal_share(full_SS) == 0.0
+    assert torch.equal(found.dense(), full_SS)
 
 
 def test_spectral_radius_is_the_largest_eigenvalue_of_the_jacobian() -> None:
@@ -62,45 +85,27 @@ def test_spectral_radius_is_the_largest_eigenvalue_of_the_jacobian() -> None:
         assert estimate[row].item() == pytest.approx(torch.linalg.eigvals(jacobian).abs().max().item(), rel=0.02)
 
 
-def test_a_block_of_the_jacobian_is_a_block_of_the_whole_and_checks_against_autograd_row_by_row() -> None:
-    step = step_after(one_layer("implicit", 1, state_size=3), torch.tensor([1, 2, 3, 4]))
-    coordinates, rows = torch.tensor([1, 7, 20, 40]), torch.tensor([7, 40])
-    z_D = fixed_point(step).z_D
-    whole, block = implicit_jacobian(step), implicit_jacobian(step, coordinates, z_D)
-    assert torch.allclose(block, whole[coordinates][:, coordinates], atol=1e-10)
-    checked = implicit_jacobian_by_autograd(step, rows, coordinates, z_D=z_D, num_unroll=200)
-    assert relative_difference(checked, whole[rows][:, coordinates]) < 1e-8
-
-
 def test_rows_are_formed_in_parts_where_the_state_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = step_after(one_layer("implicit"), torch.tensor([1, 2, 3, 4]))
-    whole = implicit_jacobian(step)
+    step = step_after(one_layer("implicit"), TOKENS)
+    whole_SS = state_jacobian(step).dense()
     monkeypatch.setattr("implicit_llm.analysis.jacobian.ROW_ENTRIES", 3 * len(step.state_S))
-    assert torch.allclose(implicit_jacobian(step), whole, atol=1e-12)
+    assert torch.allclose(state_jacobian(step).dense(), whole_SS, atol=1e-12)
 
 
-def test_the_radius_of_the_transition_is_that_of_the_whole_jacobian() -> None:
-    step = step_after(one_layer("implicit", 1, state_size=3), torch.tensor([1, 2, 3, 4]))
-    z_D = fixed_point(step).z_D
-    exact = torch.linalg.eigvals(implicit_jacobian(step, z_D=z_D)).abs().max().item()
-    assert transition_radius(step, z_D, num_products=400) == pytest.approx(exact, rel=0.02)
-    explicit = step_after(one_layer("explicit"), torch.tensor([1, 2, 3, 4]))
-    assert transition_radius(explicit, None) == pytest.approx(explicit_jacobian(explicit).abs().max().item())
+@pytest.mark.parametrize("kind", ["implicit", "explicit"])
+def test_the_radius_of_the_transition_is_that_of_the_whole_jacobian(kind: str) -> None:
+    found = state_jacobian(step_after(one_layer(kind, 1, state_size=3), TOKENS))
+    exact = torch.linalg.eigvals(found.dense()).abs().max().item()
+    assert found.spectral_radius(num_products=400) == pytest.approx(exact, rel=0.02)
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-def test_in_a_stack_the_state_of_an_explicit_layer_moves_diagonally_and_that_of_an_implicit_one_does_not(
-    layer: int,
-) -> None:
-    explicit = step_after(one_layer("explicit", num_hidden_layers=2), torch.tensor([1, 2, 3, 4]), layer)
-    assert off_diagonal_mass(explicit_jacobian(explicit)) == 0.0
-    implicit = step_after(one_layer("implicit", num_hidden_layers=2), torch.tensor([1, 2, 3, 4]), layer)
-    formula = implicit_jacobian(implicit)
-    assert off_diagonal_mass(formula) > 1e-6
-    assert relative_difference(implicit_jacobian_by_autograd(implicit), formula) < 1e-8
+def test_rows_and_columns_of_the_jacobian_are_those_of_the_whole() -> None:
+    found = state_jacobian(step_after(one_layer("implicit"), TOKENS))
+    rows, columns = torch.tensor([7, 3]), torch.tensor([1, 3, 15])
+    assert torch.allclose(found.dense(rows, columns), found.dense()[rows][:, columns], atol=1e-15)
 
 
 def test_a_fixed_point_that_is_not_reached_is_an_error() -> None:
-    step = step_after(one_layer("implicit"), torch.tensor([1, 2, 3]))
+    step = step_after(one_layer("implicit"), TOKENS)
     with pytest.raises(NotConverged, match="after 2 iterations"):
         fixed_point(step, max_iter=2)

@@ -51,7 +51,7 @@ def swept_records(results: Path, seed: int) -> list[Record]:
 
 
 def jacobian_records(is_implicit: bool) -> list[Record]:
-    about = {"is_implicit": is_implicit, "layer": 0, "state_size": 64, "num_coordinates": 2, "num_layers": 1}
+    about = {"is_implicit": is_implicit, "layer": 0, "state_size": 64, "num_layers": 1}
     share = 0.25 if is_implicit else 0.0
     of_implicit = {"f_radius": 0.8, "relative_difference": 2e-13} if is_implicit else {}
     entries = [[0.9, share], [share * 1e-3, 0.9]]
@@ -59,7 +59,9 @@ def jacobian_records(is_implicit: bool) -> list[Record]:
     trained = about | {"setting": "trained", "data": "s5-test-L16-h0.5", "position": 8, "seed": 0}
     random = about | {"setting": "random layer", "data": None, "position": 6}
     unreached = dict.fromkeys(("off_diagonal_share", "transition_radius", "f_radius", "relative_difference", "entries"))
-    return [trained | measured, random | {"seed": 0} | measured, random | {"seed": 1} | unreached]
+    hard = trained | measured | {"position": 9, "is_hard": True, "off_diagonal_share": 2 * share}
+    identity = trained | {"is_hard": False} | measured
+    return [identity, hard, random | {"seed": 0} | measured, random | {"seed": 1} | unreached]
 
 
 def added_runs(results: Path) -> dict[str, Path]:
@@ -132,6 +134,9 @@ def test_the_table_of_jacobians_counts_the_tokens_without_a_fixed_point(made: Pa
     random = rows["random layer, implicit"]
     assert (random["num_tokens"], random["num_reached"], random["off_diagonal_share_mean"]) == ("2", "1", "0.25")
     assert rows["s5-explicit"]["off_diagonal_share_mean"] == "0.0"
+    shares = ("off_diagonal_share_mean", "off_diagonal_share_hard_mean", "off_diagonal_share_identity_mean")
+    assert [rows["s5-implicit"][key] for key in shares] == ["0.375", "0.5", "0.25"]
+    assert [random[key] for key in shares] == ["0.25", "", ""]
     assert "of 2: no fixed point at the others" in (made / "index.html").read_text()
 
 

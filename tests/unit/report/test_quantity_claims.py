@@ -88,6 +88,15 @@ def test_records_of_a_model_are_averaged_by_seed_and_others_are_left_out() -> No
     assert judgement.evidence.roles == (PAIR["role"],)
 
 
+def test_a_seed_is_missing_only_if_none_of_its_records_has_a_number() -> None:
+    values = [(0, 0.8), (0, None), (1, 1.0)]
+    records = [PAIR | {"seed": seed, "token_agreement": value} for seed, value in values]
+    judgement = judge(inputs({"duality": records}), AGREE, at_least=0.9)
+    assert (judgement.verdict, judgement.spread.values) == ("holds", (0.8, 1.0))
+    records.append(PAIR | {"seed": 2, "token_agreement": None})
+    assert judge(inputs({"duality": records}), AGREE, at_least=0.9).verdict == "missing"
+
+
 def test_without_records_it_was_not_run_at_this_scale() -> None:
     assert judge(inputs(), AGREE, at_least=0.9).verdict == "not run at this scale"
 

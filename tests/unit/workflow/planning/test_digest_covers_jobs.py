@@ -97,7 +97,7 @@ evaluations:
     modes: &modes
       - {name: blockwise, eval_mode: blockwise, eval_block_len: 8}
       - {name: sequential, eval_mode: sequential}
-  jacobian: {kind: jacobian, runs: [word-explicit], max_state: 2, checked_rows: 1, positions: [2], num_sequences: 1}
+  jacobian: {kind: jacobian, runs: [word-explicit], checked_rows: 1, positions: [2], num_sequences: 1}
   catbabi: {kind: catbabi, protocols: [windowed, carried], carried_max_tokens: 200, modes: *modes}
   perplexity: {kind: perplexity, max_tokens: 64, modes: *modes}
   duality: {kind: duality, runs: [llama3-explicit], max_tokens: 64, trace_tokens: 32, modes: *modes}

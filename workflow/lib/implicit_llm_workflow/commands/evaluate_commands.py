@@ -129,11 +129,14 @@ def duality(
 
 
 def jacobian(
-    positions: Annotated[str, typer.Option(help="Tokens of a row, counted from 1; else 8,16.", metavar="P,P")] = "",
-    num_sequences: Annotated[int, typer.Option(min=0, help="Rows of the test set; 0: 2.")] = 0,
-    max_state: Annotated[int, typer.Option(min=0, help="Entries of the state at most; 0: 256.")] = 0,
+    positions: Annotated[
+        str, typer.Option(help="Tokens of a row, counted from 1; else 16 of them, spread evenly.", metavar="P,P")
+    ] = "",
+    num_sequences: Annotated[int, typer.Option(min=0, help="Rows of the test set; 0: 9.")] = 0,
     layer: Annotated[int, typer.Option(min=0, help="The layer whose state it is, from 0.")] = 0,
-    checked_rows: Annotated[int, typer.Option(min=0, help="Rows that are compared with autograd; 0: 4.")] = 0,
+    checked_rows: Annotated[
+        int, typer.Option(min=0, help="Rows of the Jacobian that are compared with autograd; 0: 4.")
+    ] = 0,
 ) -> Settings:
     """The Jacobian of the state of a Mamba2 model (Theorem 1): diagonal for an explicit layer, not at a fixed point.
 
@@ -143,7 +146,7 @@ def jacobian(
             --data results/demo/data/a5-test-L16-h0.5
     """
     settings = {"positions": _numbers(positions, "positions"), "num_sequences": num_sequences, "layer": layer}
-    return _known({**settings, "max_state": max_state, "checked_rows": checked_rows})
+    return _known({**settings, "checked_rows": checked_rows})
 
 
 KINDS: tuple[tuple[EvaluateKind, Callable[..., Settings]], ...] = (

@@ -36,7 +36,7 @@ KINDS = {
     DUALITY: Kind((LANGUAGE_MODEL,), ("lengths", "max_tokens", "trace_tokens", "precision")),
     JACOBIAN: Kind(
         (WORD_PROBLEM, CATBABI, LANGUAGE_MODEL),
-        ("positions", "num_sequences", "max_state", "layer", "checked_rows"),
+        ("positions", "num_sequences", "layer", "checked_rows"),
         has_modes=False,
     ),
 }
