@@ -5,9 +5,14 @@ Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `E`
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from implicit_llm.kernels.selection import is_reference
 
 
 def rotate(t_BLHP: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
@@ -28,6 +33,13 @@ def rotated_heads(
     return rotate(q, rope).transpose(1, 2), rotate(k, rope).transpose(1, 2), v.transpose(1, 2)
 
 
+def attend(q_BHLP: Tensor, k_BHSP: Tensor, v_BHSP: Tensor, mask: Tensor | None, *, is_causal: bool = False) -> Tensor:
+    """Softmax attention, (B, H, L, P). The faster implementations have no second derivative and no forward mode."""
+    implementations = sdpa_kernel(SDPBackend.MATH) if is_reference() else nullcontext()
+    with implementations:
+        return F.scaled_dot_product_attention(q_BHLP, k_BHSP, v_BHSP, attn_mask=mask, is_causal=is_causal)
+
+
 def seen_in_room(position_L: Tensor, room: int) -> Tensor:
     """Which keys of the room a block's tokens see, (L, S): those up to their own."""
     return torch.arange(room, device=position_L.device) <= position_L[:, None]
@@ -41,7 +53,7 @@ def write_and_attend(
     keys, values = room_BHSP
     keys.index_copy_(2, position_L, k.to(keys.dtype))
     values.index_copy_(2, position_L, v.to(values.dtype))
-    return F.scaled_dot_product_attention(q, keys.to(q.dtype), values.to(q.dtype), attn_mask=seen_LS)
+    return attend(q, keys.to(q.dtype), values.to(q.dtype), seen_LS)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

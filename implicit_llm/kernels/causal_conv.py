@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from implicit_llm.kernels.selection import is_reference
+
 
 def causal_conv(
     x_BLC: Tensor,
@@ -31,7 +33,8 @@ def causal_conv(
     else:
         padded = torch.cat([initial_BKC.to(x_BLC.dtype), x_BLC], dim=1)
     with torch.autocast(x_BLC.device.type, enabled=False):
-        y = _DepthwiseConv.apply(padded, weight_CK.to(x_BLC.dtype))
+        correlate = _correlate if is_reference() else _DepthwiseConv.apply
+        y = correlate(padded, weight_CK.to(x_BLC.dtype))
     if bias_C is not None:
         y = y + bias_C.to(x_BLC.dtype)
     return F.silu(y) if silu else y

@@ -26,12 +26,17 @@ def linear_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor,
     """Sum over the tokens of the cross entropy in nats of `hidden @ weight.T`, a scalar in fp32 (fp64 if hidden is).
 
     Products are in autocast's dtype where autocast is on, else in that of hidden; the softmax is in fp32. Labels of
-    `ignore_index` count nothing. Differentiable once, in hidden and weight.
+    `ignore_index` count nothing. Differentiable once, in hidden and weight; under `reference` as often as you like, and
+    with all logits in memory.
     """
     device = hidden_TD.device.type
     if torch.is_autocast_enabled(device):
         hidden_TD = hidden_TD.to(torch.get_autocast_dtype(device))
     with torch.autocast(device, enabled=False):
+        if selection.is_reference():
+            logits_TV = F.linear(hidden_TD, weight_VD.to(hidden_TD.dtype))
+            wide_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
+            return F.cross_entropy(wide_TV, labels_T, ignore_index=ignore_index, reduction="sum")
         return _LinearCrossEntropy.apply(hidden_TD, weight_VD, labels_T, ignore_index)
 
 

@@ -1,9 +1,10 @@
 """Which kernels run: the one place that decides.
 
-`torch` is plain PyTorch, for every device and dtype. `triton` is mamba_ssm's SSD, causal_conv1d's convolution and
-kernels of our own, on NVIDIA GPUs from sm_80 up and on ROCm. One of them is selected once per process
-(`selected_kernels`). Under `triton`, a call that its kernels cannot serve goes to `torch` by the rules at the end of
-this file; each reason is logged once.
+`torch` is plain PyTorch, for every device and dtype, with gradients of our own. `reference` is the same formulas where
+autograd sees every operation, as torch.func, forward mode and second derivatives need; it takes more time and memory.
+`triton` is mamba_ssm's SSD, causal_conv1d's convolution and kernels of our own, on NVIDIA GPUs from sm_80 up and on
+ROCm. One of them is selected once per process (`selected_kernels`). Under `triton`, a call that its kernels cannot
+serve goes to `torch` by the rules at the end of this file; each reason is logged once.
 
 Nothing of triton, mamba_ssm or causal_conv1d is imported unless `triton` is wanted and a GPU for it is there.
 """
@@ -20,8 +21,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-Backend = Literal["torch", "triton"]
-KernelChoice = Literal["auto", "torch", "triton"]
+Backend = Literal["torch", "triton", "reference"]
+KernelChoice = Literal["auto", "torch", "triton", "reference"]
 
 ENVIRONMENT = "IMPLICIT_LLM_KERNELS"
 INSTALL = "pip install --no-build-isolation 'implicit-llm[cuda]'"
@@ -57,11 +58,13 @@ def select_kernels(choice: KernelChoice = "auto") -> Backend:
     if choice == "auto":
         asked, where = os.environ.get(ENVIRONMENT, "auto"), f"the environment variable {ENVIRONMENT}"  # type: ignore[assignment]
     if asked not in get_args(KernelChoice):
-        raise KernelsUnavailable(f"unknown kernels {asked!r} in {where}: write torch, triton or auto")
-    missing = None if asked == "torch" else _missing_for_triton()
+        raise KernelsUnavailable(f"unknown kernels {asked!r} in {where}: write torch, triton, reference or auto")
+    missing = _missing_for_triton() if asked in ("triton", "auto") else None
     if asked == "triton" and missing is not None:
         raise KernelsUnavailable(f"triton kernels, {where}, cannot run: {missing}; or choose torch")
-    backend: Backend = "triton" if asked != "torch" and missing is None else "torch"
+    backend: Backend = "torch" if missing is not None or asked == "torch" else "reference"
+    if missing is None and asked in ("triton", "auto"):
+        backend = "triton"
     if backend != _Process.backend:
         reason = f"{missing}" if asked == "auto" and missing else "found" if asked == "auto" else where
         _log.info("kernels: %s (%s)", backend, reason)
@@ -102,6 +105,11 @@ def _missing_for_triton() -> str | None:
     return None
 
 
+def is_reference() -> bool:
+    """Whether operations must be ones that autograd knows, without functions of our own."""
+    return selected_kernels() == "reference"
+
+
 # The rules. Each returns why a call goes to torch although triton is selected, or None.
 
 MAX_WIDTH = 256  # of heads and states: what tests/gpu covers
@@ -114,7 +122,7 @@ MAX_ROW_BYTES = 64 * 1024  # a row of the norm is held in one block
 
 def ssd_runs_on_triton(x_BLHP: Tensor, B_BLGN: Tensor) -> bool:
     """mamba_ssm's kernels multiply fp32 in TF32, so they take fp32 only where PyTorch's own products may use TF32."""
-    if selected_kernels() == "torch":
+    if selected_kernels() != "triton":
         return False
     reason = _unfit(x_BLHP)
     if reason is None and x_BLHP.dtype == torch.float32 and not _is_tf32_allowed():
@@ -128,7 +136,7 @@ def ssd_runs_on_triton(x_BLHP: Tensor, B_BLGN: Tensor) -> bool:
 
 
 def conv_runs_on_triton(x_BLC: Tensor, weight_CK: Tensor) -> bool:
-    if selected_kernels() == "torch":
+    if selected_kernels() != "triton":
         return False
     reason = _unfit(x_BLC)
     if reason is None and not 2 <= weight_CK.shape[1] <= 4:
@@ -139,7 +147,7 @@ def conv_runs_on_triton(x_BLC: Tensor, weight_CK: Tensor) -> bool:
 
 
 def norm_runs_on_triton(x_BLD: Tensor) -> bool:
-    if selected_kernels() == "torch":
+    if selected_kernels() != "triton":
         return False
     reason = _unfit(x_BLD)
     if reason is None and x_BLD.shape[-1] * x_BLD.element_size() > MAX_ROW_BYTES:
@@ -149,7 +157,7 @@ def norm_runs_on_triton(x_BLD: Tensor) -> bool:
 
 def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int]) -> bool:
     """The one kernel of a whole mixer, for passes without gradient and padding; `sizes` are (P, G, N)."""
-    if selected_kernels() == "torch" or torch.is_grad_enabled() or valid_BL is not None:
+    if selected_kernels() != "triton" or torch.is_grad_enabled() or valid_BL is not None:
         return False
     reason = _unfit(projected_BLE)
     width, _, size = sizes
@@ -160,7 +168,7 @@ def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: t
 
 def trained_scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int]) -> bool:
     """The same with its gradient, over short sequences from an empty state."""
-    if selected_kernels() == "torch" or valid_BL is not None or projected_BLE.shape[1] > MAX_TRAINED_LENGTH:
+    if selected_kernels() != "triton" or valid_BL is not None or projected_BLE.shape[1] > MAX_TRAINED_LENGTH:
         return False
     # In TF32 it would be up to 3 % off in the gradients of dt's bias and of A, where mamba_ssm's kernels keep 0.2 %.
     if projected_BLE.dtype == torch.float32 and _is_tf32_allowed():
@@ -174,14 +182,14 @@ def trained_scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, 
 
 def judge_runs_on_triton(z_BLD: Tensor, valid_BL: Tensor | None, stop: str) -> bool:
     """The kernels that judge an iteration: rules of single sequences, without padding."""
-    if selected_kernels() == "torch" or valid_BL is not None or stop not in ("sequence", "token"):
+    if selected_kernels() != "triton" or valid_BL is not None or stop not in ("sequence", "token"):
         return False
     return _unfit(z_BLD) is None and z_BLD.shape[2] <= MAX_JUDGED_WIDTH
 
 
 def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tensor]) -> bool:
     """The one kernel between the projections of an attention layer: a single token, without gradient."""
-    if selected_kernels() == "torch" or torch.is_grad_enabled() or qkv_BLE.shape[1] != 1:
+    if selected_kernels() != "triton" or torch.is_grad_enabled() or qkv_BLE.shape[1] != 1:
         return False
     reason = _unfit(qkv_BLE)
     if reason is None and room_BHSP[0].shape[3] > MAX_WIDTH:
@@ -192,15 +200,15 @@ def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tens
 
 
 def rotation_runs_on_triton(qkv_BLE: Tensor) -> bool:
-    return selected_kernels() != "torch" and _decide("rotation", _unfit(qkv_BLE))
+    return selected_kernels() == "triton" and _decide("rotation", _unfit(qkv_BLE))
 
 
 def swiglu_runs_on_triton(gate_up: Tensor) -> bool:
-    return selected_kernels() != "torch" and _decide("swiglu", _unfit(gate_up))
+    return selected_kernels() == "triton" and _decide("swiglu", _unfit(gate_up))
 
 
 def softmax_runs_on_triton(logits_TU: Tensor) -> bool:
-    return selected_kernels() != "torch" and _decide("softmax", _unfit(logits_TU))
+    return selected_kernels() == "triton" and _decide("softmax", _unfit(logits_TU))
 
 
 def _is_tile(size: int) -> bool:

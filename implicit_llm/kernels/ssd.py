@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from implicit_llm.kernels.chunked_scan import cut, make_layout, scan, scan_gradient
+from implicit_llm.kernels.selection import is_reference
 
 # A chunk of length Q costs Q scores and P*N/Q state entries per token and head: 64 balances both at published widths.
 CHUNK_LEN = 64
@@ -41,6 +42,11 @@ def ssd(
     Returns: y of shape (B, L, H, P) in the dtype of x; the state after the last position (B, H, P, N) in the dtype of
         the decays, or None unless asked for: the state products are skipped where no later position needs them.
     """
+    if is_reference():
+        layout = make_layout(x_BLHP.shape[1], x_BLHP.shape[2], chunk_len)
+        with torch.autocast(x_BLHP.device.type, enabled=False):
+            chunks = cut(layout, A_H, x_BLHP, dt_BLH, B_BLGN, C_BLGN, initial_state_BHPN)
+            return scan(chunks, layout, return_state=return_state)
     return _ChunkedScan.apply(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN, return_state, chunk_len)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from implicit_llm.kernels.attention import attend
 from implicit_llm.kernels.operations import Room, room_attention, rotated_heads, swiglu
 from implicit_llm.models.configuration import ImplicitLlama3Config
 from implicit_llm.models.norm import RMSNorm
@@ -70,7 +71,7 @@ class Attention(nn.Module):
             if state is not None:
                 k, v = torch.cat([state[0], k], dim=2), torch.cat([state[1], v], dim=2)
             mask, is_causal = x.attention_mask, x.attention_mask is None and q.shape[2] > 1
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+            out = attend(q, k, v, mask, is_causal=is_causal)
             out_BLD, state = out.transpose(1, 2).flatten(2), (k, v)
         out_BLD = self.o_proj(out_BLD) if weights is None else F.linear(out_BLD, weights.o_proj_DD)
         return out_BLD, state if return_state else None

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from implicit_llm.kernels.selection import is_reference
 from implicit_llm.solver.best import Best
 from implicit_llm.solver.methods import Update
 from implicit_llm.solver.residual import Rule
@@ -44,7 +45,7 @@ def solve(
 
     Returns: per sequence the iterate with the lowest residual, made by `update`, (B, L, D); and the statistics. Tokens
         whose own residual is not below the rule's tol are reported whatever the rule says of their sequence.
-    Raises: NonFiniteState, naming sequence and position.
+    Raises: NonFiniteState, naming sequence and position; NotImplementedError inside torch.func.vmap.
     Source: Schöne et al. 2025, section 2.
     """
     batch = len(z0_BLD)
@@ -53,7 +54,10 @@ def solve(
     active = torch.arange(batch, device=z0_BLD.device)
     z_BLD, valid = z0_BLD, valid_BL
     for iteration in range(1, max_iter + 1):
-        fz_BLD = step(z_BLD)
+        # no_grad stops gradients, not forward-mode derivatives: without this, jvp and vjp would be those of two maps.
+        fz_BLD = step(z_BLD).detach()
+        if iteration == 1 and is_reference():
+            _refuse_vmap(fz_BLD)
         z_next_BLD = update(z_BLD, fz_BLD)
         best.take(active, (z_BLD, fz_BLD, z_next_BLD), rule, valid)
         z_BLD = z_next_BLD
@@ -70,3 +74,15 @@ def solve(
             update.select(keep)
     best.raise_if_not_finite()
     return best.z, BlockStats(best.num_iter, best.residual, best.done, best.residual_BL >= rule.tol)
+
+
+def _refuse_vmap(z_BLD: Tensor) -> None:
+    try:
+        z_BLD.sum().item()
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        raise NotImplementedError(
+            "torch.func.vmap cannot cross the fixed-point solver, where each sequence takes its own number of "
+            "iterations: use the batch dimension and jacrev, or mode='unrolled' in train mode"
+        ) from error

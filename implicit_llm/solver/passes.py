@@ -131,6 +131,6 @@ def _solve_blocks(
         )
         if close:
             z_BWD, state = block.close(z_BWD)
-        parts.append(z_BWD)
+        parts.append(z_BWD.detach())  # of forward-mode derivatives, as in `solve`
         blocks.append((end - start, stats))
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], state, blocks
