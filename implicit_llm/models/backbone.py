@@ -212,9 +212,9 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if position_ids is None:
             position_ids = torch.arange(past, past + length, device=embedding_BLD.device)[None]
         layers = cast("Iterable[Mamba2Layer | Llama3Layer]", self.layers)
-        weights = tuple(layer.weights() for layer in layers)
-        if any(of_layer is None for of_layer in weights):
-            self.calls_modules()
+        weights, mesh = tuple(layer.weights() for layer in layers), None
+        if any(of_layer is None for of_layer in weights) and self.calls_modules():
+            mesh = next((p.device_mesh for p in self.layers.parameters() if hasattr(p, "device_mesh")), None)
         return StackInput(
             weights=weights,
             injection_BLE=self.injection(embedding_BLD) if self.config.is_implicit else None,
@@ -222,6 +222,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             dropout_masks=self.draw_dropout(embedding_BLD) if dropout_masks is None else dropout_masks,
             rope=self.rope(position_ids),
             prefix=prefix,
+            mesh=mesh,
         )
 
     def draw_dropout(self, embedding_BLD: Tensor) -> tuple[Tensor, ...] | None:

@@ -16,7 +16,7 @@ from implicit_llm.kernels.attention import attend
 from implicit_llm.kernels.operations import Room, room_attention, rotated_heads, swiglu
 from implicit_llm.models.configuration import ImplicitLlama3Config
 from implicit_llm.models.norm import RMSNorm
-from implicit_llm.models.projection import Projection, are_plain
+from implicit_llm.models.projection import Projection, touched_module
 from implicit_llm.models.stack import LayerState, StackInput
 
 
@@ -105,9 +105,9 @@ class Llama3Layer(nn.Module):
         self.mlp = Mlp(config)
 
     def weights(self) -> Llama3Weights | None:
-        attn, mlp = self.self_attn, self.mlp
-        if not are_plain(attn, mlp):
+        if touched_module(self) is not None:
             return None
+        attn, mlp = self.self_attn, self.mlp
         qkv = torch.cat([proj.effective_weight() for proj in (attn.q_proj, attn.k_proj, attn.v_proj)])
         gate_up = torch.cat([mlp.gate_proj.effective_weight(), mlp.up_proj.effective_weight()])
         # The published 1.3B width 5461 is odd, which GEMM kernels run at an eighth of their speed; zero columns change

@@ -19,7 +19,7 @@ from implicit_llm.kernels.operations import ScanWeights, causal_conv, gated_scan
 from implicit_llm.kernels.selection import scan_runs_on_triton, trained_scan_runs_on_triton
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.norm import RMSNorm
-from implicit_llm.models.projection import CausalConv, Projection, are_plain
+from implicit_llm.models.projection import CausalConv, Projection, touched_module
 from implicit_llm.models.stack import LayerState, StackInput
 
 
@@ -61,9 +61,7 @@ class Mamba2Mixer(nn.Module):
         self.D = nn.Parameter(torch.empty(self.heads))
         self.norm = RMSNorm(self.inner, config.layer_norm_epsilon)
 
-    def weights(self) -> Mamba2Weights | None:
-        if not are_plain(self):
-            return None
+    def weights(self) -> Mamba2Weights:
         return Mamba2Weights(
             self.in_proj.effective_weight(),
             self.conv1d.effective_weight().squeeze(1),
@@ -174,7 +172,7 @@ class Mamba2Layer(nn.Module):
         self.mixer = Mamba2Mixer(config)
 
     def weights(self) -> Mamba2Weights | None:
-        return self.mixer.weights()
+        return self.mixer.weights() if touched_module(self) is None else None
 
     def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> tuple[Tensor, LayerState | None]:
         """One layer. index: which entry of the weights, masks and states in x is this layer's."""

@@ -126,11 +126,6 @@ def is_plain(module: nn.Module) -> bool:
     return type(module) in _OURS and not _is_watched(own) and _PLAIN_TENSORS.issuperset(kinds)
 
 
-def are_plain(*parents: nn.Module) -> bool:
-    """Whether all children of some modules are."""
-    return all(map(is_plain, [child for parent in parents for child in parent.__dict__["_modules"].values()]))
-
-
 def modules_below(module: nn.Module) -> Iterator[nn.Module]:
     """`module` and all modules in it, in an eighth of the time that `module.modules()` takes."""
     waiting = [module]
@@ -143,7 +138,7 @@ def modules_below(module: nn.Module) -> Iterator[nn.Module]:
 def touched_module(module: nn.Module) -> nn.Module | None:
     """The first module in `module` that is watched, or has no children and is not plain.
 
-    If there is none, the work of `module` can run without calling any module, as it does in a CUDA graph.
+    If there is none, the work of `module` needs no call of any module in it. `fully_shard` watches what it shards.
     """
     for found in modules_below(module):
         if _is_watched(found.__dict__) if found.__dict__["_modules"] else not is_plain(found):

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 LayerState = tuple[Tensor, ...]  # one layer's converged state, every tensor with the batch first
 
@@ -48,11 +51,13 @@ class Prefix:
 class StackInput:
     """The fixed input of f on a block.
 
-    weights: per layer what `layer.weights()` returned, so that normalisation and casts happen once.
+    weights: per layer what `layer.weights()` returned, so that normalisation and casts happen once; None where its
+        modules are called.
     injection_BLE: added to the in-projection of every layer; None for explicit models.
     valid_BL: False where padding; None if there is none.
     dropout_masks: per layer a scaled keep-mask (B, L, D), the same in every iteration; None outside training.
     rope: cosines and sines (1 or B, L, head width) of attention layers.
+    mesh: the processes over which the layers are sharded (`fully_shard`); None if they are not.
     """
 
     weights: tuple[Any, ...]
@@ -61,6 +66,7 @@ class StackInput:
     dropout_masks: tuple[Tensor, ...] | None = None
     rope: tuple[Tensor, Tensor] | None = None
     prefix: Prefix | None = None
+    mesh: DeviceMesh | None = None
 
     @cached_property
     def attention_mask(self) -> Tensor | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from implicit_llm.models.stack import Prefix, StackInput
 
@@ -33,6 +33,15 @@ class StackMap:
 
     def select(self, index_B: Tensor) -> StackMap:
         return StackMap(self.model, self.x.select(index_B))
+
+    def is_wanted(self, num_open: int) -> bool:
+        """Sharded layers are gathered at each call, so every process has to call them until none needs them."""
+        if self.x.mesh is None:
+            return num_open > 0
+        most = torch.tensor(num_open, device=self.x.mesh.device_type)
+        for group in self.x.mesh.get_all_groups():
+            distributed.all_reduce(most, distributed.ReduceOp.MAX, group)
+        return bool(most)
 
     def block(self, start: int, end: int, state: Prefix | None) -> StackMap:
         return StackMap(self.model, self.x.block(start, end, state))

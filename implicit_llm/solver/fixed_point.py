@@ -30,6 +30,10 @@ class FixedPointMap(Protocol):
 
     def select(self, index_B: Tensor) -> FixedPointMap: ...
 
+    def is_wanted(self, num_open: int) -> bool:
+        """Whether to evaluate f again while so many sequences are not done; processes that share f agree on it."""
+        ...
+
 
 @torch.no_grad()
 def solve(
@@ -65,9 +69,9 @@ def solve(
             continue
         still = ~best.done[active]
         num_active = int(still.sum())
-        if num_active == 0:
+        if not step.is_wanted(num_active):
             break
-        if num_active <= COMPACT_BELOW * len(active):
+        if 0 < num_active <= COMPACT_BELOW * len(active):
             keep = still.nonzero()[:, 0]
             active, z_BLD, step = active[keep], z_BLD[keep], step.select(keep)
             valid = None if valid is None else valid[keep]
