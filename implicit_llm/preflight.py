@@ -22,7 +22,7 @@ from implicit_llm_contracts.runs.errors import UserError
 
 log = logging.getLogger(__name__)
 
-PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "numpy")  # what training needs on a bare node
+PACKAGES = ("torch", "transformers", "safetensors", "numpy")  # what training needs on a bare node
 SPACE_FACTOR = 2.2  # a checkpoint is written before the one that it replaces goes
 _TOLERANCE = 2e-2  # of a matrix product in bf16 against fp32, relative to its largest value
 

@@ -1,1 +1,1 @@
-"""Training: one curriculum phase a job, on the Hugging Face Trainer, resumed bit for bit from committed checkpoints."""
+"""Training: one curriculum phase a job, resumed bit for bit from committed checkpoints."""

@@ -24,6 +24,27 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def rank() -> int:
+    """Number of this process among them."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def is_main() -> bool:
+    """Whether this process writes what all of them made."""
+    return rank() == 0
+
+
+def join_world(device_type: str) -> torch.device:
+    """Come together with the processes that torchrun started, if there are any; return this process's device."""
+    has_gpu = device_type == "cuda"
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if has_gpu else torch.device(device_type)
+    if has_gpu:
+        torch.cuda.set_device(device)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if has_gpu else "gloo", device_id=device if has_gpu else None)
+    return device
+
+
 def require_world() -> None:
     """Raises: WrongWorld when the launcher was asked for another number of processes than have come together."""
     wanted = os.environ.get(WORLD_VARIABLE)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import torch
 
 from implicit_llm_contracts.config.training import ScheduleConfig
 
@@ -27,31 +24,3 @@ def learning_rate(schedule: ScheduleConfig, step: int, total_steps: int) -> floa
         decay_steps = math.ceil((schedule.decay_fraction or 0.0) * total_steps)
         share = math.sqrt(max(0.0, (step - (total_steps - decay_steps)) / max(1, decay_steps)))
     return final + (peak - final) * (1 - share)
-
-
-class GlobalStepSchedule:
-    """Sets the rate of all parameter groups from the global step; has what the Trainer calls of an LRScheduler."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, schedule: ScheduleConfig, total_steps: int, step: int) -> None:
-        self.optimizer = optimizer
-        self.schedule = schedule
-        self.total_steps = total_steps
-        self.go_to(step)
-
-    def step(self) -> None:
-        """Go on to the next update."""
-        self.go_to(self._step + 1)
-
-    def get_last_lr(self) -> list[float]:
-        return [self._rate]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}  # a function of the step has no state
-
-    def go_to(self, step: int) -> None:
-        """Set the rate of the update that follows `step` finished ones."""
-        self._step = step
-        # After the last update there is no next one: the rate stays.
-        self._rate = learning_rate(self.schedule, min(step, self.total_steps - 1), self.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._rate

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
@@ -19,8 +19,16 @@ from implicit_llm.device import choose_device
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm.training.batches import BatchLayout, Dataset
-from implicit_llm.training.distributed import from_main, require_own_gpu, require_world, wait_for_all, world_size
-from implicit_llm.training.job import TrainingJob, training_arguments
+from implicit_llm.training.distributed import (
+    from_main,
+    join_world,
+    rank,
+    require_own_gpu,
+    require_world,
+    wait_for_all,
+    world_size,
+)
+from implicit_llm.training.loop import TrainingJob, TrainingLoop
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.model import apply_runtime, build_model
 from implicit_llm.training.non_finite import NonFiniteTraining
@@ -35,7 +43,6 @@ from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.replicas import ReplicasDiffer
 from implicit_llm.training.starting import DATA_ROLE, find_start, given_input, rewind_journal
 from implicit_llm.training.state import load_model, model_tensors
-from implicit_llm.training.trainer import PhaseTrainer
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import commit_directory, temporary_name, write_atomic
@@ -52,7 +59,7 @@ class Setup:
 
     config: TrainConfig
     runtime: Runtime
-    args: TrainingArguments
+    device: torch.device
     dataset: Dataset
     model: PreTrainedModel
     store: CheckpointStore
@@ -83,7 +90,7 @@ def run(context: StageContext) -> StageResult:
 def _prepare(context: StageContext, runtime: Runtime) -> Setup:
     where = f"train/{context.name}"
     config = fill(TrainConfig, context.config, where)
-    args = training_arguments(config, runtime, _set_up_torch(runtime), context.work)
+    device = join_world(_set_up_torch(runtime))
     require_world()
     dataset = open_dataset(given_input(context, DATA_ROLE).work)
     model = build_model(config, dataset.vocab_size, where)
@@ -98,13 +105,13 @@ def _prepare(context: StageContext, runtime: Runtime) -> Setup:
     if context.is_main:
         store.require_space(sum(3 * tensor.nbytes for tensor in model_tensors(model).values()))
         rewind_journal(context, start)
-    return Setup(config, runtime, args, dataset, model, store, start)
+    return Setup(config, runtime, device, dataset, model, store, start)
 
 
 def _train(context: StageContext, setup: Setup, stop: StopRequest, watchdog: Watchdog) -> None:
     config, runtime = setup.config, setup.runtime
-    layout = BatchLayout.choose(config.batch_size, world_size(), setup.args.process_index, runtime.micro_batch_size)
-    schedule = SaveSchedule(runtime, stop, config.phase.keep)
+    layout = BatchLayout.choose(config.batch_size, world_size(), rank(), runtime.micro_batch_size)
+    schedule = SaveSchedule(runtime, stop, config.phase.end_step, config.phase.keep, setup.device)
     status = StatusLine(context.name, context.log, bar=wants_bar(runtime.progress))
 
     def report(step: int, values: dict[str, float]) -> None:
@@ -124,6 +131,10 @@ def _train(context: StageContext, setup: Setup, stop: StopRequest, watchdog: Wat
         layout=layout,
         identity=dict(setup.store.identity),
         work=context.work,
+        device=setup.device,
+        saves=schedule,
+        status=status,
+        watchdog=watchdog,
         commit=Committer(setup.store, schedule, context.journal, runtime.grace_s),
         report=report,
         observe=SolverAlarm(runtime, context.journal).observe,
@@ -131,11 +142,7 @@ def _train(context: StageContext, setup: Setup, stop: StopRequest, watchdog: Wat
     )
     context.log.info("%s", _headline(context, setup, layout))
     context.journal.event("training_started", step=0 if setup.start is None else setup.start.global_step)
-    use_cache = getattr(setup.model.config, "use_cache", None)
-    trainer = PhaseTrainer(setup.model, setup.args, job, [watchdog, schedule, status])
-    reached = trainer.fit(setup.start)
-    if use_cache is not None:
-        setup.model.config.use_cache = use_cache  # the Trainer switches it off, and it is saved with the model
+    reached = TrainingLoop(setup.model, job, setup.start).run()
     if reached < config.phase.end_step:
         raise Preempted(
             f"train/{context.name}: stopped by {stop.received} after step {reached}, which is committed; start it again"
@@ -200,7 +207,7 @@ def _headline(context: StageContext, setup: Setup, layout: BatchLayout) -> str:
     return (
         f"{context.name}: steps {first} to {phase.end_step}, {how}, {setup.model.num_parameters():,} parameters, "
         f"{layout.batch_size} x {setup.dataset.length} tokens a step in {layout.accumulation_steps} micro-batch(es) on "
-        f"{layout.world_size} {setup.args.device.type}, {setup.config.precision}, {torch.get_num_threads()} threads"
+        f"{layout.world_size} {setup.device.type}, {setup.config.precision}, {torch.get_num_threads()} threads"
     )
 
 

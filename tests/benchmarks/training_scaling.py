@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import statistics
 import subprocess
@@ -96,7 +97,7 @@ def measure(options: argparse.Namespace) -> None:
     from torch import distributed as dist
 
     from implicit_llm.kernels.selection import select_kernels
-    from implicit_llm.training.job import training_arguments
+    from implicit_llm.training.distributed import join_world
     from implicit_llm.training.model import apply_runtime, build_model
     from implicit_llm_contracts.config.training import Runtime, TrainConfig
     from implicit_llm_contracts.runs.fill import fill
@@ -112,11 +113,11 @@ def measure(options: argparse.Namespace) -> None:
         kernels=options.kernels,
     )
     with tempfile.TemporaryDirectory() as work:
-        args = training_arguments(config, runtime, runtime.device, Path(work))
+        device = join_world(runtime.device)
         model = build_model(config, 2, "benchmark")
         apply_runtime(model, runtime, "benchmark")
         data = RandomTokens(model.config.vocab_size, options.length)
-        points = train(model, args, config, runtime, data)
+        points = train(model, device, Path(work), config, runtime, data)
     if dist.get_rank() == 0:
         found = result(options, points[WARM_UP:])
         write_line(RESULT + json.dumps(found))
@@ -145,12 +146,15 @@ def result(options: argparse.Namespace, points: list[dict[str, float]]) -> dict[
     }
 
 
-def train(model: Any, args: Any, config: Any, runtime: Any, data: RandomTokens) -> list[dict[str, float]]:
+def train(model: Any, device: Any, work: Path, config: Any, runtime: Any, data: RandomTokens) -> list[dict[str, float]]:
     """Metrics of every step."""
     from implicit_llm.training.batches import BatchLayout
-    from implicit_llm.training.distributed import world_size
-    from implicit_llm.training.job import TrainingJob
-    from implicit_llm.training.trainer import PhaseTrainer
+    from implicit_llm.training.distributed import rank, world_size
+    from implicit_llm.training.loop import TrainingJob, TrainingLoop
+    from implicit_llm.training.operations.preemption import StopRequest
+    from implicit_llm.training.operations.save_schedule import SaveSchedule
+    from implicit_llm.training.operations.status import StatusLine
+    from implicit_llm.training.operations.watchdog import Watchdog
 
     points: list[dict[str, float]] = []
     job = TrainingJob(
@@ -158,13 +162,17 @@ def train(model: Any, args: Any, config: Any, runtime: Any, data: RandomTokens) 
         config=config,
         runtime=runtime,
         dataset=data,
-        layout=BatchLayout.choose(config.batch_size, world_size(), args.process_index, runtime.micro_batch_size),
+        layout=BatchLayout.choose(config.batch_size, world_size(), rank(), runtime.micro_batch_size),
         identity={},
-        work=Path(args.output_dir),
+        work=work,
+        device=device,
+        saves=SaveSchedule(runtime, StopRequest(), config.phase.end_step, (), device),
+        status=StatusLine("benchmark", logging.getLogger("benchmark"), bar=False),
+        watchdog=Watchdog(None, work),
         commit=lambda state: None,
         report=lambda step, values: points.append(values),
     )
-    PhaseTrainer(model, args, job, []).fit(None)
+    TrainingLoop(model, job, None).run()
     return points
 
 

@@ -4,7 +4,6 @@ model.safetensors        parameters and persistent buffers
 optimizer.safetensors    "<parameter>.<exp_avg, exp_avg_sq, step>"
 random.safetensors       "<rank>.<torch, cuda>", uint8
 state.json               global_step, phase, identity, random states of Python and numpy, gradient scale, metrics
-trainer_state.json       the global step once more, where the Hugging Face Trainer looks for it
 checkpoint.json          size and sha256 of each of these, written last
 """
 
@@ -29,8 +28,8 @@ from implicit_llm_contracts.runs.manifest import sha256_of
 
 FORMAT = 2
 MODEL, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random.safetensors"
-STATE, TRAINER_STATE, DIGESTS = "state.json", "trainer_state.json", "checkpoint.json"
-_FILES = (MODEL, OPTIMIZER, RANDOM, STATE, TRAINER_STATE)
+STATE, DIGESTS = "state.json", "checkpoint.json"
+_FILES = (MODEL, OPTIMIZER, RANDOM, STATE)
 
 
 class TornCheckpoint(Exception):
@@ -154,7 +153,6 @@ def _write_files(state: TrainingState, directory: Path) -> None:
     random = {f"{rank}.{name}": tensor for rank, (_, part) in enumerate(state.random) for name, tensor in part.items()}
     _save(random, directory / RANDOM)
     _write_json(_state_values(state), directory / STATE)
-    _write_json({"global_step": state.global_step}, directory / TRAINER_STATE)
     faults.point("checkpoint.before_digests")
     files = {
         name: {"size": (directory / name).stat().st_size, "sha256": sha256_of(directory / name)} for name in _FILES

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+import torch
 
 from implicit_llm.training.distributed import max_over_ranks
 from implicit_llm.training.operations.preemption import StopRequest
@@ -18,54 +17,48 @@ _SAVE, _STOP = 1, 2
 _SAVE_SHARE = 0.02
 
 
-class SaveSchedule(TrainerCallback):
+class SaveSchedule:
     """Commits at the runtime's intervals, at steps to keep, at the end of the phase, and at once on a stop request.
 
     All ranks do the same at the same step, whichever of them was asked to stop or looked at the clock.
     must_save: whether this step's state must not be lost. committed_step: the last one on disk; who commits sets it.
     """
 
-    def __init__(self, runtime: Runtime, stop: StopRequest, keep: Collection[int] = ()) -> None:
+    def __init__(
+        self, runtime: Runtime, stop: StopRequest, end_step: int, keep: Collection[int], device: torch.device
+    ) -> None:
         self.must_save = False
         self.committed_step: int | None = None
         self._runtime = runtime
         self._stop = stop
+        self._end_step = end_step
         self._keep = frozenset(keep)
-        self._last_save = time.monotonic()
+        self._device = device
         self._save_s = 0.0
+        self.start()
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def start(self) -> None:
+        """Begin to count the time to the next save."""
         self._last_save = time.monotonic()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
+    def after_step(self, step: int) -> tuple[bool, bool]:
+        """Say whether to save the state after `step`, and whether to stop then. Collective."""
         faults.point("train.after_step")
-        wish = max_over_ranks(self._wish(state.global_step), args.device)
-        is_last = state.global_step >= state.max_steps
-        is_kept = state.global_step in self._keep
-        self.must_save = is_last or is_kept or bool(wish & _STOP)
-        if is_last:
-            control.should_log = True  # so that no metrics are left over for the next phase
-        if wish or is_kept or is_last:
-            control.should_save = True
-            self._save_s = -time.monotonic()  # until `on_save` adds the time then
-        if wish & _STOP:
-            control.should_training_stop = True
-        return control
+        wish = max_over_ranks(self._wish(step), self._device)
+        must_stop = bool(wish & _STOP)
+        self.must_save = step >= self._end_step or step in self._keep or must_stop
+        should_save = bool(wish) or self.must_save
+        if should_save:
+            self._save_s = -time.monotonic()  # until `after_save` adds the time then
+        return should_save, must_stop
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
-        # Asked while the state was being written: it is on disk now, another step would only have to be saved again.
-        is_asked = max_over_ranks(int(bool(self._stop)), args.device)  # rank 0 comes here last: it has written
+    def after_save(self, step: int) -> bool:
+        """Say whether to stop now, as was asked for while the state was being written. Collective."""
+        # It is on disk now; another step would only have to be saved again.
+        is_asked = max_over_ranks(int(bool(self._stop)), self._device)  # rank 0 comes here last: it has written
         self._last_save = time.monotonic()
         self._save_s += self._last_save
-        if is_asked and max_over_ranks(int(self.committed_step == state.global_step), args.device):
-            control.should_training_stop = True
-        return control
+        return bool(is_asked and max_over_ranks(int(self.committed_step == step), self._device))
 
     def _wish(self, step: int) -> int:
         runtime = self._runtime

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from implicit_llm.training.distributed import is_main
 
 FIRST_LINE_S, LAST_INTERVAL_S = 5.0, 600.0
 _INTERVAL_SHARE = 0.1  # of the time so far: a line every 6 s after a minute, every 6 minutes after an hour
@@ -32,7 +33,7 @@ _SHOWN_IN_LINES = (
 )
 
 
-class StatusLine(TrainerCallback):
+class StatusLine:
     """Shows progress from numbers that were logged anyway, so that it never waits for the device.
 
     values: the metrics logged last; the owner keeps them up to date.
@@ -44,32 +45,30 @@ class StatusLine(TrainerCallback):
         self._log = log
         self._bar_wanted = bar
         self._bar: Any = None
-        self._first = (0, 0.0)
+        self._first, self._end_step = (0, 0.0), 0
         self._shown_at = 0.0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def start(self, step: int, end_step: int) -> None:
+        """Begin after `step` finished steps."""
         self._shown_at = time.monotonic()
-        self._first = (state.global_step, self._shown_at)
-        if self._bar_wanted and state.is_world_process_zero:
-            self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self._name, unit="step")
+        self._first, self._end_step = (step, self._shown_at), end_step
+        if self._bar_wanted and is_main():
+            self._bar = tqdm(total=end_step, initial=step, desc=self._name, unit="step")
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def update(self, step: int) -> None:
+        """Show the progress after `step`, if it is time to."""
         if self._bar is not None:
             self._bar.update(1)
         now = time.monotonic()
-        if now - self._shown_at < self._interval_s(now) or not state.is_world_process_zero:
+        if now - self._shown_at < self._interval_s(now) or not is_main():
             return
         self._shown_at = now
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(shown(self.values)))
         else:
-            self._log.info("%s", self.line(state.global_step, state.max_steps, now))
+            self._log.info("%s", self.line(step, now))
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -79,14 +78,14 @@ class StatusLine(TrainerCallback):
             return FIRST_LINE_S
         return min(max(FIRST_LINE_S, _INTERVAL_SHARE * (now - self._first[1])), LAST_INTERVAL_S)
 
-    def line(self, step: int, end_step: int, now: float) -> str:
+    def line(self, step: int, now: float) -> str:
         """The state of affairs after `step` at the time `now` (of time.monotonic)."""
         first_step, started = self._first
         rate = (step - first_step) / max(now - started, 1e-9)
-        left_s = (end_step - step) / rate if rate else float("inf")
+        left_s = (self._end_step - step) / rate if rate else float("inf")
         speed = f"{rate:.1f} steps/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s/step"
         parts = [*shown(self.values, _SHOWN + _SHOWN_IN_LINES), speed, f"{duration(left_s)} left"]
-        return f"{self._name}: step {step}/{end_step}, {', '.join(parts)}"
+        return f"{self._name}: step {step}/{self._end_step}, {', '.join(parts)}"
 
 
 def shown(values: Mapping[str, float], wanted: Sequence[tuple[str, str]] = _SHOWN) -> list[str]:

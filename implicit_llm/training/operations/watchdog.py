@@ -8,9 +8,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, NoReturn
-
-from transformers import TrainerCallback
+from typing import NoReturn
 
 from implicit_llm_contracts.runs import job_status
 from implicit_llm_contracts.runs.errors import UserError
@@ -30,10 +28,10 @@ class Hang(UserError):
     failure_class = "hang"
 
 
-class Watchdog(TrainerCallback):
+class Watchdog:
     """Context that ends the process when there is no `beat` for `limit_s`: it leaves the stacks of all threads.
 
-    A beat is every micro-batch, step, save and report of the Trainer. None switches it off.
+    The training loop beats after every micro-batch, step, save and report. None switches it off.
     """
 
     def __init__(self, limit_s: float | None, directory: Path) -> None:
@@ -60,18 +58,6 @@ class Watchdog(TrainerCallback):
         self._beat_s = time.monotonic()
         if self._limit_s is not None:
             faulthandler.dump_traceback_later(self._limit_s * _LAST_RESORT, exit=True, file=_STDERR)
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.beat()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.beat()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.beat()
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.beat()
 
     def _watch(self) -> None:
         assert self._limit_s is not None

@@ -22,9 +22,9 @@ from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm.runs.stage import run_stage
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training import stage
+from implicit_llm.training.loop import TrainingLoop
 from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm.training.replicas import ReplicasDiffer
-from implicit_llm.training.trainer import PhaseTrainer
 from implicit_llm_contracts.runs.errors import Preempted
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, request, train_config
 
@@ -45,34 +45,34 @@ def poison(rank: int, step: int, what: str) -> None:
     if int(os.environ["RANK"]) != rank:
         return
     if what in ("kill", "hang"):
-        step_of = PhaseTrainer.training_step
+        step_of = TrainingLoop.train_step
 
-        def gone(self: PhaseTrainer, *arguments: Any, **options: Any) -> Any:
-            if self.state.global_step + 1 == step:
+        def gone(self: TrainingLoop, *arguments: Any, **options: Any) -> Any:
+            if self.global_step + 1 == step:
                 if what == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 threading.Event().wait()
             return step_of(self, *arguments, **options)
 
-        PhaseTrainer.training_step = gone  # type: ignore[method-assign]
+        TrainingLoop.train_step = gone  # type: ignore[method-assign]
         return
     if what == "loss":
-        compute_loss = PhaseTrainer.compute_loss
+        compute_loss = TrainingLoop.compute_loss
 
-        def spoiled(self: PhaseTrainer, *arguments: Any, **options: Any) -> Any:
+        def spoiled(self: TrainingLoop, *arguments: Any, **options: Any) -> Any:
             loss = compute_loss(self, *arguments, **options)
-            return loss * math.nan if self.state.global_step + 1 == step else loss
+            return loss * math.nan if self.global_step + 1 == step else loss
 
-        PhaseTrainer.compute_loss = spoiled  # type: ignore[method-assign]
+        TrainingLoop.compute_loss = spoiled  # type: ignore[method-assign]
     elif what == "memory":
-        clip = PhaseTrainer._clip_grad_norm
+        clip = TrainingLoop.clip_gradients
 
-        def flipped(self: PhaseTrainer, model: torch.nn.Module) -> torch.Tensor:
-            if self.state.global_step + 1 == step:
+        def flipped(self: TrainingLoop) -> torch.Tensor:
+            if self.global_step + 1 == step:
                 next(iter(self.model.parameters())).data.view(-1).view(torch.int32)[3] ^= 1 << 16
-            return clip(self, model)
+            return clip(self)
 
-        PhaseTrainer._clip_grad_norm = flipped  # type: ignore[method-assign]
+        TrainingLoop.clip_gradients = flipped  # type: ignore[method-assign]
     else:
         forward, passes = ImplicitMamba2ForCausalLM.forward, []
 

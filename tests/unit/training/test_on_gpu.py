@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from implicit_llm.training.loop import TrainingLoop
 from implicit_llm.training.non_finite import NonFiniteTraining
-from implicit_llm.training.trainer import PhaseTrainer
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.errors import Preempted
 from tests.unit.training.distributed_run import CONFIGS
@@ -64,18 +64,18 @@ def test_a_stop_on_a_gpu_costs_no_more_than_rounding(
 def test_a_step_that_is_not_finite_never_reaches_the_weights(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    original, clip = PhaseTrainer.compute_loss, PhaseTrainer._clip_grad_norm
+    original, clip = TrainingLoop.compute_loss, TrainingLoop.clip_gradients
     weights: dict[int, torch.Tensor] = {}
 
-    def spoiled(self: PhaseTrainer, *arguments: Any, **options: Any) -> Any:
-        return original(self, *arguments, **options) * (math.nan if self.state.global_step == 3 else 1.0)
+    def spoiled(self: TrainingLoop, *arguments: Any, **options: Any) -> Any:
+        return original(self, *arguments, **options) * (math.nan if self.global_step == 3 else 1.0)
 
-    def watched(self: PhaseTrainer, model: torch.nn.Module) -> torch.Tensor:
-        weights[self.state.global_step] = next(iter(model.parameters())).detach().clone()
-        return clip(self, model)
+    def watched(self: TrainingLoop) -> torch.Tensor:
+        weights[self.global_step] = next(iter(self.model.parameters())).detach().clone()
+        return clip(self)
 
-    monkeypatch.setattr(PhaseTrainer, "compute_loss", spoiled)
-    monkeypatch.setattr(PhaseTrainer, "_clip_grad_norm", watched)
+    monkeypatch.setattr(TrainingLoop, "compute_loss", spoiled)
+    monkeypatch.setattr(TrainingLoop, "clip_gradients", watched)
     config = train_config(precision=precision)
     if precision == "fp16":  # the gradient alone is not finite: one update is left out
         train(tmp_path / "a" / "only", config, data, log_every_steps=6, **ON_GPU)

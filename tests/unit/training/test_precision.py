@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from implicit_llm.training import precision
+from implicit_llm.training.loop import TrainingLoop
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.non_finite import NonFiniteTraining, UpdateGuard, judge
-from implicit_llm.training.trainer import PhaseTrainer
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.errors import Preempted
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, artifacts, logged, train, train_config, work_of
@@ -38,14 +38,14 @@ def start_scale_at(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
 
 def overflow_at(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     """Let the gradient of these steps be infinite, as too large a scale would."""
-    original = PhaseTrainer._clip_grad_norm
+    original = TrainingLoop.clip_gradients
 
-    def overflowing(self: PhaseTrainer, model: torch.nn.Module) -> torch.Tensor:
-        if self.state.global_step + 1 in steps:
-            next(parameter for parameter in model.parameters()).grad.view(-1)[0] = INF  # type: ignore[union-attr]
-        return original(self, model)
+    def overflowing(self: TrainingLoop) -> torch.Tensor:
+        if self.global_step + 1 in steps:
+            next(parameter for parameter in self.model.parameters()).grad.view(-1)[0] = INF  # type: ignore[union-attr]
+        return original(self)
 
-    monkeypatch.setattr(PhaseTrainer, "_clip_grad_norm", overflowing)
+    monkeypatch.setattr(TrainingLoop, "clip_gradients", overflowing)
 
 
 def look_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,13 +85,13 @@ def test_an_overflow_leaves_out_one_update_and_training_goes_on(
         )
     weights: dict[int, torch.Tensor] = {}
     overflow_at(monkeypatch, {3, 5})
-    clip = PhaseTrainer._clip_grad_norm
+    clip = TrainingLoop.clip_gradients
 
-    def watched(self: PhaseTrainer, model: torch.nn.Module) -> torch.Tensor:
-        weights[self.state.global_step] = next(iter(model.parameters())).detach().clone()
-        return clip(self, model)
+    def watched(self: TrainingLoop) -> torch.Tensor:
+        weights[self.global_step] = next(iter(self.model.parameters())).detach().clone()
+        return clip(self)
 
-    monkeypatch.setattr(PhaseTrainer, "_clip_grad_norm", watched)
+    monkeypatch.setattr(TrainingLoop, "clip_gradients", watched)
     run_dir = tmp_path / "a" / "only"
     train(run_dir, train_config(precision="fp16"), data)
     assert skipped_steps(run_dir) == [3, 5]
@@ -146,7 +146,7 @@ def test_handing_over_with_the_same_solver_equals_no_hand_over_in_fp16(tmp_path:
 def test_overflows_whatever_the_scale_stop_training(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("implicit_llm.training.trainer.MAX_SKIPPED_IN_A_ROW", 3)
+    monkeypatch.setattr("implicit_llm.training.loop.MAX_SKIPPED_IN_A_ROW", 3)
     overflow_at(monkeypatch, {2, 4, 5, 6, 7})
     run_dir = tmp_path / "a" / "only"
     with pytest.raises(NonFiniteTraining, match="3 updates in a row were skipped at step 6 ") as caught:
@@ -169,7 +169,7 @@ def test_on_an_accelerator_overflows_are_found_when_metrics_are_read_and_the_res
     assert artifacts(later) == artifacts(at_once)
     assert skipped_steps(later) == [2, 5]
     assert [values["skipped_updates"] for _, values in logged(later)] == [0, 1, 2]
-    monkeypatch.setattr("implicit_llm.training.trainer.MAX_SKIPPED_IN_A_ROW", 3)
+    monkeypatch.setattr("implicit_llm.training.loop.MAX_SKIPPED_IN_A_ROW", 3)
     overflow_at(monkeypatch, {3, 4, 5, 6})
     with pytest.raises(NonFiniteTraining, match="3 updates in a row were skipped at step 4 "):  # 2 is the first
         train(tmp_path / "stopped" / "only", train_config(precision="fp16"), data, log_every_steps=7)
@@ -178,7 +178,7 @@ def test_on_an_accelerator_overflows_are_found_when_metrics_are_read_and_the_res
 def test_overflows_in_a_row_are_counted_over_a_stop(
     tmp_path: Path, data: Path, inject: Inject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("implicit_llm.training.trainer.MAX_SKIPPED_IN_A_ROW", 3)
+    monkeypatch.setattr("implicit_llm.training.loop.MAX_SKIPPED_IN_A_ROW", 3)
     overflow_at(monkeypatch, {4, 5, 6})
     inject("train.after_step:sigterm@5")
     with pytest.raises(Preempted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import TrainerControl, TrainerState, TrainingArguments
+import torch
 
 from implicit_llm.training.operations import save_schedule
 from implicit_llm.training.operations.preemption import StopRequest
@@ -30,20 +30,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def steps_saved(clock: Clock, *, save_s: float, num_steps: int, **runtime: Any) -> list[int]:
     """Steps of one second each after which a state is saved, when a save takes `save_s`."""
-    args = TrainingArguments(output_dir="unused", use_cpu=True)
     saved = []
     with StopRequest() as stop:
-        schedule = SaveSchedule(Runtime(**runtime), stop)
-        state = TrainerState(max_steps=10**6)
-        schedule.on_train_begin(args, state, TrainerControl())
+        schedule = SaveSchedule(Runtime(**runtime), stop, 10**6, (), torch.device("cpu"))
         for step in range(1, num_steps + 1):
             clock.now += 1.0
-            state.global_step = step
-            control = schedule.on_step_end(args, state, TrainerControl())
-            if control.should_save:
+            should_save, _ = schedule.after_step(step)
+            if should_save:
                 saved.append(step)
                 clock.now += save_s
-                schedule.on_save(args, state, control)
+                schedule.after_save(step)
     return saved
 
 

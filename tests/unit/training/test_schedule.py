@@ -3,9 +3,8 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
-from implicit_llm.training.schedule import GlobalStepSchedule, learning_rate
+from implicit_llm.training.schedule import learning_rate
 from implicit_llm_contracts.config.training import ScheduleConfig
 
 LINEAR = ScheduleConfig("linear", peak_learning_rate=1.0, final_learning_rate=0.0, warmup_fraction=0.1)
@@ -38,16 +37,6 @@ def test_warm_up_ends_at_the_next_whole_step() -> None:
 
 def test_no_warm_up_starts_at_the_peak() -> None:
     assert learning_rate(ScheduleConfig("linear", 0.5, 0.0, warmup_fraction=0.0), 0, 10) == 0.5
-
-
-def test_the_scheduler_object_gives_the_same_rates_from_any_step() -> None:
-    optimizer = torch.optim.SGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)]}], lr=0.0)
-    schedule = GlobalStepSchedule(optimizer, STABLE, 100, step=37)
-    for step in range(37, 100):
-        expected = learning_rate(STABLE, step, 100)
-        assert [group["lr"] for group in optimizer.param_groups] == [expected, expected]
-        assert schedule.get_last_lr() == [expected]
-        schedule.step()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from implicit_llm.labels import IGNORED_LABEL
-from implicit_llm.training import trainer
+from implicit_llm.training import loop
 from implicit_llm.training.metrics import OCCASIONAL
 from implicit_llm.training.mode_gap import SEQUENCES, is_due, mode_gap
 from implicit_llm.training.operations.solver_alarm import SolverAlarm
@@ -104,7 +104,7 @@ def test_looking_at_mode_gap_and_spectral_radius_changes_nothing(
 ) -> None:
     found = {}
     for name, due in (("never", False), ("always", True)):
-        monkeypatch.setattr(trainer, "is_due", lambda step, total_steps, due=due: due)
+        monkeypatch.setattr(loop, "is_due", lambda step, total_steps, due=due: due)
         run_dir = tmp_path / name / "only"
         train(run_dir, train_config(phase={"solver": solver}), data, micro_batch_size=4)
         digests = artifacts(run_dir)
@@ -152,7 +152,7 @@ def test_a_fixed_point_that_is_not_finite_leaves_gap_and_radius_out(
         return forward(self, *arguments, **options)
 
     monkeypatch.setattr(ImplicitMamba2Model, "forward", diverging)
-    monkeypatch.setattr(trainer, "is_due", lambda step, total_steps: True)
+    monkeypatch.setattr(loop, "is_due", lambda step, total_steps: True)
     train(tmp_path / "a" / "only", train_config(), data)
     points = logged(tmp_path / "a" / "only")
     assert points
@@ -162,7 +162,7 @@ def test_a_fixed_point_that_is_not_finite_leaves_gap_and_radius_out(
 def test_a_model_without_a_solver_has_neither_gap_nor_radius(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "is_due", lambda step, total_steps: True)
+    monkeypatch.setattr(loop, "is_due", lambda step, total_steps: True)
     train(tmp_path / "a" / "only", train_config(LLAMA), data)
     points = logged(tmp_path / "a" / "only")
     assert points

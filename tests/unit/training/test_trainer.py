@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from implicit_llm.device import NoGpu
 from implicit_llm.kernels.selection import KernelsUnavailable
 from implicit_llm.training import non_finite
+from implicit_llm.training.loop import TrainingLoop
 from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm.training.operations.checkpoint_store import OutOfSpace
 from implicit_llm.training.operations.status import StatusLine, duration
-from implicit_llm.training.trainer import PhaseTrainer
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import StorageError
 from tests.unit.training.small_runs import IMPLICIT, LLAMA, logged, train, train_config, work_of
@@ -31,13 +31,13 @@ def events(run_dir: Path) -> list[str]:
 
 
 def spoil_loss_at(monkeypatch: pytest.MonkeyPatch, step: int, factor: float) -> None:
-    original = PhaseTrainer.compute_loss
+    original = TrainingLoop.compute_loss
 
-    def spoiled(self: PhaseTrainer, *arguments: Any, **options: Any) -> Any:
+    def spoiled(self: TrainingLoop, *arguments: Any, **options: Any) -> Any:
         loss = original(self, *arguments, **options)
-        return loss * factor if self.state.global_step + 1 == step else loss
+        return loss * factor if self.global_step + 1 == step else loss
 
-    monkeypatch.setattr(PhaseTrainer, "compute_loss", spoiled)
+    monkeypatch.setattr(TrainingLoop, "compute_loss", spoiled)
 
 
 @pytest.mark.parametrize("is_immediate", [True, False])
@@ -46,19 +46,19 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, is_immediate: bool, factor: float
 ) -> None:
     weights: dict[int, list[torch.Tensor]] = {}
-    clip, make_guard = PhaseTrainer._clip_grad_norm, non_finite.UpdateGuard.__init__
+    clip, make_guard = TrainingLoop.clip_gradients, non_finite.UpdateGuard.__init__
 
-    def watched(self: PhaseTrainer, model: torch.nn.Module) -> torch.Tensor:
-        weights[self.state.global_step] = [parameter.detach().clone() for parameter in model.parameters()]
-        weights[-1] = list(model.parameters())
-        return clip(self, model)
+    def watched(self: TrainingLoop) -> torch.Tensor:
+        weights[self.global_step] = [parameter.detach().clone() for parameter in self.model.parameters()]
+        weights[-1] = list(self.model.parameters())
+        return clip(self)
 
     def make(self: non_finite.UpdateGuard, *arguments: Any, **options: Any) -> None:
         make_guard(self, *arguments, **options)
         assert self.is_immediate
         self.is_immediate = is_immediate  # False on an accelerator
 
-    monkeypatch.setattr(PhaseTrainer, "_clip_grad_norm", watched)
+    monkeypatch.setattr(TrainingLoop, "clip_gradients", watched)
     monkeypatch.setattr(non_finite.UpdateGuard, "__init__", make)
     spoil_loss_at(monkeypatch, 4, factor)
     run_dir = tmp_path / "a" / "only"
@@ -211,14 +211,14 @@ def test_the_status_line_says_where_training_is_and_how_long_it_takes(
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr("implicit_llm.training.operations.status.time.monotonic", lambda: clock.now)
     status = StatusLine("a5/free", logging.getLogger("implicit_llm.train"), bar=False)
-    state = SimpleNamespace(global_step=1200, max_steps=2400, is_world_process_zero=True)
+    step = 1200
     caplog.set_level(logging.INFO, "implicit_llm.train")
-    status.on_train_begin(None, state, None)
+    status.start(step, 2400)
     status.values = {"loss": 0.5, "accuracy_last10": 0.75, "f_evaluations": 11.5, "tokens_per_s": 12345.6, "mfu": 0.41}
     for _ in range(80):
         clock.now += 0.125
-        state.global_step += 1
-        status.on_step_end(None, state, None)
+        step += 1
+        status.update(step)
     lines = [record.message for record in caplog.records]
     assert lines[-1] == (
         "a5/free: step 1280/2400, loss 0.5000, last-10 0.750, f-evaluations 11.5, 12,346 tokens/s, mfu 41.0%, "
@@ -227,7 +227,7 @@ def test_the_status_line_says_where_training_is_and_how_long_it_takes(
     assert len(lines) == 2  # one every five seconds at first
     for _ in range(3600 * 8):
         clock.now += 0.125
-        status.on_step_end(None, state, None)
+        status.update(step)
     assert 40 < len(caplog.records) < 60  # ever fewer in the hour that follows
     assert " s/step, " in caplog.records[-1].message
 

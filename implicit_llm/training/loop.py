@@ -1,0 +1,280 @@
+"""The training loop of a curriculum phase: data, forward, backward, clipping, update, metrics, checkpoint, stop.
+
+Shapes: `B` batch, `L` length, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel, set_seed
+
+from implicit_llm.labels import IGNORED_LABEL
+from implicit_llm.models.causal_lm import ImplicitForCausalLM
+from implicit_llm.training.batches import BatchLayout, Dataset, MicroBatches
+from implicit_llm.training.distributed import gather_objects, is_main, rank, total_over_ranks, world_size
+from implicit_llm.training.metrics import GRAD_NORM, LOSS, StepMetrics
+from implicit_llm.training.mode_gap import is_due, mode_gap, trained_logits
+from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
+from implicit_llm.training.operations.checkpoint import Checkpoint, TrainingState
+from implicit_llm.training.operations.save_schedule import SaveSchedule
+from implicit_llm.training.operations.speed import SpeedMeter
+from implicit_llm.training.operations.status import StatusLine
+from implicit_llm.training.operations.watchdog import Watchdog
+from implicit_llm.training.optimizer import build_optimizer
+from implicit_llm.training.precision import MAX_SKIPPED_IN_A_ROW, autocast, load_scaler, make_scaler, scaler_values
+from implicit_llm.training.replicas import require_equal_replicas
+from implicit_llm.training.sampler import StepSampler
+from implicit_llm.training.schedule import learning_rate
+from implicit_llm.training.spectral_radius import mean_spectral_radius
+from implicit_llm.training.state import (
+    load_model,
+    load_optimizer,
+    model_tensors,
+    optimizer_tensors,
+    random_state,
+    set_random_state,
+)
+from implicit_llm.training.totals import StepCost
+from implicit_llm_contracts.config.training import Runtime, TrainConfig
+from implicit_llm_contracts.runs import faults
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What the loop needs besides the model.
+
+    `commit` takes the state of all ranks and puts it on disk. `report` takes (global step, metrics of the steps since
+    the last report). `observe` takes (global step, metrics of every step up to it that it has not seen). `on_skipped`
+    takes the steps whose update was skipped. The loop calls all of them on rank 0 only.
+    """
+
+    name: str
+    config: TrainConfig
+    runtime: Runtime
+    dataset: Dataset
+    layout: BatchLayout
+    identity: dict[str, Any]
+    work: Path
+    device: torch.device
+    saves: SaveSchedule
+    status: StatusLine
+    watchdog: Watchdog
+    commit: Callable[[TrainingState], None]
+    report: Callable[[int, dict[str, float]], None]
+    observe: Callable[[int, list[dict[str, float]]], None] = lambda step, rows: None
+    on_skipped: Callable[[list[int]], None] = lambda steps: None
+
+
+class TrainingLoop:
+    """Trains `model` from the checkpoint `start` (None: from nothing) to the end of the phase.
+
+    `global_step` counts the finished steps of the whole curriculum.
+    """
+
+    def __init__(self, model: PreTrainedModel, job: TrainingJob, start: Checkpoint | None) -> None:
+        self.job, config = job, job.config
+        self.global_step = 0 if start is None else start.global_step
+        self.model = model
+        cast("nn.Module", model).to(job.device)
+        set_seed(config.seed)  # so that dropout does not depend on how the weights were drawn
+        self.optimizer = build_optimizer(model, config.optimizer)
+        self.scaler = make_scaler(job.device.type, config.precision)
+        self.metrics = StepMetrics(config.task, StepCost(model, config.batch_size, job.dataset.length))
+        if start is not None:
+            self._load(start)
+        self.speed = SpeedMeter(config.precision, job.runtime, job.device, world_size())
+        self.sampler = StepSampler(len(job.dataset), config.batch_size, config.seed)
+        self._solver_failures = SolverFailures(model) if world_size() > 1 else None
+        self._replica: nn.Module = model
+        if world_size() > 1:
+            devices = [job.device] if job.device.type == "cuda" else None
+            self._replica = DistributedDataParallel(model, device_ids=devices)
+        self._guard = UpdateGuard(self.optimizer, job.device, may_overflow=self.scaler is not None)
+
+    def run(self) -> int:
+        """Train; return the global step reached, less than the end of the phase after a stop request."""
+        job, end = self.job, self.job.config.phase.end_step
+        data = MicroBatches(job.dataset, self.sampler, job.layout, job.config.labels, self.global_step, job.device)
+        batches = iter(data)
+        self.model.train()
+        self.speed.start(self.metrics.totals)
+        job.saves.start()
+        job.status.start(self.global_step, end)
+        is_stopped = False
+        while self.global_step < end and not is_stopped:
+            self.train_step(list(islice(batches, job.layout.accumulation_steps)))
+            step = self.global_step
+            should_save, is_stopped = job.saves.after_step(step)
+            if step in (1, end) or step % job.runtime.log_every_steps == 0:
+                self.report()
+            if should_save:
+                self.save()
+                is_stopped = job.saves.after_save(step) or is_stopped
+            job.status.update(step)
+            job.watchdog.beat()
+        job.status.close()
+        return self.global_step
+
+    def train_step(self, micro_batches: list[dict[str, Any]]) -> None:
+        """Make one update from the micro-batches of a global batch.
+
+        Raises: NonFiniteTraining.
+        """
+        config, step = self.job.config, self.global_step
+        rate = learning_rate(config.schedule, step, config.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        total = total_over_ranks(sum(batch["num_labels"] for batch in micro_batches), self.job.device)
+        num_labels = max(total, 1) if isinstance(total, int) else total.clamp_min(1)
+        for number, batch in enumerate(micro_batches, start=1):
+            faults.point("train.micro_step")
+            is_last = number == len(micro_batches)
+            with nullcontext() if is_last or self._replica is self.model else self._replica.no_sync():  # type: ignore[operator]
+                try:
+                    loss = self.compute_loss(batch, num_labels)
+                except FloatingPointError as error:
+                    raise self._non_finite(step + 1, str(error)) from error
+                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            self.job.watchdog.beat()
+        if not self._guard.is_good(self.metrics.close_step(self.clip_gradients())):
+            self._read_metrics(step + 1)  # raises
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad()
+        self.global_step = step + 1
+
+    def compute_loss(self, batch: dict[str, Any], num_labels: int | Tensor) -> Tensor:
+        """Cross entropy in fp32 of the logits at each position against the label at that position.
+
+        The sum over a micro-batch is divided by the labels of the global batch, so that accumulation and world size
+        change nothing; DDP averages over ranks, hence the factor. A batch without any label has the loss zero.
+        """
+        labels_BL = batch["labels"]
+        with self._autocast():
+            outputs = self._replica(input_ids=batch["input_ids"], **self._model_options(labels_BL))
+        loss = outputs.loss
+        if loss is None:  # another package's model, or one whose solver failed
+            logits_BV = outputs.logits.flatten(0, 1).float()
+            loss = F.cross_entropy(logits_BV, labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
+        loss = loss * (world_size() / num_labels)
+        is_first = self.metrics.is_between_steps  # of the step's micro-batches
+        if is_first and self._is_implicit and is_due(self.global_step + 1, self.job.config.total_steps):
+            self._look_at_fixed_point(batch, outputs)
+        self.metrics.add(loss, outputs.logits, labels_BL, getattr(outputs, "solver_stats", None))
+        return loss
+
+    def clip_gradients(self) -> Tensor:
+        """Take the loss scale from the gradients and clip their norm; return the norm before clipping."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        return nn.utils.clip_grad_norm_(trained, self.job.config.optimizer.max_grad_norm)
+
+    def report(self) -> None:
+        """Report the metrics of the steps since the last report. Collective."""
+        step, config, totals = self.global_step, self.job.config, self.metrics.totals
+        self._read_metrics(step)
+        values = self.metrics.drain()
+        values["learning_rate"] = learning_rate(config.schedule, step - 1, config.total_steps)
+        values |= {"tokens": totals.tokens, "flops": totals.flops}
+        if config.precision == "fp16":
+            values["skipped_updates"] = totals.skipped_updates
+        values |= self.speed.read(totals)
+        if is_main():
+            self.job.report(step, values)
+        self.job.watchdog.beat()
+
+    def save(self) -> None:
+        """Commit the training state. Collective. Raises: ReplicasDiffer, StorageError."""
+        self._read_metrics(self.global_step)
+        require_equal_replicas(self.model, self.job.name, self.global_step)
+        random = gather_objects(random_state())
+        if is_main():
+            self.job.commit(
+                TrainingState(
+                    global_step=self.global_step,
+                    identity=self.job.identity,
+                    model=model_tensors(self.model),
+                    optimizer=optimizer_tensors(self.optimizer, self.model),
+                    random=random,
+                    metrics=self.metrics.state(),
+                    scaler=scaler_values(self.scaler),
+                )
+            )
+        self.job.watchdog.beat()
+
+    def _load(self, start: Checkpoint) -> None:
+        load_model(self.model, start.model(), str(start.path))
+        load_optimizer(self.optimizer, self.model, start.optimizer(), str(start.path))
+        load_scaler(self.scaler, start.scaler)
+        self.metrics.load_state(start.metrics)
+        if start.global_step == self.job.config.phase.start_step:
+            self.metrics.start_phase()
+        found = start.random(rank())
+        if found is not None:
+            set_random_state(*found)
+
+    @property
+    def _is_implicit(self) -> bool:
+        return getattr(self.model, "solver", None) is not None
+
+    def _model_options(self, labels_BL: Tensor) -> dict[str, Any]:
+        """Our models give the summed loss; where no accuracy is measured without logits, which may be large."""
+        if not isinstance(self.model, ImplicitForCausalLM):
+            return {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
+        options = {"labels": labels_BL, "aligned": True, "num_items_in_batch": 1}
+        return options | {"return_logits": self.metrics.measures_accuracy}
+
+    def _look_at_fixed_point(self, batch: dict[str, Any], outputs: Any) -> None:
+        failures = self._solver_failures
+        message = None if failures is None else failures.message
+        gap = mode_gap(self.model, batch, trained_logits(self.model, outputs, self._autocast()), self._autocast())
+        radius = mean_spectral_radius(cast("ImplicitForCausalLM", self.model), batch, self._autocast())
+        self.metrics.add_occasional(mode_gap=gap, spectral_radius=radius)
+        if failures is not None:
+            failures.message = message  # a failure of the evaluation is no failure of the step
+
+    def _autocast(self) -> Any:
+        return autocast(self.job.device.type, self.job.config.precision)
+
+    def _read_metrics(self, step: int) -> None:
+        """Bring the metrics of all closed steps, the last of them `step`, to the host. Collective.
+
+        Raises: NonFiniteTraining for the first of them whose loss or gradient is not finite; an fp16 gradient that
+            overflowed counts only after many in a row.
+        """
+        in_a_row = self.metrics.totals.skipped_in_a_row
+        rows = self.metrics.pull()
+        losses_and_norms = [(row[LOSS], row[GRAD_NORM]) for row in rows]
+        allowed = 0 if self.scaler is None else MAX_SKIPPED_IN_A_ROW
+        skipped, bad = judge(losses_and_norms, step - len(rows) + 1, allowed, in_a_row)
+        if bad is not None:
+            raise self._non_finite(bad[0], self._reason(bad[1]))
+        if is_main() and rows:
+            self.job.observe(step, [self.metrics.named(row) for row in rows])
+            if skipped:
+                self.job.on_skipped(skipped)
+
+    def _reason(self, what: str) -> str:
+        """What a rank's solver said, or else `what`. Collective."""
+        if self._solver_failures is None:
+            return what
+        messages = gather_objects(self._solver_failures.message)
+        return next((f"rank {rank}: {message}" for rank, message in enumerate(messages) if message), what)
+
+    def _non_finite(self, step: int, what: str) -> Exception:
+        indices, recent = self.sampler.indices(step - 1), self.metrics.recent_rows()
+        return non_finite_error(self.job.name, step, what, indices, recent, self.job.work)
