@@ -1,27 +1,24 @@
 """Checking the statements of workflow/report/claims.yaml against the measured numbers.
 
-A claim names what to measure (a number, or a difference or ratio between two modes), on which runs and test sets, and
-what must be true of it. It is judged on the mean over seeds. A claim that something can be done (`at_least`) speaks of
-the best matching run and must hold on all of that run's matching test sets; one that something cannot be done
-(`at_most`) must hold for every run. So a sweep of settings, some of them bad, does not refute what one of them shows.
-
-A claim that compares two kinds of models (`compare`) is judged by pair_claims.py, one about a number that is derived
-from several tests (`quantity`) by quantity_claims.py, by rules that stand there.
+A claim names what to measure (measures.py) and a bound on it. findings.py and pairs.py give the number of every model,
+or pair of models, that competes; here one rule judges them all. A claim that speaks for the best run holds when all
+numbers of that run keep the bound, so a sweep of settings, some of them bad, does not refute what one of them shows;
+every other claim must be met by all, and the one that meets it least is shown. The number is the mean over seeds, or
+"for every pair of seeds" each of them. What lacks a number never helps: the claim is then "missing", unless another
+model refutes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from implicit_llm.report.config import ReportError
-from implicit_llm.report.evidence import Evidence
-from implicit_llm.report.pair_measure import PairMeasure, iterations_of
+from implicit_llm.report.measures import Measure, PairMeasure, Quantity
 from implicit_llm.report.published import Mark
-from implicit_llm.report.quantity_measure import Quantity
-from implicit_llm.report.results import Cell, Point, Results, Spread
+from implicit_llm.report.results import Spread
 from implicit_llm.report.yaml_file import read_yaml
 from implicit_llm_contracts.runs.fill import fill
 
@@ -30,82 +27,45 @@ HOLDS: Final = "holds"
 FAILS: Final = "fails"
 NOT_RUN: Final = "not run at this scale"
 MISSING: Final = "missing"
-HEADLINE = "headline"
-
-
-METRIC_WORDS = {
-    "accuracy_last10": "accuracy on the last ten tokens",
-    "accuracy_sequence": "share of sequences with every answer right",
-    "accuracy_token": "accuracy over all tokens",
-    "f_evaluations_per_token": "f-evaluations per token",
-    "unconverged_share": "share of unconverged tokens",
-    "token_match_sequential": "share of tokens predicted as in sequential mode",
-    "above_chance": "last-ten accuracy above the best constant answer",
-}
-
-
-@dataclass(frozen=True)
-class Measure:
-    """What is measured, on which points; a field that is None does not restrict.
-
-    `modes` are two modes to compare (first minus or divided by second) for the kinds difference and ratio; `mode` is
-    one mode, "headline" for the one that speaks for its run. `length_factor` is test length over training length;
-    `is_harder` asks for tests with more, or no more, hard tokens than training had; `most_iterations` for models whose
-    solver was allowed no more of them in training.
-    """
-
-    metric: str
-    kind: Literal["value", "difference", "ratio"] = "value"
-    model: Literal["implicit", "explicit"] | None = None
-    group: str | None = None
-    monoid: str | None = None
-    num_layers: int | None = None
-    train_length: int | None = None
-    train_hard_fraction: float | None = None
-    most_iterations: int | None = None
-    length_factor: float | None = None
-    is_harder: bool | None = None
-    mode: str | None = None
-    modes: tuple[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.metric not in METRIC_WORDS:
-            raise ValueError(f"metric {self.metric!r} is unknown; use one of {', '.join(sorted(METRIC_WORDS))}")
-        if (self.kind == "value") == (self.modes is not None):
-            raise ValueError(f"kind {self.kind!r} {'takes no' if self.modes else 'needs two'} modes")
-
-    @property
-    def words(self) -> str:
-        """What the number is, for the reader."""
-        compared = (" minus " if self.kind == "difference" else " over ").join(self.modes or ())
-        kind = {"value": "", "difference": "difference of ", "ratio": "ratio of "}[self.kind]
-        return kind + METRIC_WORDS[self.metric] + (f", {compared}" if compared else "")
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What must be true of the number: exactly one of the two."""
+    """What must be true of the number: exactly one bound; `above` and `below` are of every pair of seeds."""
 
     at_least: float | None = None
     at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.at_least is None) == (self.at_most is None):
-            raise ValueError("give exactly one of at_least and at_most")
+        if sum(bound is not None for bound in (self.at_least, self.at_most, self.above, self.below)) != 1:
+            raise ValueError("give exactly one of at_least, at_most, above and below")
 
-    def is_met(self, value: float) -> bool:
-        return value >= self.at_least if self.at_least is not None else value <= self.at_most  # type: ignore[operator]
+    def margin(self, value: float) -> float:
+        """By how much the bound is kept; negative where it is not."""
+        if self.at_least is not None or self.above is not None:
+            return value - (self.above if self.at_least is None else self.at_least)  # type: ignore[operator]
+        return (self.below if self.at_most is None else self.at_most) - value  # type: ignore[operator]
+
+    def is_met(self, spread: Spread) -> bool:
+        """By the mean, or by each value; never without one."""
+        if self.above is None and self.below is None:
+            return spread.mean is not None and self.margin(spread.mean) >= 0
+        return bool(spread.values) and all(self.margin(value) > 0 for value in spread.values)
 
     @property
     def text(self) -> str:
-        return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
+        if self.at_least is not None or self.at_most is not None:
+            return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
+        return (f"> {self.above:g}" if self.above is not None else f"< {self.below:g}") + " for every pair of seeds"
 
 
 @dataclass(frozen=True)
 class Claim:
     """A checkable statement. `origin`: the paper's own, or one of this project; `scales`: where it can be judged.
 
-    It has one of `measure` and `quantity`, with `holds_if`, or `compare` without.
+    It has one of `measure`, `quantity` and `compare`.
     """
 
     id: str
@@ -115,38 +75,42 @@ class Claim:
     published: str | None
     mark: Mark | None
     scales: tuple[str, ...]
+    holds_if: Condition
     measure: Measure | None = None
-    holds_if: Condition | None = None
     compare: PairMeasure | None = None
     quantity: Quantity | None = None
 
     def __post_init__(self) -> None:
-        given = [item for item in (self.measure, self.quantity, self.compare) if item is not None]
-        if len(given) != 1 or (self.compare is None) != (self.holds_if is not None):
-            raise ValueError("give either measure or quantity, with holds_if, or compare without")
+        if sum(item is not None for item in (self.measure, self.quantity, self.compare)) != 1:
+            raise ValueError("give exactly one of measure, quantity and compare")
 
     @property
-    def needs(self) -> str:
-        """What must be true of the number."""
-        return self.holds_if.text if self.holds_if is not None else self.compare.needs  # type: ignore[union-attr]
-
-    @property
-    def words(self) -> str:
-        """What the number is, for the reader."""
-        return self._measured.words
-
-    @property
-    def metric(self) -> str:
-        return self._measured.metric
-
-    @property
-    def is_share(self) -> bool:
-        """Whether the number is an accuracy, a share or a difference of two: shown with three decimals."""
-        return self.quantity is None and self._measured.kind != "ratio"
-
-    @property
-    def _measured(self) -> Measure | PairMeasure | Quantity:
+    def measured(self) -> Measure | PairMeasure | Quantity:
         return self.measure or self.quantity or self.compare  # type: ignore[return-value]
+
+    @property
+    def speaks_for_best(self) -> bool:
+        """Whether one run that does it is enough."""
+        if self.quantity is not None:
+            return self.quantity.speaks == "best"
+        return self.measure is not None and self.holds_if.at_least is not None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The number of a model, or pair of models: `text` for the reader, `roles` the evaluations behind it."""
+
+    spread: Spread
+    text: str
+    run: str
+    data: str
+    modes: tuple[str, ...]
+    num_seeds: int
+    roles: tuple[str, ...]
+
+    @property
+    def is_lacking(self) -> bool:
+        return self.spread.mean is None or self.spread.num_missing > 0
 
 
 @dataclass(frozen=True)
@@ -155,8 +119,11 @@ class Judgement:
 
     claim: Claim
     verdict: Verdict
-    spread: Spread
-    evidence: Evidence | None = None
+    evidence: Found | None = None
+
+    @property
+    def spread(self) -> Spread:
+        return Spread(()) if self.evidence is None else self.evidence.spread
 
     def to_dict(self) -> dict[str, Any]:
         """The claim's entry in claims.json; numbers that do not exist are null."""
@@ -168,12 +135,12 @@ class Judgement:
             "where": self.claim.where,
             "published": self.claim.published,
             "mark": self.claim.mark,
-            "condition": self.claim.needs,
+            "condition": self.claim.holds_if.text,
             "verdict": self.verdict,
             "measured": {"mean": self.spread.mean, "low": self.spread.low, "high": self.spread.high},
             "num_seeds": evidence.num_seeds if evidence else 0,
             "num_missing": self.spread.num_missing,
-            "metric": self.claim.metric,
+            "metric": self.claim.measured.metric,
             "run": evidence.run if evidence else None,
             "data": evidence.data if evidence else None,
             "modes": list(evidence.modes) if evidence else [],
@@ -194,90 +161,25 @@ def load_claims(path: Path) -> tuple[Claim, ...]:
     return claims
 
 
-def judge(claim: Claim, results: Results, scale: str) -> Judgement:
-    """The verdict on one claim at the scale of the experiment of that name.
+def judge(claim: Claim, found: Sequence[Found], scale: str) -> Judgement:
+    """The verdict on one claim at the scale of the experiment of that name, see the head of this file."""
+    if scale not in claim.scales or not found:
+        return Judgement(claim, NOT_RUN)
 
-    "missing" means that there are such runs and they gave no number; without such runs it was not run at this scale.
-    """
-    if scale not in claim.scales or claim.measure is None or claim.holds_if is None:
-        return Judgement(claim, NOT_RUN, Spread(()))
-    by_run: dict[str, list[tuple[Spread, tuple[Cell, ...]]]] = {}
-    for cells in _candidates(claim.measure, results):
-        by_run.setdefault(cells[0].first.run, []).append((_measured(claim.measure, cells), cells))
-    if not by_run:
-        return Judgement(claim, NOT_RUN, Spread(()))
-    spread, cells = _deciding(by_run.values(), claim.holds_if)
-    evidence = Evidence.of_cells(cells, spread)
-    # A seed without a number (it diverged, or was not run) is no evidence for a claim that something can be done.
-    if spread.mean is None or (spread.num_missing and claim.holds_if.at_least is not None):
-        return Judgement(claim, MISSING, spread, evidence)
-    return Judgement(claim, HOLDS if claim.holds_if.is_met(spread.mean) else FAILS, spread, evidence)
+    def margin(item: Found) -> float:
+        return float("-inf") if item.spread.mean is None else claim.holds_if.margin(item.spread.mean)
 
-
-def _deciding(
-    runs: Iterable[list[tuple[Spread, tuple[Cell, ...]]]], condition: Condition
-) -> tuple[Spread, tuple[Cell, ...]]:
-    """The measurement that decides: see the head of this file."""
-
-    def height(item: tuple[Spread, tuple[Cell, ...]]) -> float:
-        return item[0].mean if item[0].mean is not None else float("-inf")
-
-    if condition.at_least is not None:
-        return max((min(measured, key=height) for measured in runs), key=height)
-    return max((item for measured in runs for item in measured), key=height)
-
-
-def _candidates(measure: Measure, results: Results) -> list[tuple[Cell, ...]]:
-    """The cells (pairs of cells for a difference or ratio) that the claim speaks of."""
-    cells = [cell for cell in results.cells if _is_meant(measure, cell.first)]
-    if measure.modes is None:
-        return [(cell,) for cell in cells if _is_mode(measure.mode, cell, results)]
-    pairs: list[tuple[Cell, ...]] = []
-    first, second = measure.modes
-    for cell in cells:
-        if _is_mode(first, cell, results):
-            same = (c for c in cells if (c.first.run, c.first.data) == (cell.first.run, cell.first.data))
-            pairs += [(cell, other) for other in same if _is_mode(second, other, results) and other is not cell]
-    return pairs
-
-
-def _is_mode(mode: str | None, cell: Cell, results: Results) -> bool:
-    wanted = results.headline_of(cell.first.run) if mode == HEADLINE else mode
-    return wanted is None or cell.first.mode == wanted
-
-
-def _is_meant(measure: Measure, point: Point) -> bool:
-    for key in ("group", "monoid", "num_layers", "train_length", "train_hard_fraction", "is_harder"):
-        wanted = getattr(measure, key)
-        if wanted is not None and getattr(point, key) != wanted:
-            return False
-    if measure.model is not None and point.is_implicit != (measure.model == "implicit"):
-        return False
-    if measure.most_iterations is not None and not 0 < iterations_of(point.solver) <= measure.most_iterations:
-        return False
-    return measure.length_factor is None or _factor(point) == measure.length_factor
-
-
-def _factor(point: Point) -> float | None:
-    return point.length / point.train_length if point.train_length else None
-
-
-def _measured(measure: Measure, cells: tuple[Cell, ...]) -> Spread:
-    def read(point: Point) -> float | None:
-        if measure.metric == "above_chance":
-            return _difference(point.accuracy_last10, point.chance_last10)
-        return getattr(point, measure.metric)
-
-    if measure.kind == "value":
-        return cells[0].spread(read)
-    second = {point.seed: read(point) for point in cells[1].points}
-    combine = _difference if measure.kind == "difference" else _ratio
-    return Spread.of(combine(read(point), second.get(point.seed)) for point in cells[0].points)
-
-
-def _difference(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else first - second
-
-
-def _ratio(first: float | None, second: float | None) -> float | None:
-    return None if first is None or not second else first / second
+    lacking = [item for item in found if item.is_lacking]
+    if claim.speaks_for_best:
+        of_run = {item.run: [other for other in found if other.run == item.run] for item in found}
+        deciding = max((min(items, key=margin) for items in of_run.values()), key=margin)
+        lacking = [deciding] if deciding.is_lacking else []
+    else:
+        known = [item for item in found if item.spread.mean is not None]
+        deciding = min(known or found, key=margin)
+        if claim.holds_if.is_met(deciding.spread):  # show the one that fails by its seeds
+            deciding = next((item for item in known if not claim.holds_if.is_met(item.spread)), deciding)
+    is_met = claim.holds_if.is_met(deciding.spread)
+    if deciding.spread.mean is None or (lacking and (is_met or deciding in lacking)):
+        return Judgement(claim, MISSING, lacking[0] if is_met else deciding)
+    return Judgement(claim, HOLDS if is_met else FAILS, deciding)

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from implicit_llm.report.axes import tell_if_empty, tell_missing
-from implicit_llm.report.claims import METRIC_WORDS
 from implicit_llm.report.config import MinimumLayersConfig
 from implicit_llm.report.inputs import TRAIN, ReportInputs
+from implicit_llm.report.measures import METRIC_WORDS
 from implicit_llm.report.minimum_layers import AtLength, LayersNeeded, layers_needed
 from implicit_llm.report.results import Point, Results, Task
 from implicit_llm.report.section import Section, SectionInputs

@@ -11,7 +11,7 @@ from implicit_llm.report.axes import amount_axis, nice_log_ticks, tell_if_empty,
 from implicit_llm.report.babi_choice import SAME_TOKENS
 from implicit_llm.report.equal_flops import is_close, tokens_of, trained_length
 from implicit_llm.report.line_choice import choose_line
-from implicit_llm.report.pair_claims import kinds_of
+from implicit_llm.report.pairs import kinds_of
 from implicit_llm.report.perplexity_results import Comparison, Line, PerplexityResults
 from implicit_llm.report.results import Spread
 from implicit_llm.report.style import Series, run_series

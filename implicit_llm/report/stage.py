@@ -9,17 +9,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from implicit_llm.report import latex_numbers
-from implicit_llm.report.claims import NOT_RUN, Claim, Judgement, judge, load_claims
+from implicit_llm.report.claims import NOT_RUN, judge, load_claims
 from implicit_llm.report.config import ReportConfig, ReportError
-from implicit_llm.report.downstream_pairs import downstream_pairs
 from implicit_llm.report.downstream_suites import load_suites
+from implicit_llm.report.findings import find
 from implicit_llm.report.inputs import load_inputs
 from implicit_llm.report.lineage_jobs import SHORT
 from implicit_llm.report.lineage_picture import lineage_svg
 from implicit_llm.report.page import PageContent, render
-from implicit_llm.report.pair_claims import judge_pair, judge_pairs
 from implicit_llm.report.published import load_published
-from implicit_llm.report.quantity_claims import judge_quantity
 from implicit_llm.report.section import SectionInputs
 from implicit_llm.report.sections import build_sections
 from implicit_llm.report.svg import file_svg
@@ -49,7 +47,7 @@ def run(context: StageContext) -> StageResult:
     inputs = load_inputs(context.inputs, config)
     published, suites = load_published(assets / "published.yaml"), load_suites(assets / "downstream.yaml")
     given = SectionInputs(inputs, config, published, suites)
-    judgements = [_judge(claim, given) for claim in load_claims(assets / "claims.yaml")]
+    judgements = [judge(claim, find(claim, given), config.experiment) for claim in load_claims(assets / "claims.yaml")]
     if not config.is_whole:  # a figure for itself does not speak of claims that it says nothing about
         judgements = [judgement for judgement in judgements if judgement.verdict != NOT_RUN]
     content = PageContent(
@@ -65,17 +63,6 @@ def run(context: StageContext) -> StageResult:
     files = _write(context.work / DECLARED, content, assets)
     context.log.info("page: %s", context.run_dir / "index.html")
     return StageResult(files=files, summary=_summary(content))
-
-
-def _judge(claim: Claim, given: SectionInputs) -> Judgement:
-    scale = given.config.experiment
-    if claim.compare is not None and claim.compare.metric == "downstream":
-        return judge_pairs(claim, downstream_pairs(claim.compare, given), scale)
-    if claim.compare is not None:
-        return judge_pair(claim, given.perplexities, given.babi, scale)
-    if claim.quantity is not None:
-        return judge_quantity(claim, given, scale)
-    return judge(claim, given.results, scale)
 
 
 def check_assets(assets: Path, digests: Mapping[str, str]) -> None:

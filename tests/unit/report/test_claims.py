@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.report.claims import Claim, Condition, Measure, judge, load_claims
+from implicit_llm.report.claims import Claim, Condition, Judgement, load_claims
+from implicit_llm.report.claims import judge as judge_found
 from implicit_llm.report.config import ReportError
+from implicit_llm.report.findings import word_numbers
+from implicit_llm.report.measures import Measure
 from implicit_llm.report.results import Point, Results
 from implicit_llm_contracts.runs.errors import ConfigError
 
@@ -21,7 +24,12 @@ POINT = Point.from_record(
 
 def claim(condition: Condition, **measure: object) -> Claim:
     chosen = Measure(**({"metric": "accuracy_last10"} | measure))  # type: ignore[arg-type]
-    return Claim("id", "statement", "paper", "Fig. 3", None, None, ("demo",), chosen, condition)
+    return Claim("id", "statement", "paper", "Fig. 3", None, None, ("demo",), condition, chosen)
+
+
+def judge(claim: Claim, results: Results, scale: str) -> Judgement:
+    assert claim.measure is not None
+    return judge_found(claim, list(word_numbers(claim.measure, results)), scale)
 
 
 def points(**values: float | None) -> tuple[Point, ...]:
@@ -52,6 +60,11 @@ def test_claim_is_judged_on_the_mean_over_seeds_with_the_range_beside_it() -> No
     judgement = judge(claim(AT_LEAST), Results(seeds), "demo")
     assert judgement.verdict == "holds"
     assert (judgement.spread.low, judgement.spread.high, len(judgement.spread.values)) == (0.83, 1.0, 3)
+
+
+def test_claim_about_all_runs_does_not_hold_where_one_of_them_has_no_number() -> None:
+    assert judge(claim(AT_MOST), Results(points(low=0.1, lost=None)), "demo").verdict == "missing"
+    assert judge(claim(AT_MOST), Results(points(high=0.6, lost=None)), "demo").verdict == "fails"
 
 
 def test_missing_number_gives_no_verdict_and_is_null_in_the_file() -> None:

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from implicit_llm.report.babi_results import BabiPoint, BabiResults
-from implicit_llm.report.claims import Claim, Judgement
-from implicit_llm.report.pair_claims import judge_pair
-from implicit_llm.report.pair_measure import PairMeasure
+from implicit_llm.report.claims import Claim, Condition, Judgement
+from implicit_llm.report.claims import judge as judge_found
+from implicit_llm.report.measures import PairMeasure
+from implicit_llm.report.pairs import babi_pairs, perplexity_pairs
 from implicit_llm.report.perplexity_results import PerplexityPoint, PerplexityResults
 from implicit_llm.report.training_runs import Phase, Solver, TrainingRun
 from implicit_llm_contracts.runs.journal import Point
 
-NOTHING = PerplexityResults(())
 EXPLICIT = PerplexityPoint.from_record(
     {"run": "m-explicit", "phase": "explicit", "seed": 0, "is_implicit": False, "model_type": "implicit_mamba2"}
     | {"num_parameters": 1000, "data": "text-test", "length": 128, "mode": "parallel", "perplexity": 20.0}
@@ -30,11 +30,17 @@ BOUNDED = replace(IMPLICIT, phase="bounded", solver=Solver("fixed_point", 4, 1),
 
 def claim(**compare: Any) -> Claim:
     measure = PairMeasure(**({"metric": "perplexity", "first": "implicit"} | compare))
-    return Claim("id", "statement", "paper", "table", None, None, ("demo",), compare=measure)
+    bound = Condition(below=1) if measure.metric == "perplexity" else Condition(above=0.5)
+    return Claim("id", "statement", "paper", "table", None, None, ("demo",), bound, compare=measure)
 
 
 def judge(points: list[PerplexityPoint], scale: str = "demo", **compare: Any) -> Judgement:
-    return judge_pair(claim(**compare), PerplexityResults(tuple(points)), BabiResults(()), scale)
+    return judge_results(claim(**compare), PerplexityResults(tuple(points)), scale)
+
+
+def judge_results(claim: Claim, results: PerplexityResults, scale: str = "demo") -> Judgement:
+    assert claim.compare is not None
+    return judge_found(claim, list(perplexity_pairs(claim.compare, results)), scale)
 
 
 def seeds(point: PerplexityPoint, *values: float | None) -> list[PerplexityPoint]:
@@ -128,7 +134,9 @@ def babi(is_implicit: bool, *accuracies: float, **changes: Any) -> BabiPoint:
 
 
 def judge_babi(*points: BabiPoint) -> Judgement:
-    return judge_pair(claim(metric="babi_tasks", num_layers=1), NOTHING, BabiResults(points), "demo")
+    asked = claim(metric="babi_tasks", num_layers=1)
+    assert asked.compare is not None
+    return judge_found(asked, list(babi_pairs(asked.compare, BabiResults(points))), "demo")
 
 
 def test_most_tasks_are_more_than_half_of_them_and_ties_do_not_count() -> None:
@@ -238,14 +246,14 @@ def test_language_models_that_compete_are_chosen_by_the_training_loss_at_the_end
     lucky = replace(EXPLICIT, run="m-explicit-lucky", perplexity=15.0)
     training = (trained(EXPLICIT, 2.0), trained(lucky, 2.5), trained(IMPLICIT, 2.2))
     results = PerplexityResults((IMPLICIT, EXPLICIT, lucky), training)
-    judgement = judge_pair(claim(), results, BabiResults(()), "demo")
+    judgement = judge_results(claim(), results)
     assert judgement.spread.mean == pytest.approx(18 / 20)
     assert judgement.evidence is not None
     assert "m-explicit (parallel) [chosen of 2 by training loss at the end]" in judgement.evidence.text
     unknown = PerplexityResults((IMPLICIT, EXPLICIT, lucky), training[:1])
-    assert judge_pair(claim(), unknown, BabiResults(()), "demo").spread.mean == pytest.approx(18 / 15)
+    assert judge_results(claim(), unknown).spread.mean == pytest.approx(18 / 15)
 
 
 def test_claim_takes_either_a_measure_or_a_comparison() -> None:
-    with pytest.raises(ValueError, match="either measure or quantity, with holds_if, or compare"):
-        Claim("id", "s", "paper", "w", None, None, ("demo",))
+    with pytest.raises(ValueError, match="exactly one of measure, quantity and compare"):
+        Claim("id", "s", "paper", "w", None, None, ("demo",), Condition(below=1))

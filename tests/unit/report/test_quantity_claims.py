@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 
 from implicit_llm.report.claims import Claim, Condition, Judgement
+from implicit_llm.report.claims import judge as judge_found
 from implicit_llm.report.config import MinimumLayersConfig, ReportConfig
-from implicit_llm.report.downstream_pairs import downstream_pairs
 from implicit_llm.report.downstream_suites import load_suites
+from implicit_llm.report.findings import find
 from implicit_llm.report.inputs import ReportInputs
-from implicit_llm.report.pair_claims import judge_pairs
-from implicit_llm.report.pair_measure import PairMeasure
+from implicit_llm.report.measures import PairMeasure, Quantity
 from implicit_llm.report.perplexity_results import PerplexityPoint
 from implicit_llm.report.published import Published
-from implicit_llm.report.quantity_claims import judge_quantity
-from implicit_llm.report.quantity_measure import Quantity
 from implicit_llm.report.results import Point
 from implicit_llm.report.section import SectionInputs
 from implicit_llm.report.training_runs import Phase, Solver, TrainingRun
@@ -47,11 +45,12 @@ def inputs(
 
 def claim(quantity: Record, **condition: float) -> Claim:
     chosen, holds_if = Quantity(**quantity), Condition(**condition)
-    return Claim("id", "s", "paper", "w", None, None, ("demo",), holds_if=holds_if, quantity=chosen)
+    return Claim("id", "s", "paper", "w", None, None, ("demo",), holds_if, quantity=chosen)
 
 
 def judge(given: SectionInputs, quantity: Record, **condition: float) -> Judgement:
-    return judge_quantity(claim(quantity, **condition), given, "demo")
+    asked = claim(quantity, **condition)
+    return judge_found(asked, find(asked, given), "demo")
 
 
 def agreements(*values: float | None) -> dict[str, list[Record]]:
@@ -65,7 +64,7 @@ def agreements(*values: float | None) -> dict[str, list[Record]]:
         ((0.98, 0.99), "all", "holds", 0.98),
         ((0.9, 0.99), "all", "fails", 0.9),
         ((0.9, 0.99), "best", "holds", 0.99),
-        ((0.99, None), "all", "missing", 0.99),
+        ((0.99, None), "all", "missing", None),
         ((0.9, None), "all", "fails", 0.9),
         ((None,), "best", "missing", None),
     ],
@@ -191,8 +190,8 @@ def test_downstream_columns_are_compared_for_every_pair_of_seeds(column: str, ta
     records += [answered("m-explicit", value, task, seed=seed, **explicit) for seed, value in enumerate((0.5, 0.65))]
     records += [answered("m-long", 0.9, task, train_tokens=2e6, **explicit)]
     measure = PairMeasure("downstream", "implicit", family="Mamba2", column=column)
-    judged = Claim("id", "s", "paper", "w", None, None, ("demo",), compare=measure)
-    judgement = judge_pairs(judged, downstream_pairs(measure, inputs({"lm_eval": records})), "demo")
+    judged = Claim("id", "s", "paper", "w", None, None, ("demo",), Condition(above=0), compare=measure)
+    judgement = judge_found(judged, find(judged, inputs({"lm_eval": records})), "demo")
     assert sorted(judgement.spread.values) == pytest.approx(sorted(sign * v for v in (0.2, 0.05, 0.1, -0.05)))
     assert judgement.verdict == "fails"
 

@@ -1,5 +1,6 @@
-"""The quantities of claims, each as a number for every model that has it, over its seeds.
+"""The numbers of claims, of every model that has them, over its seeds.
 
+A measure of word problems is read off their tests, for each run and test set. Of the quantities:
 record: the mean of a value over the records of a model (over tokens and seeds, where each has a record).
 gain_by_iterations, above_explicit: of sweeps of the iterations allowed at test time, seed by seed; explicit models by
 their mean over seeds. A model in each mode that was swept is a model of its own.
@@ -11,39 +12,104 @@ over_other_shares: of the branches of one curriculum, seed by seed, at the train
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from implicit_llm.report.claims import Claim, Found
 from implicit_llm.report.downstream_figure import swept_downstream
 from implicit_llm.report.downstream_results import groups_of, points_of
+from implicit_llm.report.measures import Measure, Quantity
 from implicit_llm.report.minimum_layers_section import needed_of
+from implicit_llm.report.pairs import find_pairs, iterations_of
 from implicit_llm.report.perplexity_results import PerplexityCell
 from implicit_llm.report.phase_share import branches_of
-from implicit_llm.report.quantity_measure import Quantity
-from implicit_llm.report.results import Spread
+from implicit_llm.report.results import Cell, Point, Results, Spread, seeds_words
 from implicit_llm.report.section import SectionInputs
 from implicit_llm.report.swept_results import ITERATIONS, SweptCell, swept_panels
 
+HEADLINE = "headline"
 SAME_SHARE = 0.02  # a branch leaves at a step, which no share of the steps meets exactly
 Record = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Found:
-    """The quantity of one model: `name` says which and how it was tested."""
-
-    name: str
-    run: str
-    data: str
-    modes: tuple[str, ...]
-    spread: Spread
-    roles: tuple[str, ...]
+def find(claim: Claim, given: SectionInputs) -> list[Found]:
+    """Of every model that competes for it; one that was tested and gave no number has a spread that counts it."""
+    if claim.measure is not None:
+        return list(word_numbers(claim.measure, given.results))
+    if claim.compare is not None:
+        return list(find_pairs(claim.compare, given))
+    return list(_FINDERS[claim.quantity.name](claim.quantity, given)) if claim.quantity is not None else []
 
 
-def find(quantity: Quantity, given: SectionInputs) -> list[Found]:
-    """Of every model that has it; a model that was tested and gave no number has a spread that counts it."""
-    return list(_FINDERS[quantity.name](quantity, given))
+def word_numbers(measure: Measure, results: Results) -> Iterator[Found]:
+    """Of each run and test set that a measure means."""
+    for cells in _candidates(measure, results):
+        spread, point, modes = _measured(measure, cells), cells[0].first, tuple(cell.first.mode for cell in cells)
+        test = f"length {point.length}, {100 * point.hard_fractions[-1]:g} % hard"
+        text = f"{point.run}, {' and '.join(modes)}, {test}, {seeds_words(spread)}"
+        roles = tuple(sorted({role for cell in cells for role in cell.roles}))
+        yield Found(spread, text, point.run, point.data, modes, len(spread.values), roles)
+
+
+def _candidates(measure: Measure, results: Results) -> list[tuple[Cell, ...]]:
+    """The cells (pairs of cells for a difference or ratio) that the claim speaks of."""
+    cells = [cell for cell in results.cells if _is_meant(measure, cell.first)]
+    if measure.modes is None:
+        return [(cell,) for cell in cells if _is_mode(measure.mode, cell, results)]
+    pairs: list[tuple[Cell, ...]] = []
+    first, second = measure.modes
+    for cell in cells:
+        if _is_mode(first, cell, results):
+            same = (c for c in cells if (c.first.run, c.first.data) == (cell.first.run, cell.first.data))
+            pairs += [(cell, other) for other in same if _is_mode(second, other, results) and other is not cell]
+    return pairs
+
+
+def _is_mode(mode: str | None, cell: Cell, results: Results) -> bool:
+    wanted = results.headline_of(cell.first.run) if mode == HEADLINE else mode
+    return wanted is None or cell.first.mode == wanted
+
+
+def _is_meant(measure: Measure, point: Point) -> bool:
+    for key in ("group", "monoid", "num_layers", "train_length", "train_hard_fraction", "is_harder"):
+        wanted = getattr(measure, key)
+        if wanted is not None and getattr(point, key) != wanted:
+            return False
+    if measure.model is not None and point.is_implicit != (measure.model == "implicit"):
+        return False
+    if measure.most_iterations is not None and not 0 < iterations_of(point.solver) <= measure.most_iterations:
+        return False
+    return measure.length_factor is None or _factor(point) == measure.length_factor
+
+
+def _factor(point: Point) -> float | None:
+    return point.length / point.train_length if point.train_length else None
+
+
+def _measured(measure: Measure, cells: tuple[Cell, ...]) -> Spread:
+    def read(point: Point) -> float | None:
+        if measure.metric == "above_chance":
+            return _difference(point.accuracy_last10, point.chance_last10)
+        return getattr(point, measure.metric)
+
+    if measure.kind == "value":
+        return cells[0].spread(read)
+    second = {point.seed: read(point) for point in cells[1].points}
+    combine = _difference if measure.kind == "difference" else _ratio
+    return Spread.of(combine(read(point), second.get(point.seed)) for point in cells[0].points)
+
+
+def _difference(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first - second
+
+
+def _ratio(first: float | None, second: float | None) -> float | None:
+    return None if first is None or not second else first / second
+
+
+def _found(spread: Spread, name: str, run: str, data: str, modes: tuple[str, ...], roles: Iterable[str]) -> Found:
+    text = f"{name}, {seeds_words(spread)}"
+    return Found(spread, text, run, data, modes, len(spread.values), tuple(dict.fromkeys(roles)))
 
 
 def _records(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
@@ -55,7 +121,7 @@ def _records(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
     for (run, phase, data), records in groups.items():
         modes = tuple(str(records[0][key]) for key in ("mode", "against") if records[0].get(key))
         name = f"{run}/{phase}" + (f", {data}" if data else "")
-        yield Found(name, run, data or "", modes, _mean_by_seed(records, quantity), _roles(records))
+        yield _found(_mean_by_seed(records, quantity), name, run, data or "", modes, _roles(records))
 
 
 def _mean_by_seed(records: list[Record], quantity: Quantity) -> Spread:
@@ -93,7 +159,7 @@ def _swept_words(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
                 continue
             first = most.first
             name = f"{first.run}, {line.base}, {panel.title}"
-            yield Found(name, first.run, first.data, (line.base,), spread, line.roles)
+            yield _found(spread, name, first.run, first.data, (line.base,), line.roles)
 
 
 def _swept_tasks(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
@@ -114,7 +180,7 @@ def _swept_tasks(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
                 continue
             roles = tuple(dict.fromkeys(role for _, row in line.rows for role in row.roles))
             name = f"{panel.title}, {line.name}, {line.base}"
-            yield Found(name, first.run, panel.suite.name, (line.base,), spread, roles)
+            yield _found(spread, name, first.run, panel.suite.name, (line.base,), roles)
 
 
 def _by_seed(cell: SweptCell, measure: str) -> dict[Any, float | None]:
@@ -149,7 +215,8 @@ def _layers(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
             value = None if None in counts else float(max(count for count in counts if count is not None))
         words = ", ".join(f"{at.by_mean.words} at {at.length}" for at in needed.at_lengths)
         name = f"{needed.label}: {words}"
-        yield Found(name, needed.label, f"lengths {lengths[0]} to {lengths[-1]}", (), Spread.of([value]), needed.roles)
+        data = f"lengths {lengths[0]} to {lengths[-1]}"
+        yield _found(Spread.of([value]), name, needed.label, data, (), needed.roles)
 
 
 def _count(num_layers: int | None, deepest: int | None, is_bound: bool) -> int | None:
@@ -170,7 +237,7 @@ def _perplexity_growth(quantity: Quantity, given: SectionInputs) -> Iterator[Fou
             if short is not None and long is not None:
                 name = f"{line.variant.run} ({line.mode}), {comparison.data}, length {long.first.length}"
                 roles = (*short.roles, *long.roles)
-                yield Found(name, line.variant.run, comparison.data, (line.mode,), _over(long, [short]), roles)
+                yield _found(_over(long, [short]), name, line.variant.run, comparison.data, (line.mode,), roles)
 
 
 def _over_other_shares(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
@@ -189,7 +256,7 @@ def _over_other_shares(quantity: Quantity, given: SectionInputs) -> Iterator[Fou
                 name = f"{run}, {comparison.data}, {wanted:.0%} against {words}"
                 roles = (*mine.roles, *(role for cell in others for role in cell.roles))
                 modes = (branches[wanted].mode,)
-                yield Found(name, run, comparison.data, modes, _over(mine, others), roles)
+                yield _found(_over(mine, others), name, run, comparison.data, modes, roles)
 
 
 def _over(cell: PerplexityCell, others: list[PerplexityCell]) -> Spread:
