@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from implicit_llm_contracts.runs import job_status
+from implicit_llm_contracts.runs.launched import LaunchFolder
 from implicit_llm_workflow.launching.allocation import Allocation, require_nodes
 from implicit_llm_workflow.launching.node_agent import NodeJob, StopSignals, supervise, wait
-from implicit_llm_workflow.library_module import leave_out_models
 
 # Of the step that srun would start in, not of the one that it starts.
 _OUTER_STEP = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_NODE")
@@ -53,9 +54,6 @@ class Ended(Exception):
 
 def launch(request: LaunchRequest) -> None:
     """Run the processes to their end. Raises: LaunchError before they begin; Ended."""
-    leave_out_models()
-    from implicit_llm_contracts.runs.launched import LaunchFolder
-
     allocation = Allocation.current()
     require_nodes(request.nodes, allocation)
 
@@ -75,9 +73,6 @@ def tell_who_started_this(error: Exception) -> None:
     """Write down why this process fails where its launcher, or else the executor, looks for it."""
     is_told = "SUBMITIT_JOB_STATUS" in os.environ or "IMPLICIT_LLM_LAUNCH_FOLDER" in os.environ
     if is_told and getattr(error, "failure_class", "") is not None:
-        leave_out_models()
-        from implicit_llm_contracts.runs import job_status
-
         job_status.report_failure(error)
 
 

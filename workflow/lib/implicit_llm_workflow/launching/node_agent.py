@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from implicit_llm_contracts.runs.launched import FOLDER_VARIABLE, NODE_VARIABLE, WORLD_VARIABLE, LaunchFolder
 from implicit_llm_workflow.launching.launch_errors import LaunchError, shown_slurm_variables
-from implicit_llm_workflow.library_module import leave_out_models
 
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 LOOK_EVERY_S = 0.2
@@ -74,9 +74,6 @@ def supervise(job: NodeJob) -> int:
 
     Returns: the exit code of torchrun, or minus the signal that ended it; the folder holds the reasons.
     """
-    leave_out_models()
-    from implicit_llm_contracts.runs.launched import LaunchFolder
-
     folder, told = LaunchFolder(job.folder), set[int]()
 
     def tell() -> None:
@@ -115,9 +112,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("worker", nargs="+")
     given = parser.parse_args(arguments)
     node = int(os.environ["SLURM_NODEID"])
-    leave_out_models()
-    from implicit_llm_contracts.runs.launched import LaunchFolder
-
     if int(os.environ.get("SLURM_NTASKS", given.nodes)) != given.nodes:
         error = LaunchError(f"{given.nodes} nodes were asked for, srun gives others: {shown_slurm_variables()}")
         LaunchFolder(given.folder).record_end(error, rank=-1 - node)
@@ -140,8 +134,6 @@ def _torchrun(job: NodeJob) -> list[str]:
 
 
 def _environment(job: NodeJob) -> dict[str, str]:
-    from implicit_llm_contracts.runs.launched import FOLDER_VARIABLE, NODE_VARIABLE, WORLD_VARIABLE
-
     threads = {"OMP_NUM_THREADS": str(job.threads)} if job.threads else {}
     launch = {FOLDER_VARIABLE: str(job.folder), NODE_VARIABLE: str(job.node)}
     return {**os.environ, **threads, **launch, WORLD_VARIABLE: str(job.nodes * job.processes)}

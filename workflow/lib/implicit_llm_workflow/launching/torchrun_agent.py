@@ -12,8 +12,8 @@ import socket
 import sys
 from pathlib import Path
 
+from implicit_llm_contracts.runs.launched import FOLDER_VARIABLE, NODE_VARIABLE, Death, LaunchFolder, die_with_parent
 from implicit_llm_workflow.launching.launch_errors import LaunchError, shown_slurm_variables
-from implicit_llm_workflow.library_module import leave_out_models
 
 
 def main(arguments: list[str]) -> int:
@@ -22,8 +22,6 @@ def main(arguments: list[str]) -> int:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
-
-    from implicit_llm_contracts.runs.launched import FOLDER_VARIABLE, NODE_VARIABLE, Death, LaunchFolder
 
     folder, node = LaunchFolder(Path(os.environ[FOLDER_VARIABLE])), int(os.environ[NODE_VARIABLE])
     host = socket.gethostname()
@@ -52,9 +50,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _become_child_of_the_agent() -> None:
-    leave_out_models()
-    from implicit_llm_contracts.runs.launched import die_with_parent
-
     die_with_parent()
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the processes inherit this, until they have a handler
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # this they do not inherit: torchrun may end them so
