@@ -56,7 +56,7 @@ class TracedModel(nn.Module):
         for evaluation in range(1, self.solver.eval_budget + 1):
             fz_BLD = base.apply_stack(z_BLD, x)[0]
             if evaluation in wanted:
-                progress = measure(z_BLD, fz_BLD, None)
+                progress = measure(z_BLD, fz_BLD)
                 by_sequence.append(progress.residual_B)
                 by_token.append(progress.residual_BL)
                 predictions.append(self._predict(fz_BLD))

@@ -40,9 +40,16 @@ def causal_conv(
     return F.silu(y) if silu else y
 
 
-def last_inputs(x_BLC: Tensor, initial_BKC: Tensor | None, count: int) -> Tensor:
-    """The last `count` inputs (B, count, C): what `causal_conv` takes as the initial inputs of the next block."""
-    length = x_BLC.shape[1]
+def last_inputs(x_BLC: Tensor, initial_BKC: Tensor | None, count: int, valid_BL: Tensor | None = None) -> Tensor:
+    """The last `count` inputs (B, count, C): what `causal_conv` takes as the initial inputs of the next block.
+
+    Of the valid positions, which come first in each row, if `valid_BL` is given.
+    """
+    batch, length, channels = x_BLC.shape
+    if valid_BL is not None:
+        before = x_BLC.new_zeros(batch, count, channels) if initial_BKC is None else initial_BKC.to(x_BLC.dtype)
+        last_BK = valid_BL.sum(1, keepdim=True) + torch.arange(count, device=x_BLC.device)
+        return torch.cat([before, x_BLC], dim=1).take_along_dim(last_BK[..., None], dim=1)
     if length >= count:
         return x_BLC[:, length - count :].clone()  # a view would keep the whole block alive
     if initial_BKC is None:

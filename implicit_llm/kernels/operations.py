@@ -103,11 +103,13 @@ def causal_conv(
     *,
     silu: bool = False,
     return_state: bool = False,
+    valid_BL: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """y_t = bias + sum_k weight_k x_{t-K+1+k}, then silu if asked for; before the sequence come `initial_BKC` or zeros.
 
-    Args: initial holds the last K-1 inputs before this sequence, (B, K-1, C).
-    Returns: y (B, L, C) in the dtype of x; the last K-1 inputs (B, K-1, C) if asked for.
+    Args: initial holds the last K-1 inputs before this sequence, (B, K-1, C). valid: False where padding, which comes
+        last in each row.
+    Returns: y (B, L, C) in the dtype of x; the last K-1 inputs (B, K-1, C) before padding if asked for.
     """
     if selection.conv_runs_on_triton(x_BLC, weight_CK):
         from implicit_llm.kernels import triton_backend
@@ -115,7 +117,7 @@ def causal_conv(
         y_BLC = triton_backend.causal_conv(x_BLC, weight_CK, bias_C, initial_BKC, silu=silu)
     else:
         y_BLC = torch_conv.causal_conv(x_BLC, weight_CK, bias_C, initial_BKC, silu=silu)
-    state = torch_conv.last_inputs(x_BLC, initial_BKC, weight_CK.shape[1] - 1) if return_state else None
+    state = torch_conv.last_inputs(x_BLC, initial_BKC, weight_CK.shape[1] - 1, valid_BL) if return_state else None
     return y_BLC, state
 
 

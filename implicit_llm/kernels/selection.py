@@ -180,9 +180,9 @@ def trained_scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, 
     return _decide("gradient of the mixer", reason)
 
 
-def judge_runs_on_triton(z_BLD: Tensor, valid_BL: Tensor | None, stop: str) -> bool:
-    """The kernels that judge an iteration: rules of single sequences, without padding."""
-    if selected_kernels() != "triton" or valid_BL is not None or stop not in ("sequence", "token"):
+def judge_runs_on_triton(z_BLD: Tensor, stop: str) -> bool:
+    """The kernels that judge an iteration: rules of single sequences."""
+    if selected_kernels() != "triton" or stop not in ("sequence", "token"):
         return False
     return _unfit(z_BLD) is None and z_BLD.shape[2] <= MAX_JUDGED_WIDTH
 

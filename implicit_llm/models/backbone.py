@@ -27,7 +27,7 @@ from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.projection import touched_module
 from implicit_llm.models.replayed_passes import can_replay_evaluation, can_replay_training
-from implicit_llm.models.stack import LayerState, Prefix, StackInput
+from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput
 from implicit_llm.models.stack_map import StackMap
 from implicit_llm.solver.passes import evaluation_pass, free_pass, free_stats, phantom_steps, unrolled_pass
 from implicit_llm.solver.stats import SolverStats
@@ -46,9 +46,17 @@ class ImplicitModelOutput(ModelOutput):
     solver_stats: SolverStats | None = None
 
 
-def is_unpadded(attention_mask: Tensor | None) -> bool:
-    """Whether every position counts."""
-    return attention_mask is None or bool(attention_mask.bool().all())
+def _padding(attention_mask: Tensor | None, embedding_BLD: Tensor, past: int) -> Padding | None:
+    """Of the new tokens. Raises: ValueError for a mask of another shape."""
+    if attention_mask is None:
+        return None
+    batch, length, _ = embedding_BLD.shape
+    if attention_mask.shape != (batch, past + length):
+        raise ValueError(
+            f"attention_mask must be (batch, length of cache and input) = {(batch, past + length)}, 0 where padding; "
+            f"got {tuple(attention_mask.shape)}"
+        )
+    return Padding.of(attention_mask[:, past:])
 
 
 class ImplicitModel(ImplicitPreTrainedModel):
@@ -114,24 +122,31 @@ class ImplicitModel(ImplicitPreTrainedModel):
     ) -> ImplicitModelOutput | tuple[Any, ...]:
         """Run to the fixed point: the training pass of `solver` in train mode, its evaluation pass in eval mode.
 
-        Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 where padding;
-            past_key_values a cache of converged states, advanced in place (cache_params is the same); output_positions
-            keeps `solver_stats.unconverged_BL`; eval_mode instead of the solver's, for this call.
-        Raises: ValueError for arguments that do not go together; TypeError for unknown ones; NonFiniteState.
+        Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 where padding, which may lie
+            anywhere and is as if it were not there (a cache knows the padding of its own tokens); past_key_values a
+            cache of converged states, advanced in place (cache_params is the same); output_positions keeps
+            `solver_stats.unconverged_BL`; eval_mode instead of the solver's, for this call.
+        Raises: ValueError for arguments that do not go together and for packed documents; TypeError for unknown ones;
+            NonFiniteState, whose position does not count padding.
         """
         self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
         cache = joined_cache(self, len(h_BLD), past_key_values, cache_params, use_cache)
+        padding = _padding(attention_mask, h_BLD, 0 if cache is None else cache.get_seq_length())
         solver = self._solver_of_call(eval_mode)
         stats: SolverStats | None
         is_plain = not output_hidden_states and not output_positions
-        if cache is not None and is_plain and cache.replays(self, h_BLD) and is_unpadded(attention_mask):
+        if cache is not None and is_plain and padding is None and cache.replays(self, h_BLD):
             with self.graphs_may_fail():
                 h_BLD, stats = cache.step(self, h_BLD)
                 output = ImplicitModelOutput(h_BLD, cache, None, stats)
                 return output if return_dict is not False else output.to_tuple()
         prefix = None if cache is None or cache.prefix is None else cache.prefix.without_room()
-        x = self.stack_input(h_BLD, attention_mask, position_ids, prefix)
+        if padding is not None:
+            h_BLD = padding.move_behind(h_BLD)
+            if position_ids is not None:
+                position_ids = padding.move_behind(position_ids.expand(len(h_BLD), -1))
+        x = self.stack_input(h_BLD, None if padding is None else padding.valid_BL, position_ids, prefix)
         collect: list[Tensor] | None = [] if output_hidden_states else None
         stats = None
         if solver is None:
@@ -141,18 +156,28 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if cache is not None:
             if prefix is None:
                 raise ValueError("a cache of converged states is made in evaluation mode; call model.eval() first")
-            cache.advance(prefix)
+            cache.advance(prefix if padding is None else padding.move_back_keys(prefix))
+        if padding is not None:
+            h_BLD = padding.move_back(h_BLD)
+            collect = None if collect is None else [padding.move_back(state_BLD) for state_BLD in collect]
+            if stats is not None and stats.unconverged_BL is not None:
+                stats = replace(stats, unconverged_BL=padding.move_back(stats.unconverged_BL))
         output = ImplicitModelOutput(h_BLD, cache, tuple(collect) if collect is not None else None, stats)
         return output if return_dict is not False else output.to_tuple()
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, with_hidden_states: bool) -> Tensor:
         """The embedding (B, L, D), once the arguments of `forward` are found to go together. Raises: ValueError."""
-        if (input_ids is None) == (inputs_embeds is None):
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("give either input_ids or inputs_embeds")
         if with_hidden_states and self.config.is_implicit:
             raise ValueError(
                 "an implicit model has no hidden state per layer, only its fixed point: read last_hidden_state"
             )
+        is_ids = inputs_embeds is None
+        if given.ndim != (2 if is_ids else 3) or 0 in given.shape:
+            wanted = "input_ids must be (batch, length)" if is_ids else "inputs_embeds must be (batch, length, width)"
+            raise ValueError(f"{wanted} with at least one token; got shape {tuple(given.shape)}")
         return self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
 
     def _solver_of_call(self, eval_mode: EvalMode | None) -> SolverConfig | None:
@@ -190,27 +215,30 @@ class ImplicitModel(ImplicitPreTrainedModel):
     def stack_input(
         self,
         embedding_BLD: Tensor,
-        attention_mask: Tensor | None,
+        valid_BL: Tensor | None,
         position_ids: Tensor | None,
         prefix: Prefix | None,
         *,
         dropout_masks: tuple[Tensor, ...] | None = None,
     ) -> StackInput:
-        """Everything f needs besides z; computed once per forward pass. Without dropout masks, new ones are drawn."""
+        """Everything f needs besides z; computed once per forward pass. Without dropout masks, new ones are drawn.
+
+        Args: valid_BL is False where padding, which comes last in each row. Positions count tokens, unless given.
+        Raises: ValueError for positions that start again: packed documents.
+        """
         _, length, _ = embedding_BLD.shape
-        past = 0 if prefix is None else prefix.length
-        valid_BL = None
-        if attention_mask is not None:
-            if attention_mask.ndim != 2:
-                raise ValueError(
-                    f"attention_mask must be (batch, length), 0 where padding; got shape {tuple(attention_mask.shape)}"
-                )
-            if not is_unpadded(attention_mask):
-                valid_BL = attention_mask[:, -length:].bool()
-            if position_ids is None:
-                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_min(0)[:, -length:]
         if position_ids is None:
-            position_ids = torch.arange(past, past + length, device=embedding_BLD.device)[None]
+            position_ids = torch.arange(length, device=embedding_BLD.device)[None]
+            if prefix is not None:
+                past = prefix.length if prefix.valid_BS is None else prefix.valid_BS.sum(1, keepdim=True)
+                position_ids = past + position_ids
+        elif length > 1:
+            goes_on = position_ids[:, 1:] > position_ids[:, :-1]
+            if not bool((goes_on if valid_BL is None else goes_on | ~valid_BL[:, 1:]).all()):
+                raise ValueError(
+                    "position_ids must increase along a row: packed documents would read one another; pad them with "
+                    "an attention_mask instead (DataCollatorWithPadding, packing=False, padding_free=False)"
+                )
         layers = cast("Iterable[Mamba2Layer | Llama3Layer]", self.layers)
         weights, mesh = tuple(layer.weights() for layer in layers), None
         if any(of_layer is None for of_layer in weights) and self.calls_modules():
@@ -313,7 +341,8 @@ class ImplicitLlama3Model(ImplicitModel):
         return self.norm
 
     def rope(self, position_ids_BL: Tensor) -> tuple[Tensor, Tensor]:
-        return rope_tables(position_ids_BL, self.config.head_dim, self.config.rope_theta, torch.float32)
+        dtype = torch.promote_types(self.norm.weight.dtype, torch.float32)
+        return rope_tables(position_ids_BL, self.config.head_dim, self.config.rope_theta, dtype)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens

@@ -119,7 +119,7 @@ class BlockGraph:
         self._open: list[_Open] = []
         solver = setting.solver
         if solver is not None:
-            self._best = Best(self._embedding, None)
+            self._best = Best(self._embedding)
             self._search = Search.of(solver, is_training=setting.is_training)
             self._update = self._search.update()  # for all blocks: none that is captured remembers iterates
         self._capture_all()
@@ -218,7 +218,7 @@ class BlockGraph:
         here = self._open[level]
         fz = self._model.apply_stack(here.z_AWD, here.x)[0]
         z_next = self._update(here.z_AWD, fz)
-        self._best.take(here.active_A, (here.z_AWD, fz, z_next), self._search.rule, None)
+        self._best.take(here.active_A, (here.z_AWD, fz, z_next), self._search.rule)
         here.z_AWD.copy_(z_next)
 
     def _compact(self, level: int, size: int) -> None:

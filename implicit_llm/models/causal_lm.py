@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import LongTensor, Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationConfig, GenerationMixin
@@ -74,7 +75,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> ImplicitCausalLMOutput | tuple[Any, ...]:
-        """Logits and, with labels, the mean cross entropy in fp32.
+        """Logits and, with labels, the mean cross entropy in fp32 (fp64 if the model is).
 
         Args: labels (B, L), -100 ignored. aligned: logits at t are scored on labels at t (word problems);
             otherwise on labels at t+1, as everywhere in Hugging Face. logits_to_keep: only the last so many positions
@@ -100,7 +101,8 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
                 return result if return_dict is not False else result.to_tuple()
         output = self.base(input_ids, **inputs)
         hidden_BLD, logits_BLV, loss = output.last_hidden_state, None, None
-        if labels is not None and (aligned or not return_logits):
+        is_fp64 = hidden_BLD.dtype == torch.float64  # which the loss of transformers takes to fp32
+        if labels is not None and (aligned or not return_logits or is_fp64):
             total, logits_BLV = self.total_loss(hidden_BLD, labels, aligned, return_logits)
             loss = total / _count(labels, aligned, num_items_in_batch)
         elif return_logits:
@@ -112,12 +114,16 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def total_loss(
         self, hidden_BLD: Tensor, labels_BL: Tensor, aligned: bool, return_logits: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Sum over the labels of the cross entropy in fp32; and the logits (B, L, V), never held if not asked for."""
+        """Sum over the labels of the cross entropy in fp32 (fp64 if the model is).
+
+        Also the logits (B, L, V), which are never held if not asked for.
+        """
         if return_logits:
             logits_BLV = self.lm_head(hidden_BLD)
             scored_BLV, labels_BL = (logits_BLV, labels_BL) if aligned else (logits_BLV[:, :-1], labels_BL[:, 1:])
-            wide = scored_BLV.flatten(0, 1).float()
-            total = F.cross_entropy(wide, labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
+            wide_TV = scored_BLV.flatten(0, 1)
+            wide_TV = wide_TV.to(torch.promote_types(wide_TV.dtype, torch.float32))
+            total = F.cross_entropy(wide_TV, labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
             return total, logits_BLV
         if not aligned:
             hidden_BLD, labels_BL = hidden_BLD[:, :-1], labels_BL[:, 1:]

@@ -30,10 +30,10 @@ class Llama3Weights(NamedTuple):
 
 
 def rope_tables(position_ids_BL: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (B, L, P/2) of the rotary angles position * theta^(-2i/P), computed in fp32."""
-    exponents = torch.arange(0, head_dim, 2, device=position_ids_BL.device, dtype=torch.float32) / head_dim
-    angles = position_ids_BL.float().unsqueeze(-1) * theta**-exponents
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    """Cosines and sines (B, L, P/2) of the rotary angles position * theta^(-2i/P), in `dtype`, fp32 or fp64."""
+    exponents = torch.arange(0, head_dim, 2, device=position_ids_BL.device, dtype=dtype) / head_dim
+    angles = position_ids_BL.to(dtype).unsqueeze(-1) * theta**-exponents
+    return angles.cos(), angles.sin()
 
 
 def residual_scale(config: ImplicitLlama3Config) -> float:

@@ -81,11 +81,12 @@ class Mamba2Mixer(nn.Module):
             y_BLI, state = self._mix(projected_BLE, None, x, state, return_state)
             return self.out_proj(y_BLI), state
         sizes = (self.head_dim, self.groups, self.state_size)
+        valid_BL = x.valid_BL if return_state else None  # padding comes last: nothing but the state could notice it
         if torch.is_grad_enabled():
             is_whole = state is None and not return_state
-            is_fused = is_whole and trained_scan_runs_on_triton(projected_BLE, x.valid_BL, sizes)
+            is_fused = is_whole and trained_scan_runs_on_triton(projected_BLE, valid_BL, sizes)
         else:
-            is_fused = scan_runs_on_triton(projected_BLE, x.valid_BL, sizes)
+            is_fused = scan_runs_on_triton(projected_BLE, valid_BL, sizes)
         mix = self._mix_in_one_kernel if is_fused else self._mix
         y_BLI, state = mix(projected_BLE, weights, x, state, return_state)
         return F.linear(y_BLI, weights.out_proj_DI), state
@@ -102,17 +103,14 @@ class Mamba2Mixer(nn.Module):
         batch, length, _ = projected_BLE.shape
         gate, xBC, dt_BLH = projected_BLE.split([self.inner, self.conv_channels, self.heads], dim=-1)
         dt_BLH = F.softplus(_wide(dt_BLH) + self.dt_bias)
-        if x.valid_BL is not None:  # padding neither enters the convolution nor feeds or decays the state
-            xBC = xBC * x.valid_BL.unsqueeze(-1)
+        if return_state and x.valid_BL is not None:  # padding neither feeds nor decays the state
             dt_BLH = dt_BLH * x.valid_BL.unsqueeze(-1)
         ssm_state, conv_state = (None, None) if state is None else state
         if weights is None:
-            xBC, conv_state = self.conv1d(xBC, conv_state, return_state)
+            xBC, conv_state = self.conv1d(xBC, conv_state, return_state, x.valid_BL)
         else:
-            bias_C = self.conv1d.bias
-            xBC, conv_state = causal_conv(
-                xBC, weights.conv_CK, bias_C, conv_state, silu=True, return_state=return_state
-            )
+            conv = (weights.conv_CK, self.conv1d.bias, conv_state)
+            xBC, conv_state = causal_conv(xBC, *conv, silu=True, return_state=return_state, valid_BL=x.valid_BL)
         bc = self.groups * self.state_size
         x_BLI, B_BLI, C_BLI = xBC.split([self.inner, bc, bc], dim=-1)
         y_BLHP, ssm_state = ssd(

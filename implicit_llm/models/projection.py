@@ -99,11 +99,17 @@ class CausalConv(NormedWeight):
     """The depthwise causal convolution of a Mamba2 block and the silu after it."""
 
     def forward(
-        self, x_BLC: Tensor, initial_BKC: Tensor | None = None, return_state: bool = False
+        self,
+        x_BLC: Tensor,
+        initial_BKC: Tensor | None = None,
+        return_state: bool = False,
+        valid_BL: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As `kernels.operations.causal_conv`."""
         weight_CK = self.effective_weight().squeeze(1)
-        return causal_conv(x_BLC, weight_CK, self.bias, initial_BKC, silu=True, return_state=return_state)
+        return causal_conv(
+            x_BLC, weight_CK, self.bias, initial_BKC, silu=True, return_state=return_state, valid_BL=valid_BL
+        )
 
 
 def gain_of(weight: Tensor) -> Tensor:

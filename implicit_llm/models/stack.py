@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -21,8 +22,9 @@ LayerState = tuple[Tensor, ...]  # one layer's converged state, every tensor wit
 
 @dataclass(frozen=True)
 class Prefix:
-    """Converged state of the tokens before a block: per layer its tensors; which of those tokens are padding.
+    """Converged state of the tokens before a block: per layer its tensors; which of their keys are padding.
 
+    valid_BS: False where a key is padding; None if none is, or if no layer keeps keys.
     room: keys and values lie in tensors for so many tokens, of which the first `length` count; position: where the
     block's tokens go, on the device; seen: which keys of the room they see, (L, room), if it is known.
     """
@@ -48,13 +50,56 @@ class Prefix:
 
 
 @dataclass(frozen=True)
+class Padding:
+    """Where a batch is padded, and the order that moves padding behind the tokens of each row.
+
+    The stack only sees rows in that order, so that blocks, states and residuals depend on a row's tokens alone,
+    wherever the padding is: before them, after them or between them.
+    valid_BL: where tokens are in the new order, the first positions of each row.
+    """
+
+    order_BL: Tensor
+    valid_BL: Tensor
+
+    @classmethod
+    def of(cls, attention_mask_BL: Tensor | None) -> Padding | None:
+        """None if every position is a token."""
+        if attention_mask_BL is None or bool((valid_BL := attention_mask_BL.bool()).all()):
+            return None
+        order_BL = valid_BL.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+        return cls(order_BL, valid_BL.gather(1, order_BL))
+
+    def move_behind(self, t_BLX: Tensor) -> Tensor:
+        """The same with padding last."""
+        return _reorder(t_BLX, self.order_BL)
+
+    def move_back(self, t_BLX: Tensor) -> Tensor:
+        """Undo `move_behind`."""
+        return _reorder(t_BLX, self.order_BL.argsort(dim=1))
+
+    def move_back_keys(self, prefix: Prefix) -> Prefix:
+        """Undo `move_behind` for the keys and values of these tokens, the last ones of `prefix`."""
+        if prefix.valid_BS is None:
+            return prefix
+        batch, length = self.order_BL.shape
+        old_BS = torch.arange(prefix.length - length, device=self.order_BL.device).expand(batch, -1)
+        order_BS = torch.cat([old_BS, prefix.length - length + self.order_BL.argsort(dim=1)], dim=1)
+        layers = tuple(tuple(t.take_along_dim(order_BS[:, None, :, None], dim=2) for t in kv) for kv in prefix.layers)
+        return replace(prefix, layers=layers, valid_BS=prefix.valid_BS.gather(1, order_BS))
+
+
+def _reorder(t_BLX: Tensor, order_BL: Tensor) -> Tensor:
+    return t_BLX[torch.arange(len(t_BLX), device=t_BLX.device)[:, None], order_BL]
+
+
+@dataclass(frozen=True)
 class StackInput:
     """The fixed input of f on a block.
 
     weights: per layer what `layer.weights()` returned, so that normalisation and casts happen once; None where its
         modules are called.
     injection_BLE: added to the in-projection of every layer; None for explicit models.
-    valid_BL: False where padding; None if there is none.
+    valid_BL: False where padding, which comes last in each row; None if there is none.
     dropout_masks: per layer a scaled keep-mask (B, L, D), the same in every iteration; None outside training.
     rope: cosines and sines (1 or B, L, head width) of attention layers.
     mesh: the processes over which the layers are sharded (`fully_shard`); None if they are not.
@@ -72,25 +117,18 @@ class StackInput:
     def attention_mask(self) -> Tensor | None:
         """Which keys a query sees, (1 or B, 1, L, S + L); None where plain causal attention says the same.
 
-        A padded query sees itself, so that its softmax stays finite; nothing reads the result.
+        Padding of the block itself comes after every token and so needs no mask.
         """
         assert self.rope is not None
         length, device = self.rope[0].shape[1], self.rope[0].device
         before = 0 if self.prefix is None else self.prefix.length
-        prefix_valid = None if self.prefix is None else self.prefix.valid_BS
-        is_padded = self.valid_BL is not None or prefix_valid is not None
-        if not is_padded and (before == 0 or length == 1):
+        old_BS = None if self.prefix is None else self.prefix.valid_BS
+        if old_BS is None and (before == 0 or length == 1):
             return None
         causal = torch.ones(length, before + length, dtype=torch.bool, device=device).tril(before)
-        if not is_padded:
+        if old_BS is None:
             return causal[None, None]
-        batch = len(self.valid_BL if self.valid_BL is not None else prefix_valid)  # type: ignore[arg-type]
-        old = torch.ones(batch, before, dtype=torch.bool, device=device) if prefix_valid is None else prefix_valid
-        new = torch.ones(batch, length, dtype=torch.bool, device=device) if self.valid_BL is None else self.valid_BL
-        itself = torch.zeros(length, before + length, dtype=torch.bool, device=device)
-        itself[:, before:].fill_diagonal_(True)
-        keys = torch.cat([old, new], dim=1)[:, None]
-        return ((causal & keys) | itself)[:, None]
+        return (causal & F.pad(old_BS, (0, length), value=True)[:, None])[:, None]
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         masks = None if self.dropout_masks is None else tuple(change(mask) for mask in self.dropout_masks)
@@ -118,12 +156,12 @@ class StackInput:
 
     def extend_prefix(self, layers: tuple[LayerState, ...], length: int) -> Prefix:
         """The prefix of the next block, whose tokens follow the `length` tokens of this one."""
-        before = self.prefix
-        seen = length + (before.length if before else 0)
-        valid = None if before is None else before.valid_BS
-        if self.valid_BL is not None or valid is not None:
-            device, batch = layers[0][0].device, len(layers[0][0])
-            old = torch.ones(batch, seen - length, dtype=torch.bool, device=device) if valid is None else valid
-            new = torch.ones(batch, length, dtype=torch.bool, device=device) if self.valid_BL is None else self.valid_BL
-            valid = torch.cat([old, new], dim=1)
-        return Prefix(layers, seen, valid)
+        before = 0 if self.prefix is None else self.prefix.length
+        old_BS = None if self.prefix is None else self.prefix.valid_BS
+        if self.rope is None or (self.valid_BL is None and old_BS is None):
+            return Prefix(layers, before + length)
+        like = self.valid_BL if self.valid_BL is not None else old_BS
+        assert like is not None
+        old_BS = like.new_ones(len(like), before) if old_BS is None else old_BS
+        new_BL = like.new_ones(len(like), length) if self.valid_BL is None else self.valid_BL
+        return Prefix(layers, before + length, torch.cat([old_BS, new_BL], dim=1))

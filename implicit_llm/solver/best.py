@@ -13,7 +13,7 @@ from implicit_llm.solver.stats import NonFiniteState
 class Best:
     """What a solve has found. Shapes: `B` sequences, `A` of them not known to be done, `L` length, `D` width."""
 
-    def __init__(self, z0_BLD: Tensor, valid_BL: Tensor | None) -> None:
+    def __init__(self, z0_BLD: Tensor) -> None:
         batch, length, _ = z0_BLD.shape
         device = z0_BLD.device
         wide = z0_BLD.dtype if z0_BLD.dtype == torch.float64 else torch.float32
@@ -23,16 +23,15 @@ class Best:
         self.done = torch.zeros(batch, dtype=torch.bool, device=device)
         self.num_iter = torch.zeros(batch, device=device)
         self.non_finite = torch.zeros(batch, length, dtype=torch.bool, device=device)
-        self._valid_BL = valid_BL
 
-    def take(self, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], rule: Rule, valid_AL: Tensor | None) -> None:
+    def take(self, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], rule: Rule) -> None:
         """Record an iteration (z, f(z), next z) of the sequences `active_A`; those already done keep what they have."""
-        if judge_runs_on_triton(z[1], valid_AL, rule.stop):
+        if judge_runs_on_triton(z[1], rule.stop):
             from implicit_llm.kernels import triton_judge
 
             triton_judge.judge(self, active_A, z, rule.stop, rule.tol)
             return
-        self._record(active_A, z[2], rule(z[0], z[1], valid_AL))
+        self._record(active_A, z[2], rule(z[0], z[1]))
 
     def _record(self, active: Tensor, z_next: Tensor, progress: Progress) -> None:
         whole = len(active) == len(self.z)
@@ -69,9 +68,8 @@ class Best:
 
     def raise_if_not_finite(self) -> None:
         """Raises: NonFiniteState, naming sequence and position."""
-        bad = self.non_finite if self._valid_BL is None else self.non_finite & self._valid_BL
-        if bool(bad.any()):
-            sequence, position = bad.nonzero()[0].tolist()
+        if bool(self.non_finite.any()):
+            sequence, position = self.non_finite.nonzero()[0].tolist()
             raise NonFiniteState(
                 f"the fixed-point iteration became NaN or infinite, first seen at sequence {sequence}, "
                 f"position {position}; lower the learning rate, check the input, or solve in fp32"

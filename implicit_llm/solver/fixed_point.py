@@ -47,6 +47,8 @@ def solve(
 ) -> tuple[Tensor, BlockStats]:
     """Iterate `step` from z0 until `rule` is met or `max_iter` evaluations are spent; without gradient.
 
+    Padding, where `valid_BL` is False, stays at zero and so has no part in residuals or acceleration; z0 is zero there.
+
     Returns: per sequence the iterate with the lowest residual, made by `update`, (B, L, D); and the statistics. Tokens
         whose own residual is not below the rule's tol are reported whatever the rule says of their sequence.
     Raises: NonFiniteState, naming sequence and position; NotImplementedError inside torch.func.vmap.
@@ -54,7 +56,7 @@ def solve(
     """
     batch = len(z0_BLD)
     check_every = 1 if z0_BLD.device.type == "cpu" else CHECK_EVERY_ON_DEVICE
-    best = Best(z0_BLD, valid_BL)
+    best = Best(z0_BLD)
     active = torch.arange(batch, device=z0_BLD.device)
     z_BLD, valid = z0_BLD, valid_BL
     for iteration in range(1, max_iter + 1):
@@ -62,8 +64,10 @@ def solve(
         fz_BLD = step(z_BLD).detach()
         if iteration == 1 and is_reference():
             _refuse_vmap(fz_BLD)
+        if valid is not None:
+            fz_BLD = fz_BLD.masked_fill(~valid[..., None], 0.0)
         z_next_BLD = update(z_BLD, fz_BLD)
-        best.take(active, (z_BLD, fz_BLD, z_next_BLD), rule, valid)
+        best.take(active, (z_BLD, fz_BLD, z_next_BLD), rule)
         z_BLD = z_next_BLD
         if iteration == max_iter or iteration % check_every:
             continue

@@ -15,7 +15,7 @@ from torch import Tensor
 from implicit_llm.solver.fixed_point import FixedPointMap, solve
 from implicit_llm.solver.methods import Update, make_update
 from implicit_llm.solver.residual import Rule, make_rule
-from implicit_llm.solver.stats import BlockStats, SolverStats, gather_blocks, unrolled_stats
+from implicit_llm.solver.stats import Blocks, BlockStats, SolverStats, gather_blocks, unrolled_stats
 from implicit_llm_contracts.config.solver import SolverConfig
 
 
@@ -32,6 +32,9 @@ class BlockMap(FixedPointMap, Protocol):
 
 class SequenceMap(Protocol):
     """f(., x) on whole sequences, differentiable; `block` restricts it to tokens start to end after `state`."""
+
+    @property
+    def valid_BL(self) -> Tensor | None: ...
 
     def __call__(self, z_BLD: Tensor) -> Tensor: ...
 
@@ -78,12 +81,15 @@ def free_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, *, positions
 
 
 @torch.no_grad()
-def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, list[tuple[int, BlockStats]]]:
-    """The solver's part of a free pass: z (B, L, D), and the statistics of each block with its length."""
+def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
+    """The solver's part of a free pass: z (B, L, D), and the statistics of each block with its length.
+
+    A sequence that fits into one block needs no state after it, so its z is not closed.
+    """
     length = z0_BLD.shape[1]
     block_len = solver.block_len or length
     search = Search.of(solver, is_training=True)
-    z_BLD, _, blocks = _solve_blocks(f, z0_BLD, search, block_len, None, close=block_len < length)
+    z_BLD, _, blocks = _solve_blocks(f, z0_BLD, search, block_len, None, close_longer_than=block_len)
     return z_BLD, blocks
 
 
@@ -94,7 +100,7 @@ def phantom_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor
     return z_BLD
 
 
-def free_stats(blocks: list[tuple[int, BlockStats]], solver: SolverConfig, *, positions: bool) -> SolverStats:
+def free_stats(blocks: Blocks, solver: SolverConfig, *, positions: bool) -> SolverStats:
     """Statistics of a free pass whose solver left `blocks`; several of them were each closed by one f."""
     return gather_blocks(blocks, solver.phantom_steps + (len(blocks) > 1), positions=positions)
 
@@ -108,16 +114,20 @@ def evaluation_pass(
     Returns: z (B, L, D), the state after the last block, and the statistics.
     """
     search, block_len = Search.of(solver, is_training=False), solver.eval_width(z0_BLD.shape[1])
-    z_BLD, state, blocks = _solve_blocks(f, z0_BLD, search, block_len, state, close=True)
+    z_BLD, state, blocks = _solve_blocks(f, z0_BLD, search, block_len, state)
     return z_BLD, state, gather_blocks(blocks, 1, positions=positions)
 
 
 def _solve_blocks(
-    f: SequenceMap, z0_BLD: Tensor, search: Search, block_len: int, state: Any, *, close: bool
-) -> tuple[Tensor, Any, list[tuple[int, BlockStats]]]:
-    """Solve block after block from the converged state before each; `close` ends a block with one undamped f."""
+    f: SequenceMap, z0_BLD: Tensor, search: Search, block_len: int, state: Any, *, close_longer_than: int = 0
+) -> tuple[Tensor, Any, Blocks]:
+    """Solve block after block from the converged state before each; one undamped f closes each block.
+
+    Sequences of up to `close_longer_than` tokens keep the solver's own z.
+    """
     length = z0_BLD.shape[1]
-    parts, blocks = [], []
+    parts: list[Tensor] = []
+    blocks: list[tuple[int | Tensor, BlockStats]] = []
     for start in range(0, length, block_len):
         end = min(start + block_len, length)
         block = f.block(start, end, state)
@@ -129,8 +139,12 @@ def _solve_blocks(
             max_iter=search.max_iter,
             valid_BL=block.valid_BL,
         )
-        if close:
-            z_BWD, state = block.close(z_BWD)
+        if length > close_longer_than:
+            closed_BWD, state = block.close(z_BWD)
+            if f.valid_BL is not None and close_longer_than:
+                is_closed_B = f.valid_BL.sum(1) > close_longer_than
+                closed_BWD = torch.where(is_closed_B[:, None, None], closed_BWD, z_BWD)
+            z_BWD = closed_BWD
         parts.append(z_BWD.detach())  # of forward-mode derivatives, as in `solve`
-        blocks.append((end - start, stats))
+        blocks.append((end - start if block.valid_BL is None else block.valid_BL.sum(1), stats))
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], state, blocks

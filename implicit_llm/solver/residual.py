@@ -1,6 +1,6 @@
 """Relative residuals and the rules that stop an iteration on them.
 
-A rule maps one iteration to its `Progress`; padded positions count as zero change.
+A rule maps one iteration to its `Progress`.
 """
 
 from __future__ import annotations
@@ -30,25 +30,24 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)  # torch.compile of PyTorch 2.7 hashes it before it has its fields
 class Rule:
-    """A stopping rule: called with z, f(z) (B, L, D) and which positions are no padding (None: all)."""
+    """A stopping rule: called with z and f(z) (B, L, D), both zero where padded."""
 
     stop: str
     tol: float
-    judge: Callable[[Tensor, Tensor, Tensor | None], Progress]
+    judge: Callable[[Tensor, Tensor], Progress]
 
-    def __call__(self, z_BLD: Tensor, fz_BLD: Tensor, valid_BL: Tensor | None) -> Progress:
-        return self.judge(z_BLD, fz_BLD, valid_BL)
-
-
-def _norms(t_BLD: Tensor, valid_BL: Tensor | None) -> Tensor:
-    """Norm of every position, zero where padded: (B, L), at least fp32."""
-    norm_BL = torch.linalg.vector_norm(t_BLD if t_BLD.dtype == torch.float64 else t_BLD.float(), dim=-1)
-    return norm_BL if valid_BL is None else norm_BL.masked_fill(~valid_BL, 0.0)
+    def __call__(self, z_BLD: Tensor, fz_BLD: Tensor) -> Progress:
+        return self.judge(z_BLD, fz_BLD)
 
 
-def _relative(z_BLD: Tensor, fz_BLD: Tensor, valid_BL: Tensor | None) -> tuple[Tensor, Tensor]:
+def _norms(t_BLD: Tensor) -> Tensor:
+    """Norm of every position (B, L), at least fp32."""
+    return torch.linalg.vector_norm(t_BLD if t_BLD.dtype == torch.float64 else t_BLD.float(), dim=-1)
+
+
+def _relative(z_BLD: Tensor, fz_BLD: Tensor) -> tuple[Tensor, Tensor]:
     """||f(z) - z|| / ||f(z)|| by sequence (B) and by position (B, L)."""
-    change_BL, size_BL = _norms(fz_BLD - z_BLD, valid_BL), _norms(fz_BLD, valid_BL)
+    change_BL, size_BL = _norms(fz_BLD - z_BLD), _norms(fz_BLD)
     by_token = change_BL / (size_BL + EPS)
     by_sequence = torch.linalg.vector_norm(change_BL, dim=1) / (torch.linalg.vector_norm(size_BL, dim=1) + EPS)
     return by_sequence, by_token
@@ -57,8 +56,8 @@ def _relative(z_BLD: Tensor, fz_BLD: Tensor, valid_BL: Tensor | None) -> tuple[T
 def sequence_rule(tol: float) -> Rule:
     """Each sequence stops by itself, on its residual over all its positions."""
 
-    def judge(z: Tensor, fz: Tensor, valid: Tensor | None) -> Progress:
-        by_sequence, by_token = _relative(z, fz, valid)
+    def judge(z: Tensor, fz: Tensor) -> Progress:
+        by_sequence, by_token = _relative(z, fz)
         return Progress(by_sequence < tol, by_sequence, by_token)
 
     return Rule("sequence", tol, judge)
@@ -67,8 +66,8 @@ def sequence_rule(tol: float) -> Rule:
 def token_rule(tol: float) -> Rule:
     """Each sequence stops by itself, when the residual of each of its tokens is below tol."""
 
-    def judge(z: Tensor, fz: Tensor, valid: Tensor | None) -> Progress:
-        _, by_token = _relative(z, fz, valid)
+    def judge(z: Tensor, fz: Tensor) -> Progress:
+        _, by_token = _relative(z, fz)
         worst = by_token.amax(1)
         return Progress(worst < tol, worst, by_token)
 
@@ -78,8 +77,8 @@ def token_rule(tol: float) -> Rule:
 def batch_max_rule(tol: float) -> Rule:
     """Published in training: all stop when the largest residual of the sequences is below tol."""
 
-    def judge(z: Tensor, fz: Tensor, valid: Tensor | None) -> Progress:
-        by_sequence, by_token = _relative(z, fz, valid)
+    def judge(z: Tensor, fz: Tensor) -> Progress:
+        by_sequence, by_token = _relative(z, fz)
         done = (by_sequence.amax() < tol).expand(len(by_sequence))
         return Progress(done, by_sequence, by_token)
 
@@ -89,8 +88,8 @@ def batch_max_rule(tol: float) -> Rule:
 def batch_norm_rule(tol: float) -> Rule:
     """Published in evaluation: one norm of f(z) - z over the whole batch, relative to that of the iterate z."""
 
-    def judge(z: Tensor, fz: Tensor, valid: Tensor | None) -> Progress:
-        change_BL, size_BL = _norms(fz - z, valid), _norms(z, valid)
+    def judge(z: Tensor, fz: Tensor) -> Progress:
+        change_BL, size_BL = _norms(fz - z), _norms(z)
         ratio = torch.linalg.vector_norm(change_BL) / (torch.linalg.vector_norm(size_BL) + PUBLISHED_EPS)
         batch = len(z)
         return Progress((ratio < tol).expand(batch), ratio.expand(batch), change_BL / (size_BL + PUBLISHED_EPS), True)

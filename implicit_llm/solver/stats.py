@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,9 +60,14 @@ def unrolled_stats(num_unroll: int, batch: int, device: torch.device) -> SolverS
     )
 
 
-def gather_blocks(blocks: list[tuple[int, BlockStats]], num_closing: int, *, positions: bool) -> SolverStats:
-    """Combine blocks, given as (length, stats), into the statistics of whole sequences."""
+Blocks = Sequence[tuple[int | Tensor, BlockStats]]  # each with its number of tokens, by sequence where padded
+
+
+def gather_blocks(blocks: Blocks, num_closing: int, *, positions: bool) -> SolverStats:
+    """Combine blocks into the statistics of whole sequences."""
     total = sum(length for length, _ in blocks)
+    if isinstance(total, Tensor):
+        total = total.clamp_min(1)  # a row may be all padding
     unconverged = [stats.unconverged_BL for _, stats in blocks]
     return SolverStats(
         num_iter=sum(stats.num_iter.float() * (length / total) for length, stats in blocks),  # type: ignore[arg-type]

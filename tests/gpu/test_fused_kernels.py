@@ -77,16 +77,16 @@ def test_the_fused_head_equals_its_logits(vocab: int, dtype: torch.dtype) -> Non
 def test_an_iteration_judged_by_kernels_equals_the_plain_rule(shape: tuple[int, int, int], stop: str) -> None:
     torch.manual_seed(0)
     z0, rule = torch.zeros(shape, device="cuda"), make_rule(stop, 0.5, is_training=True)
-    mine, plain = Best(z0, None), Best(z0, None)
+    mine, plain = Best(z0), Best(z0)
     for iteration in range(6):
         active = torch.arange(shape[0], device="cuda") if iteration < 3 else torch.tensor([0, 2, 4], device="cuda")
         z = torch.randn(len(active), *shape[1:], device="cuda")
         fz = z + torch.randn_like(z) * torch.rand(len(active), 1, 1, device="cuda") * 1.2
         if iteration == 4:
             fz[1, shape[1] // 2] = float("nan")
-        mine.take(active, (z, fz, fz), rule, None)
+        mine.take(active, (z, fz, fz), rule)
         with kernels("torch"):
-            plain.take(active, (z, fz, fz), rule, None)
+            plain.take(active, (z, fz, fz), rule)
     for name in ("z", "done", "num_iter", "non_finite"):
         assert torch.equal(getattr(mine, name), getattr(plain, name)), name
     for name in ("residual", "residual_BL"):

@@ -1,9 +1,10 @@
-"""The language model that the harness asks: its HFLM, which never pads a batch, with a solver and its cost.
+"""The language model that the harness asks: its HFLM, without padding that counts, with a solver and its cost.
 
 HFLM pads the requests of a batch on the right and hides nothing from the model. Tokens that come later cannot move an
 exact fixed point, but they share the residual by which a sequence or block stops, so that the number of iterations, and
-with it every number within the tolerance, would depend on what else is in the batch. Here a batch holds requests of one
-task and one length only, and a request's answer depends on nothing but itself.
+with it every number within the tolerance, would depend on what else is in the batch. Here a batch of
+log-likelihoods holds requests of one task and one length only, and a request's answer depends on nothing but itself.
+Prompts to go on from are padded on the left with a mask, which is as if they were not.
 
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,30 @@ def test_an_answer_in_a_batch_is_that_to_the_request_alone(family: str, mode: st
     together = logprobs(ImplicitLM(model, harness_tokenizer(), batch_size=8), asked)
     np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-4)
     np.testing.assert_array_equal(alone, logprobs(harness(model, 1), asked))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_text_generated_in_a_batch_is_that_of_the_prompt_alone(family: str) -> None:
+    """At the default tolerance, in blocks; the harness pads the prompts of a batch on the left."""
+    prompts = (
+        "def read(self):",
+        "return",
+        "for key in self._data: yield",
+        "if x",
+        "a",
+        "import os, sys; from",
+        "go on",
+    )
+    until = {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": False}
+    asked = [SimpleNamespace(args=(prompt, until), task_name="task") for prompt in prompts]
+    model = harness_model(family, eval_mode="blockwise")
+    model.generation_config.eos_token_id = harness_tokenizer().eos_token_id
+    alone, together = (
+        ImplicitLM(model, harness_tokenizer(), batch_size=size).generate_until(asked, disable_tqdm=True)
+        for size in (1, 8)
+    )
+    assert together == alone
+    assert len(set(alone)) > 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)

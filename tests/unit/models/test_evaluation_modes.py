@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import implicit_llm
 
@@ -44,32 +45,102 @@ def test_every_method_and_stopping_rule_reaches_the_same_fixed_point(make_model,
     torch.testing.assert_close(got, expected, atol=1e-8, rtol=1e-8)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["implicit", "explicit"])
-def test_left_padding_changes_nothing_for_the_tokens_after_it(make_model, family: str, kind: str) -> None:
-    model = make_model(family, kind, **TIGHT, eval_mode="blockwise", eval_block_len=4)
-    lengths = [11, 7, 1]
-    rows = [torch.randint(0, 23, (length,)) for length in lengths]
-    padded = torch.stack([torch.cat([torch.full((11 - len(row),), 5), row]) for row in rows])
-    mask = torch.stack([(torch.arange(11) >= 11 - length).long() for length in lengths])
-    together = model(padded, attention_mask=mask)
-    if kind == "implicit":
-        assert together.solver_stats.is_converged.all()
-    for row, logits in zip(rows, together.logits, strict=True):
-        alone = model(row[None]).logits[0]
-        torch.testing.assert_close(logits[-len(row) :], alone, atol=1e-8, rtol=1e-8)
+LENGTHS = [11, 7, 6, 4, 1]
+
+
+def padded(*sides: str) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Rows of several lengths, and the batch that holds them, padded on these sides in turn, with its mask."""
+    torch.manual_seed(1)
+    rows, width = [torch.randint(0, 23, (length,)) for length in LENGTHS], max(LENGTHS)
+    mask = torch.zeros(len(rows), width, dtype=torch.long)
+    for index, length in enumerate(LENGTHS):
+        places = {"left": range(width - length, width), "right": range(length), "between": torch.randperm(width)}
+        mask[index, list(places[sides[index % len(sides)]])[:length]] = 1
+    batch = torch.full_like(mask, 5)
+    batch[mask.bool()] = torch.cat(rows)
+    return rows, batch, mask
+
+
+def loosely_solved(make_model, family: str, kind: str = "implicit", **solver):
+    """A model far from linear at the default tolerance, so that what is solved together shows in the result."""
+    model = make_model(family, kind, num_hidden_layers=2, eval_block_len=4, **solver)
+    if solver.get("method") == "anderson":
+        return model  # where f does not contract, Anderson's method magnifies rounding
+    with torch.no_grad():
+        for name, parameter in model.base.named_parameters():
+            if "norm" in name:
+                parameter.fill_(1.0)
+        model.get_input_embeddings().weight.mul_(5)
+    return model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["implicit", "explicit"])
-def test_right_padding_changes_nothing_for_the_tokens_before_it(make_model, family: str, kind: str) -> None:
-    model = make_model(family, kind, **TIGHT, eval_mode="simultaneous")
-    row = torch.randint(0, 23, (6,))
-    padded = torch.cat([row, torch.full((5,), 3)])[None]
-    mask = torch.tensor([[1] * 6 + [0] * 5])
-    torch.testing.assert_close(
-        model(padded, attention_mask=mask).logits[:, :6], model(row[None]).logits, atol=1e-8, rtol=1e-8
-    )
+@pytest.mark.parametrize(
+    ("eval_mode", "eval_stop", "method"),
+    [
+        ("blockwise", "sequence", "plain"),
+        ("blockwise", "token", "plain"),
+        ("blockwise", "sequence", "anderson"),
+        ("simultaneous", "sequence", "plain"),
+        ("simultaneous", "token", "anderson"),
+        ("sequential", "sequence", "plain"),
+        ("explicit", None, None),
+    ],
+)
+def test_padding_is_as_if_it_were_not_there(
+    make_model, family: str, eval_mode: str, eval_stop: str, method: str
+) -> None:
+    """At the default tolerance: logits, iterations, and what a cache goes on with."""
+    if eval_mode == "explicit":
+        model = loosely_solved(make_model, family, "explicit")
+    else:
+        model = loosely_solved(make_model, family, eval_mode=eval_mode, eval_stop=eval_stop, method=method)
+    rows, batch, mask = padded("right", "left", "between")
+    together = model(batch, attention_mask=mask, use_cache=True, output_positions=True)
+    more = torch.randint(0, 23, (len(rows), 3))
+    after = model(more, attention_mask=F.pad(mask, (0, 3), value=1), past_key_values=together.past_key_values)
+    for index, row in enumerate(rows):
+        alone = model(row[None], use_cache=True, output_positions=True)
+        close = {"atol": 1e-9, "rtol": 1e-9}
+        torch.testing.assert_close(together.logits[index, mask[index].bool()], alone.logits[0], **close)
+        continued = model(more[index : index + 1], past_key_values=alone.past_key_values)
+        torch.testing.assert_close(after.logits[index], continued.logits[0], **close)
+        if eval_mode == "explicit":
+            continue
+        for found, expected in ((together, alone), (after, continued)):
+            torch.testing.assert_close(found.solver_stats.num_iter[index], expected.solver_stats.num_iter[0])
+            torch.testing.assert_close(found.solver_stats.residual[index], expected.solver_stats.residual[0])
+        unconverged_L = together.solver_stats.unconverged_BL[index]
+        assert torch.equal(unconverged_L[mask[index].bool()], alone.solver_stats.unconverged_BL[0])
+        assert not unconverged_L[~mask[index].bool()].any()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("stop", ["sequence", "batch"])
+@pytest.mark.parametrize("is_training", [True, False])
+def test_left_padding_equals_right_padding(make_model, family: str, stop: str, is_training: bool) -> None:
+    """Also where the batch decides together, and in training with blocks: then gradients as well."""
+    model = loosely_solved(make_model, family, stop=stop, eval_stop=stop, block_len=4).train(is_training)
+    found = []
+    for side in ("left", "right"):
+        _, batch, mask = padded(side)
+        model.zero_grad()
+        logits = model(batch, attention_mask=mask).logits[mask.bool()]
+        logits.square().mean().backward()
+        found.append([logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for left, right in zip(*found, strict=True):
+        torch.testing.assert_close(left, right, atol=1e-9, rtol=1e-7)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_with_blocks_does_not_see_padding(make_model, family: str) -> None:
+    model = loosely_solved(make_model, family, block_len=4).train()
+    rows, batch, mask = padded("left")
+    together = model(batch, attention_mask=mask).logits
+    for index, row in enumerate(rows):
+        torch.testing.assert_close(
+            together[index, mask[index].bool()], model(row[None]).logits[0], atol=1e-9, rtol=1e-9
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

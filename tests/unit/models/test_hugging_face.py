@@ -32,7 +32,7 @@ def test_greedy_generation_repeats_what_single_forward_passes_choose(make_model,
 
 @BOTH
 def test_generation_with_left_padding_equals_each_prompt_alone(make_model, family: str) -> None:
-    model = make_model(family, **SOLVED)
+    model = make_model(family, eval_block_len=4)
     short, long = torch.randint(1, 23, (3,)), torch.randint(1, 23, (7,))
     padded = torch.stack([torch.cat([torch.zeros(4, dtype=torch.long), short]), long])
     mask = torch.tensor([[0] * 4 + [1] * 3, [1] * 7])
@@ -40,6 +40,51 @@ def test_generation_with_left_padding_equals_each_prompt_alone(make_model, famil
     together = model.generate(padded, attention_mask=mask, **settings)
     assert torch.equal(together[0, 7:], model.generate(short[None], **settings)[0, 3:])
     assert torch.equal(together[1, 7:], model.generate(long[None], **settings)[0, 7:])
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["implicit", "explicit"])
+def test_in_fp64_losses_and_finite_differences_are_in_fp64(make_model, family: str, kind: str) -> None:
+    """Also what does not depend on the weights: the loss function and the rotary tables."""
+    model = make_model(family, kind, mode="unrolled", num_unroll=2).train()
+    input_ids, direction = torch.randint(0, 23, (2, 7)), torch.randn(2, 7, 16, dtype=torch.float64)
+    embedding = model.get_input_embeddings()(input_ids).detach().requires_grad_()
+    for options in ({}, {"aligned": True}, {"return_logits": False}):
+        (gradient,) = torch.autograd.grad(model(inputs_embeds=embedding, labels=input_ids, **options).loss, embedding)
+        moved = [
+            model(inputs_embeds=embedding + eps * direction, labels=input_ids, **options).loss for eps in (1e-6, -1e-6)
+        ]
+        difference = (moved[0] - moved[1]) / 2e-6
+        torch.testing.assert_close(difference, (gradient * direction).sum(), atol=1e-9, rtol=1e-7)
+
+
+def test_rotary_tables_of_an_fp64_model_are_in_fp64(make_model) -> None:
+    positions = torch.tensor([[0, 1, 1000]])
+    cosines, _ = make_model("llama3", "explicit").base.rope(positions)
+    frequencies = 500000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    torch.testing.assert_close(cosines[0], (positions[0, :, None] * frequencies).cos(), atol=1e-12, rtol=0)
+
+
+@BOTH
+@KINDS
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, r"input_ids .* at least one token; got shape \(2, 0\)"),
+        ({"input_ids": torch.ones(0, 5, dtype=torch.long)}, r"input_ids .* at least one token; got shape \(0, 5\)"),
+        ({"input_ids": torch.ones(5, dtype=torch.long)}, r"input_ids must be \(batch, length\)"),
+        ({"inputs_embeds": torch.ones(5, 16)}, r"inputs_embeds must be \(batch, length, width\)"),
+        ({"attention_mask": torch.ones(1, 3)}, r"attention_mask must be .*\(1, 5\), 0 where padding; got \(1, 3\)"),
+        ({"attention_mask": torch.ones(1, 1, 5, 5)}, "attention_mask must be"),
+        ({"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}, "packed documents .* attention_mask"),
+    ],
+)
+def test_inputs_that_mean_nothing_are_refused(make_model, family: str, kind: str, inputs, message: str) -> None:
+    model = make_model(family, kind)
+    if len(inputs) == 1 and "input" not in next(iter(inputs)):
+        inputs = {"input_ids": torch.tensor([[3, 4, 5, 6, 7]])} | inputs
+    with pytest.raises(ValueError, match=message):
+        model(**inputs)
 
 
 @BOTH
