@@ -17,10 +17,10 @@ READY := $(VENV)/.ready-$(STAMP_KEY)
 ACTIVATE := export PATH="$(abspath $(VENV))/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: help setup demo miniature test test-all check format bench profiles
+.PHONY: help setup demo miniature test test-integration test-all check format bench profiles
 
 help:  ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
 
 setup: $(READY)  ## Make the virtual environment, if it is not there
 
@@ -32,7 +32,10 @@ miniature: $(READY)  ## Run the whole paper in small, every figure and table; th
 	@$(ACTIVATE); snakemake --profile $(PROFILE) miniature
 
 test: $(READY)  ## Run the tests, minutes
-	@$(ACTIVATE); OMP_NUM_THREADS=1 pytest -m "not slow and not gpu"   # small tensors: a second thread only waits
+	@$(ACTIVATE); OMP_NUM_THREADS=1 pytest -m "not slow and not gpu and not integration"   # small tensors: a second thread only waits
+
+test-integration: $(READY)  ## Run the tests with packages that users bring
+	@$(ACTIVATE); OMP_NUM_THREADS=1 pytest -m "integration and not slow and not gpu"
 
 test-all: $(READY)  ## Run all tests that this machine can run
 	@$(ACTIVATE); pytest

@@ -3,6 +3,9 @@
 Importing registers `implicit_mamba2` and `implicit_llama3` with Hugging Face's Auto classes.
 """
 
+from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model
+from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM
+from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.conversion import to_implicit
 from implicit_llm.models.original_mamba2 import load_original_mamba2
 from implicit_llm.models.presets import list_configs, load_config
@@ -15,6 +18,12 @@ register_implicit_causal_lm()
 
 __version__ = "0.1.0"
 __all__ = [
+    "ImplicitLlama3Config",
+    "ImplicitLlama3ForCausalLM",
+    "ImplicitLlama3Model",
+    "ImplicitMamba2Config",
+    "ImplicitMamba2ForCausalLM",
+    "ImplicitMamba2Model",
     "NonFiniteState",
     "SolverConfig",
     "SolverStats",

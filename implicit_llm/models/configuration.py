@@ -3,7 +3,11 @@
 The published nested layout is translated on reading (published_layout.py) and never written.
 """
 
-from typing import Any
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -11,6 +15,8 @@ from transformers import PreTrainedConfig
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.published_layout import clean_config, is_published
 from implicit_llm_contracts.config.solver import SolverConfig
+
+SHIM = Path(__file__).with_name("modeling_implicit.py")
 
 
 @strict
@@ -25,6 +31,8 @@ class ImplicitConfig(PreTrainedConfig):
     """
 
     # What Trainer leaves out of predictions, so that compute_metrics gets the logits.
+    auto_classes: ClassVar[Mapping[str, str]] = {}  # names in the module that is saved beside a model
+
     keys_to_ignore_at_inference = ["past_key_values", "solver_stats", "last_hidden_state"]  # noqa: RUF012 (no field)
 
     vocab_size: int = 50288
@@ -51,6 +59,18 @@ class ImplicitConfig(PreTrainedConfig):
         if not 0 <= self.dropout < 1:
             raise ModelConfigError(f"dropout: {self.dropout!r} is not in [0, 1)")
         super().__post_init__(**kwargs)
+        if type(self).auto_classes:
+            self.auto_map = {auto: f"{SHIM.stem}.{name}" for auto, name in type(self).auto_classes.items()}
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """As in transformers, and the module that `auto_map` names beside it."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if type(self).auto_classes:
+            shutil.copyfile(SHIM, Path(save_directory) / SHIM.name)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: with transformers' own way a saved model would come with a part of this package's source."""
 
     def __setattr__(self, key: str, value: Any) -> None:
         is_solver = key == "solver" and value is not None
@@ -77,6 +97,11 @@ class ImplicitMamba2Config(ImplicitConfig):
     """
 
     model_type = "implicit_mamba2"
+    auto_classes: ClassVar[Mapping[str, str]] = {
+        "AutoConfig": "ImplicitMamba2Config",
+        "AutoModel": "ImplicitMamba2Model",
+        "AutoModelForCausalLM": "ImplicitMamba2ForCausalLM",
+    }
 
     expand: int = 2
     state_size: int = 128
@@ -122,6 +147,11 @@ class ImplicitLlama3Config(ImplicitConfig):
     """
 
     model_type = "implicit_llama3"
+    auto_classes: ClassVar[Mapping[str, str]] = {
+        "AutoConfig": "ImplicitLlama3Config",
+        "AutoModel": "ImplicitLlama3Model",
+        "AutoModelForCausalLM": "ImplicitLlama3ForCausalLM",
+    }
 
     vocab_size: int = 50277
     num_hidden_layers: int = 12

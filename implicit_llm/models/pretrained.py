@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,20 @@ class ImplicitPreTrainedModel(PreTrainedModel):
         if cls.base_model_prefix and not cls.__name__.endswith("ForCausalLM"):
             weights = {name.removeprefix(f"{cls.base_model_prefix}."): value for name, value in weights.items()}
         return super().from_pretrained(None, *args, state_dict=weights, **kwargs)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """As in transformers, with a card that says how to load the model, unless a README.md is there."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        from implicit_llm.cards.model_card import FILE_NAME
+        from implicit_llm.cards.saved_card import saved_card
+
+        card = Path(save_directory) / FILE_NAME
+        if kwargs.get("is_main_process", True) and card.parent.is_dir() and not card.exists():
+            card.write_text(saved_card(self), encoding="utf-8")
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing, as for the configuration."""
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Refuse a choice that would change nothing: `kernels.selection` decides what runs. Raises: ValueError."""

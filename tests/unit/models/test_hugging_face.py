@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import implicit_llm
@@ -132,6 +134,22 @@ def test_saving_and_loading_keeps_weights_solver_and_output(make_model, family: 
     assert torch.equal(again(input_ids).logits, model(input_ids).logits)
     backbone = AutoModel.from_pretrained(tmp_path)
     assert torch.equal(backbone(input_ids).last_hidden_state, model.base(input_ids).last_hidden_state)
+
+
+@BOTH
+def test_a_saved_model_brings_the_module_that_loads_it_and_a_card(make_model, family: str, tmp_path: Path) -> None:
+    model = make_model(family, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    module = runpy.run_path(str(tmp_path / "modeling_implicit.py"))
+    auto_map = AutoConfig.from_pretrained(tmp_path).auto_map
+    found = [module[name.removeprefix("modeling_implicit.")] for name in auto_map.values()]
+    assert found == [type(model.config), type(model.base), type(model)]
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "pip install" in card
+    assert ModelCard(card).data.library_name == "transformers"
+    (tmp_path / "README.md").write_text("mine")
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
 
 
 @BOTH

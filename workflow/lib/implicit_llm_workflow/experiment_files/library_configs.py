@@ -13,7 +13,7 @@ from implicit_llm_workflow.experiment_files.validation import check_keys
 from implicit_llm_workflow.library_module import package_dir
 
 # Written by save_pretrained beside the model's own fields; they say who wrote the file, not what the model is.
-_BOOKKEEPING = ("architectures", "transformers_version", "_name_or_path", "dtype")
+_BOOKKEEPING = ("architectures", "transformers_version", "_name_or_path", "dtype", "auto_map")
 
 
 def model_fields(name: str, where: str, configs_dir: Path | None = None) -> dict[str, Any]:
