@@ -32,7 +32,7 @@ class FixedPointMap(Protocol):
 
     def is_wanted(self, num_open: int) -> bool:
         """Whether to evaluate f again while so many sequences are not done; processes that share f agree on it."""
-        ...
+        return num_open > 0
 
 
 @torch.no_grad()

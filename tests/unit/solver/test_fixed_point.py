@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from implicit_llm.solver import fixed_point
-from implicit_llm.solver.fixed_point import solve
+from implicit_llm.solver.fixed_point import FixedPointMap, solve
 from implicit_llm.solver.methods import make_update
 from implicit_llm.solver.passes import evaluation_pass, phantom_steps, training_solve, unrolled_pass
 from implicit_llm.solver.residual import make_rule
@@ -25,7 +25,7 @@ from implicit_llm_contracts.config.solver import SolverConfig
 
 
 @dataclass
-class Scaled:
+class Scaled(FixedPointMap):
     """f(z) = c z + x: its residual shrinks by |c| an iteration, and its fixed point is x / (1 - c)."""
 
     c_BL: Tensor
@@ -39,7 +39,7 @@ class Scaled:
 
 
 @dataclass
-class Linear:
+class Linear(FixedPointMap):
     """f(z) = A z + x over all positions and features of a sequence at once."""
 
     A_NN: Tensor
@@ -53,7 +53,7 @@ class Linear:
 
 
 @dataclass
-class Causal:
+class Causal(FixedPointMap):
     """f(z)_t = A z_t + B z_(t-1) + x_t; `before_BD` is z of the token before the first."""
 
     A_DD: Tensor
