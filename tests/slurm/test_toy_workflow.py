@@ -30,6 +30,24 @@ def test_without_slurm_the_first_line_says_what_to_type(on_this_machine: ToyProj
     assert said.endswith("exit code 1")
 
 
+def test_each_attempt_of_a_rule_is_a_submission_with_its_own_resources(on_this_machine: ToyProject) -> None:
+    said = on_this_machine.run("grown.txt")
+    assert said.endswith("exit code 0"), said
+    assert (on_this_machine.path / "asked").read_text().split() == ["200", "400"]
+    assert on_this_machine.record("growing")["number"] == 2
+
+
+@pytest.mark.slow
+def test_each_attempt_of_a_rule_is_a_slurm_job_with_its_own_request(on_slurm: ToyProject) -> None:
+    assert on_slurm.cluster
+    before = set(on_slurm.cluster.states())
+    said = on_slurm.run("grown.txt")
+    assert said.endswith("exit code 0"), said
+    jobs = sorted(set(on_slurm.cluster.states()) - before, key=int)
+    asked = on_slurm.cluster.run("sacct", "-nPX", "-o", "JobID,ReqMem", "-j", ",".join(jobs))
+    assert asked.split() == [f"{jobs[0]}|700M", f"{jobs[1]}|900M"]  # 500 MB are for the Snakemake within the job
+
+
 @pytest.mark.slow
 def test_it_runs_on_slurm_with_a_job_array(on_slurm: ToyProject) -> None:
     assert on_slurm.cluster

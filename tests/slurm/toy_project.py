@@ -76,6 +76,12 @@ rule small:
     output: "small/{i}.txt"
     shell: "echo {wildcards.i} > {output}"
 
+rule growing:
+    output: "grown.txt"
+    retries: 2
+    resources: mem_mb=lambda wildcards, attempt: 200 * attempt, runtime=5
+    shell: "echo {resources.mem_mb} >> asked && [ {resources.mem_mb} -ge 400 ] && touch {output}"
+
 rule result:
     input: "trained.txt", expand("small/{i}.txt", i=range(config.get("small", 0)))
     output: "result.txt"

@@ -25,6 +25,9 @@ from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue
 
 LARGEST_ARRAY = 500  # each of its jobs holds a lock, an open file, while it is submitted
+# The driver submits each attempt of a rule, with its own resources. For the Snakemake within a job no other option is
+# stronger than the `retries` of a rule, and it has no other use for this one.
+ONE_ATTEMPT = "--preemptible-rules --preemptible-retries 0"
 LOOKS_PER_S = 50  # at files, on a file system that others use too
 
 
@@ -74,7 +77,7 @@ class Executor(RemoteExecutor):
     def get_job_args(self, job: Any, **kwargs: Any) -> str:
         # Not RemoteExecutor's: it has the job wait for a temporary folder that does not outlive this process.
         wait_for = format_cli_arg("--wait-for-files", list(job.get_wait_for_files()))
-        return join_cli_args([RealExecutor.get_job_args(self, job, **kwargs), wait_for])
+        return join_cli_args([RealExecutor.get_job_args(self, job, **kwargs), wait_for, ONE_ATTEMPT])
 
     def additional_general_args(self) -> str:
         return ""
