@@ -19,7 +19,7 @@ from implicit_llm.tracking import mlflow_writer
 from implicit_llm.tracking.invocation import Invocation
 from implicit_llm_contracts.runs import faults, job_status, logs, provenance, signals
 from implicit_llm_contracts.runs.errors import Preempted, UserError, failure_class_of
-from implicit_llm_contracts.runs.identity import Identity, IdentityError, compute_fingerprint
+from implicit_llm_contracts.runs.identity import Identity, IdentityError, again_file, compute_fingerprint
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import (
     FILE_NAME,
@@ -51,6 +51,12 @@ class StageRequest:
     log: Path | None = None
     verify: Level = "sha256"
     reads: Reads | None = None
+
+    @property
+    def again(self) -> Path | None:
+        """The request to compute a finished result once more, beside the identity's file, if there is one."""
+        path = again_file(Path(self.identity[1:]))
+        return path if self.identity.startswith("@") and path.exists() else None
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,8 @@ def run_stage(request: StageRequest, body: Body) -> Manifest | None:
     Raises: UserError for a wrong identity, input or config, or a run directory in use; whatever `body` raises, with
     nothing under a final name. SIGTERM ends the stage as SystemExit(143), unless the process or the body handles it.
     """
-    with logs.configured(request.log), _sigterm_as_exit():
+    is_beside = request.log is not None and request.log.parent == request.run_dir
+    with logs.configured(request.log, request.run_dir / "work" if is_beside else None), _sigterm_as_exit():
         try:
             return _run(request, Identity.parse(request.identity), body)
         except BaseException as error:
@@ -121,13 +128,21 @@ def run_stage(request: StageRequest, body: Body) -> Manifest | None:
 
 def _run(request: StageRequest, identity: Identity, body: Body) -> Manifest | None:
     is_main = os.environ.get("RANK", "0") == "0"
+    again = request.again
     run = RunDirectory(request.run_dir.absolute(), identity)
     with run.lock() if is_main else nullcontext():
         faults.point("stage.locked")
         if is_main:
             job_status.start_attempt()
             run.prepare()
-        done = run.find_done(request.verify) if is_main else Manifest.find(run.work / FILE_NAME)
+        if again is not None and is_main:
+            log.info("%s/%s: to be computed again", identity.stage, identity.name)
+            run.set_result_aside()
+            again.unlink()
+        if is_main:
+            done = run.find_done(request.verify)
+        else:  # with a request, rank 0 sets aside what is there
+            done = Manifest.find(run.work / FILE_NAME) if again is None else None
         if done is not None:
             log.info("%s/%s: already done", identity.stage, identity.name)
             if is_main:

@@ -34,6 +34,7 @@ WITHOUT = {
     "training/operations/preemption.py:__enter__": "sets the handler, which has the point",
     "training/operations/preemption.py:__exit__": "takes the handler away again",
     "training/operations/watchdog.py:_stop": "what a person may read; the process ends either way",
+    "runs/logs.py:_link": "of the log, which no result depends on",
     "runs/stage.py:_sigterm_as_exit": "sets the handler, which has the point",
     "tracking/mlflow_store.py:_set_aside": "of a command, not a job; the file has the one or the other name",
 }

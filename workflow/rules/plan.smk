@@ -2,7 +2,7 @@
 from snakemake.logging import logger
 
 from implicit_llm_workflow.project_dirs import require_own_package
-from implicit_llm_workflow.rules.snakemake_driver import errors_in_one_line, force_stale
+from implicit_llm_workflow.rules.snakemake_driver import errors_in_one_line, force_stale, request_again
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
 
 with errors_in_one_line(logger):
@@ -15,3 +15,7 @@ job = RuleInputs(plan, ancient)
 
 wildcard_constraints:
     **job.wildcard_constraints,
+
+
+onstart:
+    request_again(workflow, plan)

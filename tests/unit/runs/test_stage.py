@@ -15,7 +15,7 @@ from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.errors import Preempted, UserError
-from implicit_llm_contracts.runs.identity import IdentityError
+from implicit_llm_contracts.runs.identity import IdentityError, again_file
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 
 IdentityText = Callable[..., str]
@@ -108,6 +108,42 @@ def test_a_changed_output_file_is_made_again(run_path: Path, identity_text: Iden
     assert run_stage(StageRequest(run_path, identity_text()), body) == manifest
     assert len(body.contexts) == 2
     assert (body.contexts[0].work / "out.txt.bad").exists()
+
+
+@pytest.fixture
+def forced(run_path: Path, identity_text: IdentityText, body: Body, tmp_path: Path) -> StageRequest:
+    """A finished run that is to be computed again."""
+    (tmp_path / "x.json").write_text(identity_text())
+    request = StageRequest(run_path, f"@{tmp_path / 'x.json'}")
+    run_stage(request, body)
+    again_file(tmp_path / "x.json").touch()
+    return request
+
+
+def test_a_forced_run_keeps_its_old_result_until_the_new_one_is_there_and_resumes_after_a_stop(
+    run_path: Path, forced: StageRequest, body: Body
+) -> None:
+    def stop(context: StageContext) -> StageResult:
+        (context.work / "checkpoint").touch()
+        raise Preempted("asked to stop")
+
+    with pytest.raises(Preempted):
+        run_stage(forced, stop)
+    assert [path.parent.suffix for path in run_path.glob("work/*/out.txt")] == [".previous"]
+    assert forced.again is None
+    run_stage(forced, body)
+    assert (body.contexts[1].work / "checkpoint").exists()
+    assert [path.parent for path in run_path.glob("work/*/out.txt")] == [body.contexts[1].work]
+    run_stage(forced, body)
+    assert len(body.contexts) == 2, "it is asked for once"
+
+
+def test_other_ranks_of_a_forced_run_do_not_take_its_old_result(
+    forced: StageRequest, body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    run_stage(forced, body)
+    assert len(body.contexts) == 2
 
 
 def test_inputs_are_handed_over_with_their_work_directory(
@@ -269,6 +305,18 @@ def test_the_log_file_is_appended_with_times_and_shows_the_traceback_of_a_bug(
     assert not any("chatter" in line for line in lines)
     assert [line.partition(": ")[2] for line in shown if "working" in line] == ["working"] * 2
     assert not any("odd" in line or "bug" in line for line in shown)
+
+
+def test_a_log_that_snakemake_deleted_comes_back_with_the_next_attempt(
+    run_path: Path, identity_text: IdentityText, body: Body
+) -> None:
+    request = StageRequest(run_path, identity_text(), log=run_path / "job.log")
+    for _ in range(3):
+        run_stage(request, body)
+        lines = (run_path / "job.log").read_text().splitlines()
+        (run_path / "job.log").unlink()
+    ends = [line.rpartition(": ")[2].partition(",")[0] for line in lines if "done" in line]
+    assert ends == ["done", "already done", "already done"]
 
 
 def test_logging_is_as_before_when_the_stage_has_ended(run_path: Path, identity_text: IdentityText, body: Body) -> None:

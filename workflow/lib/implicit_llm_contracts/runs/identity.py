@@ -102,6 +102,11 @@ class Identity:
             )
 
 
+def again_file(identity_file: Path) -> Path:
+    """The one-time request to compute the result of this identity once more although it is there."""
+    return identity_file.with_suffix(".again")
+
+
 def compute_fingerprint(stage: str, config: Mapping[str, Any], code: str, upstream: Mapping[str, str]) -> str:
     """sha256 (hex) of canonical JSON of {stage, config, code, upstream}; the name is not part of it."""
     return digest({"stage": stage, "config": config, "code": code, "upstream": upstream})

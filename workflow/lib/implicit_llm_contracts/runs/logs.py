@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from implicit_llm_contracts.runs.atomic import storage_errors
@@ -18,10 +19,11 @@ FILE_ONLY = {"file_only": True}  # `extra` of records that the console shows in 
 
 
 @contextmanager
-def configured(log: Path | None) -> Iterator[None]:
+def configured(log: Path | None, folder: Path | None = None) -> Iterator[None]:
     """Log to stderr and append to the file `log`, with UTC times; afterwards everything is as before.
 
-    Raises: StorageError when the file cannot be written.
+    `folder`: on the same file system, where the file has a second name; a `log` that was deleted comes back from there.
+    Snakemake deletes the log of a job before each start. Raises: StorageError when the file cannot be written.
     """
     formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
     formatter.converter = time.gmtime
@@ -31,6 +33,9 @@ def configured(log: Path | None) -> Iterator[None]:
     if log is not None:
         with storage_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                _link(log, folder / log.name)
             handlers.append(logging.FileHandler(log, mode="a", encoding="utf-8"))
     loggers = [logging.getLogger(name) for name in (None, *PACKAGES)]
     root, levels = loggers[0], [logger.level for logger in loggers]
@@ -47,6 +52,18 @@ def configured(log: Path | None) -> Iterator[None]:
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
+
+
+def _link(log: Path, kept: Path) -> None:
+    """Make `log` and `kept` one file, that of `log` if both are there."""
+    with suppress(OSError):  # a file system without hard links, or another process of the job that does the same
+        if log.exists() or not kept.exists():
+            log.touch()
+            if kept.exists() and not kept.samefile(log):
+                kept.unlink()
+            os.link(log, kept)
+        else:
+            os.link(kept, log)
 
 
 def without_password(text: str) -> str:

@@ -6,6 +6,7 @@
         work/<first 16 of fingerprint>/    everything of one identity: artifacts, journal.jsonl, mlflow.json,
                                            provenance.json, manifest.json
         work/<...>/declared/               its files are also copied to the run directory itself
+        work/<...>.previous/               a finished result that is computed again, until the new one is committed
 
 The manifest is committed in the work directory first: Snakemake deletes the declared one before a job starts.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +53,7 @@ class RunDirectory:
         self.identity = identity
         self.work = work_directory(path, identity.fingerprint)
         self.journal = self.work / "journal.jsonl"
+        self._previous = self.work.with_name(f"{self.work.name}.previous")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -85,6 +88,13 @@ class RunDirectory:
         self.work.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
 
+    def set_result_aside(self) -> None:
+        """Let the next attempt compute anew; the finished result, if there is one, stays until that is committed."""
+        if (self.work / manifests.FILE_NAME).exists():
+            faults.point("run.before_set_aside")
+            shutil.rmtree(self._previous, ignore_errors=True)
+            os.replace(self.work, self._previous)
+
     def find_done(self, level: Level) -> Manifest | None:
         """The manifest of an earlier run of the same identity, if all that it vouches for is still there.
 
@@ -101,7 +111,9 @@ class RunDirectory:
         except ManifestError as error:
             if path.exists():
                 log.warning("%s; making it again", str(error).partition(";")[0])
-                _set_aside(error.path)
+                if error.path.exists() and not error.path.is_dir():
+                    faults.point("run.before_set_aside")
+                    os.replace(error.path, error.path.with_name(f"{error.path.name}.bad"))
             return None
         return manifest
 
@@ -135,6 +147,7 @@ class RunDirectory:
         faults.point("publish.before_manifest")
         manifest.write(self.path / manifests.FILE_NAME)
         faults.point("publish.after_manifest")
+        shutil.rmtree(self._previous, ignore_errors=True)
 
     def _expand(self, files: Sequence[Path | str]) -> list[Path]:
         """All files, each once, those of directories included. Temporary files are left out."""
@@ -167,12 +180,6 @@ class RunDirectory:
 def work_directory(run_dir: Path, fingerprint: str) -> Path:
     """Where the artifacts of the identity with this fingerprint lie."""
     return run_dir / "work" / fingerprint[:16]
-
-
-def _set_aside(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        faults.point("run.before_set_aside")
-        os.replace(path, path.with_name(path.name + ".bad"))
 
 
 def _close_inherited_locks() -> None:

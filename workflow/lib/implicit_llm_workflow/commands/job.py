@@ -106,11 +106,11 @@ def run_job(job: Job) -> None:
         check_code()
         return module.run(context)
 
-    # A finished result, which may have been accepted with other code, only has to be found again.
-    if not (work_directory(job.run_dir, identity.fingerprint) / MANIFEST).is_file():
-        check_code()
     reads = getattr(module, "reads_of_inputs", None)
     request = StageRequest(job.run_dir, job.identity, directories, options, job.log, reads=reads)
+    # A finished result, which may have been accepted with other code, only has to be found again.
+    if request.again is not None or not (work_directory(job.run_dir, identity.fingerprint) / MANIFEST).is_file():
+        check_code()
     run_stage(request, body)
 
 

@@ -6,14 +6,14 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.identity import Identity, again_file
 from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.file_digests import FileDigests
@@ -35,6 +35,7 @@ _ID = re.compile(r"[0-9a-f]{8,64}")  # the first digits of a fingerprint, or the
 
 # Jobs with more inputs are told them in a file: one word of a command holds 128 KB on Linux.
 MAX_INPUT_OPTIONS = 8
+FORCED = "forced, or made from what was forced"
 
 
 class UnknownTarget(UserError):
@@ -172,6 +173,14 @@ class Plan:
         targets = [Path(self.manifest(node)).relative_to(self.root.parent) for node in nodes]
         return shlex.join([*words, *(Path("results", target).as_posix() for target in targets)])
 
+    def made_from(self, manifests: Collection[str]) -> list[Node]:
+        """The nodes with these manifests, and those that are made from their results."""
+        found: dict[str, Node] = {}
+        for key, node in self.nodes.items():  # what a node is made from comes before it
+            if self.manifest(node) in manifests or not found.keys().isdisjoint(node.upstream.values()):
+                found[key] = node
+        return list(found.values())
+
     def manifests(self, *stages: str) -> list[str]:
         """Declared outputs of all nodes of the stages."""
         return [self.manifest(node) for node in self.nodes.values() if node.stage in stages]
@@ -179,10 +188,18 @@ class Plan:
     @cached_property
     def statuses(self) -> dict[str, Status]:
         """What there was when this was first asked for."""
-        return {
-            key: status_of(self.run_dir(node), self.identities[key], node, self.accepted.get(key))
-            for key, node in self.nodes.items()
-        }
+        return {key: self._status(node) for key, node in self.nodes.items()}
+
+    def _status(self, node: Node) -> Status:
+        found = status_of(self.run_dir(node), self.identities[node.key], node, self.accepted.get(node.key))
+        if found.state == "fresh" and again_file(self.identity_file(node)).exists():
+            return Status("stale", FORCED, found.recorded)
+        return found
+
+    def force(self, manifests: Collection[str]) -> None:
+        """From now on these results, and what is made from them, are stale."""
+        for node in self.made_from(manifests):
+            self.statuses[node.key] = Status("stale", FORCED, self.statuses[node.key].recorded)
 
     def stale(self) -> dict[str, str]:
         """Manifests of results that are there but no longer what is wanted, and why."""

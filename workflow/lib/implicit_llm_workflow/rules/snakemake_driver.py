@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TextIO
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.identity import again_file
 from implicit_llm_workflow.experiment_files.config_files import experiment_names
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
 from implicit_llm_workflow.planning.recorded import MANIFEST
@@ -67,7 +68,9 @@ def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
                 if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
                     signal.signal(signal.SIGINT, _interrupt)
         prepare(*args, **kwargs)
-        workflow.dag.forcefiles.update(stale)
+        workflow.forced_by_user = forced_by_user(workflow, plan)
+        plan.force(workflow.forced_by_user)
+        workflow.dag.forcefiles.update(plan.stale())
 
     workflow._prepare_dag = prepare_and_force
 
@@ -80,6 +83,26 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """
     signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.SIG_DFL))
     raise KeyboardInterrupt
+
+
+def forced_by_user(workflow: Any, plan: Plan) -> set[str]:
+    """Manifests that `-R`, `-f` and `-F` name, as far as rules and files go."""
+    rules, files = workflow.dag.forcerules, workflow.dag.forcefiles
+    manifests = {plan.manifest(node) for node in plan.nodes.values()} if rules or files else set()
+    return {path for path in manifests if path in files or any(rule.is_producer(path) for rule in rules)}
+
+
+def request_again(workflow: Any, plan: Plan) -> None:
+    """Have jobs that the user forces compute again: one whose result is there would otherwise only look at it.
+
+    For `onstart`, when Snakemake knows which jobs it will run. Each is told by a file beside its identity, which its
+    first attempt consumes, so that later ones go on from what that has saved. What is made from their results is told
+    as well: it may get other numbers, in this run or in the next.
+    """
+    if workflow.is_main_process:
+        running = {str(path) for job in workflow.dag.needrun_jobs() for path in job.output}
+        for node in plan.made_from(workflow.forced_by_user & running):
+            again_file(plan.identity_file(node)).touch()
 
 
 @contextmanager

@@ -1,0 +1,54 @@
+"""`-R`, `-f` and `-F` compute again what is finished, and what is made from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workflow.tiny_project import NOTHING, Project
+
+TRAINED = {"train/explicit-s0/explicit", "evaluate/explicit-s0/explicit/word-problem", "report"}
+EVERYTHING = {
+    *TRAINED,
+    *("data/s3-train", "data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"),
+    *("train/implicit-s0/unrolled", "train/implicit-s0/free", "evaluate/implicit-s0/free/word-problem"),
+}
+
+
+@pytest.mark.parametrize(
+    ("forcing", "jobs"),
+    [
+        (["-R", "results/tiny/train/explicit-s0/explicit/manifest.json"], TRAINED),
+        (["-R", "evaluate_word_problem"], {job for job in EVERYTHING if job.startswith(("evaluate", "report"))}),
+        (["-R", "word_problem_data"], EVERYTHING),
+    ],
+)
+def test_what_the_user_forces_is_computed_again_and_its_log_keeps_both(
+    project: Project, forcing: list[str], jobs: set[str]
+) -> None:
+    assert project.planned(*forcing) == jobs
+    assert not list(project.results.rglob("*.again"))
+    before = journals(project)
+    project.snakemake(*forcing)
+    after = journals(project)
+    assert {job for job in before if after[job] != before[job]} == jobs
+    assert {path.name for path in project.results.rglob("work/*.previous")} == set()
+    for job in jobs:
+        text = (project.results / job / "job.log").read_text()
+        assert text.count("done, ") == 2, text
+        assert "to be computed again" in text
+    assert NOTHING in project.snakemake()
+
+
+def journals(project: Project) -> dict[str, str]:
+    """The first line of each job's journal, which has the time."""
+    paths = project.results.glob("**/work/*/journal.jsonl")
+    return {str(path.parents[2].relative_to(project.results)): path.read_text().partition("\n")[0] for path in paths}
+
+
+def test_what_is_made_from_a_forced_result_follows_in_the_next_run(project: Project) -> None:
+    manifest = "results/tiny/train/explicit-s0/explicit/manifest.json"
+    project.snakemake("-f", manifest)
+    assert project.planned() == TRAINED - {"train/explicit-s0/explicit"}
+    assert "forced" in project.command("implicit-llm", "explain", "--config", "tiny.yaml")
+    project.snakemake()
+    assert NOTHING in project.snakemake()
