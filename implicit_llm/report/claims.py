@@ -3,9 +3,11 @@
 A claim names what to measure (measures.py) and a bound on it. findings.py and pairs.py give the number of every model,
 or pair of models, that competes; here one rule judges them all. A claim that speaks for the best run holds when all
 numbers of that run keep the bound, so a sweep of settings, some of them bad, does not refute what one of them shows;
-every other claim must be met by all, and the one that meets it least is shown. The number is the mean over seeds, or
-"for every pair of seeds" each of them. What lacks a number never helps: the claim is then "missing", unless another
-model refutes it.
+every other claim must be met by all, and the one that meets it least is shown.
+
+A number keeps its bound when every seed (or pair of seeds) does, and breaks it when none does; where they disagree the
+verdict is "borderline". The share of a single seed is judged by its 95 % interval over the test sequences. What lacks a
+number never helps: the claim is then "missing", unless another model refutes it.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ from implicit_llm.report.results import Spread
 from implicit_llm.report.yaml_file import read_yaml
 from implicit_llm_contracts.runs.fill import fill
 
-Verdict = Literal["holds", "fails", "not run at this scale", "missing"]
+Verdict = Literal["holds", "borderline", "fails", "not run at this scale", "missing"]
 HOLDS: Final = "holds"
+BORDERLINE: Final = "borderline"
 FAILS: Final = "fails"
 NOT_RUN: Final = "not run at this scale"
 MISSING: Final = "missing"
+RANKS: dict[Verdict, int] = {MISSING: -1, FAILS: 0, BORDERLINE: 1, HOLDS: 2}
+Z_95 = 1.96  # standard deviations that leave 5 % outside
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,13 @@ class Condition:
             return value - (self.above if self.at_least is None else self.at_least)  # type: ignore[operator]
         return (self.below if self.at_most is None else self.at_most) - value  # type: ignore[operator]
 
-    def is_met(self, spread: Spread) -> bool:
-        """By the mean, or by each value; never without one."""
-        if self.above is None and self.below is None:
-            return spread.mean is not None and self.margin(spread.mean) >= 0
-        return bool(spread.values) and all(self.margin(value) > 0 for value in spread.values)
+    def keeps(self, value: float) -> bool:
+        return self.margin(value) >= 0 if self.above is None and self.below is None else self.margin(value) > 0
+
+    def verdict(self, values: Sequence[float]) -> Verdict:
+        """Of the ends of an interval, or of the seeds; at least one."""
+        kept = [self.keeps(value) for value in values]
+        return HOLDS if all(kept) else BORDERLINE if any(kept) else FAILS
 
     @property
     def text(self) -> str:
@@ -91,14 +98,18 @@ class Claim:
     @property
     def speaks_for_best(self) -> bool:
         """Whether one run that does it is enough."""
-        if self.quantity is not None:
-            return self.quantity.speaks == "best"
-        return self.measure is not None and self.holds_if.at_least is not None
+        if self.compare is not None:
+            return False
+        speaks = self.quantity.speaks if self.quantity is not None else self.measure and self.measure.speaks
+        return speaks == "best" or (speaks is None and self.holds_if.at_least is not None)
 
 
 @dataclass(frozen=True)
 class Found:
-    """The number of a model, or pair of models: `text` for the reader, `roles` the evaluations behind it."""
+    """The number of a model, or pair of models: `text` for the reader, `roles` the evaluations behind it.
+
+    num_samples: of a share, the fewest test sequences of a seed; their tokens are not independent of each other.
+    """
 
     spread: Spread
     text: str
@@ -107,6 +118,14 @@ class Found:
     modes: tuple[str, ...]
     num_seeds: int
     roles: tuple[str, ...]
+    num_samples: int | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of a single seed's share; None where seeds tell the spread, or it is no share."""
+        if len(self.spread.values) != 1 or not self.num_samples:
+            return None
+        return wilson(self.spread.values[0], self.num_samples)
 
     @property
     def is_lacking(self) -> bool:
@@ -120,6 +139,7 @@ class Judgement:
     claim: Claim
     verdict: Verdict
     evidence: Found | None = None
+    num_competing: int = 0  # runs, or pairs of runs, that the verdict chose among
 
     @property
     def spread(self) -> Spread:
@@ -140,6 +160,8 @@ class Judgement:
             "measured": {"mean": self.spread.mean, "low": self.spread.low, "high": self.spread.high},
             "num_seeds": evidence.num_seeds if evidence else 0,
             "num_missing": self.spread.num_missing,
+            "num_competing": self.num_competing,
+            "interval": list(evidence.interval) if evidence and evidence.interval else None,
             "metric": self.claim.measured.metric,
             "run": evidence.run if evidence else None,
             "data": evidence.data if evidence else None,
@@ -166,20 +188,27 @@ def judge(claim: Claim, found: Sequence[Found], scale: str) -> Judgement:
     if scale not in claim.scales or not found:
         return Judgement(claim, NOT_RUN)
 
-    def margin(item: Found) -> float:
-        return float("-inf") if item.spread.mean is None else claim.holds_if.margin(item.spread.mean)
+    def verdict_on(item: Found) -> Verdict:
+        return MISSING if item.spread.mean is None else claim.holds_if.verdict(item.interval or item.spread.values)
+
+    def rank(item: Found) -> tuple[int, float]:
+        return RANKS[verdict_on(item)], claim.holds_if.margin(item.spread.mean or 0.0)
 
     lacking = [item for item in found if item.is_lacking]
+    of_run = {item.run: [other for other in found if other.run == item.run] for item in found}
     if claim.speaks_for_best:
-        of_run = {item.run: [other for other in found if other.run == item.run] for item in found}
-        deciding = max((min(items, key=margin) for items in of_run.values()), key=margin)
+        deciding = max((min(items, key=rank) for items in of_run.values()), key=rank)
         lacking = [deciding] if deciding.is_lacking else []
     else:
-        known = [item for item in found if item.spread.mean is not None]
-        deciding = min(known or found, key=margin)
-        if claim.holds_if.is_met(deciding.spread):  # show the one that fails by its seeds
-            deciding = next((item for item in known if not claim.holds_if.is_met(item.spread)), deciding)
-    is_met = claim.holds_if.is_met(deciding.spread)
-    if deciding.spread.mean is None or (lacking and (is_met or deciding in lacking)):
-        return Judgement(claim, MISSING, lacking[0] if is_met else deciding)
-    return Judgement(claim, HOLDS if is_met else FAILS, deciding)
+        deciding = min([item for item in found if item.spread.mean is not None] or found, key=rank)
+    if lacking and (deciding in lacking or verdict_on(deciding) != FAILS):
+        return Judgement(claim, MISSING, deciding if deciding in lacking else lacking[0], len(of_run))
+    return Judgement(claim, verdict_on(deciding), deciding, len(of_run))
+
+
+def wilson(share: float, num_samples: int) -> tuple[float, float]:
+    """The 95 % interval of a share of `num_samples` independent trials (Wilson's score interval)."""
+    scale = 1 + Z_95**2 / num_samples
+    middle = (share + Z_95**2 / (2 * num_samples)) / scale
+    half = Z_95 / scale * (share * (1 - share) / num_samples + (Z_95 / (2 * num_samples)) ** 2) ** 0.5
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -28,6 +28,7 @@ from implicit_llm.report.section import SectionInputs
 from implicit_llm.report.swept_results import ITERATIONS, SweptCell, swept_panels
 
 HEADLINE = "headline"
+COUNTED = ("accuracy_last10", "accuracy_sequence", "accuracy_token")  # shares of what was asked
 SAME_SHARE = 0.02  # a branch leaves at a step, which no share of the steps meets exactly
 Record = Mapping[str, Any]
 
@@ -48,7 +49,9 @@ def word_numbers(measure: Measure, results: Results) -> Iterator[Found]:
         test = f"length {point.length}, {100 * point.hard_fractions[-1]:g} % hard"
         text = f"{point.run}, {' and '.join(modes)}, {test}, {seeds_words(spread)}"
         roles = tuple(sorted({role for cell in cells for role in cell.roles}))
-        yield Found(spread, text, point.run, point.data, modes, len(spread.values), roles)
+        is_count = measure.kind == "value" and measure.metric in COUNTED
+        num_samples = min(point.num_samples or 0 for point in cells[0].points) if is_count else None
+        yield Found(spread, text, point.run, point.data, modes, len(spread.values), roles, num_samples)
 
 
 def _candidates(measure: Measure, results: Results) -> list[tuple[Cell, ...]]:

@@ -23,7 +23,8 @@ class Measure:
     `modes` are two modes to compare (first minus or divided by second) for the kinds difference and ratio; `mode` is
     one mode, "headline" for the one that speaks for its run. `length_factor` is test length over training length;
     `is_harder` asks for tests with more, or no more, hard tokens than training had; `most_iterations` for models whose
-    solver was allowed no more of them in training.
+    solver was allowed no more of them in training. `speaks`: whether the best run decides or all must agree; None lets
+    the best one show that something can be done (`at_least`), and asks all that it cannot be (`at_most`).
     """
 
     metric: str
@@ -39,6 +40,7 @@ class Measure:
     is_harder: bool | None = None
     mode: str | None = None
     modes: tuple[str, str] | None = None
+    speaks: Literal["best", "all"] | None = None
 
     def __post_init__(self) -> None:
         if self.metric not in METRIC_WORDS:

@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from implicit_llm.report.axes import power_of_ten
-from implicit_llm.report.claims import FAILS, HOLDS, MISSING, NOT_RUN, Judgement
+from implicit_llm.report.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement
 from implicit_llm.report.config import ReportConfig, ReportError
 from implicit_llm.report.inputs import ReportInputs, Source
 from implicit_llm.report.lineage_jobs import SHORT, LineageJobs, lineage_jobs
@@ -30,7 +30,7 @@ from implicit_llm.report.training_runs import LOSS, TrainingRun
 
 TEMPLATE = "index.html.j2"
 MISSING_WORD = Markup('<span class="missing">missing</span>')
-SYMBOLS = {HOLDS: "✓", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
+SYMBOLS = {HOLDS: "✓", BORDERLINE: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ MARK_WORDS = {
     "paper": "paper",
     "other_paper": "another paper",
     "secondary": "secondary source",
-    "reference_run": "reference run",
+    "reference_run": "published code, our run",
 }
 
 

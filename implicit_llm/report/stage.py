@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -47,17 +48,22 @@ def run(context: StageContext) -> StageResult:
     inputs = load_inputs(context.inputs, config)
     published, suites = load_published(assets / "published.yaml"), load_suites(assets / "downstream.yaml")
     given = SectionInputs(inputs, config, published, suites)
-    judgements = [judge(claim, find(claim, given), config.experiment) for claim in load_claims(assets / "claims.yaml")]
+    claims = load_claims(assets / "claims.yaml")
+    is_papers = any(config.experiment in claim.scales for claim in claims)
+    judgements = [judge(claim, find(claim, given), config.experiment) for claim in claims if is_papers]
     if not config.is_whole:  # a figure for itself does not speak of claims that it says nothing about
         judgements = [judgement for judgement in judgements if judgement.verdict != NOT_RUN]
+    sections = build_sections(given)
+    if not is_papers and "published" in sections:  # written, and not shown beside an experiment of its own
+        sections["published"] = replace(sections["published"], template=None)
     content = PageContent(
-        title=config.title or DEFAULT_TITLE,
+        title=config.title or (DEFAULT_TITLE if is_papers else f"Experiment {config.experiment}"),
         config=config,
         fingerprint=context.fingerprint,
         results=given.results,
         inputs=inputs,
         judgements=judgements,
-        sections=build_sections(given),
+        sections=sections,
         published=given.published,
     )
     files = _write(context.work / DECLARED, content, assets)

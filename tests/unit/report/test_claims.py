@@ -17,7 +17,7 @@ ASSETS = Path(__file__).parents[3] / "workflow" / "report"
 POINT = Point.from_record(
     {"run": "a", "seed": 0, "is_implicit": True, "num_layers": 1, "group": "A5", "monoid": "none", "length": 16}
     | {"hard_fraction": 0.2, "train_length": 16, "train_hard_fraction": 0.2, "data": "L16", "mode": "blockwise"}
-    | {"num_samples": 8, "chance_last10": 0.1, "accuracy_last10": 1.0, "f_evaluations_per_token": 9.0},
+    | {"num_samples": 10_000, "chance_last10": 0.1, "accuracy_last10": 1.0, "f_evaluations_per_token": 9.0},
     "evaluate:a",
 )
 
@@ -55,11 +55,27 @@ def test_claim_that_something_cannot_be_done_must_hold_for_every_run() -> None:
     assert judge(claim(AT_MOST), Results(points(low=0.1, high=0.6)), "demo").verdict == "fails"
 
 
-def test_claim_is_judged_on_the_mean_over_seeds_with_the_range_beside_it() -> None:
+def test_claim_is_borderline_where_its_seeds_disagree_and_shows_their_range() -> None:
     seeds = tuple(replace(POINT, seed=seed, accuracy_last10=value) for seed, value in enumerate((1.0, 0.9, 0.83)))
     judgement = judge(claim(AT_LEAST), Results(seeds), "demo")
-    assert judgement.verdict == "holds"
+    assert judgement.verdict == "borderline"
     assert (judgement.spread.low, judgement.spread.high, len(judgement.spread.values)) == (0.83, 1.0, 3)
+
+
+def test_share_of_one_seed_is_judged_by_its_interval_over_the_test_sequences() -> None:
+    few = replace(POINT, accuracy_last10=0.93, num_samples=128)
+    judgement = judge(claim(AT_LEAST), Results((few,)), "demo")
+    assert judgement.verdict == "borderline"
+    assert judgement.to_dict()["interval"] == pytest.approx([0.872, 0.963], abs=1e-3)
+    many = replace(few, num_samples=4096)
+    assert judge(claim(AT_LEAST), Results((many,)), "demo").verdict == "holds"
+
+
+def test_claim_says_how_many_runs_compete_and_one_that_speaks_for_all_needs_all_of_them() -> None:
+    runs = Results(points(good=0.99, bad=0.1))
+    best, every = judge(claim(AT_LEAST), runs, "demo"), judge(claim(AT_LEAST, speaks="all"), runs, "demo")
+    assert (best.verdict, best.num_competing) == ("holds", 2)
+    assert (every.verdict, every.num_competing) == ("fails", 2)
 
 
 def test_claim_about_all_runs_does_not_hold_where_one_of_them_has_no_number() -> None:

@@ -55,11 +55,11 @@ def test_claim_holds_when_every_seed_of_one_is_below_every_seed_of_the_other() -
     assert judgement.evidence.num_seeds == 2
 
 
-def test_claim_with_overlapping_seeds_fails_although_the_means_say_so() -> None:
+def test_claim_with_overlapping_seeds_is_borderline_although_the_means_say_so() -> None:
     judgement = judge([*seeds(IMPLICIT, 17.0, 19.5), *seeds(EXPLICIT, 20.0, 19.0)])
     assert judgement.spread.mean is not None
     assert judgement.spread.mean < 1
-    assert judgement.verdict == "fails"
+    assert judgement.verdict == "borderline"
 
 
 def test_phases_of_one_run_are_compared_seed_by_seed() -> None:
@@ -149,7 +149,7 @@ def test_most_tasks_are_more_than_half_of_them_and_ties_do_not_count() -> None:
 def test_most_tasks_must_be_won_by_every_pair_of_seeds() -> None:
     explicit = [babi(False, 0.5, 0.5, 0.5), babi(False, 0.7, 0.7, 0.5, seed=1)]
     judgement = judge_babi(babi(True, 0.6, 0.6, 0.6), *explicit)
-    assert judgement.verdict == "fails"
+    assert judgement.verdict == "borderline"
     assert (judgement.spread.low, judgement.spread.high) == (pytest.approx(1 / 3), 1.0)
 
 

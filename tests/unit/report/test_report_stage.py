@@ -157,7 +157,12 @@ def test_published_number_stands_beside_the_same_measurement_only(tmp_path: Path
     )
     text = (make_report(tmp_path, runs) / "index.html").read_text()
     rows = re.findall(r"<tr[^>]*><th scope=\"row\">a5m<small>[^<]*parameters.*?</tr>", text, re.DOTALL)
-    assert [re.findall(r"published (\d\.\d+)", row) for row in rows] == [["1.000"], ["1.000"], [], ["0.920"]]
+    assert [re.findall(r"published code, our run: (\d\.\d+)", row) for row in rows] == [
+        ["1.000"],
+        ["1.000"],
+        [],
+        ["0.920"],
+    ]
 
 
 def test_claims_file_has_verdict_measured_and_published_value(made: Path) -> None:
@@ -202,3 +207,26 @@ def test_report_without_inputs_or_with_damaged_metrics_says_what_to_do(tmp_path:
     metrics.write_text("{}")
     with pytest.raises(ReportError, match=re.escape(str(metrics))):
         stage.run(make_context(tmp_path / "report", roles))
+
+
+def test_page_opens_with_what_was_reproduced_and_what_was_not(made: Path) -> None:
+    page = (made / "index.html").read_text()
+    claims = json.loads((made / "claims.json").read_text())["claims"]
+    summary = page[page.index('<section id="summary"') : page.index("</section>", page.index('<section id="summary"'))]
+    papers = [claim for claim in claims if claim["origin"] == "paper" and claim["verdict"] == "holds"]
+    assert f"{len(papers)} reproduced" in summary
+    assert f'href="#claim-{papers[0]["id"]}"' in summary
+    assert summary.count("<li>") <= 6 * 6
+
+
+def test_an_experiment_of_its_own_has_its_own_title_and_no_claims_of_the_paper(tmp_path: Path) -> None:
+    context = make_context(tmp_path / "report", make_runs(tmp_path / "results", SMALL), {"experiment": "mine"})
+    stage.run(context)
+    declared = context.work / "declared"
+    page = (declared / "index.html").read_text()
+    assert "<h1>Experiment mine</h1>" in page
+    assert 'id="claims"' not in page
+    assert 'id="published"' not in page
+    assert json.loads((declared / "claims.json").read_text())["claims"] == []
+    assert (declared / "tables/published.csv").is_file()
+    assert set(Page(page).links) <= {f"#{name}" for name in Page(page).ids}
