@@ -76,6 +76,7 @@ def gated_scan(
     """
     from implicit_llm.kernels import triton_scan
 
+    convolution = (weights.conv_CK.contiguous(), weights.conv_bias_C)
     per_head = (weights.dt_bias_H, weights.A_H, weights.D_H)
     shape = triton_scan.Sizes(*sizes)
     if torch.is_grad_enabled():
@@ -83,16 +84,11 @@ def gated_scan(
         assert not return_state
         from implicit_llm.kernels import triton_mixer
 
-        return triton_mixer.gated_mix(projected_BLE, (weights.conv_CK, weights.conv_bias_C), per_head, shape), None
+        return triton_mixer.gated_mix(projected_BLE, convolution, per_head, shape), None
+    projected_BLE = projected_BLE.contiguous()
     if projected_BLE.shape[1] == 1 and state is not None:
-        convolution = (weights.conv_CK, weights.conv_bias_C)
         return triton_scan.gated_token(projected_BLE, convolution, per_head, shape, state, return_state)
-    inner = len(weights.A_H) * shape.head_dim
-    channels = projected_BLE[..., inner : inner + len(weights.conv_CK)]
-    inputs = None if state is None else state[1]
-    convolved_BLC, _ = causal_conv(channels, weights.conv_CK, weights.conv_bias_C, inputs, silu=True)
-    before = None if state is None else state[0]
-    return triton_scan.gated_scan(projected_BLE, convolved_BLC.contiguous(), per_head, shape, before, return_state)
+    return triton_scan.gated_scan(projected_BLE, convolution, per_head, shape, state, return_state)
 
 
 def causal_conv(

@@ -2,9 +2,10 @@
 
 `torch` is plain PyTorch, for every device and dtype, with gradients of our own. `reference` is the same formulas where
 autograd sees every operation, as torch.func, forward mode and second derivatives need; it takes more time and memory.
-`triton` is mamba_ssm's SSD, causal_conv1d's convolution and kernels of our own, on NVIDIA GPUs from sm_80 up and on
-ROCm. One of them is selected once per process (`selected_kernels`). Under `triton`, a call that its kernels cannot
-serve goes to `torch` by the rules at the end of this file; each reason is logged once.
+`triton` is kernels of our own, on NVIDIA GPUs from sm_80 up and on ROCm; what they do not serve of a Mamba2 mixer goes
+to mamba_ssm's SSD and causal_conv1d's convolution if these are installed. One of them is selected once per process
+(`selected_kernels`). Under `triton`, a call that its kernels cannot serve goes to `torch` by the rules at the end of
+this file; each reason is logged once.
 
 Nothing of triton, mamba_ssm or causal_conv1d is imported unless `triton` is wanted and a GPU for it is there.
 """
@@ -16,6 +17,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Literal, get_args
 
 import torch
@@ -26,7 +28,7 @@ KernelChoice = Literal["auto", "torch", "triton", "reference"]
 
 ENVIRONMENT = "IMPLICIT_LLM_KERNELS"
 INSTALL = "pip install --no-build-isolation 'implicit-llm[cuda]'"
-_PACKAGES = ("triton", "mamba_ssm", "causal_conv1d", "einops")
+_MAMBA_PACKAGES = ("mamba_ssm", "causal_conv1d", "einops")
 _log = logging.getLogger(__name__)
 
 
@@ -94,7 +96,15 @@ def _missing_for_triton() -> str | None:
     if torch.version.hip is None and torch.cuda.get_device_capability() < (8, 0):
         major, minor = torch.cuda.get_device_capability()
         return f"the GPU is sm_{major}{minor} and they need sm_80 or newer"
-    absent = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if importlib.util.find_spec("triton") is None:
+        return "triton not installed: pip install triton"
+    return None
+
+
+@cache
+def missing_of_mamba_ssm() -> str | None:
+    """What keeps the kernels of mamba_ssm and causal_conv1d from running here, with the cure; None if nothing does."""
+    absent = [name for name in _MAMBA_PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
         return f"{', '.join(absent)} not installed: {INSTALL}"
     try:
@@ -115,8 +125,9 @@ def is_reference() -> bool:
 MAX_WIDTH = 256  # of heads and states: what tests/gpu covers
 MAX_ENTRIES = 2**31  # the kernels compute offsets in 32 bits
 MAX_JUDGED_WIDTH = 8192  # one program reads whole tokens
-MAX_TRAINED_LENGTH = 512  # of sequences whose scan takes our own gradient
 MAX_STATE_TILE = 128 * 128  # entries of the state that one program holds in registers
+MAX_TRAINED_STATE_TILE = 64 * 128  # the same of the gradient
+MAX_TAPS = 4  # of the convolution
 MAX_ROW_BYTES = 64 * 1024  # a row of the norm is held in one block
 
 
@@ -132,6 +143,8 @@ def ssd_runs_on_triton(x_BLHP: Tensor, B_BLGN: Tensor) -> bool:
     batch, length, heads, width = x_BLHP.shape
     if reason is None and batch * -(-length // 64) * heads * width * B_BLGN.shape[3] >= MAX_ENTRIES:
         reason = "SSD on chunk states of 2^31 entries or more"
+    if reason is None:
+        reason = missing_of_mamba_ssm()
     return _decide("ssd", reason)
 
 
@@ -143,6 +156,8 @@ def conv_runs_on_triton(x_BLC: Tensor, weight_CK: Tensor) -> bool:
         reason = f"convolution of width {weight_CK.shape[1]} (2 to 4 are built)"
     if reason is None and x_BLC.shape[2] % 8:
         reason = "convolution of channels that are no multiple of 8"
+    if reason is None:
+        reason = missing_of_mamba_ssm()
     return _decide("conv", reason)
 
 
@@ -155,29 +170,33 @@ def norm_runs_on_triton(x_BLD: Tensor) -> bool:
     return _decide("norm", reason)
 
 
-def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int]) -> bool:
-    """The one kernel of a whole mixer, for passes without gradient and padding; `sizes` are (P, G, N)."""
+def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int) -> bool:
+    """The kernels of a whole mixer, for passes without gradient and padding; `sizes` are (P, G, N)."""
     if selected_kernels() != "triton" or torch.is_grad_enabled() or valid_BL is not None:
         return False
-    reason = _unfit(projected_BLE)
-    width, _, size = sizes
-    if reason is None and not (_is_tile(width) and _is_tile(size) and width * size <= MAX_STATE_TILE):
-        reason = f"a state of {width} x {size} (powers of two from 16 on, at most {MAX_STATE_TILE} entries)"
-    return _decide("mixer", reason)
+    return _decide("mixer", _unfit(projected_BLE) or _unfit_mixer(sizes, taps, MAX_STATE_TILE))
 
 
-def trained_scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int]) -> bool:
-    """The same with its gradient, over short sequences from an empty state."""
-    if selected_kernels() != "triton" or valid_BL is not None or projected_BLE.shape[1] > MAX_TRAINED_LENGTH:
+def trained_scan_runs_on_triton(
+    projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int
+) -> bool:
+    """The same with its gradient, from an empty state."""
+    if selected_kernels() != "triton" or valid_BL is not None:
         return False
     # In TF32 it would be up to 3 % off in the gradients of dt's bias and of A, where mamba_ssm's kernels keep 0.2 %.
     if projected_BLE.dtype == torch.float32 and _is_tf32_allowed():
         return False
-    reason = _unfit(projected_BLE)
-    width, _, size = sizes
-    if reason is None and not (_is_tile(width) and _is_tile(size) and width <= 64 and size <= 128):
-        reason = f"a state of {width} x {size} (powers of two from 16 on, at most 64 x 128)"
+    reason = _unfit(projected_BLE) or _unfit_mixer(sizes, taps, MAX_TRAINED_STATE_TILE)
     return _decide("gradient of the mixer", reason)
+
+
+def _unfit_mixer(sizes: tuple[int, int, int], taps: int, entries: int) -> str | None:
+    width, _, size = sizes
+    if not (_is_tile(width) and _is_tile(size) and max(width, size) <= MAX_WIDTH and width * size <= entries):
+        return f"a state of {width} x {size} (powers of two from 16 to {MAX_WIDTH}, at most {entries} entries)"
+    if taps > MAX_TAPS:
+        return f"convolution of width {taps} (at most {MAX_TAPS})"
+    return None
 
 
 def judge_runs_on_triton(z_BLD: Tensor, stop: str) -> bool:

@@ -1,89 +1,86 @@
-"""SSD and gate of a Mamba2 mixer in one kernel. Imported where Triton kernels run.
+"""SSD and gate of a Mamba2 mixer in one kernel, at every length. Imported where Triton kernels run.
 
-The solver makes dozens of such passes over short blocks, each from the state before it. One program takes one head of
-one sequence, chunk after chunk, with the state in registers: what lies between convolution and norm is read once and
-written once. For a gradient (`triton_scan_backward`) it keeps the states between chunks. A single token has a kernel of
-its own, which convolves as well and needs no matrix units.
+One program takes one head of one sequence, chunk after chunk, with the state in registers: what lies between
+convolution and norm is read once and written once. Chunks of 64 positions fill the matrix units of a Hopper GPU.
+Channels come before positions in its products (y^T = x^T scores^T): then the state, which is summed up in registers,
+is multiplied from there, and only the scores pass through shared memory. For a gradient (`triton_scan_backward`) it
+keeps the states between chunks. A single token has a kernel of its own, which convolves as well and needs no matrix
+units.
 The plain PyTorch twin is `models.mamba2.Mamba2Mixer._mix`.
 
 Shapes: `B` batch, `L` length, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
-`P` head width, `G` groups, `N` state, `K` convolution, `Q` chunk.
+`P` head width, `G` groups, `N` state, `K` convolution, `Q` chunk, `S` chunks (of states: those between chunks).
 """
-
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# On an H200 one chunk of up to 64 tokens is fastest whole, and more in chunks of 32.
-SINGLE_CHUNK_LEN, CHUNK_LEN = 64, 32
-MIN_CHUNK_LEN = 16  # of the matrix units
+from implicit_llm.kernels.triton_scan_inputs import (
+    MixerInputs,
+    Sizes,
+    constants,
+    exp2,
+    mixer_inputs,
+    sigmoid,
+    softplus,
+)
 
-
-class Sizes(NamedTuple):
-    head_dim: int
-    groups: int
-    state_size: int
+WIDE_STATE = 64 * 128  # entries; larger ones take the registers of twice as many warps
 
 
 def gated_scan(
     projected_BLE: Tensor,
-    convolved_BLC: Tensor,
+    convolution: tuple[Tensor, Tensor],
     per_head: tuple[Tensor, Tensor, Tensor],
     sizes: Sizes,
-    state_BHPN: Tensor | None,
+    state: tuple[Tensor, ...] | None,
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """silu(gate) * (SSD + D x) of shape (B, L, I), and the state after the block in fp32 if asked for.
 
-    Args: gate and dt are read from `projected`, x, B and C from `convolved`; per_head are dt bias, A and D (H each).
+    Args: convolution is weight (C, K) and bias (C); per_head are dt bias, A and D (H each); state holds the SSM state
+        (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C).
     """
-    batch, length, columns = projected_BLE.shape
-    heads, (width, groups, size) = len(per_head[1]), sizes
-    out = projected_BLE.new_empty(batch, length, heads * width)
-    last = out.new_empty(batch, heads, width, size, dtype=torch.float32) if return_state else None
-    is_single = length <= SINGLE_CHUNK_LEN
-    _scan_kernel[(heads, batch)](
-        projected_BLE, convolved_BLC, out, *per_head, out if state_BHPN is None else state_BHPN.contiguous(),
-        out if last is None else last, out, length, heads, groups, convolved_BLC.shape[2], columns,
-        P=width, N=size, Q=_single_chunk_len(length) if is_single else CHUNK_LEN, KEEP_EVERY=0,
-        HAS_STATE=state_BHPN is not None, RETURN_STATE=return_state, IS_LONG=not is_single, PRECISION=_precision(),
-        num_warps=4,
-        num_stages=1,  # to load a chunk ahead takes more shared memory than there is
-    )  # fmt: skip
-    return out, last
+    before_BHPN, before_BKC = (None, None) if state is None else state
+    inputs = mixer_inputs(projected_BLE, convolution, per_head, sizes, before_BKC)
+    last = _state_like(projected_BLE, per_head, sizes) if return_state else None
+    return _scan(projected_BLE, inputs, per_head, sizes, before_BHPN, last, None), last
 
 
 def gated_scan_for_gradient(
+    projected_BLE: Tensor, inputs: MixerInputs, per_head: tuple[Tensor, Tensor, Tensor], sizes: Sizes
+) -> tuple[Tensor, Tensor]:
+    """The same from an empty state; keeps the states between chunks.
+
+    Returns: (B, L, I), and what was kept, (B, S, H, P, N) in the dtype of `projected`, as the products take it.
+    """
+    batch, chunks, heads = inputs.dt_BSHQ.shape[:3]
+    kept = projected_BLE.new_empty(batch, chunks - 1, heads, sizes.head_dim, sizes.state_size)
+    return _scan(projected_BLE, inputs, per_head, sizes, None, None, kept), kept
+
+
+def _scan(
     projected_BLE: Tensor,
-    convolved_BLC: Tensor,
+    inputs: MixerInputs,
     per_head: tuple[Tensor, Tensor, Tensor],
     sizes: Sizes,
-    keep_every: int,
-) -> tuple[Tensor, Tensor]:
-    """The same from an empty state; keeps the states before positions `keep_every`, 2 `keep_every` and so on.
-
-    Returns: (B, L, I), and what was kept, (B, S, H, N, P) in the dtype of `projected`, as the products take it.
-    """
-    batch, length, columns = projected_BLE.shape
-    heads, (width, groups, size) = len(per_head[1]), sizes
-    out = projected_BLE.new_empty(batch, length, heads * width)
-    kept = out.new_empty(batch, triton.cdiv(length, keep_every) - 1, heads, size, width)
-    is_single = length <= keep_every
+    before_BHPN: Tensor | None,
+    last_BHPN: Tensor | None,
+    kept_BSHPN: Tensor | None,
+) -> Tensor:
+    batch, length, _ = projected_BLE.shape
+    chunks, heads = inputs.dt_BSHQ.shape[1:3]
+    out = projected_BLE.new_empty(batch, length, heads * sizes.head_dim)
+    before, last, kept = (out if t is None else t.contiguous() for t in (before_BHPN, last_BHPN, kept_BSHPN))
     _scan_kernel[(heads, batch)](
-        projected_BLE, convolved_BLC, out, *per_head, out, out, kept,
-        length, heads, groups, convolved_BLC.shape[2], columns,
-        P=width, N=size, Q=_single_chunk_len(length) if is_single else min(CHUNK_LEN, keep_every),
-        KEEP_EVERY=0 if is_single else keep_every,
-        HAS_STATE=False, RETURN_STATE=False, IS_LONG=not is_single, PRECISION=_precision(), num_warps=4, num_stages=1,
+        projected_BLE, *inputs, per_head[2], before, out, last, kept, length, chunks,
+        **constants(projected_BLE, heads, sizes), KEEP=kept_BSHPN is not None, HAS_STATE=before_BHPN is not None,
+        RETURN_STATE=last_BHPN is not None, IS_LONG=chunks > 1, PRECISION=precision(),
+        num_warps=warps(sizes), num_stages=1,  # a chunk under way in shared memory would keep a second program out
     )  # fmt: skip
-    return out, kept
-
-
-def _single_chunk_len(length: int) -> int:
-    return max(MIN_CHUNK_LEN, triton.next_power_of_2(length))
+    return out
 
 
 def gated_token(
@@ -94,14 +91,11 @@ def gated_token(
     state: tuple[Tensor, ...],
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same for one token, convolution and its silu included: `convolution` is weight (C, K) and bias (C).
-
-    Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C).
-    """
+    """`gated_scan` of one token."""
     batch, _, columns = projected_B1E.shape
     heads, (width, groups, size) = len(per_head[1]), sizes
     out = projected_B1E.new_empty(batch, 1, heads * width)
-    last = out.new_empty(batch, heads, width, size, dtype=torch.float32) if return_state else None
+    last = _state_like(projected_B1E, per_head, sizes) if return_state else None
     _token_kernel[(heads, batch)](
         projected_B1E, out, *convolution, *per_head, state[0].contiguous(), state[1].contiguous(),
         out if last is None else last, heads, groups, convolution[0].shape[0], columns,
@@ -110,77 +104,81 @@ def gated_token(
     return out, last
 
 
-def _precision() -> str:
+def _state_like(projected_BLE: Tensor, per_head: tuple[Tensor, Tensor, Tensor], sizes: Sizes) -> Tensor:
+    shape = (len(projected_BLE), len(per_head[1]), sizes.head_dim, sizes.state_size)
+    return projected_BLE.new_empty(shape, dtype=torch.float32)
+
+
+def warps(sizes: Sizes) -> int:
+    return 4 if sizes.head_dim * sizes.state_size <= WIDE_STATE else 8
+
+
+def precision() -> str:
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 @triton.jit
-def _softplus(value):
-    power = tl.exp(tl.minimum(value, 20.0))
-    small = power * (1.0 - power * (0.5 - power / 3.0))  # where 1 + power would round most of it away
-    return tl.where(value > 20.0, value, tl.where(power < 0.01, small, tl.log(1.0 + power)))
-
-
-@triton.jit
 def _scan_kernel(
-    projected_ptr, convolved_ptr, out_ptr, dt_bias_ptr, A_ptr, D_ptr, before_ptr, last_ptr, kept_ptr,
-    length, heads, groups, num_channels, num_columns,
-    P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, KEEP_EVERY: tl.constexpr,
-    HAS_STATE: tl.constexpr, RETURN_STATE: tl.constexpr, IS_LONG: tl.constexpr, PRECISION: tl.constexpr,
+    projected_ptr, convolved_ptr, dt_ptr, logs_ptr, D_ptr, before_ptr, out_ptr, last_ptr, kept_ptr, length, chunks,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    Q: tl.constexpr, KEEP: tl.constexpr, HAS_STATE: tl.constexpr, RETURN_STATE: tl.constexpr, IS_LONG: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
-    group = head // (heads // groups)
-    inner = heads * P
+    group = head // (HEADS // GROUPS)
+    INNER: tl.constexpr = HEADS * P
+    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
     kind = projected_ptr.dtype.element_ty
     of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
-    projected_ptr += sequence * length * num_columns
-    convolved_ptr += sequence * length * num_channels
-    out_ptr += sequence * length * inner + head * P
-    dt_bias = tl.load(dt_bias_ptr + head).to(tl.float32)
-    A = tl.load(A_ptr + head).to(tl.float32)
+    of_x = head * P + of_P
+    projected_ptr += sequence * length * COLUMNS
+    convolved_ptr += sequence * length * CHANNELS
+    out_ptr += sequence * length * INNER
+    dt_ptr += (sequence * chunks * HEADS + head) * Q
+    logs_ptr += (sequence * chunks * HEADS + head) * Q
+    kept_ptr += (sequence * (chunks - 1) * HEADS + head) * P * N
+    of_state = (sequence * HEADS + head) * P * N + of_P[:, None] * N + of_N[None, :]
     D = tl.load(D_ptr + head).to(tl.float32)
-    # Transposed, as it is multiplied: (N, P).
-    tile = (sequence * heads + head) * P * N + of_P[None, :] * N + of_N[:, None]
-    state_NP = tl.zeros((N, P), dtype=tl.float32)
+    state_PN = tl.zeros((P, N), dtype=tl.float32)
     if HAS_STATE:
-        state_NP += tl.load(before_ptr + tile)
-    is_causal = steps[:, None] >= steps[None, :]
-    if KEEP_EVERY > 0:
-        kept_ptr += (sequence * (tl.cdiv(length, KEEP_EVERY) - 1) * heads + head) * N * P
-    for start in range(0, length, Q):
-        if KEEP_EVERY > 0:  # noqa: SIM102 - decided at compile time, unlike the next
-            if (start > 0) & (start % KEEP_EVERY == 0):
-                at_kept = kept_ptr + (start // KEEP_EVERY - 1) * heads * N * P + of_N[:, None] * P + of_P[None, :]
-                tl.store(at_kept, state_NP.to(kind))
-        t = start + steps
-        is_inside = t < length
-        rows = convolved_ptr + t[:, None] * num_channels
-        B_QN = tl.load(rows + (inner + group * N + of_N)[None, :], mask=is_inside[:, None], other=0.0)
-        C_QN = tl.load(rows + (inner + (groups + group) * N + of_N)[None, :], mask=is_inside[:, None], other=0.0)
-        x_QP = tl.load(rows + (head * P + of_P)[None, :], mask=is_inside[:, None], other=0.0)
-        at_dt = projected_ptr + t * num_columns + inner + num_channels + head
-        dt_Q = _softplus(tl.load(at_dt, mask=is_inside, other=0.0).to(tl.float32) + dt_bias)
-        dt_Q = tl.where(is_inside, dt_Q, 0.0)  # neither decays nor feeds the state
-        logs_Q = tl.cumsum(dt_Q * A, axis=0)
-        decay_QQ = tl.exp(tl.where(is_causal, logs_Q[:, None] - logs_Q[None, :], -float("inf")))
-        scores_QQ = tl.dot(C_QN, tl.trans(B_QN), input_precision=PRECISION) * decay_QQ * dt_Q[None, :]
-        y_QP = tl.dot(scores_QQ.to(kind), x_QP, input_precision=PRECISION)
+        state_PN += tl.load(before_ptr + of_state)
+    for chunk in range(chunks):
+        t = chunk * Q + steps
+        is_row = (t < length)[:, None]
+        at_B = convolved_ptr + t[:, None] * CHANNELS + (INNER + group * N + of_N)[None, :]
+        dt_Q, logs_Q = tl.load(dt_ptr + chunk * HEADS * Q + steps), tl.load(logs_ptr + chunk * HEADS * Q + steps)
+        B_QN = tl.load(at_B, mask=is_row, other=0.0)
+        C_QN = tl.load(at_B + GROUPS * N, mask=is_row, other=0.0)
+        x_QP = tl.load(convolved_ptr + t[:, None] * CHANNELS + of_x[None, :], mask=is_row, other=0.0)
+        gate_QP = tl.load(projected_ptr + t[:, None] * COLUMNS + of_x[None, :], mask=is_row, other=0.0).to(tl.float32)
+        scores_QQ = transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION).to(kind)
         if HAS_STATE or IS_LONG:
-            carried_QP = tl.dot(C_QN, state_NP.to(kind), input_precision=PRECISION)
-            y_QP += tl.exp(logs_Q)[:, None] * carried_QP
-        y_QP += D * x_QP.to(tl.float32)
-        gate = projected_ptr + t[:, None] * num_columns + (head * P + of_P)[None, :]
-        gate_QP = tl.load(gate, mask=is_inside[:, None], other=0.0).to(tl.float32)
-        y_QP *= gate_QP * tl.sigmoid(gate_QP)
-        tl.store(out_ptr + t[:, None] * inner + of_P[None, :], y_QP.to(kind), mask=is_inside[:, None])
+            y_PQ = tl.dot(state_PN.to(kind), tl.trans(C_QN), input_precision=PRECISION) * exp2(logs_Q)[None, :]
+            y_PQ = tl.dot(tl.trans(x_QP), scores_QQ, y_PQ, input_precision=PRECISION)
+        else:
+            y_PQ = tl.dot(tl.trans(x_QP), scores_QQ, input_precision=PRECISION)
         if RETURN_STATE or IS_LONG:
-            total = tl.sum(dt_Q * A, axis=0)
-            fed_QP = x_QP.to(tl.float32) * (dt_Q * tl.exp(total - logs_Q))[:, None]
-            added_NP = tl.dot(tl.trans(B_QN), fed_QP.to(kind), input_precision=PRECISION)
-            state_NP = state_NP * tl.exp(total) + added_NP
+            total = tl.load(logs_ptr + chunk * HEADS * Q + Q - 1)
+            fed_QP = (x_QP.to(tl.float32) * (dt_Q * exp2(total - logs_Q))[:, None]).to(kind)
+            state_PN = tl.dot(tl.trans(fed_QP), B_QN, state_PN * exp2(total), input_precision=PRECISION)
+            if KEEP:
+                is_kept = (of_P >= 0)[:, None] & (chunk + 1 < chunks)
+                to = kept_ptr + chunk * HEADS * P * N + of_P[:, None] * N + of_N[None, :]
+                tl.store(to, state_PN.to(kind), mask=is_kept)
+        y_QP = tl.trans(y_PQ) + D * x_QP.to(tl.float32)
+        y_QP *= gate_QP * sigmoid(gate_QP)
+        tl.store(out_ptr + t[:, None] * INNER + of_x[None, :], y_QP.to(kind), mask=is_row)
     if RETURN_STATE:
-        tl.store(last_ptr + tile, state_NP)
+        tl.store(last_ptr + of_state, state_PN)
+
+
+@triton.jit
+def transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION: tl.constexpr):
+    """What a position, a row, adds to the later ones, the columns."""
+    is_causal = steps[:, None] <= steps[None, :]
+    decay_QQ = exp2(tl.where(is_causal, logs_Q[None, :] - logs_Q[:, None], -float("inf")))
+    return tl.dot(B_QN, tl.trans(C_QN), input_precision=PRECISION) * decay_QQ * dt_Q[:, None]
 
 
 @triton.jit
@@ -215,7 +213,7 @@ def _token_kernel(
     B_N = _token_channels(row_ptr, inputs_ptr, conv_ptr, bias_ptr, of_B, inner, num_channels, K)
     C_N = _token_channels(row_ptr, inputs_ptr, conv_ptr, bias_ptr, of_B + groups * N, inner, num_channels, K)
     dt = tl.load(row_ptr + inner + num_channels + head).to(tl.float32) + tl.load(dt_bias_ptr + head).to(tl.float32)
-    dt = _softplus(dt)
+    dt = softplus(dt)
     decay = tl.exp(dt * tl.load(A_ptr + head).to(tl.float32))
     tile = (sequence * heads + head) * P * N + of_P[:, None] * N + of_N[None, :]
     state_PN = tl.load(before_ptr + tile) * decay + (x_P * dt)[:, None] * B_N[None, :]

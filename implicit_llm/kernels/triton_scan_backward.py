@@ -1,15 +1,19 @@
-"""Gradient of SSD and gate of a Mamba2 mixer over short sequences. Imported where Triton kernels run.
+"""Gradient of SSD and gate of a Mamba2 mixer, at every length. Imported where Triton kernels run.
 
 Four kernels, none of which depends on the order in which programs run:
-`shared`: of every chunk the products of C and B, which heads share, and dt and its decays, which channels share.
-`head`: some channels of one head of one sequence. It goes through the chunks backwards with the gradient of the state
-in registers, and writes the gradients of x and gate, and the gradient of the state after every chunk.
-`group`: the gradients of B and C in one chunk. With the states that the forward pass kept and their gradients, chunks
-are independent, so that one program takes all heads of a group and sums up in registers what they share.
-`dt`: the gradients of dt and of what it is made of, from sums over channels that `head` has left.
+`sweep`: of one head of one sequence, the gradients of the states between chunks, from the last to the first: one small
+product for each chunk, and all that is sequential.
+`head`: one head of one chunk. With the states that the forward pass kept and their gradients, chunks are independent.
+It writes the gradients of x and gate.
+`group`: the gradients of B and C in one chunk: one program takes all heads of a group and sums up in registers what
+they share.
+`dt`: the gradients of dt and of what it is made of in one chunk, from sums over channels that `head` has left.
 The plain PyTorch twin is autograd through `models.mamba2.Mamba2Mixer._mix`.
 
-Shapes: as in `triton_scan`, and `S` chunks but the first: the states between chunks; `W` channels of a program.
+Shapes: as in `triton_scan`.
+
+Several releases of Triton compile a product of a transposed accumulator (`tl.dot(tl.trans(sum.to(bfloat16)), x)`, 64
+wide) wrongly for Hopper. None is formed here: the transposed scores are multiplied from the right.
 """
 
 from __future__ import annotations
@@ -22,296 +26,263 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from implicit_llm.kernels.triton_scan import MIN_CHUNK_LEN, Sizes, _precision, _softplus
+from implicit_llm.kernels.triton_scan import precision, transposed_scores
+from implicit_llm.kernels.triton_scan_inputs import MixerInputs, Sizes, constants, exp2, sigmoid
 
-CHUNK_LEN = 64  # a kept state is as large as the x of 128 positions: shorter chunks read and write more of them
-CHANNELS = 32  # of a program of `head`: more would not fit into its registers
-SHARED_WARPS, DT_WARPS = 4, 4
-HEAD_WARPS, HEAD_STAGES = 4, 1
-GROUP_WARPS, GROUP_STAGES = 8, 2
+SWEEP_WARPS, HEAD_WARPS, GROUP_WARPS, DT_WARPS = 4, 4, 8, 4
+SWEEP_STAGES, GROUP_STAGES = 2, 3
 
 
-class ScanInputs(NamedTuple):
+class ScanPass(NamedTuple):
     """What the forward pass read, and the states that it kept: see `triton_scan.gated_scan`."""
 
     projected_BLE: Tensor
-    convolved_BLC: Tensor
+    inputs: MixerInputs
+    kept_BSHPN: Tensor
     per_head: tuple[Tensor, Tensor, Tensor]
-    kept_BSHNP: Tensor
+    sizes: Sizes
 
 
-def chunk_len(length: int) -> int:
-    """Of the backward pass; the forward pass keeps the states between such chunks."""
-    return min(CHUNK_LEN, max(MIN_CHUNK_LEN, triton.next_power_of_2(length)))
-
-
-def gated_scan_gradient(
-    inputs: ScanInputs, sizes: Sizes, dout_BLI: Tensor, dprojected_BLE: Tensor
-) -> tuple[Tensor, Tensor]:
+def gated_scan_gradient(scan: ScanPass, dout_BLI: Tensor, dprojected_BLE: Tensor) -> tuple[Tensor, Tensor]:
     """Write the gradients of gate and dt into their columns of `dprojected`; the columns between are left alone.
 
     Returns: the gradients of `convolved` (B, L, C) and of dt bias, A and D (3, H) in fp32.
     """
-    projected_BLE, convolved_BLC, per_head, kept_BSHNP = inputs
-    batch, length, columns = projected_BLE.shape
-    heads, step, width = len(per_head[1]), chunk_len(length), min(CHANNELS, sizes.head_dim)
-    chunks, parts = triton.cdiv(length, step), sizes.head_dim // width
+    projected_BLE, (convolved_BLC, dt_BSHQ, logs_BSHQ), kept_BSHPN, per_head, sizes = scan
+    batch, chunks, heads, _ = dt_BSHQ.shape
+    length = projected_BLE.shape[1]
     empty = partial(torch.empty, dtype=torch.float32, device=projected_BLE.device)
-    products, steps = empty(batch, chunks, sizes.groups, step, step), empty(2, batch, chunks, heads, step)  # dt, logs
-    sums = (*empty(2, batch, chunks, parts, heads, step), empty(batch, chunks, parts, heads))
-    dD, dper_head = empty(batch, heads, parts), empty(2, batch, heads)
-    dout_BLI, dkept_BSHNP = dout_BLI.contiguous(), torch.empty_like(kept_BSHNP)
+    rows, columns = empty(2, *dt_BSHQ.shape)
+    through, fed = torch.zeros(2, batch, chunks, heads, dtype=torch.float32, device=projected_BLE.device)
+    dper_head = empty(3, batch, chunks, heads)
+    dout_BLI, dkept_BSHPN = dout_BLI.contiguous(), torch.empty_like(kept_BSHPN)
     dconvolved_BLC = torch.empty_like(convolved_BLC)
-    shape = (length, chunks, heads, sizes.groups, convolved_BLC.shape[2], columns)
-    tiles = {"P": sizes.head_dim, "N": sizes.state_size, "Q": step, "PRECISION": _precision()}
-    all_heads = {"HEADS": triton.next_power_of_2(heads)}
-    _shared_kernel[(chunks, batch)](
-        projected_BLE, convolved_BLC, *per_head[:2], products, *steps, *shape,
-        **tiles, **all_heads, num_warps=SHARED_WARPS,
+    known = constants(projected_BLE, heads, sizes)
+    tiles = {**known, "IS_LONG": chunks > 1, "PRECISION": precision()}
+    steps = (dt_BSHQ, logs_BSHQ)
+    is_narrow = projected_BLE.element_size() == 2  # fp32 fills the shared memory with one chunk
+    if chunks > 1:
+        _sweep_kernel[(heads, batch)](
+            projected_BLE, convolved_BLC, dout_BLI, logs_BSHQ, kept_BSHPN, dkept_BSHPN, through, length, chunks,
+            **known, PRECISION=precision(), num_warps=SWEEP_WARPS, num_stages=SWEEP_STAGES if is_narrow else 1,
+        )  # fmt: skip
+    _head_kernel[(heads, chunks, batch)](
+        projected_BLE, convolved_BLC, dout_BLI, *steps, per_head[2], kept_BSHPN, dkept_BSHPN,
+        dprojected_BLE, dconvolved_BLC, rows, columns, fed, dper_head[2], length, chunks,
+        **tiles, num_warps=HEAD_WARPS, num_stages=1,
     )  # fmt: skip
-    _head_kernel[(heads * parts, batch)](
-        projected_BLE, convolved_BLC, dout_BLI, products, *steps, per_head[2], kept_BSHNP,
-        dprojected_BLE, dconvolved_BLC, *sums, dD, dkept_BSHNP, *shape,
-        **tiles, W=width, IS_LONG=chunks > 1, num_warps=HEAD_WARPS, num_stages=HEAD_STAGES,
+    _group_kernel[(sizes.groups, chunks, batch)](
+        projected_BLE, convolved_BLC, dout_BLI, *steps, kept_BSHPN, dkept_BSHPN, dconvolved_BLC, length, chunks,
+        **tiles, num_warps=GROUP_WARPS,
+        num_stages=GROUP_STAGES if is_narrow else 1,
     )  # fmt: skip
-    _group_kernel[(chunks * sizes.groups, batch)](
-        projected_BLE, convolved_BLC, dout_BLI, *steps, kept_BSHNP, dkept_BSHNP, dconvolved_BLC, *shape,
-        **tiles, IS_LONG=chunks > 1, num_warps=GROUP_WARPS,
-        num_stages=GROUP_STAGES if projected_BLE.element_size() == 2 else 1,  # fp32 fills the shared memory
+    _dt_kernel[(chunks, batch)](
+        projected_BLE, *per_head[:2], dt_BSHQ, rows, columns, through, fed, dprojected_BLE, *dper_head[:2],
+        length, chunks,
+        **known, ALL_HEADS=triton.next_power_of_2(heads), num_warps=DT_WARPS,
     )  # fmt: skip
-    _dt_kernel[(batch,)](
-        projected_BLE, *per_head[:2], steps[0], *sums, dprojected_BLE, *dper_head, *shape,
-        P=sizes.head_dim, Q=step, PARTS=parts, **all_heads, num_warps=DT_WARPS,
-    )  # fmt: skip
-    return dconvolved_BLC, torch.cat([dper_head.sum(1), dD.sum((0, 2))[None]])
+    return dconvolved_BLC, dper_head.sum((1, 2))
 
 
 @triton.jit
-def _shared_kernel(
-    projected_ptr, convolved_ptr, dt_bias_ptr, A_ptr, products_ptr, dt_ptr, logs_ptr,
-    length, chunks, heads, groups, num_channels, num_columns,
-    P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, PRECISION: tl.constexpr, HEADS: tl.constexpr,
+def _sweep_kernel(
+    projected_ptr, convolved_ptr, dout_ptr, logs_ptr, kept_ptr, dkept_ptr, through_ptr, length, chunks,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    Q: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """C B^T of every group; dt (0 outside) and the log decays up to and including a position, of every head."""
+    head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
-    entry = sequence * chunks + tl.program_id(0)
-    inner = heads * P
-    of_N, of_H, steps = tl.arange(0, N), tl.arange(0, HEADS), tl.arange(0, Q)
-    is_inside = (tl.program_id(0) * Q + steps < length)[:, None]
-    first_row = sequence * length + tl.program_id(0) * Q
-    at_dt = projected_ptr + first_row * num_columns + inner + num_channels + steps[:, None] * num_columns
-    is_head = (of_H < heads)[None, :]
-    raw_QH = tl.load(at_dt + of_H[None, :], mask=is_inside & is_head, other=0.0).to(tl.float32)
-    raw_QH += tl.load(dt_bias_ptr + of_H, mask=of_H < heads, other=0.0).to(tl.float32)[None, :]
-    dt_QH = tl.where(is_inside, _softplus(raw_QH), 0.0)  # neither decays nor feeds the state
-    logs_QH = tl.cumsum(dt_QH * tl.load(A_ptr + of_H, mask=of_H < heads, other=0.0).to(tl.float32)[None, :], axis=0)
-    to = (entry * heads + of_H)[None, :] * Q + steps[:, None]
-    tl.store(dt_ptr + to, dt_QH, mask=is_head)
-    tl.store(logs_ptr + to, logs_QH, mask=is_head)
-    for group in range(groups):
-        of_B = steps[:, None] * num_channels + (inner + group * N + of_N)[None, :]
-        at_B = convolved_ptr + first_row * num_channels + of_B
-        B_QN = tl.load(at_B, mask=is_inside, other=0.0)
-        C_QN = tl.load(at_B + groups * N, mask=is_inside, other=0.0)
-        products_QQ = tl.dot(C_QN, tl.trans(B_QN), input_precision=PRECISION)
-        tl.store(products_ptr + (entry * groups + group) * Q * Q + steps[:, None] * Q + steps[None, :], products_QQ)
-
-
-@triton.jit
-def _decay_between(logs_Q, t_Q):
-    """From a column's position to a row's; 0 above the diagonal."""
-    return tl.exp(tl.where(t_Q[:, None] >= t_Q[None, :], logs_Q[:, None] - logs_Q[None, :], -float("inf")))
+    group = head // (HEADS // GROUPS)
+    INNER: tl.constexpr = HEADS * P
+    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
+    kind = projected_ptr.dtype.element_ty
+    of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
+    of_x = (head * P + of_P)[None, :]
+    of_C = (INNER + (GROUPS + group) * N + of_N)[None, :]
+    projected_ptr += sequence * length * COLUMNS
+    convolved_ptr += sequence * length * CHANNELS
+    dout_ptr += sequence * length * INNER
+    logs_ptr += (sequence * chunks * HEADS + head) * Q
+    first_state = (sequence * (chunks - 1) * HEADS + head) * P * N
+    of_state = first_state + of_P[:, None] * N + of_N[None, :]
+    dstate_PN = tl.zeros((P, N), dtype=tl.float32)  # of the state before a chunk
+    for back in range(chunks - 1):
+        chunk = chunks - 1 - back
+        t = chunk * Q + steps
+        is_row = (t < length)[:, None]
+        C_QN = tl.load(convolved_ptr + t[:, None] * CHANNELS + of_C, mask=is_row, other=0.0)
+        gate_QP = tl.load(projected_ptr + t[:, None] * COLUMNS + of_x, mask=is_row, other=0.0).to(tl.float32)
+        dout_QP = tl.load(dout_ptr + t[:, None] * INNER + of_x, mask=is_row, other=0.0).to(tl.float32)
+        logs_Q = tl.load(logs_ptr + chunk * HEADS * Q + steps)
+        total = tl.load(logs_ptr + chunk * HEADS * Q + Q - 1)
+        dread_QP = dout_QP * (gate_QP * sigmoid(gate_QP)) * exp2(logs_Q)[:, None]  # y = scores x + exp(logs) C before
+        dread_PQ = tl.trans(dread_QP.to(kind))
+        dstate_PN *= exp2(total)
+        before_PN = tl.load(kept_ptr + (chunk - 1) * HEADS * P * N + of_state).to(tl.float32)
+        tl.store(through_ptr + (sequence * chunks + chunk) * HEADS + head, tl.sum(before_PN * dstate_PN))
+        dstate_PN = tl.dot(dread_PQ, C_QN, dstate_PN, input_precision=PRECISION)
+        tl.store(dkept_ptr + (chunk - 1) * HEADS * P * N + of_state, dstate_PN.to(kind))
 
 
 @triton.jit
 def _head_kernel(
-    projected_ptr, convolved_ptr, dout_ptr, products_ptr, dt_ptr, logs_ptr, D_ptr, kept_ptr,
-    dprojected_ptr, dconvolved_ptr, rows_ptr, columns_ptr, through_ptr, dD_ptr, dkept_ptr,
-    length, chunks, heads, groups, num_channels, num_columns,
-    P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, PRECISION: tl.constexpr,
-    W: tl.constexpr, IS_LONG: tl.constexpr,
+    projected_ptr, convolved_ptr, dout_ptr, dt_ptr, logs_ptr, D_ptr, kept_ptr, dkept_ptr,
+    dprojected_ptr, dconvolved_ptr, rows_ptr, columns_ptr, fed_ptr, dD_ptr, length, chunks,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    Q: tl.constexpr, IS_LONG: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The chunks of some channels of one head of one sequence, the last one first."""
-    head = tl.program_id(0) // (P // W)
-    part = tl.program_id(0) % (P // W)
-    sequence = tl.program_id(1).to(tl.int64)
-    group = head // (heads // groups)
-    inner = heads * P
+    head, chunk = tl.program_id(0), tl.program_id(1)
+    sequence = tl.program_id(2).to(tl.int64)
+    group = head // (HEADS // GROUPS)
+    INNER: tl.constexpr = HEADS * P
+    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
     kind = projected_ptr.dtype.element_ty
-    of_W, of_N, steps = part * W + tl.arange(0, W), tl.arange(0, N), tl.arange(0, Q)
-    projected_ptr += sequence * length * num_columns
-    dprojected_ptr += sequence * length * num_columns
-    convolved_ptr += sequence * length * num_channels
-    dconvolved_ptr += sequence * length * num_channels
-    dout_ptr += sequence * length * inner
-    products_ptr += (sequence * chunks * groups + group) * Q * Q
-    dt_ptr += (sequence * chunks * heads + head) * Q
-    logs_ptr += (sequence * chunks * heads + head) * Q
-    kept_ptr += (sequence * (chunks - 1) * heads + head) * N * P
-    dkept_ptr += (sequence * (chunks - 1) * heads + head) * N * P
-    of_state = of_N[:, None] * P + of_W[None, :]
-    rows_ptr += ((sequence * chunks * (P // W) + part) * heads + head) * Q
-    columns_ptr += ((sequence * chunks * (P // W) + part) * heads + head) * Q
-    through_ptr += (sequence * chunks * (P // W) + part) * heads + head
+    of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
+    of_x = (head * P + of_P)[None, :]
+    is_row = (chunk * Q + steps < length)[:, None]
+    # Each pointer goes to the first row of the chunk, those of states to the one after the chunk.
+    first_row = sequence * length + chunk * Q
+    entry = (sequence * chunks + chunk) * HEADS + head
+    after = ((sequence * (chunks - 1) + chunk) * HEADS + head) * P * N
+    of_state = of_P[:, None] * N + of_N[None, :]
+    at_x = convolved_ptr + first_row * CHANNELS + steps[:, None] * CHANNELS + of_x
+    at_B = convolved_ptr + first_row * CHANNELS + steps[:, None] * CHANNELS + (INNER + group * N + of_N)[None, :]
+    at_gate = projected_ptr + first_row * COLUMNS + steps[:, None] * COLUMNS + of_x
+    at_dout = dout_ptr + first_row * INNER + steps[:, None] * INNER + of_x
     D = tl.load(D_ptr + head).to(tl.float32)
-    of_head = head * P + of_W[None, :]
-    dstate_NW = tl.zeros((N, W), dtype=tl.float32)  # of the state after a chunk, then of the one before it
-    dD_Q = tl.zeros((Q,), dtype=tl.float32)
-    for back in range(chunks):
-        chunk = chunks - 1 - back
-        t = chunk * Q + steps
-        is_row = (t < length)[:, None]
-        of_B = t[:, None] * num_channels + (inner + group * N + tl.arange(0, N))[None, :]
-        at_gate = projected_ptr + t[:, None] * num_columns + of_head
-        at_dout = dout_ptr + t[:, None] * inner + of_head
-        x_QW = tl.load(convolved_ptr + t[:, None] * num_channels + of_head, mask=is_row, other=0.0)
-        gate_QW = tl.load(at_gate, mask=is_row, other=0.0).to(tl.float32)
-        dy_QW = tl.load(at_dout, mask=is_row, other=0.0).to(tl.float32) * gate_QW * tl.sigmoid(gate_QW)
-        dy_QW = dy_QW.to(kind)
-        dt_Q, logs_Q = tl.load(dt_ptr + chunk * heads * Q + steps), tl.load(logs_ptr + chunk * heads * Q + steps)
-        at_products = products_ptr + chunk * groups * Q * Q + steps[:, None] * Q + steps[None, :]
-        scores_QQ = tl.load(at_products) * _decay_between(logs_Q, t) * dt_Q[None, :]
-        scores_QQ = scores_QQ.to(kind)
-        total = tl.load(logs_ptr + chunk * heads * Q + Q - 1)
-        through = 0.0
-        dx_QW = tl.dot(tl.trans(scores_QQ), dy_QW, input_precision=PRECISION)
-        y_QW = tl.dot(scores_QQ, x_QW, input_precision=PRECISION)
-        if IS_LONG:  # noqa: SIM102 - decided at compile time, unlike the next
-            if back > 0:  # after = exp(total) before + B^T (dt exp(total - logs) x)
-                dafter_NW = dstate_NW.to(kind)
-                B_QN = tl.load(convolved_ptr + of_B, mask=is_row, other=0.0)
-                fed_Q1 = (dt_Q * tl.exp(total - logs_Q))[:, None]
-                dfed_QW = tl.dot(B_QN, dafter_NW, input_precision=PRECISION) * fed_Q1
-                through += tl.sum(dfed_QW * x_QW.to(tl.float32))
-                dx_QW += dfed_QW
-        # Columns and rows are summed from one rounded matrix of scores: so rounding cancels in their difference.
-        x_wide_QW, dy_wide_QW = x_QW.to(tl.float32), dy_QW.to(tl.float32)
-        tl.store(columns_ptr + chunk * (P // W) * heads * Q + steps, tl.sum(dx_QW * x_wide_QW, axis=1))
-        dx_QW += D * dy_wide_QW
-        tl.store(dconvolved_ptr + t[:, None] * num_channels + of_head, dx_QW.to(kind), mask=is_row)
-        if IS_LONG:  # noqa: SIM102
-            if chunk > 0:  # y = scores x + exp(logs) C before
-                before_NW = tl.load(kept_ptr + (chunk - 1) * heads * N * P + of_state)
-                C_QN = tl.load(convolved_ptr + of_B + groups * N, mask=is_row, other=0.0)
-                carried_Q1 = tl.exp(logs_Q)[:, None]
-                y_QW += tl.dot(C_QN, before_NW, input_precision=PRECISION) * carried_Q1
-                dread_QW = (dy_wide_QW * carried_Q1).to(kind)
-                dstate_NW *= tl.exp(total)
-                through += tl.sum(before_NW.to(tl.float32) * dstate_NW)
-                dstate_NW = tl.dot(tl.trans(C_QN), dread_QW, dstate_NW, input_precision=PRECISION)
-                tl.store(dkept_ptr + (chunk - 1) * heads * N * P + of_state, dstate_NW.to(kind))
-        tl.store(rows_ptr + chunk * (P // W) * heads * Q + steps, tl.sum(y_QW * dy_wide_QW, axis=1))
-        tl.store(through_ptr + chunk * (P // W) * heads, through)
-        dD_Q += tl.sum(x_wide_QW * dy_wide_QW, axis=1)
-        y_QW += D * x_wide_QW
-        # Loaded again: kept in registers they would push out others.
-        gate_QW = tl.load(at_gate, mask=is_row, other=0.0).to(tl.float32)
-        sigmoid_QW = tl.sigmoid(gate_QW)
-        y_QW *= tl.load(at_dout, mask=is_row, other=0.0).to(tl.float32)
-        dgate_QW = y_QW * sigmoid_QW * (1.0 + gate_QW * (1.0 - sigmoid_QW))
-        tl.store(dprojected_ptr + t[:, None] * num_columns + of_head, dgate_QW.to(kind), mask=is_row)
-    tl.store(dD_ptr + (sequence * heads + head) * (P // W) + part, tl.sum(dD_Q, axis=0))
+    dt_Q, logs_Q = tl.load(dt_ptr + entry * Q + steps), tl.load(logs_ptr + entry * Q + steps)
+    total = tl.load(logs_ptr + entry * Q + Q - 1)
+    B_QN = tl.load(at_B, mask=is_row, other=0.0)
+    C_QN = tl.load(at_B + GROUPS * N, mask=is_row, other=0.0)
+    gate_QP = tl.load(at_gate, mask=is_row, other=0.0).to(tl.float32)
+    dout_QP = tl.load(at_dout, mask=is_row, other=0.0).to(tl.float32)
+    x_QP = tl.load(at_x, mask=is_row, other=0.0)
+    dy_QP = (dout_QP * gate_QP * sigmoid(gate_QP)).to(kind)
+    # Columns and rows are summed from the same rounded scores and dy: so rounding cancels in their difference.
+    scores_QQ = transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION).to(kind)
+    if IS_LONG:  # after = exp(total) before + (dt exp(total - logs) x)^T B
+        dafter_PN = tl.load(dkept_ptr + after + of_state, mask=(chunk + 1 < chunks) & (of_state >= 0), other=0.0)
+        dx_QP = tl.dot(B_QN, tl.trans(dafter_PN), input_precision=PRECISION)
+        dx_QP *= (dt_Q * exp2(total - logs_Q))[:, None]
+        tl.store(fed_ptr + entry, tl.sum(dx_QP * x_QP.to(tl.float32)))
+        dx_QP = tl.dot(scores_QQ, dy_QP, dx_QP, input_precision=PRECISION)
+    else:
+        dx_QP = tl.dot(scores_QQ, dy_QP, input_precision=PRECISION)
+    x_wide_QP, dy_wide_QP = x_QP.to(tl.float32), dy_QP.to(tl.float32)
+    tl.store(columns_ptr + entry * Q + steps, tl.sum(dx_QP * x_wide_QP, axis=1))
+    tl.store(dD_ptr + entry, tl.sum(x_wide_QP * dy_wide_QP))
+    at_dx = dconvolved_ptr + first_row * CHANNELS + steps[:, None] * CHANNELS + of_x
+    tl.store(at_dx, (dx_QP + D * dy_wide_QP).to(kind), mask=is_row)
+    if IS_LONG:  # y = scores x + exp(logs) C before
+        before_PN = tl.load(kept_ptr + after - HEADS * P * N + of_state, mask=(chunk > 0) & (of_state >= 0), other=0.0)
+        y_PQ = tl.dot(before_PN, tl.trans(C_QN), input_precision=PRECISION) * exp2(logs_Q)[None, :]
+        y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, y_PQ, input_precision=PRECISION))
+    else:
+        y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, input_precision=PRECISION))
+    # Loaded again: kept in registers they would push out others.
+    gate_QP = tl.load(at_gate, mask=is_row, other=0.0).to(tl.float32)
+    dout_QP = tl.load(at_dout, mask=is_row, other=0.0).to(tl.float32)
+    x_wide_QP = tl.load(at_x, mask=is_row, other=0.0).to(tl.float32)
+    share_QP = sigmoid(gate_QP)
+    dy_wide_QP = (dout_QP * gate_QP * share_QP).to(kind).to(tl.float32)
+    tl.store(rows_ptr + entry * Q + steps, tl.sum(y_QP * dy_wide_QP, axis=1))
+    dgate_QP = (y_QP + D * x_wide_QP) * dout_QP * share_QP * (1.0 + gate_QP * (1.0 - share_QP))
+    at_dgate = dprojected_ptr + first_row * COLUMNS + steps[:, None] * COLUMNS + of_x
+    tl.store(at_dgate, dgate_QP.to(kind), mask=is_row)
 
 
 @triton.jit
 def _group_kernel(
-    projected_ptr, convolved_ptr, dout_ptr, dt_ptr, logs_ptr, kept_ptr, dkept_ptr, dconvolved_ptr,
-    length, chunks, heads, groups, num_channels, num_columns,
-    P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, IS_LONG: tl.constexpr, PRECISION: tl.constexpr,
+    projected_ptr, convolved_ptr, dout_ptr, dt_ptr, logs_ptr, kept_ptr, dkept_ptr, dconvolved_ptr, length, chunks,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    Q: tl.constexpr, IS_LONG: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradients of B and C in one chunk of one sequence, over all heads of a group."""
-    chunk = tl.program_id(0) // groups
-    group = tl.program_id(0) % groups
-    sequence = tl.program_id(1).to(tl.int64)
-    inner = heads * P
+    group, chunk = tl.program_id(0), tl.program_id(1)
+    sequence = tl.program_id(2).to(tl.int64)
+    INNER: tl.constexpr = HEADS * P
+    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
     kind = projected_ptr.dtype.element_ty
     of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
-    is_inside = chunk * Q + steps < length
-    is_row = is_inside[:, None]
+    is_row = (chunk * Q + steps < length)[:, None]
     # Each pointer goes to the first row of the chunk, those of states to the one after the chunk.
     first_row = sequence * length + chunk * Q
-    projected_ptr += first_row * num_columns
-    convolved_ptr += first_row * num_channels
-    dconvolved_ptr += first_row * num_channels
-    dout_ptr += first_row * inner
-    first_state = (sequence * (chunks - 1) + chunk) * heads * N * P
-    kept_ptr += first_state - heads * N * P
+    projected_ptr += first_row * COLUMNS
+    convolved_ptr += first_row * CHANNELS
+    dconvolved_ptr += first_row * CHANNELS
+    dout_ptr += first_row * INNER
+    first_state = (sequence * (chunks - 1) + chunk) * HEADS * P * N
+    kept_ptr += first_state - HEADS * P * N
     dkept_ptr += first_state
-    dt_ptr += (sequence * chunks + chunk) * heads * Q
-    logs_ptr += (sequence * chunks + chunk) * heads * Q
+    dt_ptr += (sequence * chunks + chunk) * HEADS * Q
+    logs_ptr += (sequence * chunks + chunk) * HEADS * Q
+    is_causal = steps[:, None] >= steps[None, :]
     dproducts_QQ = tl.zeros((Q, Q), dtype=tl.float32)
     dB_QN = tl.zeros((Q, N), dtype=tl.float32)
     dC_QN = tl.zeros((Q, N), dtype=tl.float32)
-    for index in range(heads // groups):
-        head = group * (heads // groups) + index
-        of_head = head * P + of_P[None, :]
+    for index in range(HEADS // GROUPS):
+        head = group * (HEADS // GROUPS) + index
+        of_x = (head * P + of_P)[None, :]
         dt_Q, logs_Q = tl.load(dt_ptr + head * Q + steps), tl.load(logs_ptr + head * Q + steps)
-        x_QP = tl.load(convolved_ptr + steps[:, None] * num_channels + of_head, mask=is_row, other=0.0)
-        gate_QP = tl.load(projected_ptr + steps[:, None] * num_columns + of_head, mask=is_row, other=0.0)
-        dout_QP = tl.load(dout_ptr + steps[:, None] * inner + of_head, mask=is_row, other=0.0)
-        gate_QP = gate_QP.to(tl.float32)
-        dy_QP = dout_QP.to(tl.float32) * gate_QP * tl.sigmoid(gate_QP)
+        x_QP = tl.load(convolved_ptr + steps[:, None] * CHANNELS + of_x, mask=is_row, other=0.0)
+        gate_QP = tl.load(projected_ptr + steps[:, None] * COLUMNS + of_x, mask=is_row, other=0.0).to(tl.float32)
+        dout_QP = tl.load(dout_ptr + steps[:, None] * INNER + of_x, mask=is_row, other=0.0)
+        dy_QP = dout_QP.to(tl.float32) * gate_QP * sigmoid(gate_QP)
+        decay_QQ = exp2(tl.where(is_causal, logs_Q[:, None] - logs_Q[None, :], -float("inf")))
         dscores_QQ = tl.dot(dy_QP.to(kind), tl.trans(x_QP), input_precision=PRECISION)
-        dproducts_QQ += dscores_QQ * _decay_between(logs_Q, steps) * dt_Q[None, :]
+        dproducts_QQ += dscores_QQ * decay_QQ * dt_Q[None, :]
         if IS_LONG:  # a state that is not there is 0
-            of_state = head * N * P + of_N[None, :] * P + of_P[:, None]
+            of_state = head * P * N + of_P[:, None] * N + of_N[None, :]
             before_PN = tl.load(kept_ptr + of_state, mask=(chunk > 0) & (of_state >= 0), other=0.0)
-            dread_QP = (dy_QP * tl.exp(logs_Q)[:, None]).to(kind)
+            dread_QP = (dy_QP * exp2(logs_Q)[:, None]).to(kind)
             dC_QN = tl.dot(dread_QP, before_PN, dC_QN, input_precision=PRECISION)
             dafter_PN = tl.load(dkept_ptr + of_state, mask=(chunk + 1 < chunks) & (of_state >= 0), other=0.0)
-            fed_Q = dt_Q * tl.exp(tl.load(logs_ptr + head * Q + Q - 1) - logs_Q)
+            fed_Q = dt_Q * exp2(tl.load(logs_ptr + head * Q + Q - 1) - logs_Q)
             fed_QP = (x_QP.to(tl.float32) * fed_Q[:, None]).to(kind)
             dB_QN = tl.dot(fed_QP, dafter_PN, dB_QN, input_precision=PRECISION)
-    of_B = steps[:, None] * num_channels + (inner + group * N + of_N)[None, :]
+    of_B = steps[:, None] * CHANNELS + (INNER + group * N + of_N)[None, :]
     B_QN = tl.load(convolved_ptr + of_B, mask=is_row, other=0.0)
-    C_QN = tl.load(convolved_ptr + of_B + groups * N, mask=is_row, other=0.0)
+    C_QN = tl.load(convolved_ptr + of_B + GROUPS * N, mask=is_row, other=0.0)
     dproducts_QQ = dproducts_QQ.to(kind)
     dC_QN = tl.dot(dproducts_QQ, B_QN, dC_QN, input_precision=PRECISION)
-    dB_QN = tl.dot(tl.trans(dproducts_QQ), C_QN, dB_QN, input_precision=PRECISION)
+    dB_QN += tl.trans(tl.dot(tl.trans(C_QN), dproducts_QQ, input_precision=PRECISION))
     tl.store(dconvolved_ptr + of_B, dB_QN.to(kind), mask=is_row)
-    tl.store(dconvolved_ptr + of_B + groups * N, dC_QN.to(kind), mask=is_row)
+    tl.store(dconvolved_ptr + of_B + GROUPS * N, dC_QN.to(kind), mask=is_row)
 
 
 @triton.jit
 def _dt_kernel(
-    projected_ptr, dt_bias_ptr, A_ptr, dt_ptr, rows_ptr, columns_ptr, through_ptr, dprojected_ptr, ddt_bias_ptr, dA_ptr,
-    length, chunks, heads, groups, num_channels, num_columns,
-    P: tl.constexpr, Q: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr,
+    projected_ptr, dt_bias_ptr, A_ptr, dt_ptr, rows_ptr, columns_ptr, through_ptr, fed_ptr,
+    dprojected_ptr, ddt_bias_ptr, dA_ptr, length, chunks,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    Q: tl.constexpr, ALL_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one sequence.
+    """All heads of one chunk of one sequence.
 
     The gradient of dt A at a position is what goes through the decay there: in a chunk the rows from it on less the
-    columns from it on, and what goes through to later chunks. (Sums over rows of all later chunks would do, too, but
-    in bf16 gave A a gradient ten times less exact.)"""
-    sequence = tl.program_id(0).to(tl.int64)
-    steps, of_H = tl.arange(0, Q), tl.arange(0, HEADS)
-    is_head_H = of_H < heads
+    columns from it on, and what goes through to later chunks, of the state before the chunk and of what the chunk fed.
+    (Sums over rows of all later chunks would do, too, but in bf16 gave A a gradient ten times less exact.)"""
+    chunk = tl.program_id(0)
+    sequence = tl.program_id(1).to(tl.int64)
+    steps, of_H = tl.arange(0, Q), tl.arange(0, ALL_HEADS)
+    is_head_H = of_H < HEADS
     is_head = is_head_H[None, :]
+    entry = (sequence * chunks + chunk) * HEADS
+    of_head = (entry + of_H)[None, :] * Q + steps[:, None]
     A_H = tl.load(A_ptr + of_H, mask=is_head_H, other=0.0).to(tl.float32)
     dt_bias_H = tl.load(dt_bias_ptr + of_H, mask=is_head_H, other=0.0).to(tl.float32)
-    ddt_bias_H = tl.zeros((HEADS,), dtype=tl.float32)
-    dA_H = tl.zeros((HEADS,), dtype=tl.float32)
-    for chunk in range(chunks):
-        entry = sequence * chunks + chunk
-        of_head = of_H[None, :] * Q + steps[:, None]
-        through_H = tl.zeros((HEADS,), dtype=tl.float32)
-        row_QH = tl.zeros((Q, HEADS), dtype=tl.float32)
-        column_QH = tl.zeros((Q, HEADS), dtype=tl.float32)
-        for part in tl.static_range(PARTS):
-            through_H += tl.load(through_ptr + (entry * PARTS + part) * heads + of_H, mask=is_head_H, other=0.0)
-            of_sums = (entry * PARTS + part) * heads * Q + of_head
-            row_QH += tl.load(rows_ptr + of_sums, mask=is_head, other=0.0)
-            column_QH += tl.load(columns_ptr + of_sums, mask=is_head, other=0.0)
-        dt_QH = tl.load(dt_ptr + entry * heads * Q + of_head, mask=is_head, other=0.0)
-        through_QH = tl.cumsum(row_QH - column_QH, axis=0, reverse=True) + through_H[None, :]
-        dA_H += tl.sum(through_QH * dt_QH, axis=0)
-        ddt_QH = through_QH * A_H[None, :] + tl.where(dt_QH > 0.0, column_QH / dt_QH, 0.0)
-        t = chunk * Q + steps
-        is_inside = (t < length)[:, None] & is_head
-        at_dt = (sequence * length + t)[:, None] * num_columns + heads * P + num_channels + of_H[None, :]
-        raw_QH = tl.load(projected_ptr + at_dt, mask=is_inside, other=0.0).to(tl.float32) + dt_bias_H[None, :]
-        draw_QH = tl.where(is_inside, ddt_QH * tl.sigmoid(raw_QH), 0.0)
-        tl.store(dprojected_ptr + at_dt, draw_QH.to(dprojected_ptr.dtype.element_ty), mask=is_inside)
-        ddt_bias_H += tl.sum(draw_QH, axis=0)
-    tl.store(ddt_bias_ptr + sequence * heads + of_H, ddt_bias_H, mask=is_head_H)
-    tl.store(dA_ptr + sequence * heads + of_H, dA_H, mask=is_head_H)
+    through_H = tl.load(through_ptr + entry + of_H, mask=is_head_H, other=0.0)
+    through_H += tl.load(fed_ptr + entry + of_H, mask=is_head_H, other=0.0)
+    row_QH = tl.load(rows_ptr + of_head, mask=is_head, other=0.0)
+    column_QH = tl.load(columns_ptr + of_head, mask=is_head, other=0.0)
+    dt_QH = tl.load(dt_ptr + of_head, mask=is_head, other=0.0)
+    through_QH = tl.cumsum(row_QH - column_QH, axis=0, reverse=True) + through_H[None, :]
+    ddt_QH = through_QH * A_H[None, :] + tl.where(dt_QH > 0.0, column_QH / dt_QH, 0.0)
+    t = chunk * Q + steps
+    is_inside = (t < length)[:, None] & is_head
+    of_dt = (sequence * length + t)[:, None] * COLUMNS + 2 * (HEADS * P + GROUPS * N) + of_H[None, :]
+    raw_QH = tl.load(projected_ptr + of_dt, mask=is_inside, other=0.0).to(tl.float32) + dt_bias_H[None, :]
+    draw_QH = tl.where(is_inside, ddt_QH * sigmoid(raw_QH), 0.0)
+    tl.store(dprojected_ptr + of_dt, draw_QH.to(dprojected_ptr.dtype.element_ty), mask=is_inside)
+    tl.store(ddt_bias_ptr + entry + of_H, tl.sum(draw_QH, axis=0), mask=is_head_H)
+    tl.store(dA_ptr + entry + of_H, tl.sum(through_QH * dt_QH, axis=0), mask=is_head_H)

@@ -80,13 +80,13 @@ class Mamba2Mixer(nn.Module):
         if weights is None:
             y_BLI, state = self._mix(projected_BLE, None, x, state, return_state)
             return self.out_proj(y_BLI), state
-        sizes = (self.head_dim, self.groups, self.state_size)
+        sizes, taps = (self.head_dim, self.groups, self.state_size), weights.conv_CK.shape[1]
         valid_BL = x.valid_BL if return_state else None  # padding comes last: nothing but the state could notice it
         if torch.is_grad_enabled():
             is_whole = state is None and not return_state
-            is_fused = is_whole and trained_scan_runs_on_triton(projected_BLE, valid_BL, sizes)
+            is_fused = is_whole and trained_scan_runs_on_triton(projected_BLE, valid_BL, sizes, taps)
         else:
-            is_fused = scan_runs_on_triton(projected_BLE, valid_BL, sizes)
+            is_fused = scan_runs_on_triton(projected_BLE, valid_BL, sizes, taps)
         mix = self._mix_in_one_kernel if is_fused else self._mix
         y_BLI, state = mix(projected_BLE, weights, x, state, return_state)
         return F.linear(y_BLI, weights.out_proj_DI), state

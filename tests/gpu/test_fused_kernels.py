@@ -22,19 +22,25 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2}  # fp32 products in TF32
+MIXERS = [
+    *((length, (64, groups, 128)) for groups in (1, 2) for length in (1, 16, 32, 50, 64, 65, 256)),
+    *((length, (64, 1, 128)) for length in (1000, 2048, 4097)),
+    *((200, sizes) for sizes in ((128, 1, 128), (64, 1, 256), (64, 1, 64), (32, 1, 128), (16, 2, 16))),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("length", [1, 16, 32, 50, 64, 65, 256])
+@pytest.mark.parametrize(("length", "sizes"), MIXERS, ids=str)
 @pytest.mark.parametrize("has_state", [False, True])
 def test_a_mixer_in_one_kernel_equals_the_plain_one(
-    has_state: bool, length: int, groups: int, dtype: torch.dtype
+    has_state: bool, length: int, sizes: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
+    head_dim, groups, state_size = sizes
     config = ImplicitMamba2Config(
-        vocab_size=64, hidden_size=128, num_hidden_layers=1, expand=2, head_dim=64, state_size=128, n_groups=groups
-    )
+        vocab_size=64, hidden_size=128, num_hidden_layers=1, expand=2, head_dim=head_dim, state_size=state_size,
+        n_groups=groups,
+    )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config).cuda().eval()
     layer, x = (
         model.backbone.layers[0],
@@ -44,7 +50,10 @@ def test_a_mixer_in_one_kernel_equals_the_plain_one(
     mixer = layer.mixer
     state = None
     if has_state:
-        state = (torch.randn(3, mixer.heads, 64, 128).cuda(), torch.randn(3, 3, mixer.conv_channels).cuda())
+        state = (
+            torch.randn(3, mixer.heads, head_dim, state_size).cuda(),
+            torch.randn(3, 3, mixer.conv_channels).cuda(),
+        )
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16), torch.no_grad():
         weights = mixer.weights()
         found, found_state = mixer(u, weights, x, state, True)

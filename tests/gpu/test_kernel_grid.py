@@ -1,4 +1,4 @@
-"""The triton kernels, and the torch ones on the GPU, against the torch kernels in fp64 over a grid of shapes.
+"""The kernels of mamba_ssm and causal_conv1d, and the torch ones on the GPU, against the torch ones in fp64.
 
 Errors are norms of differences over norms of the reference, which starts from the same rounded inputs. bf16 has 8 bits
 of mantissa (rounding 4e-3), fp16 has 11 (5e-4), and fp32 SSD multiplies in TF32, of 11 bits.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from implicit_llm.kernels import operations
-from implicit_llm.kernels.selection import KernelsUnavailable, kernels
+from implicit_llm.kernels.selection import kernels, missing_of_mamba_ssm
 from tests.unit.kernels.reference import ScanCase, ScanInputs, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -54,12 +54,10 @@ def tf32() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def triton_is_there() -> None:
-    try:
-        with kernels("triton"):
-            pass
-    except KernelsUnavailable as missing:
-        pytest.skip(str(missing))
+def mamba_ssm_is_there() -> None:
+    missing = missing_of_mamba_ssm()
+    if missing is not None:
+        pytest.skip(missing)
 
 
 def scan_results(inputs: ScanInputs, return_state: bool) -> dict[str, Tensor]:

@@ -45,11 +45,13 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection._Process, "backend", None)
     monkeypatch.setattr(selection._Process, "reasons", frozenset())
     monkeypatch.delenv(selection.ENVIRONMENT, raising=False)
+    selection.missing_of_mamba_ssm.cache_clear()
 
 
 @pytest.fixture
 def capable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_missing_for_triton", lambda: None)
+    monkeypatch.setattr(selection, "missing_of_mamba_ssm", lambda: None)
 
 
 @pytest.fixture
@@ -163,9 +165,15 @@ def test_torch_is_selected_without_looking_at_the_packages(gpu_machine: Path) ->
     assert select_kernels("torch") == "torch"
 
 
-def test_triton_is_loaded_without_running_the_package_of_mamba_ssm(gpu_machine: Path) -> None:
+def takes_published_kernels() -> bool:
+    return selection.ssd_runs_on_triton(fake(2, 256, 16, 64), fake(2, 256, 1, 128))
+
+
+def test_mamba_ssm_is_loaded_for_the_first_call_without_running_its_package(gpu_machine: Path) -> None:
     write_packages(gpu_machine, {})
     assert select_kernels("auto") == "triton"
+    assert "mamba_ssm.ops.triton.ssd_combined" not in sys.modules
+    assert takes_published_kernels()
     assert "mamba_ssm.ops.triton.ssd_combined" in sys.modules
 
 
@@ -177,12 +185,20 @@ def test_triton_is_loaded_without_running_the_package_of_mamba_ssm(gpu_machine: 
         ({"mamba_ssm/ops/triton/ssd_combined.py": ""}, "mamba_chunk_scan_combined.*rebuild"),
     ],
 )
-def test_a_missing_or_broken_package_is_named_with_its_cure(
-    changes: dict[str, str | None], message: str, gpu_machine: Path
+def test_our_kernels_run_without_the_published_ones_whose_cure_is_named(
+    changes: dict[str, str | None], message: str, gpu_machine: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_packages(gpu_machine, changes)
+    assert select_kernels("auto") == "triton"
+    assert selection.trained_scan_runs_on_triton(fake(2, 8, 2320), None, (64, 1, 128), 4)
+    assert not takes_published_kernels()
+    assert re.search(message, caplog.text)
+
+
+def test_triton_itself_is_named_where_it_is_missing(gpu_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection.importlib.util, "find_spec", lambda name: None)
     assert select_kernels("auto") == "torch"
-    with pytest.raises(KernelsUnavailable, match=message):
+    with pytest.raises(KernelsUnavailable, match="triton not installed: pip install triton"):
         select_kernels("triton")
 
 
@@ -228,23 +244,32 @@ def test_fp32_takes_the_kernels_of_its_products(capable: None) -> None:
     try:
         torch.set_float32_matmul_precision("highest")
         assert not selection.ssd_runs_on_triton(fake(2, 8, 4, 16, dtype=torch.float32), fake(2, 8, 1, 16))
-        assert selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128))
+        assert selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128), 4)
         torch.set_float32_matmul_precision("high")
         assert selection.ssd_runs_on_triton(fake(2, 8, 4, 16, dtype=torch.float32), fake(2, 8, 1, 16))
-        assert not selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128))
+        assert not selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128), 4)
     finally:
         torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("sizes", [(128, 1, 128), (64, 1, 256), (48, 1, 64), (64, 1, 8)])
 def test_states_that_the_gradient_of_the_mixer_cannot_hold_go_to_torch(sizes: tuple, capable: None) -> None:
-    assert not selection.trained_scan_runs_on_triton(fake(2, 8, 800), None, sizes)
+    assert not selection.trained_scan_runs_on_triton(fake(2, 8, 800), None, sizes, 4)
 
 
-def test_long_and_padded_sequences_take_no_gradient_of_the_mixer_in_one(capable: None) -> None:
-    assert selection.trained_scan_runs_on_triton(fake(2, 512, 2320), None, (64, 1, 128))
-    assert not selection.trained_scan_runs_on_triton(fake(2, 513, 2320), None, (64, 1, 128))
-    assert not selection.trained_scan_runs_on_triton(fake(2, 8, 2320), torch.ones(2, 8), (64, 1, 128))
+@pytest.mark.parametrize("length", [1, 512, 4097])
+def test_mixers_of_every_length_take_their_own_kernels(length: int, capable: None) -> None:
+    projected = fake(2, length, 2320)
+    assert selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128), 4)
+    with torch.no_grad():
+        assert selection.scan_runs_on_triton(projected, None, (64, 1, 128), 4)
+
+
+def test_padded_sequences_and_wide_convolutions_take_no_mixer_in_one(capable: None) -> None:
+    for valid, taps in ((torch.ones(2, 8), 4), (None, 5)):
+        assert not selection.trained_scan_runs_on_triton(fake(2, 8, 2320), valid, (64, 1, 128), taps)
+        with torch.no_grad():
+            assert not selection.scan_runs_on_triton(fake(2, 8, 2320), valid, (64, 1, 128), taps)
 
 
 @pytest.mark.parametrize(("channels", "width"), [(12, 4), (16, 5), (16, 1)])

@@ -1,0 +1,283 @@
+"""What the scan of a Mamba2 mixer reads, and the gradient of its convolution. Imported where Triton kernels run.
+
+One kernel convolves some channels and applies silu, and forms dt and its decays; another goes back through the
+convolution. Each walks down the rows of a chunk, four at a time, with the last inputs in registers.
+The plain PyTorch twin is `kernels.causal_conv`.
+
+Shapes: as in `triton_scan`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+TAPS = 4  # inputs of a convolution; narrower ones have zeros before their first
+CHANNELS_PER_PROGRAM = 256  # 16 bytes of bf16 for every thread of a warp
+MAX_CHUNK_LEN, MIN_CHUNK_LEN = 64, 16  # of the matrix units; more takes too many registers
+LOG2_E = tl.constexpr(math.log2(math.e))
+
+
+class Sizes(NamedTuple):
+    head_dim: int
+    groups: int
+    state_size: int
+
+
+class MixerInputs(NamedTuple):
+    """silu of the convolution; dt and the log decays, to the base 2, up to and including a position of a chunk."""
+
+    convolved_BLC: Tensor
+    dt_BSHQ: Tensor
+    logs_BSHQ: Tensor
+
+
+def chunk_len(projected_BLE: Tensor) -> int:
+    """Positions of a chunk: in fp32 half as many, for the sake of registers."""
+    longest = MAX_CHUNK_LEN if projected_BLE.element_size() == 2 else MAX_CHUNK_LEN // 2
+    return min(longest, max(MIN_CHUNK_LEN, triton.next_power_of_2(projected_BLE.shape[1])))
+
+
+def constants(projected_BLE: Tensor, heads: int, sizes: Sizes) -> dict[str, Any]:
+    """Known when the kernels are compiled, so that the compiler sees which rows are aligned."""
+    return {
+        "HEADS": heads, "GROUPS": sizes.groups, "COLUMNS": projected_BLE.shape[2],
+        "P": sizes.head_dim, "N": sizes.state_size, "Q": chunk_len(projected_BLE),
+    }  # fmt: skip
+
+
+def mixer_inputs(
+    projected_BLE: Tensor,
+    convolution: tuple[Tensor, Tensor],
+    per_head: tuple[Tensor, Tensor, Tensor],
+    sizes: Sizes,
+    before_BKC: Tensor | None = None,
+) -> MixerInputs:
+    """Args: convolution is weight (C, K) and bias (C); before holds the last K-1 inputs before the sequence."""
+    batch, length, _ = projected_BLE.shape
+    (channels, taps), heads = convolution[0].shape, len(per_head[1])
+    known = constants(projected_BLE, heads, sizes)
+    chunks = triton.cdiv(length, known["Q"])
+    convolved_BLC = projected_BLE.new_empty(batch, length, channels)
+    dt, logs = projected_BLE.new_empty(2, batch, chunks, heads, known["Q"], dtype=torch.float32)
+    _inputs_kernel[(triton.cdiv(channels, CHANNELS_PER_PROGRAM) + 1, chunks, batch)](
+        projected_BLE, projected_BLE if before_BKC is None else before_BKC.contiguous(), *convolution, *per_head[:2],
+        convolved_BLC, dt, logs, length, chunks,
+        **known, K=taps, BLOCK=CHANNELS_PER_PROGRAM, ALL_HEADS=triton.next_power_of_2(heads),
+        HAS_STATE=before_BKC is not None, num_warps=1,
+    )  # fmt: skip
+    return MixerInputs(convolved_BLC, dt, logs)
+
+
+def convolution_gradient(
+    projected_BLE: Tensor,
+    convolution: tuple[Tensor, Tensor],
+    heads: int,
+    sizes: Sizes,
+    dconvolved_BLC: Tensor,
+    dprojected_BLE: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Write the convolved columns of `dprojected`; the gradients of weight and bias."""
+    batch, length, _ = projected_BLE.shape
+    channels, taps = convolution[0].shape
+    known = constants(projected_BLE, heads, sizes)
+    chunks = triton.cdiv(length, known["Q"])
+    sums = projected_BLE.new_empty(TAPS + 1, batch * chunks, channels, dtype=torch.float32)
+    _convolution_gradient_kernel[(triton.cdiv(channels, CHANNELS_PER_PROGRAM), chunks, batch)](
+        projected_BLE, *convolution, dconvolved_BLC, dprojected_BLE, sums, length, chunks,
+        **known, K=taps, BLOCK=CHANNELS_PER_PROGRAM, num_warps=2,
+    )  # fmt: skip
+    totals = sums.sum(1)
+    dweight_CK = totals[:taps].flip(0).t().to(convolution[0].dtype)
+    return dweight_CK, totals[TAPS].to(convolution[1].dtype)
+
+
+@triton.jit
+def exp2(value):
+    """Results below the smallest normal number are 0: half the instructions of `tl.exp2`."""
+    return libdevice.exp2(value)
+
+
+@triton.jit
+def sigmoid(value):
+    return libdevice.fast_dividef(1.0, 1.0 + libdevice.exp2(value * -LOG2_E))
+
+
+@triton.jit
+def softplus(value):
+    power = tl.exp(tl.minimum(value, 20.0))
+    small = power * (1.0 - power * (0.5 - power / 3.0))  # where 1 + power would round most of it away
+    return tl.where(value > 20.0, value, tl.where(power < 0.01, small, tl.log(1.0 + power)))
+
+
+@triton.jit
+def _tap(conv_ptr, channels, is_channel, back: tl.constexpr, K: tl.constexpr):
+    """Weight of the input `back` positions ago."""
+    return tl.load(conv_ptr + channels * K + (K - 1 - back), mask=is_channel & (back < K), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _row_before(
+    rows_ptr, before_ptr, t, channels, is_channel,
+    CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, K: tl.constexpr, HAS_STATE: tl.constexpr,
+):  # fmt: skip
+    """Row t of what is convolved, which may lie before the sequence."""
+    value = tl.load(rows_ptr + t * COLUMNS + channels, mask=is_channel & (t >= 0), other=0.0).to(tl.float32)
+    if HAS_STATE:
+        is_before = is_channel & (t < 0) & (t >= 1 - K)
+        value += tl.load(before_ptr + (t + K - 1) * CHANNELS + channels, mask=is_before, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _row(rows_ptr, t, channels, is_channel, length, STRIDE: tl.constexpr):
+    return tl.load(rows_ptr + t * STRIDE + channels, mask=is_channel & (t < length), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _dot4(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 * b0 + a1 * b1 + a2 * b2 + a3 * b3
+
+
+@triton.jit
+def _silu_slope(value):
+    share = sigmoid(value)
+    return share * (1.0 + value * (1.0 - share))
+
+
+@triton.jit
+def _inputs_kernel(
+    projected_ptr, before_ptr, conv_ptr, bias_ptr, dt_bias_ptr, A_ptr, convolved_ptr, dt_ptr, logs_ptr, length, chunks,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, ALL_HEADS: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+):  # fmt: skip
+    """One chunk of one sequence: dt of all heads as the first program, some channels as another."""
+    chunk = tl.program_id(1)
+    sequence = tl.program_id(2).to(tl.int64)
+    INNER: tl.constexpr = HEADS * P
+    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
+    kind = convolved_ptr.dtype.element_ty
+    projected_ptr += sequence * length * COLUMNS
+    rows_ptr = projected_ptr + INNER
+    first = chunk * Q
+    if tl.program_id(0) == 0:
+        of_H, steps = tl.arange(0, ALL_HEADS), tl.arange(0, Q)
+        is_head = of_H < HEADS
+        is_inside = (first + steps < length)[:, None]
+        at_dt = projected_ptr + (first + steps)[:, None] * COLUMNS + INNER + CHANNELS + of_H[None, :]
+        raw_QH = tl.load(at_dt, mask=is_inside & is_head[None, :], other=0.0).to(tl.float32)
+        raw_QH += tl.load(dt_bias_ptr + of_H, mask=is_head, other=0.0).to(tl.float32)[None, :]
+        dt_QH = tl.where(is_inside, softplus(raw_QH), 0.0)  # neither decays nor feeds the state
+        rate_H = tl.load(A_ptr + of_H, mask=is_head, other=0.0).to(tl.float32) * LOG2_E
+        logs_QH = tl.cumsum(dt_QH * rate_H[None, :], axis=0)
+        to = ((sequence * chunks + chunk) * HEADS + of_H)[None, :] * Q + steps[:, None]
+        tl.store(dt_ptr + to, dt_QH, mask=is_head[None, :])
+        tl.store(logs_ptr + to, logs_QH, mask=is_head[None, :])
+    else:
+        channels = (tl.program_id(0) - 1) * BLOCK + tl.arange(0, BLOCK)
+        is_channel = channels < CHANNELS
+        convolved_ptr += sequence * length * CHANNELS
+        before_ptr += sequence * (K - 1) * CHANNELS
+        bias = tl.load(bias_ptr + channels, mask=is_channel, other=0.0).to(tl.float32)
+        tap0 = _tap(conv_ptr, channels, is_channel, 0, K)
+        tap1 = _tap(conv_ptr, channels, is_channel, 1, K)
+        tap2 = _tap(conv_ptr, channels, is_channel, 2, K)
+        tap3 = _tap(conv_ptr, channels, is_channel, 3, K)
+        x1 = _row_before(rows_ptr, before_ptr, first - 1, channels, is_channel, CHANNELS, COLUMNS, K, HAS_STATE)
+        x2 = _row_before(rows_ptr, before_ptr, first - 2, channels, is_channel, CHANNELS, COLUMNS, K, HAS_STATE)
+        x3 = _row_before(rows_ptr, before_ptr, first - 3, channels, is_channel, CHANNELS, COLUMNS, K, HAS_STATE)
+        for t in range(first, first + Q, 4):
+            n0 = _row(rows_ptr, t, channels, is_channel, length, COLUMNS)
+            n1 = _row(rows_ptr, t + 1, channels, is_channel, length, COLUMNS)
+            n2 = _row(rows_ptr, t + 2, channels, is_channel, length, COLUMNS)
+            n3 = _row(rows_ptr, t + 3, channels, is_channel, length, COLUMNS)
+            y0 = bias + _dot4(tap0, tap1, tap2, tap3, n0, x1, x2, x3)
+            y1 = bias + _dot4(tap0, tap1, tap2, tap3, n1, n0, x1, x2)
+            y2 = bias + _dot4(tap0, tap1, tap2, tap3, n2, n1, n0, x1)
+            y3 = bias + _dot4(tap0, tap1, tap2, tap3, n3, n2, n1, n0)
+            to = convolved_ptr + t * CHANNELS + channels
+            tl.store(to, (y0 * sigmoid(y0)).to(kind), mask=is_channel & (t < length))
+            tl.store(to + CHANNELS, (y1 * sigmoid(y1)).to(kind), mask=is_channel & (t + 1 < length))
+            tl.store(to + 2 * CHANNELS, (y2 * sigmoid(y2)).to(kind), mask=is_channel & (t + 2 < length))
+            tl.store(to + 3 * CHANNELS, (y3 * sigmoid(y3)).to(kind), mask=is_channel & (t + 3 < length))
+            x1, x2, x3 = n3, n2, n1
+
+
+@triton.jit
+def _convolution_gradient_kernel(
+    projected_ptr, conv_ptr, bias_ptr, dconvolved_ptr, dprojected_ptr, sums_ptr, length, chunks,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some channels of one chunk of one sequence. An input reaches the three positions after it: so far it looks."""
+    chunk = tl.program_id(1)
+    sequence = tl.program_id(2).to(tl.int64)
+    INNER: tl.constexpr = HEADS * P
+    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
+    kind = dprojected_ptr.dtype.element_ty
+    channels = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_channel = channels < CHANNELS
+    first = chunk * Q
+    rows_ptr = projected_ptr + sequence * length * COLUMNS + INNER
+    drows_ptr = dprojected_ptr + sequence * length * COLUMNS + INNER
+    dconvolved_ptr += sequence * length * CHANNELS
+    bias = tl.load(bias_ptr + channels, mask=is_channel, other=0.0).to(tl.float32)
+    tap0 = _tap(conv_ptr, channels, is_channel, 0, K)
+    tap1 = _tap(conv_ptr, channels, is_channel, 1, K)
+    tap2 = _tap(conv_ptr, channels, is_channel, 2, K)
+    tap3 = _tap(conv_ptr, channels, is_channel, 3, K)
+    x1 = _row_before(rows_ptr, rows_ptr, first - 1, channels, is_channel, CHANNELS, COLUMNS, K, False)
+    x2 = _row_before(rows_ptr, rows_ptr, first - 2, channels, is_channel, CHANNELS, COLUMNS, K, False)
+    x3 = _row_before(rows_ptr, rows_ptr, first - 3, channels, is_channel, CHANNELS, COLUMNS, K, False)
+    zero = tl.zeros((BLOCK,), dtype=tl.float32)
+    # Gradients before silu of the three rows before. Those of the first rows reach no row of this program, so they may
+    # start from anything; they start from different values because Triton 3.6 merges what starts from the same.
+    d1, d2, d3 = tap0, tap1, tap2
+    dtap0, dtap1, dtap2, dtap3, dbias = zero, zero, zero, zero, zero
+    for t in range(first, first + Q + 4, 4):
+        n0 = _row(rows_ptr, t, channels, is_channel, length, COLUMNS)
+        n1 = _row(rows_ptr, t + 1, channels, is_channel, length, COLUMNS)
+        n2 = _row(rows_ptr, t + 2, channels, is_channel, length, COLUMNS)
+        n3 = _row(rows_ptr, t + 3, channels, is_channel, length, COLUMNS)
+        g0 = _row(dconvolved_ptr, t, channels, is_channel, length, CHANNELS)
+        g1 = _row(dconvolved_ptr, t + 1, channels, is_channel, length, CHANNELS)
+        g2 = _row(dconvolved_ptr, t + 2, channels, is_channel, length, CHANNELS)
+        g3 = _row(dconvolved_ptr, t + 3, channels, is_channel, length, CHANNELS)
+        g0 *= _silu_slope(bias + _dot4(tap0, tap1, tap2, tap3, n0, x1, x2, x3))
+        g1 *= _silu_slope(bias + _dot4(tap0, tap1, tap2, tap3, n1, n0, x1, x2))
+        g2 *= _silu_slope(bias + _dot4(tap0, tap1, tap2, tap3, n2, n1, n0, x1))
+        g3 *= _silu_slope(bias + _dot4(tap0, tap1, tap2, tap3, n3, n2, n1, n0))
+        # Of the positions t-3 to t.
+        to = drows_ptr + (t - 3) * COLUMNS + channels
+        has_before = is_channel & (t > first)
+        dx = _dot4(tap0, tap1, tap2, tap3, d3, d2, d1, g0)
+        tl.store(to, dx.to(kind), mask=has_before & (t - 3 < length))
+        dx = _dot4(tap0, tap1, tap2, tap3, d2, d1, g0, g1)
+        tl.store(to + COLUMNS, dx.to(kind), mask=has_before & (t - 2 < length))
+        dx = _dot4(tap0, tap1, tap2, tap3, d1, g0, g1, g2)
+        tl.store(to + 2 * COLUMNS, dx.to(kind), mask=has_before & (t - 1 < length))
+        is_own = t < first + Q
+        dx = _dot4(tap0, tap1, tap2, tap3, g0, g1, g2, g3)
+        tl.store(to + 3 * COLUMNS, dx.to(kind), mask=is_channel & is_own & (t < length))
+        if is_own:
+            dtap0 += _dot4(n0, n1, n2, n3, g0, g1, g2, g3)
+            dtap1 += _dot4(x1, n0, n1, n2, g0, g1, g2, g3)
+            dtap2 += _dot4(x2, x1, n0, n1, g0, g1, g2, g3)
+            dtap3 += _dot4(x3, x2, x1, n0, g0, g1, g2, g3)
+            dbias += g0 + g1 + g2 + g3
+        x1, x2, x3 = n3, n2, n1
+        d1, d2, d3 = g3, g2, g1
+    to = sums_ptr + (sequence * chunks + chunk) * CHANNELS + channels
+    rows = tl.num_programs(2).to(tl.int64) * chunks * CHANNELS
+    tl.store(to, dtap0, mask=is_channel)
+    tl.store(to + rows, dtap1, mask=is_channel)
+    tl.store(to + 2 * rows, dtap2, mask=is_channel)
+    tl.store(to + 3 * rows, dtap3, mask=is_channel)
+    tl.store(to + 4 * rows, dbias, mask=is_channel)
