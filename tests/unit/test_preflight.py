@@ -6,10 +6,12 @@ import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from implicit_llm import preflight
+from implicit_llm.kernels import chunked_scan, ssd
 from implicit_llm.preflight import Preflight, PreflightFailed
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +27,8 @@ def test_a_machine_that_can_do_the_jobs_is_described(here: Preflight) -> None:
     found = here.run()
     assert found["hardware"] == "small"
     assert found["driver"]["device"] == "cpu"
-    assert found["kernel"] == {"backend": "torch", "difference": 0.0, "seconds": found["kernel"]["seconds"]}
+    assert found["kernel"]["backend"] == "torch"
+    assert found["kernel"]["difference"] == 0.0
     assert found["process_group"]["backend"] == "gloo"
     assert found["storage"]["needed_bytes"] == 2200
     assert "torch" in found["environment"]["versions"]
@@ -50,6 +53,22 @@ def test_kernels_that_cannot_run_are_named(here: Preflight) -> None:
         pytest.skip("they may run")
     with pytest.raises(PreflightFailed, match="PyTorch sees no NVIDIA or ROCm GPU"):
         replace(here, kernels="triton").kernel()
+
+
+def test_a_wrong_gradient_is_named_with_the_release_of_triton(here: Preflight, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, calls = chunked_scan.scan_gradient, []
+
+    def wrong_on_the_second_device(*inputs: Any) -> tuple[Any, ...]:
+        calls.append(inputs)
+        dx, ddt, dA, dB, *others = plain(*inputs)
+        return dx, ddt, dA, dB if len(calls) == 1 else -dB, *others
+
+    monkeypatch.setattr(ssd, "scan_gradient", wrong_on_the_second_device)
+    monkeypatch.setattr(preflight, "_version", lambda package: "3.6.0")
+    with pytest.raises(
+        PreflightFailed, match=r"the gradient of B by kernels torch \(triton 3.6.0\) is off by .* on cpu"
+    ):
+        here.kernel()
 
 
 def test_a_disk_that_cannot_hold_the_largest_checkpoint_twice_is_refused_with_numbers(here: Preflight) -> None:
