@@ -133,14 +133,14 @@ class ImplicitModel(ImplicitPreTrainedModel):
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
         cache = joined_cache(self, len(h_BLD), past_key_values, cache_params, use_cache)
         padding = _padding(attention_mask, h_BLD, 0 if cache is None else cache.get_seq_length())
-        solver = self._solver_of_call(eval_mode)
         stats: SolverStats | None
-        is_plain = not output_hidden_states and not output_positions
+        is_plain = not output_hidden_states and not output_positions and eval_mode is None
         if cache is not None and is_plain and padding is None and cache.replays(self, h_BLD):
             with self.graphs_may_fail():
                 h_BLD, stats = cache.step(self, h_BLD)
                 output = ImplicitModelOutput(h_BLD, cache, None, stats)
                 return output if return_dict is not False else output.to_tuple()
+        solver = self._solver_of_call(eval_mode)
         prefix = None if cache is None or cache.prefix is None else cache.prefix.without_room()
         if padding is not None:
             h_BLD = padding.move_behind(h_BLD)

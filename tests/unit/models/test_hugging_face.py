@@ -236,6 +236,17 @@ def test_generation_from_embeddings_continues_as_from_their_tokens(make_model, f
 
 
 @BOTH
+@KINDS
+def test_a_prompt_read_in_chunks_generates_what_it_does_whole(make_model, family: str, kind: str) -> None:
+    model = make_model(family, kind, **SOLVED)
+    input_ids = torch.randint(1, 23, (2, 7))
+    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    assert torch.equal(
+        model.generate(input_ids, prefill_chunk_size=3, **settings), model.generate(input_ids, **settings)
+    )
+
+
+@BOTH
 @pytest.mark.parametrize("mode", ["unrolled", "fixed_point"])
 def test_generation_in_train_mode_is_that_of_evaluation_mode(make_model, family: str, mode: str) -> None:
     model = make_model(family, mode=mode, **SOLVED)
