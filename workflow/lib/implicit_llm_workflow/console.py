@@ -16,6 +16,7 @@ from implicit_llm_workflow.commands import (
     evaluate_commands,
     excerpts_command,
     explain_command,
+    gc_command,
     init_command,
     lineage_command,
     lm_eval_command,
@@ -58,6 +59,7 @@ _experiments = (
     estimate_command.estimate,
     prefetch_command.prefetch,
     verify_command.verify,
+    gc_command.gc,
 )
 for _panel, _commands in (
     ("Experiments", _experiments),

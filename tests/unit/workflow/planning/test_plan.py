@@ -47,6 +47,15 @@ def test_a_changed_field_makes_stale_what_depends_on_it(
     assert keys(finished.edit(old, new).plan(), "stale") == stale
 
 
+def test_a_renamed_run_keeps_the_results_whose_folders_were_moved(finished: ExperimentFile) -> None:
+    root = finished.plan().root
+    for stage in ("train", "evaluate"):
+        (root / stage / "explicit-s0").rename(root / stage / "baseline-s0")
+    plan = finished.edit("explicit: {", "baseline: {").plan()
+    assert keys(plan, "missing") == set()
+    assert keys(plan, "stale") == {"report"}
+
+
 @pytest.mark.parametrize(
     ("codes", "stale"),
     [

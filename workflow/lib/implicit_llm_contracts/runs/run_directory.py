@@ -7,6 +7,7 @@
                                            provenance.json, manifest.json
         work/<...>/declared/               its files are also copied to the run directory itself
         work/<...>.previous/               a finished result that is computed again, until the new one is committed
+    work/<...>/freed.json              the larger files of a finished result were deleted on purpose, to free the disk
 
 The manifest is committed in the work directory first: Snakemake deletes the declared one before a job starts.
 """
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 PROVENANCE = "provenance.json"
 DECLARED = "declared"
+FREED = "freed.json"
 _held_locks: set[int] = set()
 
 
@@ -87,6 +89,7 @@ class RunDirectory:
         """Clear what a killed writer left; for the holder of the lock."""
         self.work.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
+        (self.work / FREED).unlink(missing_ok=True)
 
     def set_result_aside(self) -> None:
         """Let the next attempt compute anew; the finished result, if there is one, stays until that is committed."""

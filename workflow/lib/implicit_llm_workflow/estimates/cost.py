@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from implicit_llm_contracts.runs.canonical import canonical_json
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.run_directory import FREED
 from implicit_llm_workflow.estimates.data_estimate import TokenisationRate, data_estimate, tokenisation_rate
 from implicit_llm_workflow.estimates.estimate import TrainingEstimator
 from implicit_llm_workflow.estimates.evaluation_estimate import EvaluationEstimate, evaluation_estimates
@@ -53,7 +54,7 @@ class CostModel:
     def of(self, node: Node) -> Cost:
         """What making the node's wanted result takes."""
         work = work_dir(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
-        if (work / MANIFEST).is_file():
+        if (work / MANIFEST).is_file() and not (work / FREED).exists():
             return DONE_BEFORE
         for key, words in ((node.key, "as last time"), (_without_seed(node.key), "as another seed")):
             if key in self._took:

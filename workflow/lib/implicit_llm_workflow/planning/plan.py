@@ -22,6 +22,7 @@ from implicit_llm_workflow.planning.accepted import Acceptance, find_acceptance,
 from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
 from implicit_llm_workflow.planning.code_record import record_code
 from implicit_llm_workflow.planning.fingerprint import code_of_node, identify
+from implicit_llm_workflow.planning.freed import needed_again
 from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST, MLFLOW, WORK, read_object
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
@@ -187,8 +188,9 @@ class Plan:
 
     @cached_property
     def statuses(self) -> dict[str, Status]:
-        """What there was when this was first asked for."""
-        return {key: self._status(node) for key, node in self.nodes.items()}
+        """What there was when this was first asked for. Freed files that a job will read make their result stale."""
+        found = {key: self._status(node) for key, node in self.nodes.items()}
+        return needed_again(self.nodes, found, self.root)
 
     def _status(self, node: Node) -> Status:
         found = status_of(self.run_dir(node), self.identities[node.key], node, self.accepted.get(node.key))
@@ -200,6 +202,7 @@ class Plan:
         """From now on these results, and what is made from them, are stale."""
         for node in self.made_from(manifests):
             self.statuses[node.key] = Status("stale", FORCED, self.statuses[node.key].recorded)
+        self.statuses.update(needed_again(self.nodes, self.statuses, self.root))
 
     def stale(self) -> dict[str, str]:
         """Manifests of results that are there but no longer what is wanted, and why."""

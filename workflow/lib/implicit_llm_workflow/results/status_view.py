@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from implicit_llm_workflow.planning.freed import PAGES
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import MANIFEST
 from implicit_llm_workflow.results import runs_table
@@ -23,7 +24,6 @@ from implicit_llm_workflow.results.job_look import LOG, STARTING, STATES, Observ
 from implicit_llm_workflow.results.lock_holder import Holder
 from implicit_llm_workflow.results.runs_table import STATE_STYLE, age_s, step_text
 from implicit_llm_workflow.results.shown_numbers import MISSING, number_text, share_text, time_text
-from implicit_llm_workflow.results.submitted_jobs import PAGES
 from implicit_llm_workflow.results.verify import rebuild_commands
 
 BAR_WIDTH, WIDE_BAR_WIDTH, WIDE = 14, 30, 110

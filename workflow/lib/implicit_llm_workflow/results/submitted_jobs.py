@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.freed import PAGES
 from implicit_llm_workflow.planning.plan import RESULTS, Plan
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ _SILENT.propagate = False
 
 FOLDER = Path(".snakemake/submitit")  # the executor's default, in the working directory of Snakemake
 DIGITS = 16
-REPORT = "report"
-PAGES = (REPORT, EXCERPT)  # stages whose jobs make a page
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
@@ -74,7 +72,7 @@ def outputs_of(plan: Plan, node: Node) -> list[str]:
     names = ["manifest.json"]
     if node.stage in PAGES:
         names += ["index.html", "claims.json"]
-    if node.stage == REPORT:
+    if node.stage == "report":
         names += ["numbers.tex", "lineage.svg"]
         names += [f"tables/{table}.{form}" for table in plan.tables for form in ("csv", "tex")]
         names += [f"figures/{figure}.svg" for figure in plan.figures]

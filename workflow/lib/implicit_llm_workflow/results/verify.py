@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from implicit_llm_contracts.runs.canonical import digest
+from implicit_llm_contracts.runs.run_directory import FREED
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import DECLARED, MANIFEST, work_dir
@@ -97,7 +98,8 @@ def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = (
 
 
 def vouched_files(job: str, run_dir: Path, content: bytes, is_published: bool = True) -> list[VouchedFile]:
-    """The files of a manifest; of one that is not the run's published one without the copies of declared files.
+    """The files of a manifest, those left that were not freed; of one that is not the run's published one without the
+    copies of declared files.
 
     Raises: ValueError, KeyError or TypeError for one that is no good.
     """
@@ -109,6 +111,8 @@ def vouched_files(job: str, run_dir: Path, content: bytes, is_published: bool = 
     if _read(work / MANIFEST) != content:
         raise ValueError(f"differs from its copy {work / MANIFEST}")
     files = [file for record in values["files"] for file in _records(job, run_dir, work, record)]
+    if (work / FREED).exists():
+        files = [file for file in files if file.path.exists()]
     return [file for file in files if is_published or file.path.is_relative_to(work)]
 
 

@@ -1,0 +1,104 @@
+"""The sub-command `gc`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_workflow.commands import experiment_options as options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from implicit_llm_workflow.planning.plan import Plan
+
+
+class NothingNamed(UserError):
+    """The command needs to know which jobs are meant."""
+
+
+def gc(
+    targets: Annotated[
+        list[str] | None,
+        options.targets(
+            "With --payload: finished jobs of data, train or checkpoint, their run directories, or a pattern such as "
+            "'data/text-shard-*', of which what cannot be freed is left out."
+        ),
+    ] = None,
+    payload: Annotated[
+        bool, typer.Option("--payload", help="Delete the models, shards and checkpoints of the targets.")
+    ] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Delete what is listed; without it nothing is deleted.")
+    ] = False,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
+) -> None:
+    """Free disk space: list what no job of the experiment wants, or delete the larger files of finished jobs.
+
+    Not wanted are run directories that the experiment does not name, and results of former settings or code that no
+    manifest refers to. --payload keeps the manifest, metrics and journal, so that the job still counts as done; a job
+    that needs the files later has them made again, and `implicit-llm explain` says so beforehand.
+
+    **Example**
+
+        implicit-llm gc
+        implicit-llm gc --remove --config demo
+        implicit-llm gc --payload train/a5-implicit-s1/unrolled
+    """
+    from implicit_llm_workflow.rules.snakemake_driver import hold_lock
+
+    if bool(targets) != payload:
+        raise NothingNamed(
+            "--payload: goes with jobs, and jobs with --payload; type `implicit-llm gc --payload TARGET`"
+        )
+    plan, console = options.make_plan(config, results), options.wide_console()
+    if not (payload or remove):
+        _list(plan, console)
+        return
+    with hold_lock(plan.root / ".driver.lock"):
+        if payload:
+            _free(plan, targets or [], console)
+        else:
+            _list(plan, console, removes=True)
+
+
+def _list(plan: Plan, console: Console, *, removes: bool = False) -> None:
+    from implicit_llm_workflow.results import garbage
+
+    found = garbage.find_garbage(plan)
+    for item in found:
+        console.print(f"{item.path}: {item.why} ({size_text(item.size)})", markup=False, soft_wrap=True)
+    total = f"{len(found)} folders, {size_text(sum(item.size for item in found))}"
+    if removes:
+        garbage.remove(found)
+    console.print(f"{total}: {'deleted' if removes or not found else 'type the same with --remove to delete them'}")
+
+
+def _free(plan: Plan, targets: list[str], console: Console) -> None:
+    from implicit_llm_workflow.estimates.cost import CostModel
+    from implicit_llm_workflow.results import garbage
+    from implicit_llm_workflow.results.accept import chosen_jobs
+    from implicit_llm_workflow.results.explain_table import cost_text
+
+    chosen, freeable = chosen_jobs(plan, targets), []
+    for key, is_named in chosen.items():
+        try:
+            garbage.check_freeable(plan, key)
+            freeable.append(key)
+        except garbage.NotFreeable:
+            if is_named:
+                raise
+    costs = CostModel(plan)
+    for key in freeable:
+        number, size = garbage.free(plan, key)
+        took = cost_text(costs.recorded(plan.nodes[key]))
+        console.print(f"freed: {key}, {number} files, {size_text(size)} (it took {took})", markup=False)
+    console.print(f"{len(freeable)} jobs freed; they count as done until a job needs their files", markup=False)
+
+
+def size_text(size: int) -> str:
+    """ "12.3 MiB" of a number of bytes."""
+    return f"{size / 2**20:,.1f} MiB"

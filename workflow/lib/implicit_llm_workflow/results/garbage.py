@@ -1,0 +1,123 @@
+"""What of an experiment's results can be deleted: what no job wants, and the larger files of finished jobs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.run_directory import FREED
+from implicit_llm_workflow.planning.freed import PAGES, payload, readers
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST, WORK, work_dir
+from implicit_llm_workflow.results.job_look import SILENT_S
+from implicit_llm_workflow.results.journals import JOURNAL
+from implicit_llm_workflow.results.lock_holder import holder_of
+
+STAGES = ("data", "train", "checkpoint", "evaluate", *PAGES)
+FORMER, UNKNOWN = "of former settings or code", "of no job of the experiment"
+
+
+class NotFreeable(UserError):
+    """A job has no result whose files could be done without."""
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """A folder that no plan wants. `why`: FORMER or UNKNOWN."""
+
+    path: Path
+    why: str
+    size: int
+
+
+def find_garbage(plan: Plan) -> list[Garbage]:
+    """Run directories of no job, and work folders of other fingerprints than those that are wanted or in use.
+
+    In use is what a manifest names as its own or as an input: the lineage of a stale result stays whole. What a live
+    process works in is left out, and what one of another machine has lately written to.
+    """
+    used = {identity.fingerprint for identity in plan.identities.values()}
+    for status in plan.statuses.values():
+        if status.recorded is not None:
+            used |= {status.recorded.fingerprint, *status.recorded.upstream.values()}
+    names = {fingerprint[:FINGERPRINT_DIGITS] for fingerprint in used}
+    known = {plan.run_dir(node) for node in plan.nodes.values()}
+    found = []
+    for run_dir in _run_dirs(plan.root):
+        if _is_worked_in(run_dir):
+            continue
+        if run_dir not in known:
+            found.append(Garbage(run_dir, UNKNOWN, _size(run_dir)))
+            continue
+        folders = (path for path in sorted((run_dir / WORK).glob("*")) if path.is_dir())
+        others = [
+            path for path in folders if path.name.partition(".")[0] not in names
+        ]  # not "<digits>.previous" either
+        found += [Garbage(path, FORMER, _size(path)) for path in others]
+    return found
+
+
+def remove(garbage: Iterable[Garbage]) -> None:
+    for item in garbage:
+        shutil.rmtree(item.path)
+
+
+def check_freeable(plan: Plan, key: str) -> None:
+    """Raises: NotFreeable unless the job is fresh, has larger files, and no job that is still to run reads them."""
+    node = plan.nodes[key]
+    if plan.statuses[key].state != "fresh":
+        raise NotFreeable(f"{key}: is {plan.statuses[key].state}; run the workflow first: {plan.command_for([node])}")
+    if node.stage in (*PAGES, "evaluate"):
+        raise NotFreeable(f"{key}: has small files alone; name a job of data, train or checkpoint")
+    waiting = [name for name in readers(plan.nodes, key) if plan.statuses[name].state != "fresh"]
+    if waiting:
+        raise NotFreeable(
+            f"{key}: {waiting[0]} has still to read its files; run the workflow first: "
+            f"{plan.command_for([plan.nodes[waiting[0]]])}"
+        )
+
+
+def free(plan: Plan, key: str) -> tuple[int, int]:
+    """Delete the larger files of a finished job and keep its manifest. Returns: how many files, and their bytes."""
+    work = work_dir(plan.run_dir(plan.nodes[key]), plan.identities[key].fingerprint)
+    files = payload(work)
+    size = sum(path.stat().st_size for path in files)
+    about = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "files": len(files), "bytes": size}
+    if files:
+        write_atomic(work / FREED, json.dumps(about))  # first: what a kill leaves half deleted is freed as well
+    for path in files:
+        path.unlink()
+    for folder in sorted((path for path in work.rglob("*") if path.is_dir()), reverse=True):
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    return len(files), size
+
+
+def _run_dirs(root: Path) -> Iterator[Path]:
+    """The folders below the experiment's stages that a job worked in."""
+    waiting = [root / stage for stage in STAGES if (root / stage).is_dir()]
+    while waiting:
+        folder = waiting.pop(0)
+        if (folder / WORK).is_dir() or (folder / MANIFEST).is_file():
+            yield folder
+        else:
+            waiting += sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+
+
+def _is_worked_in(run_dir: Path) -> bool:
+    holder = holder_of(run_dir / WORK / ".lock")
+    if holder is None or holder.is_alive is not None:
+        return holder is not None and bool(holder.is_alive)
+    journals = (run_dir / WORK).glob(f"*/{JOURNAL}")
+    return any(time.time() - path.stat().st_mtime < SILENT_S for path in journals)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
