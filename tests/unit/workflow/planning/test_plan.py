@@ -51,7 +51,7 @@ def test_a_renamed_run_keeps_the_results_whose_folders_were_moved(finished: Expe
     root = finished.plan().root
     for stage in ("train", "evaluate"):
         (root / stage / "explicit-s0").rename(root / stage / "baseline-s0")
-    plan = finished.edit("explicit: {", "baseline: {").plan()
+    plan = finished.edit("  explicit:\n    data", "  baseline:\n    data").plan()
     assert keys(plan, "missing") == set()
     assert keys(plan, "stale") == {"report"}
 
