@@ -162,11 +162,3 @@ def test_a_deleted_checkpoint_is_missed_by_the_phase_that_starts_from_it(project
     (command,) = set(re.findall(r"type `(rm -f \S+manifest\.json)` and run the workflow again", said))
     project.command(*command.split())
     assert project.planned() == {"train/implicit-s0/unrolled", *FREE}
-
-
-def test_forcing_jobs_finds_their_results_again_and_computes_nothing(project: Project) -> None:
-    manifests = {path: path.read_bytes() for path in project.results.rglob("manifest.json")}
-    project.snakemake("--forcerun", "word_problem_data")
-    assert {path: path.read_bytes() for path in project.results.rglob("manifest.json")} == manifests
-    done = {path.parent for path in project.results.rglob("job.log") if "already done" in path.read_text()}
-    assert done == {project.results / key for key in DATA}
