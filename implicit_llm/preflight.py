@@ -183,7 +183,7 @@ class Preflight:
     def _no_gpu(self, torch: Any) -> str:
         version = f"PyTorch {torch.__version__} of {_python()}"
         if torch.version.cuda is None and torch.version.hip is None:
-            return f"{version} is a build for CPUs; install the one for this class there (envs/{self.hardware}.yaml)"
+            return f"{version} is a build for CPUs; install the one for its GPUs there, as the files in envs/ do"
         if not any(Path(path).exists() for path in ("/dev/nvidia0", "/dev/kfd")):
             return "there is no GPU device; give the class a partition with GPUs and a number of them (gpus)"
         shown = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")}

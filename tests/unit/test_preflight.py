@@ -35,7 +35,7 @@ def test_a_machine_that_can_do_the_jobs_is_described(here: Preflight) -> None:
     assert list(here.results.iterdir()) == []
 
 
-def test_a_gpu_that_is_not_there_is_named_with_the_environment_to_install(here: Preflight) -> None:
+def test_a_gpu_that_is_not_there_is_named_with_what_to_install(here: Preflight) -> None:
     import torch
 
     if torch.cuda.is_available():
@@ -43,7 +43,9 @@ def test_a_gpu_that_is_not_there_is_named_with_the_environment_to_install(here: 
     with pytest.raises(PreflightFailed, match="hardware class h100 on ") as caught:
         replace(here, hardware="h100", device="cuda").driver()
     assert caught.value.failure_class == "env"
-    assert ("envs/h100.yaml" in str(caught.value)) == (torch.version.cuda is None and torch.version.hip is None)
+    assert ("is a build for CPUs; install the one for its GPUs" in str(caught.value)) == (
+        torch.version.cuda is None and torch.version.hip is None
+    )
 
 
 def test_kernels_that_cannot_run_are_named(here: Preflight) -> None:

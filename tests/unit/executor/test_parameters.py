@@ -72,6 +72,13 @@ def test_a_time_limit_below_a_minute_is_refused() -> None:
         parameters(runtime=-1)
 
 
+@pytest.mark.parametrize("resources", [{"tasks": 2}, {"mpi": "mpirun"}])
+def test_resources_that_would_be_dropped_are_refused(resources: dict[str, Any]) -> None:
+    with pytest.raises(WorkflowError, match=r"this executor starts one process; give `nodes` and `tasks_per_node`"):
+        parameters(**resources)
+    assert parameters(tasks=1)["ntasks_per_node"] == 1
+
+
 def test_the_signal_comes_within_the_time_limit() -> None:
     assert parameters(runtime=1)["signal_delay_s"] == 20
     assert parameters(runtime=600)["signal_delay_s"] == 120

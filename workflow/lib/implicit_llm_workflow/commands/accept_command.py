@@ -20,7 +20,7 @@ def accept(
         typer.Argument(
             help="Jobs, such as train/a5-implicit-s1/free, their run directories or manifests, or a pattern such as "
             "'train/*', of which what is fresh is left out.",
-            metavar="TARGET...",
+            metavar="TARGET",
             show_default=False,
         ),
     ],

@@ -17,7 +17,7 @@ def compare(
             help="Runs as `implicit-llm runs` prints them, with a phase (a5-implicit-s1/free) or without (what came "
             "out of it); without a seed (a5-implicit): all seeds of it; any unambiguous end of such a name; or run "
             "directories, of any experiment.",
-            metavar="A B [C]...",
+            metavar="RUN",
             show_default=False,
         ),
     ],

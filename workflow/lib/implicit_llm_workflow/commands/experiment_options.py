@@ -33,7 +33,7 @@ DEFAULT_RESULTS = Path("results")
 
 def targets(help_text: str) -> Any:
     """The argument of a command that takes jobs."""
-    return typer.Argument(help=help_text, metavar="[TARGET]...", show_default=False)
+    return typer.Argument(help=help_text, metavar="TARGET", show_default=False)
 
 
 def as_json(what: str = "one entry for each job") -> Any:

@@ -30,7 +30,9 @@ def _filter(what: str) -> Any:
 def runs(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Names or patterns such as 'a5-*'. All if none is given.", show_default=False),
+        typer.Argument(
+            help="Names or patterns such as 'a5-*'. All if none is given.", metavar="NAME", show_default=False
+        ),
     ] = None,
     config: options.Config = options.DEFAULT_CONFIG,
     task: Annotated[list[str] | None, _filter("word_problem, catbabi or language_model.")] = None,

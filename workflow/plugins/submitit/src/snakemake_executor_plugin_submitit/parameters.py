@@ -51,7 +51,14 @@ def slurm_parameters(resources: Mapping[str, Any], threads: int, settings: Execu
     """Parameters for `SlurmExecutor.update_parameters`.
 
     A job of several tasks asks Slurm for them, but submitit starts one process on the first node; the rule calls srun.
+    Raises: WorkflowError for resources that would be dropped.
     """
+    for name in ("mpi", "tasks"):
+        if resources.get(name) not in (None, 0, 1, ""):
+            raise WorkflowError(
+                f"resource {name}={resources[name]}: this executor starts one process; give `nodes` and "
+                "`tasks_per_node`, and let the rule call srun or mpirun"
+            )
     limit = time_limit_min(resources, settings)
     cpus = int(resources.get("cpus_per_task") or threads or 1)
     further: dict[str, Any] = {"requeue": True}
