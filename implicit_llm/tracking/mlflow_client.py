@@ -39,7 +39,7 @@ class NewRun:
 
 @dataclass(frozen=True)
 class DataSet:
-    """`source`: its run directory, relative to the results; `context`: what it is used for."""
+    """`source`: its run directory, from the folder that holds the results; `context`: what it is used for."""
 
     name: str
     fingerprint: str

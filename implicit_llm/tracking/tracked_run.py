@@ -65,11 +65,13 @@ class TrackedRun:
     @property
     def config_dir(self) -> Path:
         """results/<config>; for a run directory of another shape, its parent."""
+        return self.run_dir.parents[(self._depth or 1) - 1]
+
+    @property
+    def _depth(self) -> int | None:
+        """Folders from results/<config> down to the run directory; None if it lies elsewhere."""
         tail = Path(self.stage, self.name).parts
-        for parts in (tail, tail[:1]):
-            if self.run_dir.parts[-len(parts) :] == parts:
-                return self.run_dir.parents[len(parts) - 1]
-        return self.run_dir.parent
+        return next((len(parts) for parts in (tail, tail[:1]) if self.run_dir.parts[-len(parts) :] == parts), None)
 
     @property
     def experiment(self) -> str:
@@ -116,13 +118,14 @@ class TrackedRun:
 
     def tags(self, upstream: Mapping[str, str]) -> dict[str, str]:
         """All tags; `upstream` gives the MLflow run of each input that has one."""
-        is_below = self.config_dir != self.run_dir.parent
+        path = self.relative(self.run_dir)
         tags = {
             "config": self.experiment,
             "stage": self.stage,
             "name": self.name,
             "fingerprint": self.fingerprint,
-            "run_dir": self.run_dir.relative_to(self.config_dir).as_posix() if is_below else self.run_dir.name,
+            "run_dir": path,
+            "mlflow.note.content": f"Its files: `{path}`\n\nIts lineage:\n\n    implicit-llm lineage {path}\n",
             "mlflow.source.name": f"implicit-llm {self.stage}",
             "mlflow.source.type": "JOB",
         }
@@ -146,9 +149,10 @@ class TrackedRun:
         }
 
     def relative(self, path: Path) -> str:
-        """A path relative to the results directory, where it lies below it."""
-        results = self.config_dir.parent
-        return path.relative_to(results).as_posix() if path.is_relative_to(results) else path.as_posix()
+        """A path as one types it in the folder that holds the results; elsewhere a path remains as it is."""
+        folder = self.config_dir.parent.parent
+        is_below = self._depth is not None and path.is_relative_to(folder)
+        return path.relative_to(folder).as_posix() if is_below else path.as_posix()
 
 
 @dataclass(frozen=True)

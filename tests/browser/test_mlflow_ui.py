@@ -1,4 +1,4 @@
-"""MLflow's own pages, over a server that our bridge has told of three tiny runs."""
+"""MLflow's own pages, over a server that our bridge has told of three tiny runs, all below a call of Snakemake."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
+from implicit_llm.tracking.invocation import VARIABLE
 from implicit_llm.tracking.mlflow_writer import initialise
 from tests.mlflow_server import MlflowServer
 from tests.unit.tracking import small_stages
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from selenium.webdriver.remote.webdriver import WebDriver
 
 NAMES = ("train/steep-s0/free", "train/flat-s0/free")
+INVOCATION = {"id": "1" * 16, "started": "2026-11-22T01:00:00", "command": "snakemake"}
 WAIT_S = 120
 # Of each chart with lines: how many are drawn, and the number of points that each was given, by its name.
 CHARTS = """
@@ -40,6 +42,7 @@ def server(_driver: WebDriver, tmp_path_factory: pytest.TempPathFactory) -> Iter
     server.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", server.uri)
+        patch.setenv(VARIABLE, json.dumps(INVOCATION))
         made = small_stages.make_data(folder / "results")
         for run, power in (("steep-s0", 2.0), ("flat-s0", 0.5)):
             small_stages.make_model(folder / "results", {"data": made}, _trains(power), run=run)
@@ -112,9 +115,9 @@ def test_the_charts_of_all_training_runs_stand_in_sections(
     browser: WebDriver, server: MlflowServer, stored: Stored
 ) -> None:
     search = quote("tags.stage = 'train' AND tags.task = 'word_problem'")
-    browser.get(
-        server.uri + address(stored, "/#/experiments/{experiment}/runs?compareRunsMode=CHART&searchFilter=" + search)
-    )
+    order = quote("metrics.`loss`")  # sorted by the time, runs are folded away below their parents
+    page = f"/#/experiments/{{experiment}}/runs?compareRunsMode=CHART&orderByKey={order}&searchFilter={search}"
+    browser.get(server.uri + address(stored, page))
     wait_for(browser, "2 matching runs")
     for section in ("solver (1)", "Model metrics (1)", "System metrics"):
         wait_for(browser, section)

@@ -69,7 +69,7 @@ def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, journa
         "stage": "train",
         "name": "a5-s0/free",
         "fingerprint": run.fingerprint,
-        "run_dir": "train/a5-s0/free",
+        "run_dir": "results/demo/train/a5-s0/free",
         "config": "demo",
         "run": "a5",
         "phase": "free",
@@ -78,6 +78,21 @@ def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, journa
     assert history(run) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     state = json.loads((run.work / "mlflow.json").read_text())
     assert (state["run_id"], state["lines_written"]) == (found.info.run_id, 4)
+
+
+@pytest.mark.usefixtures("journal")
+def test_the_description_of_a_run_has_its_path_and_the_command_for_its_lineage(run: TrackedRun) -> None:
+    Bridge(run).bring()
+    (found,) = runs(run)
+    path = "results/demo/train/a5-s0/free"
+    assert found.data.tags["mlflow.note.content"] == (
+        f"Its files: `{path}`\n\nIts lineage:\n\n    implicit-llm lineage {path}\n"
+    )
+
+
+def test_a_run_directory_outside_of_results_is_named_as_it_is(tmp_path: Path) -> None:
+    run = TrackedRun(tmp_path / "by-hand", tmp_path / "work", "evaluate", "word-problem", "f00d" * 16, {})
+    assert run.tags({})["run_dir"] == (tmp_path / "by-hand").as_posix()
 
 
 @pytest.mark.usefixtures("journal")

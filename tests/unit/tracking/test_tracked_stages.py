@@ -38,7 +38,7 @@ def test_a_chain_of_stages_is_there_with_data_sets_models_and_labels(results: Pa
     (given,) = stored.runs[TRAINED].inputs.dataset_inputs
     fingerprint = Manifest.read(made / "manifest.json").fingerprint
     assert (given.dataset.name, given.dataset.digest) == ("s3-train", fingerprint[:16])
-    assert json.loads(given.dataset.source) == {"uri": "demo/data/s3-train"}
+    assert json.loads(given.dataset.source) == {"uri": "results/demo/data/s3-train"}
     assert json.loads(given.dataset.profile)["fingerprint"] == fingerprint
     assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "training")]
 
@@ -49,7 +49,7 @@ def test_a_chain_of_stages_is_there_with_data_sets_models_and_labels(results: Pa
         logged.tags.items()
         >= {
             "fingerprint": manifest.fingerprint,
-            "weights": f"demo/{TRAINED}/work/{manifest.fingerprint[:16]}/model",
+            "weights": f"results/demo/{TRAINED}/work/{manifest.fingerprint[:16]}/model",
             "sha256.model.safetensors": weights.sha256,
             "num_parameters": "1234",
         }.items()
