@@ -6,7 +6,7 @@ Importing registers `implicit_mamba2` and `implicit_llama3` with Hugging Face's 
 from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model
 from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
-from implicit_llm.models.conversion import to_implicit
+from implicit_llm.models.conversion import from_llama, to_implicit
 from implicit_llm.models.original_mamba2 import load_original_mamba2
 from implicit_llm.models.presets import list_configs, load_config
 from implicit_llm.models.registration import register_implicit_causal_lm
@@ -27,6 +27,7 @@ __all__ = [
     "NonFiniteState",
     "SolverConfig",
     "SolverStats",
+    "from_llama",
     "list_configs",
     "load_config",
     "load_original_mamba2",

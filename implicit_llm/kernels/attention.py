@@ -1,6 +1,7 @@
 """Rotary positions, attention in a room for keys, and SwiGLU in plain PyTorch.
 
-Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `E` 3 H P (query, key, value).
+Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `E` query, key and value side by
+side; there may be fewer heads of keys and values than of queries.
 """
 
 from __future__ import annotations
@@ -23,21 +24,26 @@ def rotate(t_BLHP: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def rotated_heads(
-    qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int
+    qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int, key_heads: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `kernels.operations.rotated_heads`."""
     if injection_BLE is not None:
         qkv_BLE = (qkv_BLE + injection_BLE).to(qkv_BLE.dtype)
-    batch, length, columns = qkv_BLE.shape
-    q, k, v = (part.view(batch, length, heads, -1) for part in qkv_BLE.split(columns // 3, dim=-1))
+    counts = [heads, key_heads or heads, key_heads or heads]
+    width = qkv_BLE.shape[-1] // sum(counts)
+    parts = qkv_BLE.split([count * width for count in counts], dim=-1)
+    q, k, v = (part.unflatten(-1, (-1, width)) for part in parts)
     return rotate(q, rope).transpose(1, 2), rotate(k, rope).transpose(1, 2), v.transpose(1, 2)
 
 
 def attend(q_BHLP: Tensor, k_BHSP: Tensor, v_BHSP: Tensor, mask: Tensor | None, *, is_causal: bool = False) -> Tensor:
     """Softmax attention, (B, H, L, P). The faster implementations have no second derivative and no forward mode."""
     implementations = sdpa_kernel(SDPBackend.MATH) if is_reference() else nullcontext()
+    is_grouped = q_BHLP.shape[1] != k_BHSP.shape[1]
     with implementations:
-        return F.scaled_dot_product_attention(q_BHLP, k_BHSP, v_BHSP, attn_mask=mask, is_causal=is_causal)
+        return F.scaled_dot_product_attention(
+            q_BHLP, k_BHSP, v_BHSP, attn_mask=mask, is_causal=is_causal, enable_gqa=is_grouped
+        )
 
 
 def seen_in_room(position_L: Tensor, room: int) -> Tensor:

@@ -136,19 +136,19 @@ def gated_rms_norm(x_BLD: Tensor, gate_BLD: Tensor, weight_D: Tensor, eps: float
 
 
 def rotated_heads(
-    qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int
+    qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int, key_heads: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value (B, H, L, P) of qkv + injection; in the first two the pairs (i, i + P/2) turned by `rope`.
 
-    Args: qkv holds query, key and value side by side, E = 3 H P, as does the injection; rope is cosines and sines
-        (1 or B, L, P/2) in fp32, to which there is no gradient.
+    Args: qkv holds query, key and value side by side, as does the injection; rope is cosines and sines (1 or B, L, P/2)
+        in fp32, to which there is no gradient; key_heads is the number of heads of keys and of values (None: heads).
     Returns: in the dtype of qkv. The value may be a view of qkv.
     """
-    if selection.rotation_runs_on_triton(qkv_BLE):
+    if selection.rotation_runs_on_triton(qkv_BLE, is_grouped=key_heads not in (None, heads)):
         from implicit_llm.kernels import triton_attention
 
         return triton_attention.rotated_heads(qkv_BLE, injection_BLE, rope, heads)
-    return torch_attention.rotated_heads(qkv_BLE, injection_BLE, rope, heads)
+    return torch_attention.rotated_heads(qkv_BLE, injection_BLE, rope, heads, key_heads)
 
 
 class Room(NamedTuple):
@@ -174,7 +174,9 @@ def room_attention(qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Te
         from implicit_llm.kernels import triton_attention
 
         return triton_attention.token_attention(qkv_BLE, injection_BLE, rope, kept_BHSP, room.position_L)
-    qkv_BHLP = rotated_heads(qkv_BLE, injection_BLE, rope, kept_BHSP[0].shape[1])
+    _, key_heads, _, width = kept_BHSP[0].shape
+    heads = qkv_BLE.shape[2] // width - 2 * key_heads
+    qkv_BHLP = rotated_heads(qkv_BLE, injection_BLE, rope, heads, key_heads)
     seen_LS = room.seen_LS
     if seen_LS is None:
         seen_LS = torch_attention.seen_in_room(room.position_L, kept_BHSP[0].shape[2])

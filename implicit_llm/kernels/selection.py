@@ -122,6 +122,7 @@ def is_reference() -> bool:
 
 # The rules. Each returns why a call goes to torch although triton is selected, or None.
 
+GROUPED = "fewer heads of keys and values than of queries"
 MAX_WIDTH = 256  # of heads and states: what tests/gpu covers
 MAX_ENTRIES = 2**31  # the kernels compute offsets in 32 bits
 MAX_JUDGED_WIDTH = 8192  # one program reads whole tokens
@@ -213,13 +214,15 @@ def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tens
     reason = _unfit(qkv_BLE)
     if reason is None and room_BHSP[0].shape[3] > MAX_WIDTH:
         reason = f"heads wider than {MAX_WIDTH}"
+    if reason is None and qkv_BLE.shape[2] != 3 * room_BHSP[0].shape[1] * room_BHSP[0].shape[3]:
+        reason = GROUPED
     if reason is None and not all(kept.is_contiguous() for kept in room_BHSP):
         reason = "room for keys in pieces"
     return _decide("attention", reason)
 
 
-def rotation_runs_on_triton(qkv_BLE: Tensor) -> bool:
-    return selected_kernels() == "triton" and _decide("rotation", _unfit(qkv_BLE))
+def rotation_runs_on_triton(qkv_BLE: Tensor, *, is_grouped: bool = False) -> bool:
+    return selected_kernels() == "triton" and _decide("rotation", GROUPED if is_grouped else _unfit(qkv_BLE))
 
 
 def swiglu_runs_on_triton(gate_up: Tensor) -> bool:

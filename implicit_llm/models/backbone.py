@@ -335,14 +335,14 @@ class ImplicitLlama3Model(ImplicitModel):
         super().__init__(config)
         self.embed_tokens: nn.Module = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self._build(Llama3Layer, 3 * config.hidden_size, config.rms_norm_eps)
+        self._build(Llama3Layer, config.qkv_size, config.rms_norm_eps)
 
     def final_norm(self) -> RMSNorm:
         return self.norm
 
     def rope(self, position_ids_BL: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(self.norm.weight.dtype, torch.float32)
-        return rope_tables(position_ids_BL, self.config.head_dim, self.config.rope_theta, dtype)
+        config, dtype = self.config, torch.promote_types(self.norm.weight.dtype, torch.float32)
+        return rope_tables(position_ids_BL, config.head_width, config.rope_theta, dtype, config.rope_scaling)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens

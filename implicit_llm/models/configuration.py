@@ -17,6 +17,10 @@ from implicit_llm.models.published_layout import clean_config, is_published
 from implicit_llm_contracts.config.solver import SolverConfig
 
 SHIM = Path(__file__).with_name("modeling_implicit.py")
+ROPE_SCALINGS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 
 
 @strict
@@ -142,7 +146,10 @@ class ImplicitLlama3Config(ImplicitConfig):
     """Llama blocks: attention with rotary positions and a SwiGLU MLP, each with pre-norm and residual.
 
     intermediate_size is the SwiGLU width (the published sizes take int(2/3 * 4 * hidden_size), odd at 1.3B).
+    num_key_value_heads: heads of keys and values, each shared by a group of query heads; None: one for each of them.
+    head_dim: width of a head; None: hidden_size / num_attention_heads.
     rope_theta is the base of the rotary frequencies; positions beyond max_position_embeddings extrapolate plainly.
+    rope_scaling: changes them as in Hugging Face's Llama: `rope_type` "linear" or "llama3" with its settings; or None.
     Source: Touvron et al. 2023; sizes of Schöne et al. 2025.
     """
 
@@ -156,19 +163,56 @@ class ImplicitLlama3Config(ImplicitConfig):
     vocab_size: int = 50277
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
     intermediate_size: int = 2048
     max_position_embeddings: int = 2048
     rope_theta: float = 500000.0
+    rope_scaling: dict[str, Any] | None = None
     rms_norm_eps: float = 1e-5
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if self.hidden_size % self.num_attention_heads or (self.hidden_size // self.num_attention_heads) % 2:
+        if (self.head_dim is None and self.hidden_size % self.num_attention_heads) or self.head_width % 2:
             raise ModelConfigError(
                 f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size} "
                 "into heads of even width"
+                if self.head_dim is None
+                else f"head_dim: {self.head_dim} is odd, and rotary positions turn pairs; choose an even width"
             )
+        if self.num_attention_heads % self.key_value_heads:
+            raise ModelConfigError(
+                f"num_key_value_heads: {self.num_key_value_heads} does not divide the {self.num_attention_heads} query "
+                "heads; choose a divisor"
+            )
+        if self.rope_scaling is not None:
+            _check_rope_scaling(self.rope_scaling)
         super().__post_init__(**kwargs)
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+    def head_width(self) -> int:
+        """`head_dim`, or what follows from the other sizes."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """`num_key_value_heads`, or one for each query head."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def qkv_size(self) -> int:
+        """Width of query, key and value together, and of the injection."""
+        return (self.num_attention_heads + 2 * self.key_value_heads) * self.head_width
+
+
+def _check_rope_scaling(scaling: dict[str, Any]) -> None:
+    kind = scaling.get("rope_type")
+    if kind not in ROPE_SCALINGS:
+        raise ModelConfigError(
+            f"rope_scaling.rope_type: {kind!r} is not supported, only {' and '.join(ROPE_SCALINGS)}; "
+            "use another checkpoint"
+        )
+    wrong = sorted(scaling.keys() ^ {"rope_type", *ROPE_SCALINGS[kind]})
+    if wrong:
+        raise ModelConfigError(
+            f"rope_scaling.{wrong[0]}: {kind} has exactly the settings {', '.join(ROPE_SCALINGS[kind])}"
+        )

@@ -1,13 +1,66 @@
-"""Turning an explicit model into an implicit one that starts from its weights."""
+"""Models that start from the weights of others: explicit ones from Hugging Face's Llama, implicit from explicit."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from implicit_llm.models.causal_lm import ImplicitForCausalLM
+from implicit_llm.models.causal_lm import ImplicitForCausalLM, ImplicitLlama3ForCausalLM
+from implicit_llm.models.configuration import ImplicitLlama3Config
+from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.projection import NormedWeight, gain_of
 from implicit_llm_contracts.config.solver import SolverConfig
+
+# Settings of transformers' Llama that the block here does not have, with the one value that gives the same layer.
+FIXED_LLAMA = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
+TAKEN_LLAMA = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "initializer_range",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+)
+
+
+def from_llama(model: PreTrainedModel) -> ImplicitForCausalLM:
+    """The explicit model of this package that computes what a `LlamaForCausalLM` of transformers does.
+
+    The two share their weights: changing one changes the other. `to_implicit` makes an implicit model of it.
+
+    Raises: ModelConfigError naming what the model has and the block here does not.
+    """
+    theirs = model.config
+    if theirs.model_type != "llama" or not hasattr(model, "lm_head"):
+        raise ModelConfigError(f"from_llama takes a LlamaForCausalLM, got {type(model).__name__}; load one")
+    for key, wanted in FIXED_LLAMA.items():
+        if getattr(theirs, key) != wanted:
+            raise ModelConfigError(
+                f"{key}: {getattr(theirs, key)!r} is not supported, only {wanted!r}; use another checkpoint"
+            )
+    rope = {key: value for key, value in theirs.rope_parameters.items() if key != "type"}
+    theta, is_plain = rope.pop("rope_theta"), rope.get("rope_type") == "default"
+    if rope.pop("partial_rotary_factor", 1.0) != 1:
+        raise ModelConfigError("partial_rotary_factor: only 1 is supported; use another checkpoint")
+    fields = {key: getattr(theirs, key) for key in TAKEN_LLAMA}
+    config = ImplicitLlama3Config(
+        is_implicit=False, rope_theta=theta, rope_scaling=None if is_plain else rope, dtype=model.dtype, **fields
+    )
+    with torch.device("meta"):
+        ours = ImplicitLlama3ForCausalLM(config)
+    ours.load_state_dict(model.state_dict(), assign=True)
+    ours.tie_weights()
+    ours.generation_config = model.generation_config
+    return ours.train(model.training)
 
 
 @torch.no_grad()
@@ -21,9 +74,8 @@ def to_implicit(model: ImplicitForCausalLM, solver: SolverConfig | None = None) 
     """
     if not isinstance(model, ImplicitForCausalLM):
         raise TypeError(
-            f"to_implicit takes an explicit model of implicit_llm, got {type(model).__name__}: make one with "
-            "AutoModelForCausalLM.from_config(implicit_llm.load_config('llama3-130m-explicit', ...)) and load the "
-            "weights into it"
+            f"to_implicit takes an explicit model of implicit_llm, got {type(model).__name__}: convert a Llama of "
+            "transformers with implicit_llm.from_llama first"
         )
     if model.config.is_implicit:
         raise ValueError("the model is implicit already; assign model.solver to change how it is solved")

@@ -1,12 +1,13 @@
 """The Llama block, explicit or implicit: rotary attention and a SwiGLU MLP, pre-norm and residual around each.
 
-Shapes: `B` batch, `L` length, `S` earlier tokens, `D` model, `H` heads, `P` head width, `M` MLP width, `E` 3 D (query,
-key, value).
+Shapes: `B` batch, `L` length, `S` earlier tokens, `D` model, `H` heads (there may be fewer of keys and values than of
+queries), `P` head width, `O` all query heads, `M` MLP width, `E` query, key and value side by side.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +25,34 @@ class Llama3Weights(NamedTuple):
     """Effective weights of one layer for one forward pass; None in their place where the modules are called."""
 
     qkv_ED: Tensor
-    o_proj_DD: Tensor
+    o_proj_DO: Tensor
     gate_up_MD: Tensor
     down_DM: Tensor
 
 
-def rope_tables(position_ids_BL: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (B, L, P/2) of the rotary angles position * theta^(-2i/P), in `dtype`, fp32 or fp64."""
+def rope_tables(
+    position_ids_BL: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: dict[str, Any] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (B, L, P/2) of the rotary angles position * theta^(-2i/P), in `dtype`, fp32 or fp64.
+
+    Args: scaling changes the frequencies theta^(-2i/P), as `ImplicitLlama3Config.rope_scaling`.
+    """
     exponents = torch.arange(0, head_dim, 2, device=position_ids_BL.device, dtype=dtype) / head_dim
-    angles = position_ids_BL.to(dtype).unsqueeze(-1) * theta**-exponents
+    frequencies = theta**-exponents
+    if scaling is not None:
+        frequencies = _scaled(frequencies, scaling)
+    angles = position_ids_BL.to(dtype).unsqueeze(-1) * frequencies
     return angles.cos(), angles.sin()
+
+
+def _scaled(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
+    """`linear` divides all frequencies; `llama3` those of long waves, leaves short waves, and blends in between."""
+    slow = frequencies / scaling["factor"]
+    if scaling["rope_type"] == "linear":
+        return slow
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)  # over the trained context
+    return torch.lerp(slow, frequencies, ((turns - low) / (high - low)).clamp(0, 1))
 
 
 def residual_scale(config: ImplicitLlama3Config) -> float:
@@ -42,17 +61,18 @@ def residual_scale(config: ImplicitLlama3Config) -> float:
 
 
 class Attention(nn.Module):
-    """Causal multi-head attention; the injection is added to query, key and value before the rotation."""
+    """Causal attention with grouped queries; the injection is added to query, key and value before the rotation."""
 
     def __init__(self, config: ImplicitLlama3Config) -> None:
         super().__init__()
-        self.heads, self.head_dim = config.num_attention_heads, config.head_dim
-        shape = (config.hidden_size, config.hidden_size)
-        self.q_proj = Projection(shape, bias=False, weight_norm=config.has_weight_norm)
-        self.k_proj = Projection(shape, bias=False, weight_norm=config.has_weight_norm)
-        self.v_proj = Projection(shape, bias=False, weight_norm=config.has_weight_norm)
+        self.heads, self.key_value_heads = config.num_attention_heads, config.key_value_heads
+        width, query = config.hidden_size, self.heads * config.head_width
+        key = self.key_value_heads * config.head_width
+        self.q_proj = Projection((query, width), bias=False, weight_norm=config.has_weight_norm)
+        self.k_proj = Projection((key, width), bias=False, weight_norm=config.has_weight_norm)
+        self.v_proj = Projection((key, width), bias=False, weight_norm=config.has_weight_norm)
         scale = residual_scale(config)
-        self.o_proj = Projection(shape, bias=False, weight_norm=config.has_weight_norm, init_scale=scale)
+        self.o_proj = Projection((width, query), bias=False, weight_norm=config.has_weight_norm, init_scale=scale)
 
     def forward(
         self, u_BLD: Tensor, weights: Llama3Weights | None, x: StackInput, state: LayerState | None, return_state: bool
@@ -67,13 +87,13 @@ class Attention(nn.Module):
             room = Room(state[0], state[1], x.prefix.position, x.prefix.seen_LS)
             out_BLD = room_attention(qkv_BLE, x.injection_BLE, x.rope, room)
         else:
-            q, k, v = rotated_heads(qkv_BLE, x.injection_BLE, x.rope, self.heads)
+            q, k, v = rotated_heads(qkv_BLE, x.injection_BLE, x.rope, self.heads, self.key_value_heads)
             if state is not None:
                 k, v = torch.cat([state[0], k], dim=2), torch.cat([state[1], v], dim=2)
             mask, is_causal = x.attention_mask, x.attention_mask is None and q.shape[2] > 1
             out = attend(q, k, v, mask, is_causal=is_causal)
             out_BLD, state = out.transpose(1, 2).flatten(2), (k, v)
-        out_BLD = self.o_proj(out_BLD) if weights is None else F.linear(out_BLD, weights.o_proj_DD)
+        out_BLD = self.o_proj(out_BLD) if weights is None else F.linear(out_BLD, weights.o_proj_DO)
         return out_BLD, state if return_state else None
 
 

@@ -21,6 +21,7 @@ pytestmark = [
 SMALL = {"vocab_size": 97, "hidden_size": 128, "num_hidden_layers": 2}
 MAMBA = ImplicitMamba2Config(**SMALL, head_dim=64, state_size=128)
 LLAMA = ImplicitLlama3Config(**SMALL, num_attention_heads=4, intermediate_size=192)
+GROUPED = ImplicitLlama3Config(**SMALL, num_attention_heads=4, num_key_value_heads=2, intermediate_size=192)
 EXPLICIT = ImplicitMamba2Config(**SMALL, head_dim=64, state_size=128, is_implicit=False)
 DROPOUT = ImplicitMamba2Config(**SMALL, head_dim=64, state_size=128, dropout=0.2)
 FREE = {"mode": "fixed_point", "max_iter": 20, "phantom_steps": 2, "tol": 0.01}
@@ -31,6 +32,7 @@ CASES = {
     "blocks": (MAMBA, FREE | {"block_len": 16}),
     "dropout": (DROPOUT, FREE | {"block_len": 16}),
     "llama": (LLAMA, FREE),
+    "llama-grouped": (GROUPED, FREE),
     "llama-blocks": (LLAMA, FREE | {"block_len": 16}),
 }
 

@@ -40,6 +40,11 @@ def llama(solver: dict[str, Any] | None) -> PreTrainedModel:
     return ImplicitLlama3ForCausalLM(config).train()
 
 
+def grouped(solver: dict[str, Any] | None) -> PreTrainedModel:
+    fields = llama(solver).config.to_dict() | {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": False}
+    return ImplicitLlama3ForCausalLM(ImplicitLlama3Config(**fields)).train()
+
+
 def mamba(solver: dict[str, Any] | None) -> PreTrainedModel:
     config = ImplicitMamba2Config(
         vocab_size=97,
@@ -64,16 +69,17 @@ def counted(model: PreTrainedModel, length: int, *, backward: bool) -> float:
     return counter.get_total_flops() / (BATCH * length)
 
 
-def masked_attention(length: int) -> float:
+def masked_attention(length: int, width: int = WIDTH) -> float:
     """What the products compute and the causal mask throws away: (L-1)/2 scores and values a token and layer."""
-    return LAYERS * 4 * WIDTH * (length - 1) / 2
+    return LAYERS * 4 * width * (length - 1) / 2
 
 
 @pytest.mark.parametrize("length", [1, 24, 100])
-def test_an_explicit_llama_costs_what_its_matrix_products_do(length: int) -> None:
-    model = llama(None)
+@pytest.mark.parametrize(("family", "width"), [(llama, WIDTH), (grouped, 4 * 12)])
+def test_an_explicit_llama_costs_what_its_matrix_products_do(length: int, family: Any, width: int) -> None:
+    model = family(None)
     forward = flops.forward_flops(model.config.to_dict(), length)
-    masked = masked_attention(length)
+    masked = masked_attention(length, width)
     assert counted(model, length, backward=False) == forward.stack + forward.outside + masked
     training = flops.training_flops(model.config.to_dict(), length, None, None)
     assert counted(model, length, backward=True) == training + 3 * masked
@@ -115,7 +121,7 @@ def test_the_most_evaluations_are_those_of_a_solver_that_never_converges(name: s
 
 
 @pytest.mark.parametrize("solver", [None, SOLVERS["free"]])
-@pytest.mark.parametrize("family", [llama, mamba])
+@pytest.mark.parametrize("family", [llama, grouped, mamba])
 def test_parameters_are_counted_exactly(family: Any, solver: dict[str, Any] | None) -> None:
     model = family(solver)
     assert flops.num_parameters(model.config.to_dict()) == sum(weight.numel() for weight in model.parameters())

@@ -21,6 +21,7 @@ from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamb
 SMALL = {"vocab_size": 37, "hidden_size": 16, "num_hidden_layers": 2}
 MAMBA = ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8)
 LLAMA = ImplicitLlama3Config(**SMALL, num_attention_heads=2, intermediate_size=24)
+GROUPED = ImplicitLlama3Config(**SMALL, num_attention_heads=4, num_key_value_heads=2, head_dim=6, intermediate_size=24)
 FREE = {"mode": "fixed_point", "max_iter": 12, "phantom_steps": 2, "tol": 0.02}
 
 
@@ -106,7 +107,7 @@ def test_sequences_that_are_done_leave_the_captured_batch() -> None:
 @pytest.mark.usefixtures("_without_gpu")
 @pytest.mark.parametrize(
     ("config", "mode"),
-    [(MAMBA, "blockwise"), (MAMBA, "sequential"), (LLAMA, "blockwise"), (LLAMA, "sequential")],
+    [(MAMBA, "blockwise"), (MAMBA, "sequential"), (LLAMA, "blockwise"), (LLAMA, "sequential"), (GROUPED, "blockwise")],
 )
 def test_captured_evaluation_equals_the_plain_one(config, mode: str, monkeypatch) -> None:
     model = _model(config, eval_mode=mode, eval_block_len=4, tol=1e-4, eval_max_iter=40).eval()

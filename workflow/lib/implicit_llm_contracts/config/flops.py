@@ -108,7 +108,9 @@ def num_parameters(model: Mapping[str, Any]) -> int:
             layer = projections + (model["conv_kernel"] + gains + 1) * channels + 3 * heads + inner + width
         case "implicit_llama3":
             mlp = model["intermediate_size"]
-            layer = 4 * width * (width + gains) + 2 * mlp * (width + gains) + width * (mlp + gains) + 2 * width
+            query, key = llama3_widths(model)
+            projections = (width + gains) * (query + 2 * key) + (query + gains) * width
+            layer = projections + 2 * mlp * (width + gains) + width * (mlp + gains) + 2 * width
         case kind:
             if "num_parameters" not in model:
                 raise UncountedModel(
@@ -145,11 +147,19 @@ def _chunked_scan(inner: int, group_states: int, model: Mapping[str, Any], lengt
 def _llama3_layer(model: Mapping[str, Any], length: int) -> float:
     """Four projections, causal attention, and three products of the MLP at its published width.
 
-    A token attends to (L+1)/2 positions on average: a score and a weighted value are 2 D each, over all heads.
+    A token attends to (L+1)/2 positions on average: a score and a weighted value are 2 H P each, over all query heads.
     """
     width, mlp = model["hidden_size"], model["intermediate_size"]
-    attention = 4 * width * (length + 1) / 2
-    return 8 * width * width + attention + 6 * width * mlp
+    query, key = llama3_widths(model)
+    attention = 4 * query * (length + 1) / 2
+    return 4 * width * (query + key) + attention + 6 * width * mlp
+
+
+def llama3_widths(model: Mapping[str, Any]) -> tuple[int, int]:
+    """Widths H P of the query and of the key, which is that of the value; fewer heads share keys and values."""
+    heads = model.get("num_attention_heads") or 1
+    head_dim = model.get("head_dim") or model.get("hidden_size", 0) // heads
+    return heads * head_dim, (model.get("num_key_value_heads") or heads) * head_dim
 
 
 def _mamba2_widths(model: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -161,7 +171,8 @@ def _mamba2_widths(model: Mapping[str, Any]) -> tuple[int, int, int]:
 def _injection_width(model: Mapping[str, Any]) -> int:
     """What the injection is added to: all of Mamba2's in-projection; query, key and value of Llama."""
     if model["model_type"] == LLAMA3:
-        return 3 * model["hidden_size"]
+        query, key = llama3_widths(model)
+        return query + 2 * key
     inner, heads, channels = _mamba2_widths(model)
     return inner + channels + heads
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from implicit_llm_contracts.config.flops import differentiated_evaluations, num_parameters
+from implicit_llm_contracts.config.flops import differentiated_evaluations, llama3_widths, num_parameters
 from implicit_llm_workflow.estimates.throughput import BYTES
 
 GIB = 2**30
@@ -64,8 +64,8 @@ def layer_activation_bytes(model: Mapping[str, Any], width: int) -> int:
         inner = model["expand"] * hidden
         heads, channels = inner // model["head_dim"], inner + 2 * model["n_groups"] * model["state_size"]
         return 4 * hidden + width * (hidden + inner + channels + heads) + 8 * heads + width * (channels + 2 * inner)
-    mlp = model.get("intermediate_size") or 4 * hidden
-    return 8 * hidden + width * (7 * hidden + 4 * mlp)
+    mlp, (query, key) = model.get("intermediate_size") or 4 * hidden, llama3_widths(model)
+    return 8 * hidden + width * (3 * hidden + 2 * query + 2 * key + 4 * mlp)
 
 
 def fitting_step(trained: TrainedModel, gib: float, sequences: int) -> StepMemory | None:
