@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from implicit_llm.report.config import ReportError
+from implicit_llm.report.config import ReportError, read_yaml
 from implicit_llm.report.measures import Measure, PairMeasure, Quantity
 from implicit_llm.report.published import Mark
 from implicit_llm.report.results import Spread
-from implicit_llm.report.yaml_file import read_yaml
 from implicit_llm_contracts.runs.fill import fill
 
 Verdict = Literal["holds", "borderline", "fails", "not run at this scale", "missing"]

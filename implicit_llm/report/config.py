@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from implicit_llm_contracts.runs.errors import UserError
 
@@ -97,3 +100,16 @@ class ReportConfig:
     def is_whole(self) -> bool:
         """Whether everything is shown, not one figure or table for itself."""
         return self.figures is None and self.tables is None
+
+
+def read_yaml(path: Path) -> Any:
+    """Plain values of a YAML file. Raises: ReportError naming file and line."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(
+            f"{path}: cannot be read ({error.strerror}); the report needs the folder workflow/report"
+        ) from error
+    except yaml.YAMLError as error:
+        first_line = " ".join(str(error).split())
+        raise ReportError(f"{path}: is not valid YAML: {first_line}") from error

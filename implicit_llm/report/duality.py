@@ -13,11 +13,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from implicit_llm.report.axes import tell_if_empty, tell_missing
 from implicit_llm.report.frame import Group, groups, line_names
-from implicit_llm.report.perplexity_figures import series_of_names
 from implicit_llm.report.published import Published, PublishedDuality
 from implicit_llm.report.results import mode_rank
 from implicit_llm.report.section import Section, SectionInputs
-from implicit_llm.report.style import MUTED, Series
+from implicit_llm.report.style import MUTED, Series, series_of_names
 from implicit_llm.report.svg import Figure, Panel
 from implicit_llm.report.table_text import csv_of, escape, in_percent, latex_of, latex_spread, rounded, spread_fields
 

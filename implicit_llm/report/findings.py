@@ -16,16 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from implicit_llm.report.claims import Claim, Found
-from implicit_llm.report.downstream_figure import swept_downstream
-from implicit_llm.report.downstream_results import groups_of, points_of
+from implicit_llm.report.downstream import groups_of, points_of
+from implicit_llm.report.downstream_section import swept_downstream
 from implicit_llm.report.measures import Measure, Quantity
-from implicit_llm.report.minimum_layers_section import needed_of
+from implicit_llm.report.minimum_layers import needed_of
 from implicit_llm.report.pairs import find_pairs, iterations_of
-from implicit_llm.report.perplexity_results import PerplexityCell
-from implicit_llm.report.phase_share import branches_of
+from implicit_llm.report.perplexity import PerplexityCell, branches_of
 from implicit_llm.report.results import Cell, Point, Results, Spread, seeds_words
 from implicit_llm.report.section import SectionInputs
-from implicit_llm.report.swept_results import ITERATIONS, SweptCell, swept_panels
+from implicit_llm.report.test_time import ITERATIONS, SweptCell, swept_panels
 
 HEADLINE = "headline"
 COUNTED = ("accuracy_last10", "accuracy_sequence", "accuracy_token")  # shares of what was asked

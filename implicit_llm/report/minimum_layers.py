@@ -7,11 +7,22 @@ Source: Schöne et al. 2025, Fig. 1 left; after Merrill, Petty and Sabharwal 202
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from implicit_llm.report.axes import tell_if_empty, tell_missing
 from implicit_llm.report.config import MinimumLayersConfig
+from implicit_llm.report.inputs import TRAIN, ReportInputs
+from implicit_llm.report.measures import METRIC_WORDS
 from implicit_llm.report.results import BestSeed, Cell, Point, Results, Spread, Task
+from implicit_llm.report.section import Section, SectionInputs
+from implicit_llm.report.style import Series, run_series
+from implicit_llm.report.svg import Figure, Panel
+from implicit_llm.report.table_text import csv_text, escape, rounded
 
 
 @dataclass(frozen=True)
@@ -143,3 +154,146 @@ def _depths(cells: Iterable[Cell[Point]], measure: str) -> tuple[Depth, ...]:
 def _rank(depth: Depth) -> tuple[float, float]:
     mean = depth.spread.mean
     return (max(depth.cell.first.hard_fractions), float("-inf") if mean is None else mean)
+
+
+NAME = "minimum-layers"
+ABOVE = 1.5  # how far over the deepest model a length stands that it does not solve
+
+
+@dataclass(frozen=True)
+class MinimumLayersTable:
+    """What the page shows: kinds of models by length, and the accuracies behind them."""
+
+    title: str
+    config: MinimumLayersConfig
+    kinds: tuple[LayersNeeded, ...]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(sorted({at.length for kind in self.kinds for at in kind.at_lengths}))
+
+    @property
+    def measure_words(self) -> str:
+        return METRIC_WORDS[self.config.measure]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(role for kind in self.kinds for role in kind.roles)
+
+
+def minimum_layers_section(given: SectionInputs) -> Section | None:
+    """Fewest layers that solve the group of the report's configuration at each length."""
+    config = given.config.minimum_layers
+    if config is None:
+        return None
+    title = f"{Task(config.group, config.monoid).label}: layers needed"
+    table = MinimumLayersTable(title, config, needed_of(given))
+    files = {NAME: {"csv": _csv(table), "tex": _latex(table)}}
+    return Section(NAME, "sections/minimum-layers.html.j2", [table], [_figure(table)], files)
+
+
+def needed_of(given: SectionInputs) -> tuple[LayersNeeded, ...]:
+    """By kind of model; nothing where the report's configuration names no group."""
+    if given.config.minimum_layers is None:
+        return ()
+    points = tuple(_placed(point, given.inputs) for point in given.results.points)
+    return layers_needed(Results(points, given.results.headline_mode), given.config.minimum_layers)
+
+
+def _placed(point: Point, inputs: ReportInputs) -> Point:
+    """A missing result with what its training tells of it, so that its depth shows as missing."""
+    if point.num_layers is not None and point.train_length is not None:
+        return point
+    run = point.trained_run or point.run
+    for source in inputs.sources.values():
+        if source.stage == TRAIN and source.job.run == run:
+            layers = (source.config.get("model") or {}).get("num_hidden_layers")
+            length = (source.summary.get("data") or {}).get("length")
+            return replace(point, num_layers=point.num_layers or layers, train_length=point.train_length or length)
+    return point
+
+
+def _figure(table: MinimumLayersTable) -> Figure:
+    series = [run_series(kind.label, 0, is_implicit=kind.is_implicit) for kind in table.kinds]
+    panel = Panel(
+        f"{Task(table.config.group, table.config.monoid).label}, accuracy ≥ {table.config.threshold:g}",
+        partial(_draw, table=table, series=series),
+        f"{table.title} against training length",
+    )
+    return Figure(NAME, "Layers needed by length", (panel,), tuple(series), table.roles)
+
+
+def _draw(axis: Axes, table: MinimumLayersTable, series: Sequence[Series]) -> None:
+    deepest = max((depth for kind in table.kinds for depth in kind.num_layers), default=1)
+    shown: list[AtLength] = []
+    missing: list[str] = []
+    for kind, style in reversed(list(zip(table.kinds, series, strict=True))):  # implicit ones on top
+        solved = [(at.length, at.by_mean.num_layers) for at in kind.at_lengths if at.by_mean.num_layers]
+        axis.plot([length for length, _ in solved], [layers for _, layers in solved], **style.line(), zorder=4)
+        shown += kind.at_lengths
+        for at in kind.at_lengths:
+            if at.by_mean.words == "missing":
+                missing.append(f"{kind.label} at {at.length}")
+            elif at.by_mean.num_layers is None and at.by_mean.deepest is not None:
+                axis.plot(at.length, ABOVE * at.by_mean.deepest, "^", color=style.color, markersize=7, zorder=4)
+            if at.by_best.num_layers not in (None, at.by_mean.num_layers):  # fewer layers do for one seed
+                mark = {"marker": style.marker, "color": style.color, "fillstyle": "none"}
+                axis.plot(at.length, at.by_best.num_layers, **mark, zorder=5)  # type: ignore[arg-type]
+    _axes(axis, table, deepest)
+    tell_if_empty(axis, shown)
+    tell_missing(axis, missing)
+
+
+def _axes(axis: Axes, table: MinimumLayersTable, deepest: int) -> None:
+    ticks = [2**power for power in range(deepest.bit_length()) if 2**power <= deepest]
+    axis.set_yscale("log", base=2)
+    axis.set(ylim=(0.8, 2 * deepest), ylabel="layers needed", xlabel="length of training and test (tokens)")
+    axis.yaxis.set(major_locator=FixedLocator([*ticks, ABOVE * deepest]), minor_locator=NullLocator())
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"> {deepest}" if value > deepest else f"{value:g}"))
+    axis.xaxis.set_major_locator(FixedLocator(list(table.lengths)))
+    axis.grid(visible=False, axis="x")
+
+
+def _csv(table: MinimumLayersTable) -> str:
+    """One line a kind, length and depth; empty where there is no number."""
+    measure = table.config.measure
+    head = ["model", "length", "num_layers", "run", "mode", "num_seeds", "num_missing", f"{measure}_mean"]
+    head += [f"{measure}_low", f"{measure}_high", "best_seed", "threshold", "minimum_by_mean", "minimum_by_best_seed"]
+    return csv_text(head, _csv_rows(table))
+
+
+def _csv_rows(table: MinimumLayersTable) -> Iterator[list[object]]:
+    for kind in table.kinds:
+        for at in kind.at_lengths:
+            for depth in at.depths:
+                point, spread, best = depth.cell.first, depth.spread, depth.best
+                about = ["implicit" if kind.is_implicit else "explicit", at.length, depth.num_layers]
+                numbers = [rounded(value) for value in (spread.mean, spread.low, spread.high)]
+                seeds = [len(spread.values), spread.num_missing]
+                fewest = [at.by_mean.words, at.by_best.words]
+                yield [*about, point.run, point.mode, *seeds, *numbers, best and best.seed, at.threshold, *fewest]
+
+
+def _latex(table: MinimumLayersTable) -> str:
+    """Layers needed, by the mean over seeds and in parentheses by the best seed; needs the package booktabs."""
+    config = table.config
+    lines = [
+        f"% {table.title.replace('×', 'x')}: fewest layers with {table.measure_words} of {config.threshold:g} or more, "
+        "by the mean over seeds (by the best seed)",
+        rf"\begin{{tabular}}{{l{'r' * len(table.lengths)}}}",
+        r"\toprule",
+        " & ".join(["Model", *(f"$L={length}$" for length in table.lengths)]) + r" \\",
+        r"\midrule",
+    ]
+    for kind in table.kinds:
+        entries = [_latex_entry(kind, length) for length in table.lengths]
+        lines.append(" & ".join([escape(kind.label), *entries]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _latex_entry(kind: LayersNeeded, length: int) -> str:
+    at = kind.at(length)
+    if at is None:
+        return ""
+    words = [fewest.words.replace(">", "$>$").replace("≤", r"$\leq$") for fewest in (at.by_mean, at.by_best)]
+    return words[0] if words[0] == words[1] else f"{words[0]} ({words[1]})"

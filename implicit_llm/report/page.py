@@ -1,11 +1,11 @@
-"""The page: one HTML file that needs nothing else."""
+"""The page: one HTML file that needs nothing else; behind every number stand the runs that it comes from."""
 
 from __future__ import annotations
 
 import html
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,15 +18,40 @@ from implicit_llm.report.axes import power_of_ten
 from implicit_llm.report.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement
 from implicit_llm.report.config import ReportConfig, ReportError
 from implicit_llm.report.inputs import ReportInputs, Source
-from implicit_llm.report.lineage_jobs import SHORT, LineageJobs, lineage_jobs
-from implicit_llm.report.lineage_picture import lineage_svg
+from implicit_llm.report.lineage import SHORT, LineageJobs, lineage_jobs, lineage_svg
 from implicit_llm.report.model_groups import short_count
-from implicit_llm.report.number_origin import origin_linker
 from implicit_llm.report.published import MARK_WORDS, Published
 from implicit_llm.report.results import LAST_TEN, Cell, Results, Spread, seeds_words
 from implicit_llm.report.section import Section
 from implicit_llm.report.svg import Figure, panel_svg, swatch_svg, theme_css
 from implicit_llm.report.training_runs import LOSS, TrainingRun
+
+RESULT_FILE = "metrics.json"
+MAX_SHOWN = 6  # runs that one tooltip names
+
+
+def origin_linker(sources: Mapping[str, Source]) -> Callable[[object, Iterable[str]], Markup]:
+    """A filter for templates: a number as a link to its run; text without a run behind it (a hole) stays as it is."""
+
+    def linked(text: object, roles: Iterable[str]) -> Markup:
+        known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
+        if not known:
+            return Markup.escape(text)
+        words = "\n".join(map(origin_words, known[:MAX_SHOWN]))
+        if len(known) > MAX_SHOWN:
+            words += f"\nand {len(known) - MAX_SHOWN} more"
+        return Markup('<a class="n" href="#{}" title="{}">{}</a>').format(known[0].anchor, words, text)
+
+    return linked
+
+
+def origin_words(source: Source) -> str:
+    """ "evaluate/a5-s0/free/word-problem: fingerprint 0123…, MLflow 4567…, metrics.json sha256 89ab…"."""
+    digests = [file.sha256[:16] for file in source.files if file.path.rpartition("/")[2] == RESULT_FILE]
+    parts = [f"fingerprint {source.fingerprint[:16]}", f"MLflow run {source.provenance.get('mlflow_run_id') or 'none'}"]
+    parts += [f"{RESULT_FILE} sha256 {digest}" for digest in digests]
+    return f"{source.stage}/{source.name}: {', '.join(parts)}"
+
 
 TEMPLATE = "index.html.j2"
 MISSING_WORD = Markup('<span class="missing">missing</span>')

@@ -5,7 +5,7 @@ Every model speaks in the mode that is its headline. Language models are equal i
 the input injection of an implicit model weighs too much for equal parameters.
 
 One run speaks for each side of a group (size, tokens and test set), and each is chosen by its own score, never by what
-comes out of the pair. CatbAbI runs that compete (babi_choice.py) are chosen on the validation set and judged on the
+comes out of the pair. CatbAbI runs that compete (babi.py) are chosen on the validation set and judged on the
 test set; without validation numbers there is no verdict. Language models have no validation set: the lowest training
 loss at the end is chosen. Where that is not known nothing chooses fairly: the lowest held-out perplexity of each side
 is compared, and the evidence says so; on downstream tasks every rival is compared. The branches of a curriculum compete
@@ -19,18 +19,25 @@ and with one seed each there is no more than one pair to go by. Of several group
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 
-from implicit_llm.report.babi_choice import SAME_TOKENS, Choice, fields_of
-from implicit_llm.report.babi_results import BabiPoint, BabiResults
+from implicit_llm.report.babi import SAME_TOKENS, BabiPoint, BabiResults, Choice, fields_of
 from implicit_llm.report.claims import Found
-from implicit_llm.report.downstream_results import Block, DownstreamTable, Row, downstream_tables, groups_of, points_of
-from implicit_llm.report.equal_flops import SAME_FLOPS, flops_of, is_close, tokens_of
-from implicit_llm.report.line_choice import LineChoice, choose_line, end_loss_of, length_tested
+from implicit_llm.report.downstream import Block, DownstreamTable, Row, downstream_tables, groups_of, points_of
+from implicit_llm.report.loss import end_loss
 from implicit_llm.report.measures import PairMeasure
-from implicit_llm.report.perplexity_results import Comparison, Line, PerplexityResults
+from implicit_llm.report.perplexity import (
+    SAME_FLOPS,
+    Comparison,
+    Line,
+    PerplexityResults,
+    flops_of,
+    is_close,
+    tokens_of,
+)
 from implicit_llm.report.results import Spread
 from implicit_llm.report.section import SectionInputs
-from implicit_llm.report.training_runs import Solver
+from implicit_llm.report.training_runs import Solver, TrainingRun
 
 SAME_PARAMETERS = 0.10
 
@@ -289,3 +296,44 @@ def seeds_text(spreads: list[Spread]) -> str:
     words = f"{counts[0]} and {counts[1]} seeds"
     missing = sum(spread.num_missing for spread in spreads)
     return words + (f", {missing} missing" if missing else "") + (", no spread" if max(counts) <= 1 else "")
+
+
+@dataclass(frozen=True)
+class LineChoice:
+    """A line that speaks for its rivals; `words` says how it was chosen, empty where it is the only one."""
+
+    line: Line
+    words: str = ""
+
+
+def choose_line(rivals: Sequence[Line], length: float, training: Sequence[TrainingRun]) -> LineChoice:
+    """The line that speaks for `rivals`, at least one; `length` is that of the test rows, in tokens."""
+    if len(rivals) == 1:
+        return LineChoice(rivals[0])
+    losses = [end_loss_of(line.variant.run, line.first.phase, training) for line in rivals]
+    known = [loss for loss in losses if loss is not None]
+    if len(known) == len(rivals):
+        chosen = rivals[known.index(min(known))]
+        return LineChoice(chosen, f" [chosen of {len(rivals)} by training loss at the end]")
+    best = min(rivals, key=lambda line: _own_score(line, length))
+    words = f" [of {len(rivals)} the one of lowest perplexity on this very text: no training losses choose among them]"
+    return LineChoice(best, words)
+
+
+def length_tested(line: Line, length_factor: float) -> float:
+    """The length of the test rows that a claim is about, in tokens."""
+    return (line.first.train_length or 0) * length_factor
+
+
+def end_loss_of(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
+    """Training loss at the end of a phase, mean over the seeds; None when one of them has none."""
+    mine = (trained for trained in training if trained.run == run)
+    losses = [end_loss(one) for trained in mine for one in trained.phases if one.name == phase]
+    known = [loss for loss in losses if loss is not None]
+    return sum(known) / len(known) if known and len(known) == len(losses) else None
+
+
+def _own_score(line: Line, length: float) -> float:
+    cell = line.at(length)
+    mean = None if cell is None else cell.spread("perplexity").mean
+    return float("inf") if mean is None else mean

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from implicit_llm.report.babi_results import PROTOCOL_WORDS
+from implicit_llm.report.babi import PROTOCOL_WORDS
 from implicit_llm.report.frame import groups
 from implicit_llm.report.results import Spread, headline_mode
 from implicit_llm.report.section import Section, SectionInputs

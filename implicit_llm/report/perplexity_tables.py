@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from implicit_llm.report.equal_flops import EqualFlops, at_equal_flops, flops_of, tokens_of
 from implicit_llm.report.model_groups import short_count
-from implicit_llm.report.perplexity_results import Comparison, Line, PerplexityCell, PerplexityResults
+from implicit_llm.report.perplexity import (
+    Comparison,
+    EqualFlops,
+    Line,
+    PerplexityCell,
+    PerplexityResults,
+    at_equal_flops,
+    flops_of,
+    tokens_of,
+)
 from implicit_llm.report.published import Published, PublishedPerplexity
 from implicit_llm.report.results import Spread
 from implicit_llm.report.table_text import csv_text, escape, latex_spread, rounded, spread_columns, spread_values

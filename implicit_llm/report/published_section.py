@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from implicit_llm.report.downstream_results import DownstreamTable, Row, downstream_tables, groups_of, points_of
+from implicit_llm.report.downstream import DownstreamTable, Row, downstream_tables, groups_of, points_of
 from implicit_llm.report.duality import duality_tables
 from implicit_llm.report.measures import METRIC_WORDS
 from implicit_llm.report.model_groups import short_count

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from implicit_llm.report.babi_results import BabiResults
+from implicit_llm.report.babi import BabiResults
 from implicit_llm.report.config import ReportConfig
-from implicit_llm.report.downstream_suites import Suite
+from implicit_llm.report.downstream import Suite
 from implicit_llm.report.inputs import ReportInputs
-from implicit_llm.report.perplexity_results import PerplexityResults
+from implicit_llm.report.perplexity import PerplexityResults
 from implicit_llm.report.published import Published
 from implicit_llm.report.results import Results
 from implicit_llm.report.svg import Figure

@@ -8,30 +8,49 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from implicit_llm.report.accuracy_figures import accuracy_by_length, accuracy_by_mode, accuracy_by_position
-from implicit_llm.report.babi_figures import accuracy_by_babi_task
-from implicit_llm.report.babi_tables import babi_csv, babi_latex, babi_tables
-from implicit_llm.report.curriculum_figure import curriculum
+from implicit_llm.report.accuracy_figures import (
+    accuracy_by_hard_fraction,
+    accuracy_by_length,
+    accuracy_by_mode,
+    accuracy_by_position,
+    without_fraction_sweep,
+)
+from implicit_llm.report.accuracy_tables import accuracy_tables, to_csv, to_latex
+from implicit_llm.report.babi import accuracy_by_babi_task, babi_csv, babi_latex, babi_tables
 from implicit_llm.report.downstream_section import downstream_section
 from implicit_llm.report.duality import duality_section
-from implicit_llm.report.hard_fraction_figure import accuracy_by_hard_fraction, without_fraction_sweep
-from implicit_llm.report.holes_section import NAME as HOLES
-from implicit_llm.report.holes_section import holes_section
-from implicit_llm.report.jacobian_section import jacobian_section
-from implicit_llm.report.loss_figures import loss_by
-from implicit_llm.report.minimum_layers_section import minimum_layers_section
+from implicit_llm.report.jacobian import jacobian_section
+from implicit_llm.report.loss import loss_by
+from implicit_llm.report.minimum_layers import minimum_layers_section
 from implicit_llm.report.peers_section import peers_section
-from implicit_llm.report.perplexity_figures import perplexity_by_length
-from implicit_llm.report.perplexity_position_figure import perplexity_by_position
+from implicit_llm.report.perplexity_figures import (
+    curriculum,
+    perplexity_by_length,
+    perplexity_by_parameters,
+    perplexity_by_position,
+)
 from implicit_llm.report.perplexity_tables import perplexity_csv, perplexity_latex, perplexity_tables
 from implicit_llm.report.published_section import published_section
-from implicit_llm.report.scaling_figure import perplexity_by_parameters
 from implicit_llm.report.section import Section, SectionInputs
-from implicit_llm.report.spectral_radius_figure import spectral_radius_along_training
-from implicit_llm.report.tables import accuracy_tables, to_csv, to_latex
-from implicit_llm.report.test_time_section import test_time_section
-from implicit_llm.report.training_figures import solver_health, training_curves
+from implicit_llm.report.table_text import csv_text, escape
+from implicit_llm.report.test_time import test_time_section
+from implicit_llm.report.training_figures import solver_health, spectral_radius_along_training, training_curves
 from implicit_llm.report.training_runs import FLOPS, TOKENS
+
+HOLES = "holes"
+HEAD = ("result", "state", "why", "made by")
+
+
+def holes_section(given: SectionInputs) -> Section | None:
+    """A row for each; None for a report that has all its results."""
+    holes = given.config.holes
+    if not holes:
+        return None
+    rows = [(hole.job, hole.state, hole.why, hole.command) for hole in holes]
+    lines = [" & ".join(escape(text) for text in row[:3]) + r" \\" for row in rows]
+    head = [r"\begin{tabular}{lll}", r"\toprule", r"result & state & why \\", r"\midrule"]
+    tex = "\n".join([*head, *lines, r"\bottomrule", r"\end{tabular}", ""])
+    return Section(HOLES, "sections/holes.html.j2", holes, files={HOLES: {"csv": csv_text(HEAD, rows), "tex": tex}})
 
 
 def accuracy_section(given: SectionInputs) -> Section | None:

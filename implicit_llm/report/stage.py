@@ -12,11 +12,10 @@ from typing import Any
 from implicit_llm.report import latex_numbers
 from implicit_llm.report.claims import NOT_RUN, judge, load_claims
 from implicit_llm.report.config import ReportConfig, ReportError
-from implicit_llm.report.downstream_suites import load_suites
+from implicit_llm.report.downstream import load_suites
 from implicit_llm.report.findings import find
 from implicit_llm.report.inputs import load_inputs
-from implicit_llm.report.lineage_jobs import SHORT
-from implicit_llm.report.lineage_picture import lineage_svg
+from implicit_llm.report.lineage import SHORT, lineage_svg
 from implicit_llm.report.page import PageContent, render
 from implicit_llm.report.published import load_published
 from implicit_llm.report.section import SectionInputs

@@ -6,6 +6,7 @@ on the page each of them becomes a CSS variable, so that the figures follow the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,3 +121,13 @@ def run_series(label: str, index: int, *, is_implicit: bool) -> Series:
     """The series of the index-th implicit or explicit run of a figure."""
     styles = _IMPLICIT if is_implicit else _EXPLICIT
     return Series(label, *styles[index % len(styles)])
+
+
+def series_of_names(names: Iterable[tuple[str, bool]]) -> dict[str, Series]:
+    """A series for each (name, is implicit), implicit ones first; equal names of different panels share one."""
+    names = list(dict.fromkeys(names))
+    return {
+        name: run_series(name, index, is_implicit=is_implicit)
+        for is_implicit in (True, False)
+        for index, name in enumerate(name for name, kind in names if kind == is_implicit)
+    }

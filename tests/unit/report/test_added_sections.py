@@ -13,10 +13,9 @@ import pytest
 
 from implicit_llm.report import stage
 from implicit_llm.report.config import MinimumLayersConfig, ReportConfig
-from implicit_llm.report.heat_map import CLASSES, class_legend
 from implicit_llm.report.inputs import load_inputs
-from implicit_llm.report.minimum_layers import layers_needed
-from implicit_llm.report.minimum_layers_section import minimum_layers_section
+from implicit_llm.report.jacobian import CLASSES, class_legend
+from implicit_llm.report.minimum_layers import layers_needed, minimum_layers_section
 from implicit_llm.report.published import Published
 from implicit_llm.report.results import Point, Results
 from implicit_llm.report.section import SectionInputs

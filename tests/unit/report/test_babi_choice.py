@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.report.babi_figures import accuracy_by_babi_task
-from implicit_llm.report.babi_results import BabiPoint, BabiResults
-from implicit_llm.report.babi_tables import babi_csv, babi_latex, babi_tables
+from implicit_llm.report.babi import BabiPoint, BabiResults, accuracy_by_babi_task, babi_csv, babi_latex, babi_tables
 from implicit_llm.report.published import load_published
 
 PUBLISHED = load_published(Path(__file__).parents[3] / "workflow" / "report" / "published.yaml")

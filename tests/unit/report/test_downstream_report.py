@@ -10,7 +10,7 @@ import pytest
 
 from implicit_llm.report import stage
 from implicit_llm.report.config import ReportError
-from implicit_llm.report.downstream_suites import load_suites, suites_shown
+from implicit_llm.report.downstream import load_suites, suites_shown
 from implicit_llm.report.published import load_published
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_language_runs
 from tests.unit.report.sample_runs import Record, finish, make_context

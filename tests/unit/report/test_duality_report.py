@@ -13,7 +13,7 @@ import pytest
 
 from implicit_llm.report import stage
 from implicit_llm.report.frame import frame_of, groups
-from implicit_llm.report.perplexity_position_figure import _joined
+from implicit_llm.report.perplexity_figures import _joined
 from implicit_llm.report.published import load_published
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import Record, finish, make_context

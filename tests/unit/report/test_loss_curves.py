@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from implicit_llm.report.loss_curves import (
+from implicit_llm.report.loss import (
     AMOUNT,
     BRANCH_BINS,
     EARLY_BINS,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from implicit_llm.report.swept_results import swept_panels
+from implicit_llm.report.test_time import swept_panels
 from implicit_llm_contracts.runs.natural_order import natural
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.report.babi_results import BabiPoint, BabiResults
+from implicit_llm.report.babi import BabiPoint, BabiResults
 from implicit_llm.report.claims import Claim, Condition, Judgement
 from implicit_llm.report.claims import judge as judge_found
 from implicit_llm.report.measures import PairMeasure
 from implicit_llm.report.pairs import babi_pairs, perplexity_pairs
-from implicit_llm.report.perplexity_results import PerplexityPoint, PerplexityResults
+from implicit_llm.report.perplexity import PerplexityPoint, PerplexityResults
 from implicit_llm.report.training_runs import Phase, Solver, TrainingRun
 from implicit_llm_contracts.runs.journal import Point
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from implicit_llm.report.config import ReportConfig
-from implicit_llm.report.downstream_suites import load_suites
+from implicit_llm.report.downstream import load_suites
 from implicit_llm.report.frame import frame_of
 from implicit_llm.report.inputs import ReportInputs
-from implicit_llm.report.perplexity_results import PerplexityPoint
+from implicit_llm.report.perplexity import PerplexityPoint
 from implicit_llm.report.published import MARK_WORDS, Published, load_published
 from implicit_llm.report.published_section import published_section
 from implicit_llm.report.results import Point

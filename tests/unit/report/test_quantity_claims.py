@@ -12,11 +12,11 @@ import pytest
 from implicit_llm.report.claims import Claim, Condition, Judgement
 from implicit_llm.report.claims import judge as judge_found
 from implicit_llm.report.config import MinimumLayersConfig, ReportConfig
-from implicit_llm.report.downstream_suites import load_suites
+from implicit_llm.report.downstream import load_suites
 from implicit_llm.report.findings import find
 from implicit_llm.report.inputs import ReportInputs
 from implicit_llm.report.measures import PairMeasure, Quantity
-from implicit_llm.report.perplexity_results import PerplexityPoint
+from implicit_llm.report.perplexity import PerplexityPoint
 from implicit_llm.report.published import Published
 from implicit_llm.report.results import Point
 from implicit_llm.report.section import SectionInputs
