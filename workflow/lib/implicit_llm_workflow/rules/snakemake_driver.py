@@ -113,6 +113,9 @@ def errors_in_one_line(logger: logging.Logger) -> Iterator[None]:
     except UserError as error:
         logger.error(f"error: {error}")
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        logger.error("interrupted before the first job")
+        sys.exit(128 + signal.SIGINT)
 
 
 def check_targets(workflow: Any, plan: Plan) -> None:
