@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, ManifestError
 
 FINGERPRINT = "ab" * 32
@@ -94,7 +95,7 @@ def test_a_missing_manifest_names_the_path_and_nothing_to_remove(tmp_path: Path)
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../other/a"])
 def test_a_path_that_leads_out_of_the_run_directory_is_refused(tmp_path: Path, path: str) -> None:
-    Manifest("s", "n", FINGERPRINT, {}, (FileRecord(path, 1, "0"),), {}).write(tmp_path / "manifest.json")
+    Manifest.of(Identity("s", "n", {}, "", {}), (FileRecord(path, 1, "0"),), {}).write(tmp_path / "manifest.json")
     with pytest.raises(ManifestError, match="leads out of the run directory"):
         Manifest.read(tmp_path / "manifest.json")
 

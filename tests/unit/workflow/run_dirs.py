@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS
 from tests.unit.workflow.experiments import ExperimentFile
 
 START_S = 1_700_000_000.0  # seconds since 1970, in November 2023
@@ -56,11 +57,8 @@ def write_journal(plan: Plan, key: str, *records: Mapping[str, Any], torn: str =
 def finish_with(plan: Plan, key: str, summary: Mapping[str, Any]) -> None:
     """A finished job, in its work directory too."""
     wanted, run_dir = plan.identities[key], plan.run_dir(plan.nodes[key])
-    identity = {"config": wanted.config, "code": wanted.code, "upstream": wanted.upstream}
-    values = {"stage": wanted.stage, "name": wanted.name, "fingerprint": wanted.fingerprint, "identity": identity}
-    text = json.dumps({**values, "files": [], "summary": summary})
-    (work_of(plan, key) / "manifest.json").write_text(text)
-    (run_dir / "manifest.json").write_text(text)
+    for folder in (work_of(plan, key), run_dir):
+        (folder / "manifest.json").write_bytes(Manifest.of(wanted, (), summary).to_bytes())
 
 
 def log(plan: Plan, key: str, *lines: str) -> Path:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_workflow.planning.plan import Plan
 
 FREE = {
@@ -23,11 +22,8 @@ ALL = {"data/s3-train", *TEST_SETS, *UNROLLED, *FREE, *EXPLICIT, "report"}
 def finish(plan: Plan) -> None:
     """Write the manifest of every job as if it had run."""
     for key, node in plan.nodes.items():
-        wanted = plan.identities[key]
-        identity = {"config": wanted.config, "code": wanted.code, "upstream": wanted.upstream}
-        values = {"fingerprint": wanted.fingerprint, "identity": identity, "summary": {}}
         plan.run_dir(node).mkdir(parents=True, exist_ok=True)
-        (plan.run_dir(node) / "manifest.json").write_text(json.dumps(values))
+        (plan.run_dir(node) / "manifest.json").write_bytes(Manifest.of(plan.identities[key], (), {}).to_bytes())
 
 
 def keys(plan: Plan, state: str) -> set[str]:

@@ -4,12 +4,14 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
+from implicit_llm_contracts.runs.manifest import FileRecord, Manifest
 from implicit_llm_workflow import console
 from implicit_llm_workflow.commands.job import OptionError, parse_inputs
 from implicit_llm_workflow.planning.plan import Plan
@@ -297,5 +299,5 @@ def write_metrics(plan: Plan, key: str, records: list[dict[str, Any]]) -> None:
     run_dir = plan.run_dir(plan.nodes[key])
     (run_dir / "work").mkdir()
     (run_dir / "work" / "metrics.json").write_text(json.dumps({"records": records}))
-    values = json.loads((run_dir / "manifest.json").read_text()) | {"files": [{"path": "work/metrics.json"}]}
-    (run_dir / "manifest.json").write_text(json.dumps(values))
+    files = (FileRecord.of(run_dir / "work" / "metrics.json", run_dir),)
+    replace(Manifest.read(run_dir / "manifest.json"), files=files).write(run_dir / "manifest.json")

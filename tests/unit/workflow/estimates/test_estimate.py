@@ -10,6 +10,8 @@ import pytest
 
 from implicit_llm_contracts.config import flops
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_workflow.estimates.data_estimate import TokenisationRate, data_estimates, tokenisation_rate
 from implicit_llm_workflow.estimates.estimate import Choice, TrainingEstimate, TrainingEstimator
 from implicit_llm_workflow.estimates.evaluation_estimate import evaluation_estimates
@@ -142,9 +144,8 @@ def test_finished_phases_replace_the_upper_bound(tiny: ExperimentFile, hardware:
     plan = language_plan(tiny, *nodes, other_solver, train_node("o-s0/free", model, FREE))
     manifest = plan.run_dir(nodes[0]) / "manifest.json"
     manifest.parent.mkdir(parents=True)
-    identity = {"config": nodes[0].config, "code": "", "upstream": {}}
-    summary = {"metrics": {"f_evaluations": 12.5}}
-    manifest.write_text(json.dumps({"fingerprint": "", "identity": identity, "summary": summary}))
+    identity = Identity("train", nodes[0].name, nodes[0].config, "", {})
+    manifest.write_bytes(Manifest.of(identity, (), {"metrics": {"f_evaluations": 12.5}}).to_bytes())
     sources = {key: job.f_evaluations for key, job in estimates(plan, hardware).items()}
     assert (sources["train/m-s0/free"].value, sources["train/m-s0/free"].source) == (12.5, "measured")
     assert (sources["train/m-s1/free"].value, sources["train/m-s1/free"].source) == (12.5, "measured with another seed")

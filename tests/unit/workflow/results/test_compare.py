@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.code_record import CodeRecord
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS
 from implicit_llm_workflow.results import compare_page
 from implicit_llm_workflow.results.compare_table import Comparison, as_json, make_comparison
 from implicit_llm_workflow.results.compared_runs import find_compared

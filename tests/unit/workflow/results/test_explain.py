@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
-from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.staleness import config_differences
 from implicit_llm_workflow.results.explain import explain
 from implicit_llm_workflow.results.explain_table import as_json, duration_text, running_table, summary_lines, total_text

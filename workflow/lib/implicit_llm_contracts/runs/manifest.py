@@ -14,19 +14,21 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.identity import Identity
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
 Level = Literal["size", "sha256"]
 Reads = Callable[[PurePosixPath], bool]  # of a path below a run directory
 _KEYS = {"stage": str, "name": str, "fingerprint": str, "identity": dict, "files": list, "summary": dict}
+_IDENTITY = {"config": dict, "code": str, "upstream": dict}
 
 
 class ManifestError(UserError):
@@ -103,6 +105,30 @@ class Manifest:
         return cls._from_content(content, path)
 
     @classmethod
+    def of(cls, identity: Identity, files: Iterable[FileRecord], summary: Mapping[str, Any]) -> Manifest:
+        """What the run of `identity` vouches for when it is finished."""
+        parts = {"config": dict(identity.config), "code": identity.code, "upstream": dict(identity.upstream)}
+        return cls(identity.stage, identity.name, identity.fingerprint, parts, tuple(files), dict(summary))
+
+    @classmethod
+    def of_run(cls, run_dir: Path) -> Manifest | None:
+        """The manifest of a run directory, None where there is none. Raises: ManifestError for a damaged one."""
+        path = run_dir / FILE_NAME
+        return cls.read(path) if path.exists() else None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.identity["config"]
+
+    @property
+    def code(self) -> str:
+        return self.identity["code"]
+
+    @property
+    def upstream(self) -> dict[str, str]:
+        return self.identity["upstream"]
+
+    @classmethod
     def find(cls, path: Path) -> Manifest | None:
         """Like `read`, but a missing or damaged file counts as absent."""
         try:
@@ -146,6 +172,9 @@ class Manifest:
         for key, kind in _KEYS.items():
             if not isinstance(content.get(key), kind):
                 raise refuse(f"expected '{key}' of type {kind.__name__}, found {content.get(key)!r:.60}")
+        for key, kind in _IDENTITY.items():
+            if not isinstance(content["identity"].get(key), kind):
+                raise refuse(f"expected 'identity.{key}' of type {kind.__name__}")
         files = tuple(_record(value, refuse) for value in content["files"])
         return cls(**{**{key: content[key] for key in _KEYS}, "files": files})
 

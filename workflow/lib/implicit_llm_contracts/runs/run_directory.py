@@ -34,8 +34,9 @@ from implicit_llm_contracts.runs.manifest import FileRecord, Level, Manifest, Ma
 log = logging.getLogger(__name__)
 
 PROVENANCE = "provenance.json"
-DECLARED = "declared"
+WORK, DECLARED = "work", "declared"
 FREED = "freed.json"
+FINGERPRINT_DIGITS = 16  # of a fingerprint, enough to tell results apart
 _held_locks: set[int] = set()
 
 
@@ -127,10 +128,7 @@ class RunDirectory:
         """
         faults.point("publish.before_digests")
         records = tuple(self._record(path) for path in self._expand(files))
-        identity = {"config": self.identity.config, "code": self.identity.code, "upstream": self.identity.upstream}
-        manifest = Manifest(
-            self.identity.stage, self.identity.name, self.identity.fingerprint, identity, records, summary
-        )
+        manifest = Manifest.of(self.identity, records, summary)
         faults.point("publish.before_commit")
         manifest.write(self.work / manifests.FILE_NAME)
         self.republish(manifest)
@@ -182,7 +180,7 @@ class RunDirectory:
 
 def work_directory(run_dir: Path, fingerprint: str) -> Path:
     """Where the artifacts of the identity with this fingerprint lie."""
-    return run_dir / "work" / fingerprint[:16]
+    return run_dir / WORK / fingerprint[:FINGERPRINT_DIGITS]
 
 
 def _close_inherited_locks() -> None:

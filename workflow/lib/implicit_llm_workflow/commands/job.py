@@ -15,9 +15,9 @@ import typer
 
 from implicit_llm_contracts.runs import signals
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_workflow.library_module import leave_out_models
 from implicit_llm_workflow.planning.code_digest import stage_module
-from implicit_llm_workflow.planning.recorded import MANIFEST
 from implicit_llm_workflow.planning.submitted_code import require_submitted_code
 
 STAGES_WITHOUT_MODELS = ("data", "report")

@@ -49,7 +49,7 @@ def lineage(
     """
     import json
 
-    from implicit_llm_workflow.planning.recorded import MANIFEST
+    from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
     from implicit_llm_workflow.results import lineage_tree
     from implicit_llm_workflow.results.lineage import NoLineage, trace
 

@@ -14,14 +14,15 @@ from typing import Any, Literal
 
 from implicit_llm_contracts.runs.canonical import canonical_json
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.run_directory import FREED
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
+from implicit_llm_contracts.runs.run_directory import FREED, PROVENANCE, work_directory
 from implicit_llm_workflow.estimates.data_estimate import TokenisationRate, data_estimate, tokenisation_rate
 from implicit_llm_workflow.estimates.estimate import TrainingEstimator
 from implicit_llm_workflow.estimates.evaluation_estimate import EvaluationEstimate, evaluation_estimates
 from implicit_llm_workflow.estimates.hardware import Hardware, read_hardware
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.recorded import MANIFEST, PROVENANCE, Damaged, Recorded, read_recorded, work_dir
 
 CPU: Literal["cpu"] = "cpu"
 _SEED = re.compile(r"-s\d+(?=/)")
@@ -53,7 +54,7 @@ class CostModel:
 
     def of(self, node: Node) -> Cost:
         """What making the node's wanted result takes."""
-        work = work_dir(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
+        work = work_directory(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
         if (work / MANIFEST).is_file() and not (work / FREED).exists():
             return DONE_BEFORE
         for key, words in ((node.key, "as last time"), (_without_seed(node.key), "as another seed")):
@@ -68,14 +69,14 @@ class CostModel:
         return found[1] if found is not None else UNKNOWN
 
     @cached_property
-    def _took(self) -> dict[str, tuple[Recorded, Cost]]:
+    def _took(self) -> dict[str, tuple[Manifest, Cost]]:
         """By key, and by key without its seed."""
-        found: dict[str, tuple[Recorded, Cost]] = {}
+        found: dict[str, tuple[Manifest, Cost]] = {}
         for node in self._plan.nodes.values():
             run_dir = self._plan.run_dir(node)
             try:
-                recorded = read_recorded(run_dir)
-            except Damaged:
+                recorded = Manifest.of_run(run_dir)
+            except ManifestError:
                 continue
             cost = recorded_cost(run_dir, recorded.fingerprint) if recorded is not None else None
             if recorded is not None and cost is not None:
@@ -122,7 +123,7 @@ class CostModel:
 
 def recorded_cost(run_dir: Path, fingerprint: str) -> Cost | None:
     """What the attempts of a finished job took together; None where that was not recorded."""
-    for path in (work_dir(run_dir, fingerprint) / PROVENANCE, run_dir / PROVENANCE):
+    for path in (work_directory(run_dir, fingerprint) / PROVENANCE, run_dir / PROVENANCE):
         try:
             values = json.loads(path.read_bytes())
             if values["fingerprint"] != fingerprint:

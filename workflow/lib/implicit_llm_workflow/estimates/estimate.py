@@ -10,12 +10,12 @@ from typing import Any
 
 from implicit_llm_contracts.config.flops import UncountedModel, max_evaluations, num_parameters, training_flops
 from implicit_llm_contracts.runs.canonical import canonical_json
+from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_workflow.estimates.hardware import Hardware
 from implicit_llm_workflow.estimates.throughput import Price, Throughput, TrainingWork, executed_share, variant_of
 from implicit_llm_workflow.estimates.training_memory import StepMemory, TrainedModel, fitting_step
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.recorded import Damaged, Recorded, read_recorded
 
 # A training state is the fp32 weights and AdamW's two moments; the model itself is saved once more, in fp32.
 CHECKPOINT_BYTES, MODEL_BYTES = 12, 4
@@ -157,14 +157,14 @@ class TrainingEstimator:
         return Evaluations(most, "upper bound")
 
     @cached_property
-    def _recorded(self) -> dict[str, Recorded]:
+    def _recorded(self) -> dict[str, Manifest]:
         """Manifests of the training jobs that are finished, fresh or stale, by key."""
         found = {}
         for node in self._plan.nodes.values():
             if node.stage == "train":
                 try:
-                    recorded = read_recorded(self._plan.run_dir(node))
-                except Damaged:
+                    recorded = Manifest.of_run(self._plan.run_dir(node))
+                except ManifestError:
                     continue
                 if recorded is not None:
                     found[node.key] = recorded

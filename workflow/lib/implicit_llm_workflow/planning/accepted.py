@@ -19,7 +19,7 @@ from pathlib import Path
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_workflow.planning.recorded import Damaged, read_recorded
+from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 
 ACCEPTED = "accepted.json"
 FORMAT = 1
@@ -73,8 +73,8 @@ def find_acceptance(run_dir: Path, wanted: Identity) -> Acceptance | None:
     for acceptance in read_acceptances(run_dir):
         if acceptance.wanted == wanted.fingerprint and with_code_of(acceptance, wanted) is not None:
             try:
-                recorded = read_recorded(run_dir)
-            except Damaged:
+                recorded = Manifest.of_run(run_dir)
+            except ManifestError:
                 return None
             if recorded is not None and recorded.fingerprint == acceptance.recorded:
                 return acceptance

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from implicit_llm_contracts.runs.run_directory import DECLARED, FREED
+from implicit_llm_contracts.runs.run_directory import DECLARED, FREED, work_directory
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.recorded import work_dir
 from implicit_llm_workflow.planning.staleness import Status
 
 PAGES = ("report", "excerpt")  # stages that read the small files of a result alone, which are kept
@@ -22,7 +21,7 @@ def payload(work: Path) -> list[Path]:
 
 
 def is_freed(run_dir: Path, fingerprint: str) -> bool:
-    return (work_dir(run_dir, fingerprint) / FREED).exists()
+    return (work_directory(run_dir, fingerprint) / FREED).exists()
 
 
 def readers(nodes: Mapping[str, Node], key: str) -> list[str]:

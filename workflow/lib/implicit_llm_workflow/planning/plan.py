@@ -14,6 +14,8 @@ from pathlib import Path
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity, again_file
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, WORK
 from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.file_digests import FileDigests
@@ -24,7 +26,7 @@ from implicit_llm_workflow.planning.code_record import record_code
 from implicit_llm_workflow.planning.fingerprint import code_of_node, identify
 from implicit_llm_workflow.planning.freed import needed_again
 from implicit_llm_workflow.planning.graph import build_graph
-from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST, MLFLOW, WORK, read_object
+from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 from implicit_llm_workflow.planning.staleness import Status, status_of
 

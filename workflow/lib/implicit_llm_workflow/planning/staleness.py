@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from implicit_llm_contracts.runs.canonical import canonical_json
 from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.accepted import Acceptance
-from implicit_llm_workflow.planning.recorded import Damaged, Recorded, read_recorded
 
 SHOWN_DIFFERENCES = 3
 SHOWN_CHARS = 40
@@ -56,7 +56,7 @@ class Status:
 
     state: Literal["fresh", "stale", "missing"]
     why: str
-    recorded: Recorded | None
+    recorded: Manifest | None
     difference: Difference | None = None
     accepted: Acceptance | None = None
 
@@ -64,8 +64,8 @@ class Status:
 def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None = None) -> Status:
     """Compare a run directory with the wanted identity of its node, which is that of the acceptance if there is one."""
     try:
-        recorded = read_recorded(run_dir)
-    except Damaged as error:
+        recorded = Manifest.of_run(run_dir)
+    except ManifestError as error:
         return Status("stale", str(error), None)
     if recorded is None:
         return Status("missing", "never finished", None)
@@ -76,7 +76,7 @@ def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance 
     return Status("stale", "; ".join(difference.reasons()), recorded, difference)
 
 
-def difference_of(recorded: Recorded, wanted: Identity, node: Node) -> Difference:
+def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Difference:
     """What makes their fingerprints differ."""
     return Difference(
         stage=wanted.stage,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances, with_code_of, write_acceptances
 from implicit_llm_workflow.planning.code_record import changed_files, code_now, read_code_record
 from implicit_llm_workflow.planning.fingerprint import identify
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.recorded import Damaged, Recorded, read_recorded
 from implicit_llm_workflow.planning.staleness import difference_of
 
 
@@ -90,20 +90,20 @@ def _nodes_command(plan: Plan) -> str:
     return f"implicit-llm nodes --config {plan.experiment.source}"
 
 
-def _recorded(plan: Plan, key: str) -> Recorded | None:
+def _recorded(plan: Plan, key: str) -> Manifest | None:
     try:
-        return read_recorded(plan.run_dir(plan.nodes[key]))
-    except Damaged as error:
+        return Manifest.of_run(plan.run_dir(plan.nodes[key]))
+    except ManifestError as error:
         raise NotAcceptable(f"{key}: {error}; run the workflow to make it again") from error
 
 
-def _nothing_to_accept(recorded: Recorded | None, is_accepted: bool) -> str:
+def _nothing_to_accept(recorded: Manifest | None, is_accepted: bool) -> str:
     if recorded is None:
         return "never finished, so that there is nothing to accept; run the workflow"
     return "was accepted already" if is_accepted else "is fresh, so that there is nothing to accept"
 
 
-def _require_other_code_alone(plan: Plan, key: str, recorded: Recorded, wanted: Identity) -> tuple[str, ...] | None:
+def _require_other_code_alone(plan: Plan, key: str, recorded: Manifest, wanted: Identity) -> tuple[str, ...] | None:
     """What of the code changed, None if that was not recorded. Raises: NotAcceptable for other differences."""
     difference = difference_of(recorded, wanted, plan.nodes[key])
     if difference.config:

@@ -9,8 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from implicit_llm_contracts.runs.natural_order import natural
+from implicit_llm_contracts.runs.run_directory import PROVENANCE
 from implicit_llm_workflow.estimates.cost import recorded_cost
-from implicit_llm_workflow.planning.recorded import MLFLOW, PROVENANCE, read_object
+from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
 from implicit_llm_workflow.results.compared_runs import Compared, Subject
 from implicit_llm_workflow.results.explain_table import cost_text
 from implicit_llm_workflow.results.shown_numbers import MISSING, number_text

@@ -10,15 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_workflow.planning.recorded import (
-    FINGERPRINT_DIGITS,
-    MANIFEST,
-    WORK,
-    Damaged,
-    Recorded,
-    read_recorded,
-    work_dir,
-)
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, WORK, work_directory
 from implicit_llm_workflow.results.job_look import LOG
 from implicit_llm_workflow.results.journals import JOURNAL, Point, read_points
 from implicit_llm_workflow.results.lineage import Ancestor, NoLineage, Shelf, read_run, root_of
@@ -68,7 +62,7 @@ class Subject:
 
     run_dir: Path
     identity: Identity
-    recorded: Recorded | None
+    recorded: Manifest | None
     results: Results
 
     @property
@@ -81,7 +75,7 @@ class Subject:
 
     @property
     def work(self) -> Path:
-        return work_dir(self.run_dir, self.identity.fingerprint)
+        return work_directory(self.run_dir, self.identity.fingerprint)
 
     @cached_property
     def points(self) -> list[Point]:
@@ -107,17 +101,17 @@ class Subject:
         found: list[Point] = []
         for identity in self.chain()[:-1]:
             run_dir = self.results.root / identity.stage / identity.name
-            found += read_points(work_dir(run_dir, identity.fingerprint) / JOURNAL)
+            found += read_points(work_directory(run_dir, identity.fingerprint) / JOURNAL)
         return [*found, *self.points]
 
-    def evaluations(self) -> Iterator[tuple[str, Recorded]]:
+    def evaluations(self) -> Iterator[tuple[str, Manifest]]:
         """Finished evaluations of this very result, by name."""
         _, _, name = self.key.partition("/")
         name = f"{name}/checkpoint" if self.identity.stage == "checkpoint" else name
         for path in sorted((self.results.root / "evaluate" / name).glob(f"*/{MANIFEST}")):
             try:
-                recorded = read_recorded(path.parent)
-            except Damaged:
+                recorded = Manifest.of_run(path.parent)
+            except ManifestError:
                 continue
             if recorded is not None and recorded.upstream.get("model") == self.identity.fingerprint:
                 yield path.parent.name, recorded
@@ -181,8 +175,8 @@ def _of_plan(plan: Plan, key: str, results: Results) -> Subject:
     """What is there; what is wanted where that has begun, or nothing is there."""
     run_dir, wanted = results.root / key, plan.identities[key]
     try:
-        recorded = read_recorded(run_dir)
-    except Damaged:
+        recorded = Manifest.of_run(run_dir)
+    except ManifestError:
         recorded = None
     if recorded is None:
         return Subject(run_dir, wanted, None, results)
@@ -203,15 +197,15 @@ def _from_folder(path: Path, shelves: dict[Path, Results]) -> Subject:
     raise NotComparable(f"{path}: is no run directory; give one, such as results/demo/train/a5-implicit-s1/free")
 
 
-def _identity_in(folder: Path) -> tuple[Identity | None, Recorded | None]:
+def _identity_in(folder: Path) -> tuple[Identity | None, Manifest | None]:
     """Of the result that is there, or else of the one that was begun last."""
     try:
-        recorded = read_recorded(folder)
+        recorded = Manifest.of_run(folder)
         if recorded is not None:
             values = json.loads((folder / MANIFEST).read_bytes())
             identity = Identity(values["stage"], values["name"], recorded.config, recorded.code, recorded.upstream)
             return identity, recorded
-    except (Damaged, OSError, ValueError, KeyError) as error:
+    except (ManifestError, OSError, ValueError, KeyError) as error:
         raise NotComparable(
             f"{folder / MANIFEST}: cannot be read ({error}); run the workflow to make it again"
         ) from error

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.run_directory import FREED
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, FREED, WORK, work_directory
 from implicit_llm_workflow.planning.freed import PAGES, payload, readers
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST, WORK, work_dir
 from implicit_llm_workflow.results.job_look import SILENT_S
 from implicit_llm_workflow.results.journals import JOURNAL
 from implicit_llm_workflow.results.lock_holder import holder_of
@@ -86,7 +86,7 @@ def check_freeable(plan: Plan, key: str) -> None:
 
 def free(plan: Plan, key: str) -> tuple[int, int]:
     """Delete the larger files of a finished job and keep its manifest. Returns: how many files, and their bytes."""
-    work = work_dir(plan.run_dir(plan.nodes[key]), plan.identities[key].fingerprint)
+    work = work_directory(plan.run_dir(plan.nodes[key]), plan.identities[key].fingerprint)
     files = payload(work)
     size = sum(path.stat().st_size for path in files)
     about = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "files": len(files), "bytes": size}

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.run_directory import work_directory
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import job_code
 from implicit_llm_workflow.planning.fingerprint import MODEL_ROLE
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.recorded import work_dir
 from implicit_llm_workflow.results.journals import JOURNAL, read_tail
 from implicit_llm_workflow.results.stale_numbers import changed_result
 
@@ -94,7 +94,7 @@ def _waits_for(plan: Plan, node: Node) -> str | None:
 
 def _failure(plan: Plan, node: Node) -> str | None:
     """How the last attempt at the wanted result ended, by the journal; None if it did not fail."""
-    work = work_dir(plan.run_dir(node), plan.identities[node.key].fingerprint)
+    work = work_directory(plan.run_dir(node), plan.identities[node.key].fingerprint)
     event = read_tail(work / JOURNAL).event or {}
     return " ".join(str(event.get("error")).split()) if event.get("name") == "stage_failed" else None
 

@@ -10,17 +10,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import PROVENANCE, WORK, work_directory
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.recorded import (
-    MANIFEST,
-    MLFLOW,
-    PROVENANCE,
-    WORK,
-    Recorded,
-    read_object,
-    work_dir,
-)
+from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
 from implicit_llm_workflow.planning.staleness import Status
 from implicit_llm_workflow.results.journals import JOURNAL, Point, Tail, read_tail
 from implicit_llm_workflow.results.lock_holder import holder_of
@@ -66,7 +61,7 @@ class Observed:
     unix_s: float | None = None
     mlflow_run_id: str | None = None
     submitted: Submitted | None = None
-    recorded: Recorded | None = None
+    recorded: Manifest | None = None
     doing: str = ""
     where: str = ""
 
@@ -107,9 +102,9 @@ class JobLook:
             self._where(tail) if is_running else "",
         )
 
-    def _of_result(self, state: State, why: str, recorded: Recorded) -> Observed:
+    def _of_result(self, state: State, why: str, recorded: Manifest) -> Observed:
         """By the result that is there."""
-        work = work_dir(self.run_dir, recorded.fingerprint)
+        work = work_directory(self.run_dir, recorded.fingerprint)
         return Observed(
             self.node,
             state,
@@ -124,7 +119,7 @@ class JobLook:
 
     def _work(self) -> Path:
         """Of the wanted result; of former settings while a job still makes that."""
-        wanted = work_dir(self.run_dir, self.wanted.fingerprint)
+        wanted = work_directory(self.run_dir, self.wanted.fingerprint)
         if wanted.is_dir() or not self._is_held:
             return wanted
         journals = sorted(self.run_dir.glob(f"{WORK}/*/{JOURNAL}"), key=lambda path: _modified(path) or 0.0)
@@ -139,7 +134,7 @@ class JobLook:
         """The state, why, and the class of a failure."""
         submitted = self.submitted
         if self._is_held or (submitted is not None and submitted.state == "running"):
-            is_wanted = work_dir(self.run_dir, self.wanted.fingerprint).is_dir() or not self._is_held
+            is_wanted = work_directory(self.run_dir, self.wanted.fingerprint).is_dir() or not self._is_held
             return "running", "" if is_wanted else "with settings or code of before", None
         if submitted is not None and submitted.state == "queued":
             return "queued", submitted.reason, None
@@ -147,7 +142,9 @@ class JobLook:
             return "running", "", None
         if submitted is not None and submitted.state is None and tail.event is None:
             return "queued", f"{'Slurm' if submitted.cluster == 'slurm' else 'its machine'} gives no answer", None
-        is_made = (work_dir(self.run_dir, self.wanted.fingerprint) / MANIFEST).is_file()  # the next job publishes it
+        is_made = (
+            work_directory(self.run_dir, self.wanted.fingerprint) / MANIFEST
+        ).is_file()  # the next job publishes it
         ended = None if is_made else self._how_it_ended(tail)
         if ended is not None and not self._is_tried_again(tail):
             return ended
@@ -260,7 +257,7 @@ def _rate(points: tuple[Point, ...]) -> float | None:
     return steps / seconds if steps > 0 and seconds > 0 else None
 
 
-def _final_progress(recorded: Recorded) -> Progress:
+def _final_progress(recorded: Manifest) -> Progress:
     phase = recorded.config.get("phase")
     phase = phase if isinstance(phase, Mapping) else {}
     step = recorded.summary.get("global_step")

@@ -13,17 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.run_directory import DECLARED, FINGERPRINT_DIGITS, PROVENANCE, WORK, work_directory
 from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances
-from implicit_llm_workflow.planning.recorded import (
-    DECLARED,
-    FINGERPRINT_DIGITS,
-    MANIFEST,
-    MLFLOW,
-    PROVENANCE,
-    WORK,
-    read_object,
-    work_dir,
-)
+from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
 
 
 class NoLineage(UserError):
@@ -98,7 +91,7 @@ class Shelf:
         run_dir = self._run_dirs.get(fingerprint[:FINGERPRINT_DIGITS])
         if run_dir is None:
             return None
-        run = read_run(run_dir, work_dir(run_dir, fingerprint) / MANIFEST)
+        run = read_run(run_dir, work_directory(run_dir, fingerprint) / MANIFEST)
         return run if run.fingerprint == fingerprint else None
 
     @cached_property
@@ -122,7 +115,7 @@ def read_run(run_dir: Path, manifest: Path) -> Ancestor:
         values = json.loads(manifest.read_bytes())
         identity, stage, name = values["identity"], values["stage"], values["name"]
         fingerprint = values["fingerprint"]
-        work = work_dir(run_dir, fingerprint)
+        work = work_directory(run_dir, fingerprint)
         provenance = read_object(work / PROVENANCE)
         return Ancestor(
             key=stage if stage == name else f"{stage}/{name}",

@@ -8,8 +8,8 @@ from typing import Any
 from rich.markup import escape
 from rich.tree import Tree
 
+from implicit_llm_contracts.runs.run_directory import DECLARED, FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.accepted import Acceptance
-from implicit_llm_workflow.planning.recorded import DECLARED, FINGERPRINT_DIGITS
 from implicit_llm_workflow.results.lineage import Ancestor, Lineage
 
 COMMIT_DIGITS = 10

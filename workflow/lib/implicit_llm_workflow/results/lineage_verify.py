@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from implicit_llm_workflow.planning.recorded import MANIFEST
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_workflow.results.lineage import Ancestor, Lineage
 from implicit_llm_workflow.results.verify import Broken, Progress, VouchedFile, verify_files, vouched_files
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, PROVENANCE, work_directory
 from implicit_llm_workflow.planning.accepted import ACCEPTED
-from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST, PROVENANCE, work_dir
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 from implicit_llm_workflow.results.lineage import Ancestor, Lineage
 from implicit_llm_workflow.results.verify import sha256_of
@@ -58,7 +59,7 @@ def _contents(lineage: Lineage) -> Iterator[tuple[str, Path, str | None]]:
         yield f"workflow/{path.name if path.parent == PROJECT_DIR else f'rules/{path.name}'}", path, None
     for run in lineage.runs.values():
         yield _manifest_id(run), run.path, None
-        work = work_dir(run.run_dir, run.fingerprint)
+        work = work_directory(run.run_dir, run.fingerprint)
         for path in (work / PROVENANCE, run.run_dir / ACCEPTED):
             if path.is_file() and (path.name != ACCEPTED or run.acceptances):
                 yield f"{_folder(run)}{path.name}", path, None

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.plan import LOCAL_PROFILE
-from implicit_llm_workflow.planning.recorded import FINGERPRINT_DIGITS, MANIFEST, METRICS
+from implicit_llm_workflow.planning.recorded import METRICS
 from implicit_llm_workflow.results.verify import sha256_of
 
 # What an evaluation of each kind gives: its table, and the figures that draw it.

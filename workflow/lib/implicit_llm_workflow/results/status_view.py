@@ -16,9 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_workflow.planning.freed import PAGES
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.recorded import MANIFEST
 from implicit_llm_workflow.results import runs_table
 from implicit_llm_workflow.results.job_look import LOG, STARTING, STATES, Observed, last_lines
 from implicit_llm_workflow.results.lock_holder import Holder

@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from implicit_llm_contracts.runs.canonical import digest
-from implicit_llm_contracts.runs.run_directory import FREED
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.run_directory import DECLARED, FREED, work_directory
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.recorded import DECLARED, MANIFEST, work_dir
 
 BLOCK_BYTES = 1 << 22
 MAX_THREADS = 8  # one core hashes 1 to 2 GB/s; more of them wait for the disk
@@ -107,7 +107,7 @@ def vouched_files(job: str, run_dir: Path, content: bytes, is_published: bool = 
     identity = {key: values["identity"][key] for key in ("config", "code", "upstream")}
     if digest({"stage": values["stage"], **identity}) != values["fingerprint"]:
         raise ValueError("its fingerprint is not that of its identity")
-    work = work_dir(run_dir, values["fingerprint"])
+    work = work_directory(run_dir, values["fingerprint"])
     if _read(work / MANIFEST) != content:
         raise ValueError(f"differs from its copy {work / MANIFEST}")
     files = [file for record in values["files"] for file in _records(job, run_dir, work, record)]

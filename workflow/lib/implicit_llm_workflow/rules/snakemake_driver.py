@@ -21,9 +21,9 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import again_file
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_workflow.experiment_files.config_files import experiment_names
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
-from implicit_llm_workflow.planning.recorded import MANIFEST
 from implicit_llm_workflow.rules.invocation import profile_in_use
 
 SHOWN_STALE = 12
