@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
+from implicit_llm.kernels.selection import is_reference
 from implicit_llm.models import replayed_passes
 from implicit_llm.models.block_graph import BlockGraph
 from implicit_llm.models.cache import ConvergedStateCache, joined_cache
@@ -29,7 +30,14 @@ from implicit_llm.models.projection import touched_module
 from implicit_llm.models.replayed_passes import can_replay_evaluation, can_replay_training
 from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput
 from implicit_llm.models.stack_map import StackMap
-from implicit_llm.solver.passes import evaluation_pass, free_pass, free_stats, phantom_steps, unrolled_pass
+from implicit_llm.solver.passes import (
+    differentiated_steps,
+    evaluation_pass,
+    free_pass,
+    free_stats,
+    unrolled_pass,
+    with_gradient,
+)
 from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import EvalMode, SolverConfig
 
@@ -273,7 +281,11 @@ class ImplicitModel(ImplicitPreTrainedModel):
     ) -> tuple[Tensor, Prefix | None, SolverStats]:
         f, z0_BLD = StackMap(self, x), torch.zeros_like(embedding_BLD)
         if not self.training:
-            return self._evaluation_pass(f, embedding_BLD, solver, positions)
+            with torch.no_grad():
+                z_BLD, prefix, stats = self._evaluation_pass(f, embedding_BLD, solver, positions)
+            if torch.is_grad_enabled() and (is_reference() or embedding_BLD.requires_grad or self._is_trainable()):
+                z_BLD = with_gradient(f, z_BLD, solver)
+            return z_BLD, prefix, stats
         if x.prefix is not None:
             raise ValueError("training starts from an empty state; drop past_key_values or call model.eval()")
         if solver.mode == "unrolled":
@@ -282,9 +294,13 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if self.replays_training and x.valid_BL is None and can_replay_training(self, embedding_BLD):
             with self.graphs_may_fail():
                 z_BLD, blocks = replayed_passes.training_solve(self, embedding_BLD, x.dropout_masks)
-                return phantom_steps(f, z_BLD, solver), None, free_stats(blocks, solver, positions=positions)
+                z_BLD = differentiated_steps(f, z_BLD, solver)
+                return z_BLD, None, free_stats(blocks, solver, positions=positions)
         z_BLD, stats = free_pass(f, z0_BLD, solver, positions=positions)
         return z_BLD, None, stats
+
+    def _is_trainable(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.parameters())
 
     def _evaluation_pass(
         self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig, positions: bool

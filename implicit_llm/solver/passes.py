@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from implicit_llm.solver.fixed_point import FixedPointMap, solve
+from implicit_llm.solver.implicit_gradient import implicit_step
 from implicit_llm.solver.methods import Update, make_update
 from implicit_llm.solver.residual import Rule, make_rule
 from implicit_llm.solver.stats import Blocks, BlockStats, SolverStats, gather_blocks, unrolled_stats
@@ -75,9 +76,9 @@ def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple
 
 
 def free_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, *, positions: bool) -> tuple[Tensor, SolverStats]:
-    """Solve without gradient, then take the phantom steps."""
+    """Solve without gradient, then take the steps that carry it."""
     z_BLD, blocks = training_solve(f, z0_BLD, solver)
-    return phantom_steps(f, z_BLD, solver), free_stats(blocks, solver, positions=positions)
+    return differentiated_steps(f, z_BLD, solver), free_stats(blocks, solver, positions=positions)
 
 
 @torch.no_grad()
@@ -93,6 +94,17 @@ def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tupl
     return z_BLD, blocks
 
 
+def differentiated_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
+    """Steps over the whole sequence from a z that was solved without gradient; theirs is the gradient of the pass."""
+    return implicit_step(f, z_BLD, solver) if solver.gradient == "implicit" else phantom_steps(f, z_BLD, solver)
+
+
+def with_gradient(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
+    """z to the bit, with the gradient of `differentiated_steps` from it."""
+    y_BLD = differentiated_steps(f, z_BLD, solver)
+    return z_BLD + (y_BLD - y_BLD.detach())
+
+
 def phantom_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
     """`phantom_steps` differentiated steps over the whole sequence, each z <- (1 - tau) z + tau f(z)."""
     for _ in range(solver.phantom_steps):
@@ -102,7 +114,7 @@ def phantom_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor
 
 def free_stats(blocks: Blocks, solver: SolverConfig, *, positions: bool) -> SolverStats:
     """Statistics of a free pass whose solver left `blocks`; several of them were each closed by one f."""
-    return gather_blocks(blocks, solver.phantom_steps + (len(blocks) > 1), positions=positions)
+    return gather_blocks(blocks, solver.differentiated_steps + (len(blocks) > 1), positions=positions)
 
 
 @torch.no_grad()

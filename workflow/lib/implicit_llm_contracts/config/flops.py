@@ -80,10 +80,15 @@ def training_flops(
 
 
 def differentiated_evaluations(solver: Mapping[str, Any] | None) -> int:
-    """Evaluations of f that a training step differentiates; 1 for an explicit model."""
+    """Evaluations of f that a training step differentiates; 1 for an explicit model.
+
+    The products that solve for an implicit gradient depend on the data and are not counted.
+    """
     if solver is None:
         return 1
-    return solver.get("num_unroll", 4) if _is_unrolled(solver) else solver.get("phantom_steps", 4)
+    if _is_unrolled(solver):
+        return solver.get("num_unroll", 4)
+    return 1 if solver.get("gradient") == "implicit" else solver.get("phantom_steps", 4)
 
 
 def max_evaluations(solver: Mapping[str, Any] | None) -> int:

@@ -12,6 +12,7 @@ Mode = Literal["unrolled", "fixed_point"]
 Method = Literal["plain", "damped", "anderson"]
 Stop = Literal["sequence", "token", "batch"]
 EvalMode = Literal["blockwise", "simultaneous", "sequential"]
+Gradient = Literal["phantom", "implicit"]
 
 
 class SolverConfigError(ValueError):
@@ -39,6 +40,10 @@ class SolverConfig:
     closes each block. `eval_stop="batch"` is the published rule: one norm over the whole batch, relative to the iterate
     before f.
 
+    Gradient, of a free training pass and of evaluation: "phantom" differentiates the `phantom_steps`; "implicit" takes
+    one step f(z) and solves u = g + (df/dz)^T u for its backward pass (implicit function theorem) by Anderson's method
+    to the relative residual `gradient_tol`, in at most as many products as evaluation has iterations.
+
     Source: Schöne et al. 2025, section 2; phantom gradient of Geng et al. 2021; blockwise evaluation is new here.
     """
 
@@ -55,6 +60,8 @@ class SolverConfig:
     eval_max_iter: int | None = None
     eval_stop: Stop = "sequence"
     eval_block_len: int = 32
+    gradient: Gradient = "phantom"
+    gradient_tol: float = 1e-4
 
     def __post_init__(self) -> None:
         for key, kind in (
@@ -63,6 +70,7 @@ class SolverConfig:
             ("stop", Stop),
             ("eval_mode", EvalMode),
             ("eval_stop", Stop),
+            ("gradient", Gradient),
         ):
             if getattr(self, key) not in get_args(kind):
                 raise SolverConfigError(f"solver.{key}: {getattr(self, key)!r} is none of {', '.join(get_args(kind))}")
@@ -75,10 +83,11 @@ class SolverConfig:
                 raise SolverConfigError(
                     f"solver.{key}: {value!r} is not an integer of at least 1{' or null' if optional else ''}"
                 )
-        if not 0 < self.tol < 1:
-            raise SolverConfigError(
-                f"solver.tol: {self.tol!r} is not between 0 and 1; it is a relative residual such as 0.05"
-            )
+        for key in ("tol", "gradient_tol"):
+            if not 0 < (value := getattr(self, key)) < 1:
+                raise SolverConfigError(
+                    f"solver.{key}: {value!r} is not between 0 and 1; it is a relative residual such as 0.05"
+                )
         if not 0 < self.tau <= 1:
             raise SolverConfigError(f"solver.tau: {self.tau!r} is not in (0, 1]; 1 means undamped")
 
@@ -102,6 +111,11 @@ class SolverConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `of` gives the same record back."""
         return asdict(self)
+
+    @property
+    def differentiated_steps(self) -> int:
+        """Evaluations of f after a solve that carry its gradient."""
+        return 1 if self.gradient == "implicit" else self.phantom_steps
 
     @property
     def eval_budget(self) -> int:
