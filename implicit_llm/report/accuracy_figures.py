@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from implicit_llm.report.axes import length_axis, mark_training, tell_if_empty, tell_missing
 from implicit_llm.report.published import PublishedNumber
 from implicit_llm.report.results import COST, LAST_TEN, Cell, Point, Results, Task, hard_label, mode_rank
-from implicit_llm.report.style import INK, MUTED, Series, mode_series, run_series
+from implicit_llm.report.style import INK, MUTED, Series, mode_series, run_series, series_of_names
 from implicit_llm.report.svg import Figure, Panel
 
 CHANCE = Series("chance (best constant answer)", MUTED, "", (1, 2))
@@ -199,18 +199,19 @@ def setting_of(cell: Cell) -> Setting:
 
 
 def _series_of_runs(results: Results) -> dict[str, Series]:
-    """One series a run; runs of different tasks share series, and the only run of its kind is named by its kind."""
-    series: dict[str, Series] = {}
+    """The series of each run; runs of one label share it, and the only run of its kind is labelled by its kind."""
+    labels: dict[str, tuple[str, bool]] = {}
     for task in results.tasks:
         for is_implicit in (True, False):
             cells = [cell for cell in results.headline_cells() if cell.first.task == task]
             runs = list(dict.fromkeys(cell.first.run for cell in cells if cell.first.is_implicit == is_implicit))
-            for index, run in enumerate(runs):
+            for run in runs:
                 label = ("implicit" if is_implicit else "explicit") if len(runs) == 1 else run
                 if len(runs) == 1 and is_implicit:
                     label += f" ({results.headline_of(run)})"
-                series[run] = run_series(label, index, is_implicit=is_implicit)
-    return series
+                labels[run] = (label, is_implicit)
+    series = series_of_names(labels.values())
+    return {run: series[label] for run, (label, _) in labels.items()}
 
 
 def _one_run_or_headlines(cells: list[Cell], results: Results) -> list[Cell]:

@@ -11,8 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from implicit_llm.report import stage
+from implicit_llm.report.accuracy_figures import accuracy_by_length
 from implicit_llm.report.config import ReportError
-from tests.unit.report.sample_runs import MODES, Record, SampleRun, make_context, make_runs
+from implicit_llm.report.inputs import load_inputs
+from implicit_llm.report.results import Results
+from tests.unit.report.sample_runs import MODES, Record, SampleRun, config_of, make_context, make_runs
 
 ASSETS = Path(__file__).parents[3] / "workflow" / "report"
 FIGURES = (
@@ -230,3 +233,13 @@ def test_an_experiment_of_its_own_has_its_own_title_and_no_claims_of_the_paper(t
     assert json.loads((declared / "claims.json").read_text())["claims"] == []
     assert (declared / "tables/published.csv").is_file()
     assert set(Page(page).links) <= {f"#{name}" for name in Page(page).ids}
+
+
+def test_no_two_lines_of_the_accuracy_figure_look_alike(tmp_path: Path) -> None:
+    deep = tuple(SampleRun(f"s3-{n}", "S3", True, 0.5, (0.5,), steps=50, lengths=(16, 64)) for n in ("one", "two"))
+    context = make_context(tmp_path / "report", make_runs(tmp_path / "results", (*SMALL, *deep)))
+    results = Results(load_inputs(context.inputs, config_of(context)).points)
+    figure = accuracy_by_length(results)
+    assert figure is not None
+    looks = [(series.color, series.marker, series.dashes) for series in figure.legend]
+    assert len(set(looks)) == len(looks) == len({series.label for series in figure.legend})
