@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 
 import pytest
@@ -45,9 +47,8 @@ def test_what_is_explained_is_what_snakemake_runs(project: Project) -> None:
 
 def test_a_missing_result_is_explained_as_snakemake_takes_it(project: Project) -> None:
     shutil.rmtree(project.results / "train/implicit-s0/unrolled")
-    assert running(explained(project)) == project.planned() == set()
     target = "train/implicit-s0/unrolled"
-    assert running(explained(project, target)) == {target}
+    assert running(explained(project)) == running(explained(project, target)) == project.planned() == {target}
     project.edit(project.config, "tol: 0.1", "tol: 0.2")
     (project.results / "train/explicit-s0/explicit/manifest.json").write_text("{")
     assert running(explained(project)) == project.planned()
@@ -69,18 +70,19 @@ def test_what_is_accepted_stays_and_can_be_built_upon_until_it_is_revoked(projec
     assert project.planned() == TRAINED
 
 
-def test_forcing_an_accepted_job_keeps_its_result(project: Project) -> None:
+def test_forcing_an_accepted_job_says_how_to_revoke_that(project: Project) -> None:
     edit_model(project)
     project.command("implicit-llm", "accept", "train/*", "--why", "half or a third", *EXPERIMENT)
     job = "train/explicit-s0/explicit"
     manifest = project.results / job / "manifest.json"
-    accepted = manifest.read_bytes()
-    target = manifest.relative_to(project.dir).as_posix()
-    assert project.planned(target, "--forcerun", target) == {job}
-    project.snakemake(target, "--forcerun", target)
+    accepted, target = manifest.read_bytes(), manifest.relative_to(project.dir).as_posix()
+    refused = project.snakemake(target, "--forcerun", target, code=2)
+    advice = re.search(r"type `(implicit-llm accept --revoke [^`]+)`", refused)
     assert manifest.read_bytes() == accepted
-    assert "already done" in (manifest.parent / "job.log").read_text()
-    assert NOTHING in project.snakemake("--dry-run")
+    assert advice is not None
+    project.command(*shlex.split(advice[1]))
+    project.snakemake(target, "--forcerun", target)
+    assert manifest.read_bytes() != accepted
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,10 @@ SHOWN_STALE = 12
 
 class UnsupportedSnakemake(UserError):
     """This release of Snakemake cannot be told which results are stale."""
+
+
+class AcceptedJobForced(UserError):
+    """The user forces a job whose result was accepted with other code."""
 
 
 class DriverRunning(UserError):
@@ -68,7 +73,8 @@ def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
                 if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
                     signal.signal(signal.SIGINT, _interrupt)
         prepare(*args, **kwargs)
-        workflow.forced_by_user = forced_by_user(workflow, plan)
+        with errors_in_one_line(logger):
+            workflow.forced_by_user = forced_by_user(workflow, plan)
         plan.force(workflow.forced_by_user)
         workflow.dag.forcefiles.update(plan.stale())
 
@@ -86,10 +92,21 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def forced_by_user(workflow: Any, plan: Plan) -> set[str]:
-    """Manifests that `-R`, `-f` and `-F` name, as far as rules and files go."""
+    """Manifests that `-R`, `-f` and `-F` name, as far as rules and files go.
+
+    Raises: AcceptedJobForced for one that would have to be computed by the code of an accepted result.
+    """
     rules, files = workflow.dag.forcerules, workflow.dag.forcefiles
     manifests = {plan.manifest(node) for node in plan.nodes.values()} if rules or files else set()
-    return {path for path in manifests if path in files or any(rule.is_producer(path) for rule in rules)}
+    forced = {path for path in manifests if path in files or any(rule.is_producer(path) for rule in rules)}
+    accepted = [node.key for node in plan.made_from(forced) if node.key in plan.accepted]
+    if accepted:
+        config = plan.experiment.source
+        raise AcceptedJobForced(
+            f"{accepted[0]}: its result was accepted with other code, and only the code of now can compute it; "
+            f"type `implicit-llm accept --revoke {shlex.quote(accepted[0])} --config {config}`, then run this again"
+        )
+    return forced
 
 
 def request_again(workflow: Any, plan: Plan) -> None:
