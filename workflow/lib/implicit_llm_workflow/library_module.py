@@ -1,4 +1,4 @@
-"""Where the library lies, and its modules without the seconds that importing torch and transformers costs a job."""
+"""Find the library and load its modules without importing torch and transformers, which takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the project's files lie, and whether the folder that is worked in and the installed package belong together."""
+"""Paths of the project's files, and a check that the current checkout is the installed one."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ForeignPackage(UserError):
 
 
 def nearest_with(name: str | Path, folder: Path) -> Path | None:
-    """The folder, or the nearest above it, that has something of this name."""
+    """The folder itself, or the nearest one above it, that contains `name`."""
     return next((item for item in (folder, *folder.parents) if (item / name).exists()), None)
 
 
 def require_own_package(folder: Path) -> None:
-    """See that a checkout runs its own code and not that of another one, whose environment is active.
+    """Check that a checkout runs its own code, not that of another checkout whose environment is active.
 
     folder: in the checkout, if it is in one. Raises: ForeignPackage.
     """

@@ -130,12 +130,12 @@ def duality(
 
 def jacobian(
     positions: Annotated[
-        str, typer.Option(help="Tokens of a row, counted from 1; else 16 of them, spread evenly.", metavar="P,P")
+        str, typer.Option(help="Tokens of a row, counted from 1; by default 16, spread evenly.", metavar="P,P")
     ] = "",
-    num_sequences: Annotated[int, typer.Option(min=0, help="Rows of the test set; 0: 9.")] = 0,
+    num_sequences: Annotated[int, typer.Option(min=0, help="Rows of the test set; 0 means 9.")] = 0,
     layer: Annotated[int, typer.Option(min=0, help="The layer whose state it is, from 0.")] = 0,
     checked_rows: Annotated[
-        int, typer.Option(min=0, help="Rows of the Jacobian that are compared with autograd; 0: 4.")
+        int, typer.Option(min=0, help="Rows of the Jacobian to compare with autograd; 0 means 4.")
     ] = 0,
 ) -> Settings:
     """The Jacobian of the state of a Mamba2 model (Theorem 1): diagonal for an explicit layer, not at a fixed point.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NothingNamed(UserError):
-    """The command needs to know which jobs are meant."""
+    """--payload lacks jobs, or jobs are named without --payload."""
 
 
 def gc(
@@ -24,7 +24,7 @@ def gc(
         list[str] | None,
         options.targets(
             "With --payload: finished jobs of data, train or checkpoint, their run directories, or a pattern such as "
-            "'data/text-shard-*', of which what cannot be freed is left out."
+            "'data/text-shard-*', which skips jobs that cannot be freed."
         ),
     ] = None,
     payload: Annotated[
@@ -38,8 +38,8 @@ def gc(
 ) -> None:
     """Free disk space: list what no job of the experiment wants, or delete the larger files of finished jobs.
 
-    Not wanted are run directories that the experiment does not name, and results of former settings or code that no
-    manifest refers to. --payload keeps the manifest, metrics and journal, so that the job still counts as done; a job
+    It lists run directories that the experiment does not name, and results of former settings or code that no manifest
+    refers to. --payload keeps the manifest, metrics and journal, so that the job still counts as done; a job
     that needs the files later has them made again, and `implicit-llm explain` says so beforehand.
 
     **Example**

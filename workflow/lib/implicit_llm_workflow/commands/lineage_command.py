@@ -21,8 +21,8 @@ def lineage(
     artifact: Annotated[
         str,
         typer.Argument(
-            help="A figure, a table or another file of a finished job; its run directory or manifest; or of the "
-            "experiment of --config a job, such as report, a fingerprint (8 digits or more), or an MLflow run.",
+            help="A file of a finished job (a figure, a table), its run directory or its manifest; or, in the "
+            "experiment of --config, a job such as report, a fingerprint (8 digits or more) or an MLflow run.",
             metavar="ARTIFACT",
             show_default=False,
         ),

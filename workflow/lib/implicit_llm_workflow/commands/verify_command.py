@@ -32,8 +32,8 @@ def verify(
 ) -> None:
     """Recompute the sha256 of every file of an experiment's finished jobs.
 
-    Names each file that is missing or changed, and the commands that make those again. Ends with exit code 1 if there
-    are any.
+    Lists each file that is missing or changed, and the commands that rebuild them. Ends with exit code 1 if it finds
+    any.
 
     **Example**
 

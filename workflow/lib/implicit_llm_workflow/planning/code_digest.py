@@ -1,9 +1,9 @@
 """The code a job's result depends on, as one digest: of syntax trees, so that comments and docstrings do not count.
 
-It covers the module of the job's stage and the project modules that it imports, directly or through others, imports
-inside functions included. Not covered are package `__init__` files (they are looked through: what is imported from a
-package counts where it is defined); the plumbing below, which files, records and tracks results but does not compute
-them; and what only models of another kind than the job's run. A test traces jobs of every kind against this.
+The digest covers the module of the job's stage and every project module that this imports, directly, through others
+or inside functions. It leaves out three things: package `__init__` files (a name imported from a package counts in the
+module that defines it); the plumbing below, which stores, records and tracks results but does not compute them; and
+modules that only other kinds of models run. A test compares the digest with traces of jobs of every kind.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PLUMBING = (
     "implicit_llm_contracts.runs",
 )
 CONTRACTS = "implicit_llm_contracts"
-# What only models of one family run, by `model_type`, and what only implicit ones run. All of them import both families
-# and the solver, which an import alone does not use. A module that these alone import goes with them.
+# Modules that only one model family runs, by `model_type`, and those that only implicit models run. Every job imports
+# them all, but an import alone computes nothing. A module that is imported by these alone is left out with them.
 OF_FAMILY = {
     "implicit_mamba2": (
         "implicit_llm.models.mamba2",
@@ -52,7 +52,7 @@ RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".y
 
 @dataclass(frozen=True)
 class JobCode:
-    """What a job can run: `module`, which holds its function `run`, and all that this imports but `left_out`."""
+    """The code that a job can run: `module`, which defines `run`, and all its imports except `left_out`."""
 
     module: str
     left_out: tuple[str, ...] = PLUMBING
@@ -92,13 +92,13 @@ def stage_module(stage: str, config: Mapping[str, Any]) -> str:
 def job_code(stage: str, config: Mapping[str, Any], model: Mapping[str, Any] | None = None) -> JobCode:
     """The code of a job; `model`: what the training config says of the model that the job trains or reads.
 
-    Of a model that is not known, or of a family that is not ours, everything counts.
+    Everything counts if the model is unknown or of another family than ours.
     """
     return JobCode(stage_module(stage, config), _left_out(model or {}))
 
 
 def possible_codes(module: str) -> set[JobCode]:
-    """Of all the jobs that the module does, whatever their models."""
+    """The codes of all jobs that run this module, one for each kind of model."""
     models = [{"model_type": family, "is_implicit": it} for family in (None, *OF_FAMILY) for it in (True, False)]
     return {JobCode(module, _left_out(model)) for model in models}
 

@@ -4,8 +4,8 @@
     {"module": "implicit_llm.training.stage", "files": {"implicit_llm_contracts.config.solver": "<sha256>", ...},
      "parts": {"implicit_llm_contracts.config.solver": {"SolverConfig.tol": "<first 16 of a sha256>", ...}}}
 
-`files` gives the digest again, so that a record cannot speak of other code than its name says. The workflow writes
-those of all jobs before the first one; results that are older than that have none.
+The digest follows from `files`, so a record always matches its name. The workflow writes the records of all jobs before
+it starts the first one; results that are older than these records have none.
 """
 
 from __future__ import annotations

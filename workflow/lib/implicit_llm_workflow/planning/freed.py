@@ -25,14 +25,14 @@ def is_freed(run_dir: Path, fingerprint: str) -> bool:
 
 
 def readers(nodes: Mapping[str, Node], key: str) -> list[str]:
-    """The jobs that read the larger files of a job, of a shard also by way of its stream, which points to them."""
+    """The jobs that read the larger files of a job; for a shard also the readers of its stream, which points to it."""
     direct = [name for name, node in nodes.items() if key in node.upstream.values() and node.stage not in PAGES]
     streams = direct if nodes[key].config.get("kind") == "token_shard" else []
     return [*direct, *(name for stream in streams for name in readers(nodes, stream))]
 
 
 def needed_again(nodes: Mapping[str, Node], statuses: Mapping[str, Status], root: Path) -> dict[str, Status]:
-    """The statuses, with freed results stale that a job will read; what is read by way of another result, with it."""
+    """The statuses, but stale for freed results that a job will read, directly or through a stream."""
     found = dict(statuses)
     for key in reversed(list(nodes)):  # a node comes after those that it reads from
         node = nodes[key]

@@ -159,12 +159,12 @@ class Plan:
 
     @property
     def wanted_manifests(self) -> list[str]:
-        """Their declared outputs. The report alone would leave out a job below it whose manifest is gone."""
+        """Manifests of all wanted jobs; the report alone would not bring back a missing one below a fresh report."""
         return [self.manifest(self.nodes[key]) for key in self.wanted]
 
     @property
     def profile(self) -> str:
-        """That of the last driver; before the first one that for a single machine."""
+        """The profile of the last driver, or the local one if there was none."""
         return read_object(self.root / DRIVER_RECORD).get("profile") or LOCAL_PROFILE
 
     def command_for(self, nodes: Iterable[Node] = ()) -> str:
@@ -190,7 +190,7 @@ class Plan:
 
     @cached_property
     def statuses(self) -> dict[str, Status]:
-        """What there was when this was first asked for. Freed files that a job will read make their result stale."""
+        """Status of each job at the first call. A freed result is stale if a job that will run reads its files."""
         found = {key: self._status(node) for key, node in self.nodes.items()}
         return needed_again(self.nodes, found, self.root)
 

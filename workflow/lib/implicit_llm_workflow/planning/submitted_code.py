@@ -1,4 +1,4 @@
-"""A job that waited runs the code that its identity speaks of, or not at all."""
+"""Check that a job which waited in a queue runs the code that it was planned with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CodeChanged(UserError):
 
 
 def require_submitted_code(module: str, code: str, name: str) -> None:
-    """Load all code that the stage's module can run, then see that one of its digests is the identity's.
+    """Load all code that the stage's module can run, then check that one of its digests is the identity's.
 
     In this order, and with what is imported inside functions: an edit after the comparison reaches the process no more.
     Raises: CodeChanged, before anything of the job has begun.

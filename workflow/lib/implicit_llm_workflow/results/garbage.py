@@ -1,4 +1,4 @@
-"""What of an experiment's results can be deleted: what no job wants, and the larger files of finished jobs."""
+"""Find and delete results that no job wants, and the larger files of finished jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMER, UNKNOWN = "of former settings or code", "of no job of the experiment"
 
 
 class NotFreeable(UserError):
-    """A job has no result whose files could be done without."""
+    """The files of this job cannot be freed."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Garbage:
 def find_garbage(plan: Plan) -> list[Garbage]:
     """Run directories of no job, and work folders of other fingerprints than those that are wanted or in use.
 
-    In use is what a manifest names as its own or as an input: the lineage of a stale result stays whole. What a live
-    process works in is left out, and what one of another machine has lately written to.
+    A fingerprint is in use if a manifest names it as its own or as an input, so a stale result keeps its lineage. Run
+    directories in which a process works are left out, also those that another machine has lately written to.
     """
     used = {identity.fingerprint for identity in plan.identities.values()}
     for status in plan.statuses.values():

@@ -33,8 +33,8 @@ SHOWN_FAILED = 5
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was seen at one time. `targets`: keys of what was asked for, none for the whole experiment; `lines`: how
-    many of a failed job's log; `failed_steps`: by rule, the logs of what comes before all jobs."""
+    """State of the jobs at one time. `targets`: keys of the jobs asked for, empty for the whole experiment; `lines`:
+    how many to show of a failed job's log; `failed_steps`: by rule, the logs of steps before the first job."""
 
     plan: Plan
     jobs: Mapping[str, Observed]

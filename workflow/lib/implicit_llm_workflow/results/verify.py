@@ -98,8 +98,8 @@ def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = (
 
 
 def vouched_files(job: str, run_dir: Path, content: bytes, is_published: bool = True) -> list[VouchedFile]:
-    """The files of a manifest, those left that were not freed; of one that is not the run's published one without the
-    copies of declared files.
+    """The files of a manifest, without those that were freed. If the manifest is not the one that the run publishes,
+    also without the copies of declared files.
 
     Raises: ValueError, KeyError or TypeError for one that is no good.
     """

@@ -92,7 +92,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def forced_by_user(workflow: Any, plan: Plan) -> set[str]:
-    """Manifests that `-R`, `-f` and `-F` name, as far as rules and files go.
+    """Manifests of the jobs that `-R`, `-f` and `-F` force, by rule or by file.
 
     Raises: AcceptedJobForced for one that would have to be computed by the code of an accepted result.
     """
@@ -103,18 +103,18 @@ def forced_by_user(workflow: Any, plan: Plan) -> set[str]:
     if accepted:
         config = plan.experiment.source
         raise AcceptedJobForced(
-            f"{accepted[0]}: its result was accepted with other code, and only the code of now can compute it; "
+            f"{accepted[0]}: its result was accepted with other code, but only the present code can compute it again; "
             f"type `implicit-llm accept --revoke {shlex.quote(accepted[0])} --config {config}`, then run this again"
         )
     return forced
 
 
 def request_again(workflow: Any, plan: Plan) -> None:
-    """Have jobs that the user forces compute again: one whose result is there would otherwise only look at it.
+    """Ask the jobs that the user forces to compute again; a job otherwise returns the result that it finds.
 
-    For `onstart`, when Snakemake knows which jobs it will run. Each is told by a file beside its identity, which its
-    first attempt consumes, so that later ones go on from what that has saved. What is made from their results is told
-    as well: it may get other numbers, in this run or in the next.
+    For `onstart`, when Snakemake knows which jobs it will run. The request is a file beside a job's identity. The first
+    attempt removes it, so later attempts resume from what the first one saved. Jobs that read these results are asked
+    too, since their numbers may change, in this run or in the next.
     """
     if workflow.is_main_process:
         running = {str(path) for job in workflow.dag.needrun_jobs() for path in job.output}

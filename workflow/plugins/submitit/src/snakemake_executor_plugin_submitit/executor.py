@@ -25,8 +25,8 @@ from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue
 
 LARGEST_ARRAY = 500  # each of its jobs holds a lock, an open file, while it is submitted
-# The driver submits each attempt of a rule, with its own resources. For the Snakemake within a job no other option is
-# stronger than the `retries` of a rule, and it has no other use for this one.
+# The driver submits each attempt of a rule with its own resources, so the Snakemake inside a job must not retry. This
+# is the only option that overrides the `retries` of a rule, and a job has no other use for it.
 ONE_ATTEMPT = "--preemptible-rules --preemptible-retries 0"
 LOOKS_PER_S = 50  # at files, on a file system that others use too
 
