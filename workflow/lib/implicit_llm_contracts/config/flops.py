@@ -1,7 +1,6 @@
 """Floating-point operations of the models: what a token costs in a forward pass and in a training step.
 
-Pure Python that imports nothing but the standard library: the driver loads this one file to price an experiment, and
-training uses it for its FLOPs and utilisation, so both count alike.
+The driver prices experiments with it, and training reports FLOPs and utilisation with it, so both count alike.
 
 What is counted: the operations that the result needs, in matrix products and convolutions, two for each multiply-add
 (an m x k times k x n product is 2 m n k). Not counted: element-wise work (norms, activations, rotations, softmax,
@@ -19,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_contracts.config.solver import SolverConfig
+
 MAMBA2, LLAMA3 = "implicit_mamba2", "implicit_llama3"
 # As in kernels.ssd. The kernels of mamba_ssm take longer chunks, which costs them more operations for the same result.
 SSD_CHUNK_LEN = 64
@@ -27,7 +28,7 @@ BACKWARD_FORWARDS = 2  # of y = W x, the backward pass needs the gradients of W 
 
 
 class UncountedModel(ValueError):
-    """The operations of a model cannot be told from its configuration; the message names the missing field."""
+    """The configuration does not determine the operations of the model; the message names the missing field."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +87,17 @@ def differentiated_evaluations(solver: Mapping[str, Any] | None) -> int:
     """
     if solver is None:
         return 1
-    if _is_unrolled(solver):
-        return solver.get("num_unroll", 4)
-    return 1 if solver.get("gradient") == "implicit" else solver.get("phantom_steps", 4)
+    settings = SolverConfig.of(solver)
+    return settings.num_unroll if settings.mode == "unrolled" else settings.differentiated_steps
 
 
 def max_evaluations(solver: Mapping[str, Any] | None) -> int:
     """The most evaluations of f that a training step spends on a token; 1 for an explicit model."""
-    if solver is None or _is_unrolled(solver):
-        return differentiated_evaluations(solver)
-    closing = 0 if solver.get("block_len") is None else 1  # a block is closed by one more f, which makes its state
-    return solver.get("max_iter", 32) + closing + differentiated_evaluations(solver)
+    differentiated = differentiated_evaluations(solver)
+    if solver is None or (settings := SolverConfig.of(solver)).mode == "unrolled":
+        return differentiated
+    closing = 0 if settings.block_len is None else 1  # a block is closed by one more f, which makes its state
+    return settings.max_iter + closing + differentiated
 
 
 def num_parameters(model: Mapping[str, Any]) -> int:
@@ -185,7 +186,3 @@ def _injection_width(model: Mapping[str, Any]) -> int:
 def _has_weight_norm(model: Mapping[str, Any]) -> bool:
     chosen = model.get("weight_norm")
     return bool(model.get("is_implicit")) if chosen is None else bool(chosen)
-
-
-def _is_unrolled(solver: Mapping[str, Any]) -> bool:
-    return solver.get("mode", "fixed_point") == "unrolled"
