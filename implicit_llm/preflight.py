@@ -107,7 +107,7 @@ class Preflight:
         }
 
     def kernel(self) -> dict[str, Any]:
-        """The selected kernels: the output of a small Mamba2 layer and its gradients by them, against the CPU."""
+        """Compare output and gradients of a small Mamba2 layer under the selected kernels with those on the CPU."""
         import torch
 
         from implicit_llm.kernels.selection import KernelsUnavailable, select_kernels_for

@@ -35,7 +35,7 @@ class NotConverged(ArithmeticError):
 
 @dataclass(frozen=True)
 class JacobianStep:
-    """One token of a Mamba2 model, seen as a function of one layer's state before it, all other states held.
+    """One token of a Mamba2 model as a function of one layer's state before it; all other states are fixed.
 
     apply: z (R, D), h (R, S) -> f(z, h, x) (R, D), the model's output, and h' (R, S), the layer's state after the
     token; the rows are independent of one another. An explicit model ignores z.
@@ -62,8 +62,8 @@ class FixedPoint:
 class StateJacobian:
     """dh_t/dh_{t-1} of a layer's whole state, as diag(decay) + U Phi; for an explicit layer D is 0.
 
-    df_dz_DD is the derivative of f at the fixed point: its spectral radius says whether, and how fast, the iteration
-    contracts. Phi = (I - df/dz)^-1 df/dh.
+    df_dz_DD is the derivative of f at the fixed point; its spectral radius shows whether the iteration contracts, and
+    how fast. Phi = (I - df/dz)^-1 df/dh.
     """
 
     decay_S: Tensor
@@ -72,7 +72,7 @@ class StateJacobian:
     df_dz_DD: Tensor
 
     def dense(self, rows_R: Tensor | None = None, columns_K: Tensor | None = None) -> Tensor:
-        """Its entries (R, K), by default all of them."""
+        """The entries at these rows and columns (R, K), by default all."""
         every = torch.arange(len(self.decay_S), device=self.decay_S.device)
         rows_R, columns_K = every if rows_R is None else rows_R, every if columns_K is None else columns_K
         is_diagonal_RK = rows_R[:, None] == columns_K
@@ -90,7 +90,7 @@ class StateJacobian:
         return float((off_diagonal / whole).sqrt())
 
     def spectral_radius(self, *, num_products: int = 100) -> float:
-        """Of the transition, by power iteration: the geometric mean growth over the second half of the products.
+        """Estimate by power iteration: the geometric mean growth over the second half of the products.
 
         It is exact for an explicit layer, whose transition is diagonal.
         """
@@ -111,17 +111,17 @@ class StateJacobian:
 def step_after(model: ImplicitMamba2Model, input_ids_L: Tensor, layer: int = 0) -> JacobianStep:
     """The step of the last token of `input_ids` in a layer, from the converged state of the tokens before it.
 
-    Args: model is in evaluation mode; fp64 is what the comparison to 1e-6 needs.
-    Raises: TypeError for a model that is no Mamba2, or has a head; ValueError for one token or an unknown layer.
+    Args: model is in evaluation mode; use fp64, as fp32 is too coarse for a comparison to 1e-6.
+    Raises: TypeError for any model but a Mamba2 without its head; ValueError for one token or an unknown layer.
     """
     if not isinstance(model, ImplicitMamba2Model):
         raise TypeError(
             f"step_after takes a Mamba2 without its head, got {type(model).__name__}: keys and values are no recurrent "
-            "state; of an ImplicitMamba2ForCausalLM give model.base"
+            "state; for an ImplicitMamba2ForCausalLM, pass model.base"
         )
     if len(input_ids_L) < 2 or not 0 <= layer < len(model.layers):
         raise ValueError(
-            f"the Jacobian is that of layer 0 to {len(model.layers) - 1} after at least one token: "
+            f"the Jacobian needs a layer from 0 to {len(model.layers) - 1} and at least two tokens: "
             f"got layer {layer} and {len(input_ids_L)} tokens"
         )
     prefix = model(input_ids_L[None, :-1], use_cache=True).past_key_values.prefix
@@ -241,9 +241,9 @@ def state_jacobian_by_autograd(
     num_unroll: int = 400,
     tau: float = 0.8,
 ) -> Tensor:
-    """Rows of the same (R, S), default all, by differentiating `num_unroll` damped iterations: slow, needs no formula.
+    """Rows of dh_t/dh_{t-1} (R, S), default all, by autograd through `num_unroll` damped iterations: slow, no formula.
 
-    The iterations start at z, default 0; what z has to do with h is found by them alone, since z is a constant.
+    The iterations start at z, default 0. That z is a constant, so autograd finds dz*/dh from the iterations alone.
     """
     rows_R = torch.arange(len(step.state_S), device=step.state_S.device) if rows_R is None else rows_R
     found = []
@@ -272,9 +272,9 @@ def _pullbacks(
     num_rows: int,
     cotangents: Callable[[Tensor], Tensor],
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Products of `cotangents` (of row numbers) with the derivatives of the "output" f or the "state" h'.
+    """Products of `cotangents(row numbers)` with the derivatives of the "output" f or the "state" h'.
 
-    Yields: by z (R, D) and by h (R, S), as many rows at once as fit.
+    Yields: the products with respect to z (R, D) and to h (R, S), as many rows at once as fit.
     """
     for part_R in torch.arange(num_rows, device=z_D.device).split(_rows_at_once(step)):
         z_RD = z_D.repeat(len(part_R), 1).requires_grad_(True)

@@ -1,4 +1,4 @@
-"""The card of a model that a user saves: how to load it, and nothing of how it was trained, which is not known here."""
+"""The card of a model that a user saves: how to load it, but not how it was trained, which is unknown here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEMPLATE = "saved.md.j2"
 
 
 def saved_card(model: Any) -> str:
-    """The card of `model`; without a licence, which is its maker's to choose."""
+    """The card of `model`, without a licence: whoever trained the model chooses one."""
     facts = ModelFacts.of(model)
     head = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=facts.tags)
     solver = {key: value for key, value in (facts.solver or {}).items() if value is not None}

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 MEASURES = ("off_diagonal_share", "transition_radius", "f_radius", "relative_difference", "num_iter", "residual")
 SHOWN = 48  # entries of the state in a heat map
-NUM_POSITIONS, LAST_POSITION = 16, 256  # unless positions are named
+NUM_POSITIONS, LAST_POSITION = 16, 256  # the default positions
 MAX_ITER, TOL, TAU = 2000, 1e-12, 0.8
 # Derivatives converge at the pace of the iterates, so as many iterations again and half as many leave no error.
 UNROLL_FACTOR, MIN_UNROLL = 1.5, 20
@@ -46,7 +46,7 @@ RANDOM_VOCAB, RANDOM_TOKENS, RANDOM_SEEDS = 60, 6, (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class JacobianConfig:
-    """Which tokens of the test rows, and of which layer the state.
+    """Which tokens of the test rows to measure, and in which layer.
 
     `positions` count tokens from 1; empty: 16 of them, spread evenly from the second token to the last or the 256th.
     `num_sequences` are the first rows of the shortest test set: with the defaults there are at least 128 tokens where
@@ -72,7 +72,7 @@ class JacobianConfig:
             raise ValueError(f"layer: {self.layer} is negative; layers count from 0")
 
     def positions_in(self, length: int) -> tuple[int, ...]:
-        """Those of a row of so many tokens, in order."""
+        """The positions in a row of `length` tokens, in order."""
         spread = torch.linspace(2, min(length, LAST_POSITION), NUM_POSITIONS).round().long().tolist()
         return tuple(sorted(set(self.positions or spread)))
 
@@ -88,7 +88,7 @@ def prepare(model: ImplicitMamba2Model) -> ImplicitMamba2Model:
 def steps(
     model: ImplicitMamba2Model, ids_BL: Tensor, positions: tuple[int, ...], layer: int
 ) -> Iterator[tuple[int, int, JacobianStep | None]]:
-    """Row, position and step of each token, all rows at once along the sequence; None once a state is not finite."""
+    """Yield row, position and step of each token, position by position; the step is None once a state is not finite."""
     cache, is_finite = ConvergedStateCache(), True
     for position in positions:
         try:
@@ -143,7 +143,7 @@ def _of_jacobian(jacobian: StateJacobian) -> dict[str, Any]:
 def _difference_from_autograd(
     step: JacobianStep, jacobian: StateJacobian, found: FixedPoint, checked_rows: int
 ) -> float | None:
-    """None where no rows are compared."""
+    """Relative difference of the checked rows; None if no rows are checked."""
     if checked_rows == 0:
         return None
     rows = draw_entries(len(step.state_S), checked_rows).to(step.state_S.device)

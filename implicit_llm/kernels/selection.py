@@ -181,7 +181,7 @@ def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: t
 def trained_scan_runs_on_triton(
     projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int
 ) -> bool:
-    """The same with its gradient, from an empty state."""
+    """Whether the kernels of a whole mixer run with their gradient, from an empty state."""
     if selected_kernels() != "triton" or valid_BL is not None:
         return False
     # In TF32 it would be up to 3 % off in the gradients of dt's bias and of A, where mamba_ssm's kernels keep 0.2 %.
@@ -201,7 +201,7 @@ def _unfit_mixer(sizes: tuple[int, int, int], taps: int, entries: int) -> str | 
 
 
 def judge_runs_on_triton(z_BLD: Tensor, stop: str) -> bool:
-    """The kernels that judge an iteration: rules of single sequences."""
+    """The kernels that check convergence: only for stopping rules of single sequences."""
     if selected_kernels() != "triton" or stop not in ("sequence", "token"):
         return False
     return _unfit(z_BLD) is None and z_BLD.shape[2] <= MAX_JUDGED_WIDTH

@@ -52,7 +52,7 @@ def gated_scan(
 def gated_scan_for_gradient(
     projected_BLE: Tensor, inputs: MixerInputs, per_head: tuple[Tensor, Tensor, Tensor], sizes: Sizes
 ) -> tuple[Tensor, Tensor]:
-    """The same from an empty state; keeps the states between chunks.
+    """`gated_scan` from an empty state, which also returns the states between chunks.
 
     Returns: (B, L, I), and what was kept, (B, S, H, P, N) in the dtype of `projected`, as the products take it.
     """

@@ -55,7 +55,7 @@ class ImplicitModelOutput(ModelOutput):
 
 
 def _padding(attention_mask: Tensor | None, embedding_BLD: Tensor, past: int) -> Padding | None:
-    """Of the new tokens. Raises: ValueError for a mask of another shape."""
+    """The padding of the new tokens, None without any. Raises: ValueError for a mask of another shape."""
     if attention_mask is None:
         return None
     batch, length, _ = embedding_BLD.shape
@@ -130,12 +130,12 @@ class ImplicitModel(ImplicitPreTrainedModel):
     ) -> ImplicitModelOutput | tuple[Any, ...]:
         """Run to the fixed point: the training pass of `solver` in train mode, its evaluation pass in eval mode.
 
-        Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 where padding, which may lie
-            anywhere and is as if it were not there (a cache knows the padding of its own tokens); past_key_values a
-            cache of converged states, advanced in place (cache_params is the same); output_positions keeps
-            `solver_stats.unconverged_BL`; eval_mode instead of the solver's, for this call.
-        Raises: ValueError for arguments that do not go together and for packed documents; TypeError for unknown ones;
-            NonFiniteState, whose position does not count padding.
+        Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 for padding, which
+            may be anywhere in a row and never changes the result for the other tokens; past_key_values a cache of
+            converged states, advanced in place (cache_params is the same); output_positions keeps
+            `solver_stats.unconverged_BL`; eval_mode replaces the solver's for this call.
+        Raises: ValueError for arguments that contradict each other and for packed documents; TypeError for unknown
+            arguments; NonFiniteState, whose position does not count padding.
         """
         self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
@@ -189,7 +189,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
 
     def _solver_of_call(self, eval_mode: EvalMode | None) -> SolverConfig | None:
-        """The solver in the evaluation mode that a call asks for. Raises: ValueError."""
+        """The solver with the call's evaluation mode. Raises: ValueError for an explicit model and in train mode."""
         solver = self.solver
         if eval_mode is None:
             return solver
@@ -208,14 +208,14 @@ class ImplicitModel(ImplicitPreTrainedModel):
             self.sequence_graphs.clear()
 
     def calls_modules(self) -> bool:
-        """Whether hooks, adapters or the like want modules to be called, which ends CUDA graphs; logged once."""
+        """Whether every module must be called, for a hook or an adapter; no CUDA graphs then. Logged once."""
         touched = touched_module(self)
         if touched is not None and not self._has_said_so:
             self._has_said_so = True
             name = next(name for name, module in self.named_modules() if module is touched)
             _log.warning(
-                "%s has a hook, an adapter, or a weight of another kind: modules are called one by one, without fused "
-                "products and CUDA graphs; slower",
+                "%s has a hook, an adapter, or a quantised or sharded weight: the model now calls each module, without "
+                "fused products and CUDA graphs, which is slower",
                 name or "the model",
             )
         return touched is not None
@@ -231,8 +231,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
     ) -> StackInput:
         """Everything f needs besides z; computed once per forward pass. Without dropout masks, new ones are drawn.
 
-        Args: valid_BL is False where padding, which comes last in each row. Positions count tokens, unless given.
-        Raises: ValueError for positions that start again: packed documents.
+        Args: valid_BL is False for padding, which comes last in each row. Without position_ids, positions count tokens.
+        Raises: ValueError for positions that do not increase, as in packed documents.
         """
         _, length, _ = embedding_BLD.shape
         if position_ids is None:

@@ -54,7 +54,7 @@ class Setting:
 
     @classmethod
     def of(cls, model: ImplicitModel, embedding_BWD: Tensor, *, with_state: bool = True) -> Setting:
-        """That of a block in the model's present mode."""
+        """The setting of a block in the model's current mode."""
         batch, width, _ = embedding_BWD.shape
         parameters = (of_module for module in modules_below(model) for of_module in module._parameters.values())
         return cls(

@@ -37,16 +37,16 @@ class ConvergedStateCache(Cache):
         self._single_tokens = 0
 
     def join(self, model: ImplicitModel, batch: int) -> None:
-        """Serve `model`. Raises: ValueError for states of another model or of another number of sequences."""
+        """Check that the states fit `model` and `batch`, the number of sequences. Raises: ValueError."""
         config = model.config
         name = f"{config.model_type} of {config.num_hidden_layers} layers and width {config.hidden_size}"
         if self.prefix is None:
             self._made_by, self._is_growing = name, model.has_growing_state
         elif self._made_by != name:
-            raise ValueError(f"past_key_values: the states are those of {self._made_by}, the model is {name}")
+            raise ValueError(f"past_key_values: the cache comes from {self._made_by}, but the model is {name}")
         elif (held := len(self.prefix.layers[0][0])) != batch:
             raise ValueError(
-                f"past_key_values: the states are those of {held} sequences, the input has {batch}; "
+                f"past_key_values: the cache holds {held} sequences, but the input has {batch}; "
                 "reorder them with batch_select_indices"
             )
 
@@ -99,7 +99,7 @@ class ConvergedStateCache(Cache):
         self.prefix = self.graph = None
 
     def crop(self, tokens: int) -> None:
-        """Forget the last `-tokens` tokens; a positive number is how many stay, as up to transformers 5.20.
+        """Forget the last `-tokens` tokens; keep the first `tokens` if positive, as transformers up to 5.20 wants.
 
         Raises: NotImplementedError for recurrent states.
         """
@@ -121,7 +121,7 @@ def joined_cache(
 ) -> ConvergedStateCache | None:
     """The cache that a forward pass reads and advances; a new one if none is given and `use_cache` wants one.
 
-    Raises: ValueError for what is no cache of converged states of this model and batch.
+    Raises: ValueError for any other kind of cache, and for a cache of another model or batch.
     """
     if past_key_values is not None and cache_params is not None:
         raise ValueError("past_key_values and cache_params mean the same; give one of them")

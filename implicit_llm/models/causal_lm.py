@@ -162,7 +162,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def generate(  # type: ignore[override]  # its other parameters are keywords here
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs: Any
     ) -> Any:
-        """As in transformers, always with the evaluation pass: a model in train mode is in train mode afterwards.
+        """Generate as in transformers, always with the evaluation pass; afterwards train mode is as before.
 
         Raises: ValueError for a cache_implementation.
         """
@@ -184,7 +184,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: LongTensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As in transformers, which generates from embeddings where this parameter has a name."""
+        """Do as transformers does, which generates from embeddings only if `inputs_embeds` is a named parameter."""
         return super().prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)  # type: ignore[misc]
 
 

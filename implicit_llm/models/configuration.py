@@ -67,14 +67,14 @@ class ImplicitConfig(PreTrainedConfig):
             self.auto_map = {auto: f"{SHIM.stem}.{name}" for auto, name in type(self).auto_classes.items()}
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """As in transformers, and the module that `auto_map` names beside it."""
+        """Save the configuration, and beside it the module that `auto_map` names."""
         super().save_pretrained(save_directory, *args, **kwargs)
         if type(self).auto_classes:
             shutil.copyfile(SHIM, Path(save_directory) / SHIM.name)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing: with transformers' own way a saved model would come with a part of this package's source."""
+        """Do nothing: transformers would copy part of this package's source beside the saved model."""
 
     def __setattr__(self, key: str, value: Any) -> None:
         is_solver = key == "solver" and value is not None
@@ -146,10 +146,10 @@ class ImplicitLlama3Config(ImplicitConfig):
     """Llama blocks: attention with rotary positions and a SwiGLU MLP, each with pre-norm and residual.
 
     intermediate_size is the SwiGLU width (the published sizes take int(2/3 * 4 * hidden_size), odd at 1.3B).
-    num_key_value_heads: heads of keys and values, each shared by a group of query heads; None: one for each of them.
+    num_key_value_heads: heads of keys and values, each shared by a group of query heads; None: one for each query head.
     head_dim: width of a head; None: hidden_size / num_attention_heads.
     rope_theta is the base of the rotary frequencies; positions beyond max_position_embeddings extrapolate plainly.
-    rope_scaling: changes them as in Hugging Face's Llama: `rope_type` "linear" or "llama3" with its settings; or None.
+    rope_scaling: `rope_type` "linear" or "llama3" with its settings, as in Hugging Face's Llama; None: unscaled.
     Source: Touvron et al. 2023; sizes of Schöne et al. 2025.
     """
 
@@ -190,12 +190,12 @@ class ImplicitLlama3Config(ImplicitConfig):
 
     @property
     def head_width(self) -> int:
-        """`head_dim`, or what follows from the other sizes."""
+        """`head_dim`, by default hidden_size / num_attention_heads."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
     def key_value_heads(self) -> int:
-        """`num_key_value_heads`, or one for each query head."""
+        """`num_key_value_heads`, by default one for each query head."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property

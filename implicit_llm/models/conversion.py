@@ -12,7 +12,7 @@ from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.projection import NormedWeight, gain_of
 from implicit_llm_contracts.config.solver import SolverConfig
 
-# Settings of transformers' Llama that the block here does not have, with the one value that gives the same layer.
+# Settings of transformers' Llama that our block lacks, each with the only value that gives the same layer.
 FIXED_LLAMA = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
 TAKEN_LLAMA = (
     "vocab_size",
@@ -33,11 +33,11 @@ TAKEN_LLAMA = (
 
 
 def from_llama(model: PreTrainedModel) -> ImplicitForCausalLM:
-    """The explicit model of this package that computes what a `LlamaForCausalLM` of transformers does.
+    """Convert a `LlamaForCausalLM` of transformers to an explicit model of this package with the same outputs.
 
     The two share their weights: changing one changes the other. `to_implicit` makes an implicit model of it.
 
-    Raises: ModelConfigError naming what the model has and the block here does not.
+    Raises: ModelConfigError for a setting that our block does not support.
     """
     theirs = model.config
     if theirs.model_type != "llama" or not hasattr(model, "lm_head"):

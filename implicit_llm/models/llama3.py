@@ -22,7 +22,7 @@ from implicit_llm.models.stack import LayerState, StackInput
 
 
 class Llama3Weights(NamedTuple):
-    """Effective weights of one layer for one forward pass; None in their place where the modules are called."""
+    """Effective weights of one layer for one forward pass; None if the modules are called instead."""
 
     qkv_ED: Tensor
     o_proj_DO: Tensor
@@ -46,7 +46,7 @@ def rope_tables(
 
 
 def _scaled(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
-    """`linear` divides all frequencies; `llama3` those of long waves, leaves short waves, and blends in between."""
+    """Scale all frequencies (`linear`), or only the low ones, blending into the high ones (`llama3`)."""
     slow = frequencies / scaling["factor"]
     if scaling["rope_type"] == "linear":
         return slow

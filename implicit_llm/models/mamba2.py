@@ -24,7 +24,7 @@ from implicit_llm.models.stack import LayerState, StackInput
 
 
 class Mamba2Weights(NamedTuple):
-    """Effective weights of one layer for one forward pass; None in their place where the modules are called."""
+    """Effective weights of one layer for one forward pass; None if the modules are called instead."""
 
     in_proj_ED: Tensor
     conv_CK: Tensor
@@ -81,7 +81,7 @@ class Mamba2Mixer(nn.Module):
             y_BLI, state = self._mix(projected_BLE, None, x, state, return_state)
             return self.out_proj(y_BLI), state
         sizes, taps = (self.head_dim, self.groups, self.state_size), weights.conv_CK.shape[1]
-        valid_BL = x.valid_BL if return_state else None  # padding comes last: nothing but the state could notice it
+        valid_BL = x.valid_BL if return_state else None  # padding comes last, so it affects only the state
         if torch.is_grad_enabled():
             is_whole = state is None and not return_state
             is_fused = is_whole and trained_scan_runs_on_triton(projected_BLE, valid_BL, sizes, taps)

@@ -64,7 +64,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
         return super().from_pretrained(None, *args, state_dict=weights, **kwargs)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """As in transformers, with a card that says how to load the model, unless a README.md is there."""
+        """Save the model, with a card that says how to load it unless there is already a README.md."""
         super().save_pretrained(save_directory, *args, **kwargs)
         from implicit_llm.cards.model_card import FILE_NAME
         from implicit_llm.cards.saved_card import saved_card
@@ -75,10 +75,10 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Nothing, as for the configuration."""
+        """Do nothing, as `ImplicitConfig.register_for_auto_class`."""
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Refuse a choice that would change nothing: `kernels.selection` decides what runs. Raises: ValueError."""
+        """Refuse a choice without effect, since `kernels.selection` chooses the kernels. Raises: ValueError."""
         if requested_attention not in (None, "sdpa"):
             raise ValueError(
                 f"attn_implementation={requested_attention!r} is not supported: choose kernels with "
@@ -90,7 +90,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
         self.get_correct_attn_implementation(attn_implementation)
 
     def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse what `forward` would ignore; None counts as left out, since peft passes all that it knows.
+        """Refuse arguments that `forward` would ignore; None is fine, since peft passes every argument it knows.
 
         Raises: TypeError, naming the nearest argument; ValueError for attention weights.
         """

@@ -64,14 +64,14 @@ class NormedWeight(nn.Module):
         return f"shape={self.shape}, weight_norm={self.is_normed}"
 
 
-class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # whose bias and weight are never None
-    """A linear layer, weight-normalised if asked for; `weight` of a normalised one is computed and cannot be set."""
+class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # nn.Linear types bias and weight as never None
+    """A linear layer, optionally weight-normalised; `weight` is then computed and cannot be set."""
 
     def __init__(self, shape: tuple[int, int], *, bias: bool, weight_norm: bool, init_scale: float = 1.0) -> None:
         super().__init__(shape, bias=bias, weight_norm=weight_norm, init_scale=init_scale)
         self.out_features, self.in_features = shape
 
-    def __getattr__(self, name: str) -> Any:  # of what is no attribute, as `weight` of a normalised projection
+    def __getattr__(self, name: str) -> Any:  # called for `weight` of a normalised projection, which is no parameter
         if name == "weight" and self.is_normed:
             return self._normalised().as_subclass(_ComputedWeight)
         return super().__getattr__(name)
@@ -81,9 +81,9 @@ class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # whose bias a
 
 
 class _ComputedWeight(Tensor):
-    """A tensor to read: writing to its `data`, as adapters do to merge, is refused, since it would be lost."""
+    """A read-only weight: to assign to its `data`, as adapters do to merge, raises TypeError."""
 
-    # What is computed from it is a plain tensor.
+    # Operations on it return plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
@@ -92,7 +92,7 @@ class _ComputedWeight(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        raise TypeError("a weight-normalised projection cannot take up an adapter: keep the adapter unmerged")
+        raise TypeError("an adapter cannot be merged into a weight-normalised projection; keep it unmerged")
 
 
 class CausalConv(NormedWeight):
@@ -122,10 +122,10 @@ _PLAIN_TENSORS = frozenset({nn.Parameter, Tensor, type(None)})
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module without children is what this package made and nothing watches its calls.
+    """Whether a layer may use the weights of a module without children directly, without calling the module.
 
-    Not so with a hook or a `forward` of its own, for another class (adapters, parametrisations and quantisers put one
-    in its place), or with parameters of another class (quantised, sharded).
+    False if the module has a hook or its own `forward`, is of another class (adapters, parametrisations and quantisers
+    replace it), or has parameters of another class (quantised, sharded).
     """
     own = module.__dict__  # this runs for every projection at every decoded token
     kinds = map(type, own["_parameters"].values())
@@ -133,7 +133,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def modules_below(module: nn.Module) -> Iterator[nn.Module]:
-    """`module` and all modules in it, in an eighth of the time that `module.modules()` takes."""
+    """Yield `module` and all modules in it, eight times as fast as `module.modules()`."""
     waiting = [module]
     while waiting:
         module = waiting.pop()
@@ -142,9 +142,9 @@ def modules_below(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def touched_module(module: nn.Module) -> nn.Module | None:
-    """The first module in `module` that is watched, or has no children and is not plain.
+    """The first module in `module` that has a hook, or has no children and is not plain.
 
-    If there is none, the work of `module` needs no call of any module in it. `fully_shard` watches what it shards.
+    If there is none, a layer may use all weights without calling modules. `fully_shard` adds hooks to what it shards.
     """
     for found in modules_below(module):
         if _is_watched(found.__dict__) if found.__dict__["_modules"] else not is_plain(found):

@@ -22,11 +22,11 @@ LayerState = tuple[Tensor, ...]  # one layer's converged state, every tensor wit
 
 @dataclass(frozen=True)
 class Prefix:
-    """Converged state of the tokens before a block: per layer its tensors; which of their keys are padding.
+    """Converged state of the tokens before a block: tensors per layer, and which of the keys are padding.
 
     valid_BS: False where a key is padding; None if none is, or if no layer keeps keys.
-    room: keys and values lie in tensors for so many tokens, of which the first `length` count; position: where the
-    block's tokens go, on the device; seen: which keys of the room they see, (L, room), if it is known.
+    room: tokens that the tensors of keys and values can hold; only the first `length` are valid. position: where the
+    block's tokens are written, on the device. seen_LS: which keys of the room they see, (L, room), if known.
     """
 
     layers: tuple[LayerState, ...]
@@ -37,7 +37,7 @@ class Prefix:
     seen_LS: Tensor | None = None
 
     def without_room(self) -> Prefix:
-        """The same in tensors of the prefix's own length, as everything but captured graphs wants it."""
+        """The same prefix in tensors of its own length; only captured graphs need the room."""
         if self.room is None:
             return self
         layers = tuple(tuple(t[:, :, : self.length] for t in layer) for layer in self.layers)
@@ -51,11 +51,11 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Padding:
-    """Where a batch is padded, and the order that moves padding behind the tokens of each row.
+    """The padding of a batch, and the order that moves it behind the tokens of each row.
 
     The stack only sees rows in that order, so that blocks, states and residuals depend on a row's tokens alone,
     wherever the padding is: before them, after them or between them.
-    valid_BL: where tokens are in the new order, the first positions of each row.
+    valid_BL: True for tokens, in the new order: the first positions of each row.
     """
 
     order_BL: Tensor
@@ -63,14 +63,14 @@ class Padding:
 
     @classmethod
     def of(cls, attention_mask_BL: Tensor | None) -> Padding | None:
-        """None if every position is a token."""
+        """The padding of a mask; None if every position is a token."""
         if attention_mask_BL is None or bool((valid_BL := attention_mask_BL.bool()).all()):
             return None
         order_BL = valid_BL.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
         return cls(order_BL, valid_BL.gather(1, order_BL))
 
     def move_behind(self, t_BLX: Tensor) -> Tensor:
-        """The same with padding last."""
+        """Move padding behind the tokens of each row."""
         return _reorder(t_BLX, self.order_BL)
 
     def move_back(self, t_BLX: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Padding:
         return _reorder(t_BLX, self.order_BL.argsort(dim=1))
 
     def move_back_keys(self, prefix: Prefix) -> Prefix:
-        """Undo `move_behind` for the keys and values of these tokens, the last ones of `prefix`."""
+        """Undo `move_behind` for keys and values: these tokens are the last ones of `prefix`."""
         if prefix.valid_BS is None:
             return prefix
         batch, length = self.order_BL.shape
@@ -96,7 +96,7 @@ def _reorder(t_BLX: Tensor, order_BL: Tensor) -> Tensor:
 class StackInput:
     """The fixed input of f on a block.
 
-    weights: per layer what `layer.weights()` returned, so that normalisation and casts happen once; None where its
+    weights: `layer.weights()` of each layer, so that normalisation and casts happen once; None for a layer whose
         modules are called.
     injection_BLE: added to the in-projection of every layer; None for explicit models.
     valid_BL: False where padding, which comes last in each row; None if there is none.

@@ -58,7 +58,7 @@ def can_replay_step(model: ImplicitForCausalLM, ids_BL: Tensor) -> bool:
         return False
     solver = model.solver
     if solver is not None and solver.mode == "fixed_point":
-        if solver.gradient == "implicit":  # whose backward pass takes as many products as the data wants
+        if solver.gradient == "implicit":  # its backward pass takes a number of products that depends on the data
             return False
         return replayed_passes.can_replay_training(base, ids_BL)
     return not base.calls_modules() and not torch.cuda.is_current_stream_capturing()

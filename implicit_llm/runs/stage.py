@@ -193,7 +193,7 @@ def _stop(error: BaseException, journal: Journal, tracker: mlflow_writer.MlflowW
 
 
 def _reason(error: BaseException) -> str:
-    """The message of an error; of a process that was told to end, which has none, a sentence."""
+    """The message of an error, or a sentence for a process that was told to end."""
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "interrupted before the end; the same command goes on from what was committed"
     return str(error) or type(error).__name__

@@ -31,7 +31,7 @@ class FixedPointMap(Protocol):
     def select(self, index_B: Tensor) -> FixedPointMap: ...
 
     def is_wanted(self, num_open: int) -> bool:
-        """Whether to evaluate f again while so many sequences are not done; processes that share f agree on it."""
+        """Whether to evaluate f again with `num_open` sequences not done; the same for all processes that share f."""
         return num_open > 0
 
 
@@ -60,7 +60,7 @@ def solve(
     active = torch.arange(batch, device=z0_BLD.device)
     z_BLD, valid = z0_BLD, valid_BL
     for iteration in range(1, max_iter + 1):
-        # no_grad stops gradients, not forward-mode derivatives: without this, jvp and vjp would be those of two maps.
+        # no_grad does not stop forward-mode derivatives: without detach, jvp and vjp would disagree.
         fz_BLD = step(z_BLD).detach()
         if iteration == 1 and is_reference():
             _refuse_vmap(fz_BLD)

@@ -1,7 +1,7 @@
 """The gradient of a fixed point by the implicit function theorem, solved for without forming a Jacobian.
 
-At z* = f(z*, x) and with g the gradient by z*, that by x is u^T df/dx, where u = g + (df/dz)^T u. Blocks and damping
-play no part: the equation is that of the whole sequence.
+At z* = f(z*, x), with g the gradient with respect to z*, the gradient with respect to x is u^T df/dx, where
+u = g + (df/dz)^T u. The equation holds for the whole sequence, whatever the blocks and the damping of the solver.
 Source: Bai et al. 2019, Theorem 1. Shapes: `B` batch, `A` sequences still being solved, `L` length, `D` width.
 """
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def implicit_step(f: Callable[[Tensor], Tensor], z_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    """f(z), whose backward pass is that of the fixed point: differentiable once."""
+    """Return f(z) with the gradient of the fixed point; differentiable once."""
     if not torch.is_grad_enabled():
         return f(z_BLD)
     z_BLD = z_BLD.detach().requires_grad_()
@@ -46,7 +46,7 @@ class _ImplicitGradient(torch.autograd.Function):
 
 
 class _Adjoint(FixedPointMap):
-    """u -> g + (df/dz)^T u, of some of the sequences."""
+    """The map u -> g + (df/dz)^T u, for some of the sequences."""
 
     def __init__(self, fz_BLD: Tensor, z_BLD: Tensor, g_BLD: Tensor, index_A: Tensor) -> None:
         self.fz_BLD, self.z_BLD, self.g_BLD, self.index_A = fz_BLD, z_BLD, g_BLD, index_A
@@ -61,7 +61,7 @@ class _Adjoint(FixedPointMap):
 
 
 def _solve_adjoint(fz_BLD: Tensor, z_BLD: Tensor, g_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    # Of each sequence's gradient at norm 1, since losses and their scales may be of any size.
+    # Solve with each sequence's gradient at norm 1, since the loss may have any scale.
     norm_B11 = torch.linalg.vector_norm(g_BLD, dim=(1, 2), keepdim=True).clamp_min(torch.finfo(g_BLD.dtype).tiny)
     everyone = torch.arange(len(g_BLD), device=g_BLD.device)
     u_BLD, stats = solve(

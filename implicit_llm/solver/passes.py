@@ -53,7 +53,7 @@ class Search:
 
     @classmethod
     def of(cls, solver: SolverConfig, *, is_training: bool) -> Search:
-        """That of a training pass or of an evaluation pass."""
+        """The search of a training pass, or of an evaluation pass."""
         if is_training:
             return cls(make_rule(solver.stop, solver.tol, is_training=True), solver.max_iter, solver.method, solver.tau)
         # In evaluation "plain" is damped too, as published; Anderson mixes with tau by itself. And the published
@@ -63,7 +63,7 @@ class Search:
         return cls(rule, max(1, solver.eval_budget - 1), method, solver.tau)
 
     def update(self) -> Update:
-        """A new one for each block, as it may remember iterates."""
+        """Make a new update for each block, as it may remember iterates."""
         return make_update(self.method, self.tau)
 
 
@@ -95,12 +95,12 @@ def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tupl
 
 
 def differentiated_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    """Steps over the whole sequence from a z that was solved without gradient; theirs is the gradient of the pass."""
+    """Steps over the whole sequence, from a z solved without gradient, that carry the gradient of the pass."""
     return implicit_step(f, z_BLD, solver) if solver.gradient == "implicit" else phantom_steps(f, z_BLD, solver)
 
 
 def with_gradient(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    """z to the bit, with the gradient of `differentiated_steps` from it."""
+    """The same values of z, bit for bit, with the gradient of `differentiated_steps` from z."""
     y_BLD = differentiated_steps(f, z_BLD, solver)
     return z_BLD + (y_BLD - y_BLD.detach())
 
@@ -157,6 +157,6 @@ def _solve_blocks(
                 is_closed_B = f.valid_BL.sum(1) > close_longer_than
                 closed_BWD = torch.where(is_closed_B[:, None, None], closed_BWD, z_BWD)
             z_BWD = closed_BWD
-        parts.append(z_BWD.detach())  # of forward-mode derivatives, as in `solve`
+        parts.append(z_BWD.detach())  # drops forward-mode derivatives, as in `solve`
         blocks.append((end - start if block.valid_BL is None else block.valid_BL.sum(1), stats))
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], state, blocks

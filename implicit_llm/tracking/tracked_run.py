@@ -149,7 +149,7 @@ class TrackedRun:
         }
 
     def relative(self, path: Path) -> str:
-        """A path as one types it in the folder that holds the results; elsewhere a path remains as it is."""
+        """The path relative to the folder that holds the results; unchanged for a path outside it."""
         folder = self.config_dir.parent.parent
         is_below = self._depth is not None and path.is_relative_to(folder)
         return path.relative_to(folder).as_posix() if is_below else path.as_posix()

@@ -25,17 +25,17 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Number of this process among them."""
+    """Number of this process among those that train together."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def is_main() -> bool:
-    """Whether this process writes what all of them made."""
+    """Whether this process is the one that writes results."""
     return rank() == 0
 
 
 def join_world(device_type: str) -> torch.device:
-    """Come together with the processes that torchrun started, if there are any; return this process's device."""
+    """Join the process group if torchrun started several processes; return this process's device."""
     has_gpu = device_type == "cuda"
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if has_gpu else torch.device(device_type)
     if has_gpu:

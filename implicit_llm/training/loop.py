@@ -86,7 +86,7 @@ class TrainingLoop:
         self.global_step = 0 if start is None else start.global_step
         self.model = model
         cast("nn.Module", model).to(job.device)
-        set_seed(config.seed)  # so that dropout does not depend on how the weights were drawn
+        set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
         self.optimizer = build_optimizer(model, config.optimizer)
         self.scaler = make_scaler(job.device.type, config.precision)
         self.metrics = StepMetrics(config.task, StepCost(model, config.batch_size, job.dataset.length))
@@ -177,7 +177,7 @@ class TrainingLoop:
         return loss
 
     def clip_gradients(self) -> Tensor:
-        """Take the loss scale from the gradients and clip their norm; return the norm before clipping."""
+        """Divide the gradients by the loss scale and clip their norm; return the norm before clipping."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -232,7 +232,7 @@ class TrainingLoop:
         return getattr(self.model, "solver", None) is not None
 
     def _model_options(self, labels_BL: Tensor) -> dict[str, Any]:
-        """Our models give the summed loss; where no accuracy is measured without logits, which may be large."""
+        """Ask our models for the summed loss, without the large logits unless accuracy is measured."""
         if not isinstance(self.model, ImplicitForCausalLM):
             return {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
         options = {"labels": labels_BL, "aligned": True, "num_items_in_batch": 1}
@@ -269,7 +269,7 @@ class TrainingLoop:
                 self.job.on_skipped(skipped)
 
     def _reason(self, what: str) -> str:
-        """What a rank's solver said, or else `what`. Collective."""
+        """The first failure message of a rank's solver, by default `what`. Collective."""
         if self._solver_failures is None:
             return what
         messages = gather_objects(self._solver_failures.message)

@@ -49,12 +49,12 @@ def run(context: StageContext) -> StageResult:
             f"{where}.positions: {positions[-1]} is beyond the {dataset.length} tokens of a row of {role}; "
             "name earlier positions"
         )
-    # fp64 has no fused kernels.
+    # No fused kernel computes in fp64.
     model = load_model(trained, {**context.runtime, "kernels": "torch"})
     if not isinstance(model, ImplicitMamba2ForCausalLM) or config.layer >= model.config.num_hidden_layers:
         raise EvaluateInputError(
-            f"{where}: the Jacobian is that of a layer of a Mamba2 model, and this is a "
-            f"{model.config.model_type} of {model.config.num_hidden_layers} layers; name the runs under `runs`, "
+            f"{where}: layer {config.layer} of a Mamba2 model is wanted, but this is a "
+            f"{model.config.model_type} of {model.config.num_hidden_layers} layers; name Mamba2 runs under `runs`, "
             "or an earlier `layer`"
         )
     about = {"kind": config.kind, "layer": config.layer, **about_model(model, trained)}
@@ -79,7 +79,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def _shortest(context: StageContext) -> tuple[str, Any]:
-    """The test set of the shortest rows, the one with most hard tokens of several, with its role."""
+    """Role and data of the test set with the shortest rows; among several, the one with the most hard tokens."""
     sources = data_inputs(context)
     datasets: dict[str, Any] = {role: open_dataset(source.work) for role, source in sources.items()}
 
@@ -92,7 +92,7 @@ def _shortest(context: StageContext) -> tuple[str, Any]:
 
 
 def _is_hard(data: dict[str, Any], ids_BL: np.ndarray) -> np.ndarray | None:
-    """Which tokens of a word problem have another group element than the identity; None for other data."""
+    """Which tokens of a word problem are not the identity of the group; None for other data."""
     return ids_BL // load_monoid(data["monoid"]).order != 0 if "group" in data else None
 
 
@@ -105,7 +105,7 @@ def _of_trained(
 
 
 def _of_random(config: JacobianConfig, *, is_implicit: bool) -> Iterator[Record]:
-    """The paper's own check, on a few random layers; `seed` is theirs, and nothing was learned."""
+    """The paper's own check, on a few untrained layers; `seed` is the seed of their weights."""
     for seed in RANDOM_SEEDS:
         layer, ids_L = random_layer(seed, is_implicit=is_implicit)
         place = {"setting": RANDOM, "seed": seed, "layer": 0, "num_layers": 1, "num_parameters": layer.num_parameters()}
@@ -114,7 +114,7 @@ def _of_random(config: JacobianConfig, *, is_implicit: bool) -> Iterator[Record]
 
 
 def _means(records: list[Record]) -> dict[str, float]:
-    """Each measure by setting, and by kind of token where there are two; what no token gave is left out."""
+    """Mean of each measure by setting and, for word problems, kind of token; measures without values are left out."""
     trained = [r for r in records if r["setting"] == TRAINED]
     groups = {
         TRAINED: trained,
@@ -132,7 +132,7 @@ def _means(records: list[Record]) -> dict[str, float]:
 
 
 def _with_one_picture_each(records: list[Record]) -> list[Record]:
-    """The records with the entries of one token of each setting, a hard one if there is one: all would be megabytes."""
+    """Keep `entries` of one token per setting only, a hard one if possible: all of them would be megabytes."""
     drawn = []
     for setting in (TRAINED, RANDOM):
         pictured = [r for r in records if r["setting"] == setting and r["entries"] is not None]

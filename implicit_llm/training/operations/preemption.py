@@ -1,4 +1,4 @@
-"""A request to stop, from Slurm, submitit or Ctrl-C: finish the step, commit, exit as one to be started again."""
+"""A request to stop, from Slurm, submitit or Ctrl-C: finish the step, commit, exit with the code for a restart."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class StopRequest:
         self._another.set()
         if self.received is None:
             self.received = signal.Signals(number).name
-            again = " (Ctrl-C again: at once)" if number == signal.SIGINT else ""
-            log.warning("%s received: the step is finished and committed, then training stops%s", self.received, again)
+            again = " (press Ctrl-C again to stop at once)" if number == signal.SIGINT else ""
+            log.warning("%s received: finishing and committing this step, then training stops%s", self.received, again)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.runs import faults
 
 _SAVE, _STOP = 1, 2
-# Of the time, at most, goes into saves by the clock: those of a 1.3B model take longer than a minute.
+# Largest share of the time for saves by the clock: saving a 1.3B model takes longer than a minute.
 _SAVE_SHARE = 0.02
 
 
@@ -21,7 +21,7 @@ class SaveSchedule:
     """Commits at the runtime's intervals, at steps to keep, at the end of the phase, and at once on a stop request.
 
     All ranks do the same at the same step, whichever of them was asked to stop or looked at the clock.
-    must_save: whether this step's state must not be lost. committed_step: the last one on disk; who commits sets it.
+    must_save: whether this step's state must not be lost. committed_step: the last step on disk, set on commit.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class SaveSchedule:
         return should_save, must_stop
 
     def after_save(self, step: int) -> bool:
-        """Say whether to stop now, as was asked for while the state was being written. Collective."""
-        # It is on disk now; another step would only have to be saved again.
+        """Say whether to stop now, for a request that came while the state was being written. Collective."""
+        # The state is on disk now; after another step it would have to be saved again.
         is_asked = max_over_ranks(int(bool(self._stop)), self._device)  # rank 0 comes here last: it has written
         self._last_save = time.monotonic()
         self._save_s += self._last_save

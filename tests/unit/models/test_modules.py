@@ -63,7 +63,7 @@ def test_an_adapter_is_merged_into_plain_weights_and_refused_by_normalised_ones(
     merged = adapted.merge_and_unload(safe_merge=safe_merge)
     torch.testing.assert_close(merged(INPUT_IDS).logits, expected, **CLOSE)
     assert not merged.base.calls_modules()
-    with pytest.raises(TypeError, match=r"^a weight-normalised projection .* keep the adapter unmerged$"):
+    with pytest.raises(TypeError, match=r"weight-normalised projection; keep it unmerged$"):
         _adapted(make_model(family), family).merge_and_unload(safe_merge=safe_merge)
 
 

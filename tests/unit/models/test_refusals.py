@@ -51,11 +51,10 @@ def test_a_cache_of_another_kind_model_or_batch_is_refused(make_model, family: s
         with pytest.raises(ValueError, match=f"a {type(foreign).__name__} holds no converged states"):
             model(IDS, past_key_values=foreign)
     cache = model(IDS, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="states are those of 2 sequences, the input has 1"):
+    with pytest.raises(ValueError, match="the cache holds 2 sequences, but the input has 1"):
         model(IDS[:1], past_key_values=cache)
-    with pytest.raises(
-        ValueError, match=f"states are those of implicit_{family} of 1 layers and width 16, the model is"
-    ):
+    maker = f"implicit_{family} of 1 layers and width 16"
+    with pytest.raises(ValueError, match=f"the cache comes from {maker}, but the model is"):
         other(IDS, past_key_values=cache)
     with pytest.raises(ValueError, match="give one of them"):
         model(IDS, past_key_values=cache, cache_params=ConvergedStateCache())
@@ -103,7 +102,7 @@ def test_models_that_are_not_ours_or_not_of_the_right_kind_are_refused(make_mode
     )
     with pytest.raises(TypeError, match="explicit model of implicit_llm, got LlamaForCausalLM"):
         implicit_llm.to_implicit(theirs)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"got ImplicitMamba2ForCausalLM.*give model\.base"):
+    with pytest.raises(TypeError, match=r"got ImplicitMamba2ForCausalLM.*pass model\.base"):
         step_after(make_model("mamba2"), IDS[0])
     with pytest.raises(TypeError, match="got ImplicitLlama3Model"):
         step_after(make_model("llama3").base, IDS[0])

@@ -92,7 +92,7 @@ class SolverConfig:
             raise SolverConfigError(f"solver.tau: {self.tau!r} is not in (0, 1]; 1 means undamped")
 
     def __new__(cls, *args: Any, **settings: Any) -> SolverConfig:
-        """Refuse an unknown setting, naming the nearest valid one. Raises: SolverConfigError."""
+        """Refuse an unknown setting and name the nearest valid one. Raises: SolverConfigError."""
         names = [field.name for field in fields(cls)]
         for key in settings:
             if key not in names:

@@ -22,8 +22,8 @@ FILE_ONLY = {"file_only": True}  # `extra` of records that the console shows in 
 def configured(log: Path | None, folder: Path | None = None) -> Iterator[None]:
     """Log to stderr and append to the file `log`, with UTC times; afterwards everything is as before.
 
-    `folder`: on the same file system, where the file has a second name; a `log` that was deleted comes back from there.
-    Snakemake deletes the log of a job before each start. Raises: StorageError when the file cannot be written.
+    `folder`, on the same file system, holds a hard link to the file: Snakemake deletes the log of a job before each
+    start, and the link brings it back. Raises: StorageError when the file cannot be written.
     """
     formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
     formatter.converter = time.gmtime
@@ -55,8 +55,8 @@ def configured(log: Path | None, folder: Path | None = None) -> Iterator[None]:
 
 
 def _link(log: Path, kept: Path) -> None:
-    """Make `log` and `kept` one file, that of `log` if both are there."""
-    with suppress(OSError):  # a file system without hard links, or another process of the job that does the same
+    """Make `log` and `kept` the same file; if both exist, keep the one at `log`."""
+    with suppress(OSError):  # no hard links on this file system, or another process of the job was faster
         if log.exists() or not kept.exists():
             log.touch()
             if kept.exists() and not kept.samefile(log):

@@ -1,4 +1,4 @@
-"""Names in the order in which people count."""
+"""Natural sort order of names with numbers."""
 
 from __future__ import annotations
 
