@@ -29,10 +29,12 @@ def rotated_heads(
     """As `kernels.operations.rotated_heads`."""
     if injection_BLE is not None:
         qkv_BLE = (qkv_BLE + injection_BLE).to(qkv_BLE.dtype)
-    counts = [heads, key_heads or heads, key_heads or heads]
-    width = qkv_BLE.shape[-1] // sum(counts)
-    parts = qkv_BLE.split([count * width for count in counts], dim=-1)
-    q, k, v = (part.unflatten(-1, (-1, width)) for part in parts)
+    key_heads = key_heads or heads
+    batch, length, columns = qkv_BLE.shape
+    width = columns // (heads + 2 * key_heads)
+    q, k, v = qkv_BLE.split([heads * width, key_heads * width, key_heads * width], dim=-1)
+    q = q.view(batch, length, heads, width)
+    k, v = k.view(batch, length, key_heads, width), v.view(batch, length, key_heads, width)
     return rotate(q, rope).transpose(1, 2), rotate(k, rope).transpose(1, 2), v.transpose(1, 2)
 
 
