@@ -213,5 +213,5 @@ def _numbers(text: str, option: str) -> list[int]:
 
 
 def _known(settings: Settings) -> Settings:
-    """Without those that were left at nothing, so that the job's default stands."""
+    """Drop unset options so that the job's defaults apply."""
     return {key: value for key, value in settings.items() if value not in (0, "", [], None)}
