@@ -92,5 +92,6 @@ def _refuse_vmap(z_BLD: Tensor) -> None:
             raise
         raise NotImplementedError(
             "torch.func.vmap cannot cross the fixed-point solver, where each sequence takes its own number of "
-            "iterations: use the batch dimension and jacrev, or mode='unrolled' in train mode"
+            "iterations: use the batch dimension, jacrev (with chunk_size=1 where gradient='implicit'), or "
+            "mode='unrolled' in train mode"
         ) from error

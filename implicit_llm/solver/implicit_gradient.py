@@ -1,7 +1,8 @@
-"""The gradient of a fixed point by the implicit function theorem, solved for without forming a Jacobian.
+"""The derivatives of a fixed point by the implicit function theorem, solved for without forming a Jacobian.
 
 At z* = f(z*, x), with g the gradient with respect to z*, the gradient with respect to x is u^T df/dx, where
-u = g + (df/dz)^T u. The equation holds for the whole sequence, whatever the blocks and the damping of the solver.
+u = g + (df/dz)^T u. In forward mode a change dx of the input changes z* by w = df/dx dx + df/dz w. The equations hold
+for the whole sequence, whatever the blocks and the damping of the solver.
 Source: Bai et al. 2019, Theorem 1. Shapes: `B` batch, `A` sequences still being solved, `L` length, `D` width.
 """
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from implicit_llm.kernels.selection import is_reference
 from implicit_llm.solver.fixed_point import FixedPointMap, solve
 from implicit_llm.solver.methods import make_update
 from implicit_llm.solver.residual import sequence_rule
@@ -22,50 +24,63 @@ from implicit_llm_contracts.config.solver import SolverConfig
 
 _log = logging.getLogger(__name__)
 
+Linear = Callable[[Tensor], tuple[Tensor, ...]]  # a product with one matrix, as `torch.func.vjp` gives it
+
 
 def implicit_step(f: Callable[[Tensor], Tensor], z_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    """Return f(z) with the gradient of the fixed point; differentiable once."""
+    """Return f(z) with the derivatives of the fixed point: once differentiable; forwards under `reference` only."""
     if not torch.is_grad_enabled():
         return f(z_BLD)
+    if is_reference():
+        fz_BLD, pull_back = torch.func.vjp(f, z_BLD)  # type: ignore[misc]  # no third value without has_aux
+        return _ImplicitDerivative.apply(fz_BLD, pull_back, solver)
     z_BLD = z_BLD.detach().requires_grad_()
-    return _ImplicitGradient.apply(f(z_BLD), z_BLD, solver)
+    fz_BLD = f(z_BLD)
+    return _ImplicitDerivative.apply(fz_BLD, lambda u: torch.autograd.grad(fz_BLD, z_BLD, u, retain_graph=True), solver)
 
 
-class _ImplicitGradient(torch.autograd.Function):
+class _ImplicitDerivative(torch.autograd.Function):
+    """Copies f(z). Reverse mode uses the product u -> (df/dz)^T u, forward mode the transpose of that product."""
+
     @staticmethod
-    def forward(ctx: Any, fz_BLD: Tensor, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
-        ctx.save_for_backward(fz_BLD, z_BLD)
-        ctx.solver = solver
-        return fz_BLD.view_as(fz_BLD)
+    def forward(fz_BLD: Tensor, pull_back: Linear, solver: SolverConfig) -> Tensor:
+        return fz_BLD.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.pull_back, ctx.solver = inputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g_BLD: Tensor) -> tuple[Tensor, None, None]:
-        fz_BLD, z_BLD = ctx.saved_tensors
-        return _solve_adjoint(fz_BLD, z_BLD, g_BLD, ctx.solver), None, None
+        return _solve_linear(ctx.pull_back, g_BLD, ctx.solver), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dfz_BLD: Tensor, *_: None) -> Tensor:
+        _, push_forward = torch.func.vjp(lambda u_BLD: ctx.pull_back(u_BLD)[0], dfz_BLD)  # type: ignore[misc]
+        return _solve_linear(push_forward, dfz_BLD, ctx.solver)
 
 
-class _Adjoint(FixedPointMap):
-    """The map u -> g + (df/dz)^T u, for some of the sequences."""
+class _Affine(FixedPointMap):
+    """The map u -> g + product(u), for some of the sequences."""
 
-    def __init__(self, fz_BLD: Tensor, z_BLD: Tensor, g_BLD: Tensor, index_A: Tensor) -> None:
-        self.fz_BLD, self.z_BLD, self.g_BLD, self.index_A = fz_BLD, z_BLD, g_BLD, index_A
+    def __init__(self, product: Linear, g_BLD: Tensor, index_A: Tensor) -> None:
+        self.product, self.g_BLD, self.index_A = product, g_BLD, index_A
 
     def __call__(self, u_ALD: Tensor) -> Tensor:
-        u_BLD = torch.zeros_like(self.fz_BLD).index_copy(0, self.index_A, u_ALD)
-        (product_BLD,) = torch.autograd.grad(self.fz_BLD, self.z_BLD, u_BLD, retain_graph=True)
-        return (self.g_BLD + product_BLD)[self.index_A]
+        u_BLD = torch.zeros_like(self.g_BLD).index_copy(0, self.index_A, u_ALD)
+        return (self.g_BLD + self.product(u_BLD)[0])[self.index_A]
 
-    def select(self, index_A: Tensor) -> _Adjoint:
-        return _Adjoint(self.fz_BLD, self.z_BLD, self.g_BLD, self.index_A[index_A])
+    def select(self, index_A: Tensor) -> _Affine:
+        return _Affine(self.product, self.g_BLD, self.index_A[index_A])
 
 
-def _solve_adjoint(fz_BLD: Tensor, z_BLD: Tensor, g_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    # Solve with each sequence's gradient at norm 1, since the loss may have any scale.
+def _solve_linear(product: Linear, g_BLD: Tensor, solver: SolverConfig) -> Tensor:
+    """Solve u = g + product(u) with each sequence's g at norm 1, since the loss may have any scale."""
     norm_B11 = torch.linalg.vector_norm(g_BLD, dim=(1, 2), keepdim=True).clamp_min(torch.finfo(g_BLD.dtype).tiny)
     everyone = torch.arange(len(g_BLD), device=g_BLD.device)
     u_BLD, stats = solve(
-        _Adjoint(fz_BLD, z_BLD, g_BLD / norm_B11, everyone),
+        _Affine(product, g_BLD / norm_B11, everyone),
         torch.zeros_like(g_BLD),
         update=make_update("anderson", solver.tau),
         rule=sequence_rule(solver.gradient_tol),

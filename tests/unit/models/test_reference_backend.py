@@ -14,13 +14,17 @@ from implicit_llm.kernels.selection import kernels
 
 BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
 EXPLICIT, UNROLLED, FREE, BY_BLOCKS = "explicit", "unrolled", "free", "free by blocks"
+IMPLICIT = "free, implicit gradient"
+TIGHT = {"tol": 1e-9, "max_iter": 100, "eval_max_iter": 100, "eval_block_len": 2}
 SOLVERS: dict[str, dict[str, Any]] = {
     UNROLLED: {"mode": "unrolled", "num_unroll": 3},
-    FREE: {"tol": 1e-9, "max_iter": 100},
-    BY_BLOCKS: {"tol": 1e-9, "max_iter": 100, "block_len": 2},
+    FREE: TIGHT,
+    BY_BLOCKS: TIGHT | {"block_len": 2},
+    IMPLICIT: TIGHT | {"gradient": "implicit", "gradient_tol": 1e-13},
 }
 DIFFERENTIATED = pytest.mark.parametrize("kind", [EXPLICIT, UNROLLED])
-ALL = pytest.mark.parametrize("kind", [EXPLICIT, UNROLLED, FREE, BY_BLOCKS])
+ALL = pytest.mark.parametrize("kind", [EXPLICIT, UNROLLED, FREE, BY_BLOCKS, IMPLICIT])
+IN_EACH_MODE = pytest.mark.parametrize("is_training", [True, False], ids=["train", "eval"])
 IDS = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
 
 
@@ -58,14 +62,15 @@ def test_loss_and_gradient_are_those_of_the_torch_kernels(model) -> None:
 
 @BOTH
 @ALL
-def test_forward_and_reverse_mode_are_derivatives_of_one_map(model) -> None:
-    f, e_BLD = logits_of(model)
+@IN_EACH_MODE
+def test_forward_and_reverse_mode_are_derivatives_of_one_map(model, kind: str, is_training: bool) -> None:
+    f, e_BLD = logits_of(model.train(is_training))
     v, u = torch.randn_like(e_BLD), torch.randn(*IDS.shape, 23, dtype=torch.float64)
     _, forward = jvp(f, (e_BLD,), (v,))
     (reverse,) = vjp(f, e_BLD)[1](u)
     assert (u * forward).sum().item() == pytest.approx((reverse * v).sum().item(), rel=1e-11)
     assert forward.norm() > 1e-6
-    jacobian = jacrev(lambda e: f(e)[0, -1])(e_BLD)
+    jacobian = jacrev(lambda e: f(e)[0, -1], chunk_size=1 if kind == IMPLICIT else None)(e_BLD)
     torch.testing.assert_close(jacobian.flatten(1) @ v.flatten(), forward[0, -1])
 
     weights = {name: value.detach() for name, value in model.named_parameters()}
@@ -113,9 +118,12 @@ def test_vmap_gives_each_sequence_as_alone_and_gradients_by_sequence(model) -> N
 
 
 @BOTH
-@pytest.mark.parametrize("kind", [FREE])
-@pytest.mark.parametrize("is_training", [True, False])
-def test_vmap_over_the_solver_is_refused(model, is_training: bool) -> None:
+@pytest.mark.parametrize("kind", [FREE, IMPLICIT])
+@IN_EACH_MODE
+def test_vmap_over_the_solver_is_refused(model, kind: str, is_training: bool) -> None:
     f, e_BLD = logits_of(model.train(is_training))
     with pytest.raises(NotImplementedError, match=r"vmap cannot cross the fixed-point solver.*batch dimension"):
         vmap(lambda e: f(e[None])[0])(e_BLD)
+    if kind == IMPLICIT:
+        with pytest.raises(NotImplementedError, match=r"jacrev \(with chunk_size=1"):
+            jacrev(f)(e_BLD)
