@@ -18,6 +18,7 @@ import typer
 from snakemake.cli import get_argument_parser
 
 from implicit_llm_workflow.commands.command_targets import config_file_of
+from implicit_llm_workflow.commands.init_command import write_project
 from implicit_llm_workflow.console import app
 from implicit_llm_workflow.experiment_files.config_files import experiment_names
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
@@ -87,6 +88,15 @@ def require(found: Iterable[str], known: Iterable[str]) -> None:
 def test_a_command_on_a_page_is_taken(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     check(shlex.split(command), OWN_FILE.findall((ROOT / page).read_text(encoding="utf-8")))
+
+
+def test_the_commands_in_a_folder_of_ones_own_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    commands = commands_of(str(tmp_path / "README.md"))
+    assert {words[0] for words in commands} == {"implicit-llm", "snakemake"}
+    for words in commands:
+        check(words)
 
 
 def test_the_pages_have_their_commands() -> None:

@@ -72,3 +72,9 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InitError, match="Snakefile: is there already"):
         write_project(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Snakefile"]
+
+
+def test_a_readme_of_ones_own_stays(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# Mine\n")
+    assert "README.md" not in write_project(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "# Mine\n"

@@ -29,6 +29,18 @@ rule everything:
     input:
         rules.all.input,
 """
+README = """\
+# Experiments with implicit language models
+
+Experiments are the files of `workflow/config/`, `demo.yaml` the smallest of them; edit them, or add one of your own.
+Results go to `results/`. Type in this folder:
+
+    implicit-llm explain --config demo                                                  # what would run, and why
+    snakemake --profile profiles/local --configfile workflow/config/demo.yaml           # run it; again, to go on
+    implicit-llm status --config demo                                                   # from a second terminal
+
+The report is `results/demo/report/index.html`.
+"""
 IGNORED = "/results/\n/.snakemake/\n"
 _GENERATED = shutil.ignore_patterns("__pycache__")
 
@@ -63,6 +75,8 @@ def write_project(folder: Path) -> list[str]:
         "envs": ENVIRONMENTS_DIR,
     }
     texts = {"Snakefile": SNAKEFILE, ".gitignore": IGNORED}
+    if not (folder / "README.md").exists():  # a repository often has one
+        texts["README.md"] = README
     for name in (*copies, *texts):
         if (folder / name).exists():
             raise InitError(f"{folder / name}: is there already; name another folder, or move it away")
