@@ -78,9 +78,12 @@ def _tell_version(is_asked: bool) -> None:
 
 @app.callback()
 def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. Can stand anywhere.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error. Can stand anywhere.", metavar="")
+    ] = False,
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and end.")
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, metavar="", help="Print the version and end."),
     ] = False,
 ) -> None:
     """Options of all commands; `main` has already taken --debug out."""

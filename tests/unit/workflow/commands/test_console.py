@@ -111,6 +111,22 @@ def test_the_nodes_are_listed_with_their_state(capsys: pytest.CaptureFixture[str
     assert "12 missing" in out
 
 
+def test_the_nodes_behind_a_job_are_listed_as_json(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    where = ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+    _, out, _ = run(capsys, "nodes", "train/implicit-s1/free", "--json", *where)
+    jobs = {job["job"]: job for job in json.loads(out)["jobs"]}
+    assert set(jobs) == {"data/s3-train", "train/implicit-s1/unrolled", "train/implicit-s1/free"}
+    assert {job["state"] for job in jobs.values()} == {"missing"}
+
+
+@pytest.mark.parametrize("command", sorted(HELPS))
+def test_the_help_names_what_an_option_takes(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """Without a name Typer shows the type, `<int range>`, and `<bool>` where an option takes nothing."""
+    _, out, _ = run(capsys, *command.split(), "--help")
+    shown = re.findall(r"(--[a-z0-9-]+) [^\n<]*<(?:bool|int|float|str|path|list)\b", out)
+    assert shown == ["--help"]  # which is Typer's own
+
+
 def test_an_identity_is_printed_as_the_job_wants_it(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     from implicit_llm_contracts.runs.identity import Identity
 

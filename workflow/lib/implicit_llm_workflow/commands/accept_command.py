@@ -25,7 +25,7 @@ def accept(
         ),
     ],
     why: Annotated[str, typer.Option(help="The reason; it stays with the result.", metavar="TEXT")] = "",
-    revoke: Annotated[bool, typer.Option("--revoke", help="Take acceptances back: what they kept is stale.")] = False,
+    revoke: Annotated[bool, options.flag("--revoke", "Take acceptances back: what they kept is stale.")] = False,
     config: options.Config = options.DEFAULT_CONFIG,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:

@@ -13,9 +13,12 @@ def estimate(
     config: options.Config = options.DEFAULT_CONFIG,
     results: options.Results = options.DEFAULT_RESULTS,
     hardware: Annotated[
-        str | None, typer.Option(help="Card of all training jobs instead of the assigned one, such as h200.")
+        str | None,
+        typer.Option(help="Card of all training jobs instead of the assigned one, such as h200.", metavar="NAME"),
     ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of each training job instead of the assigned.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of each training job instead of the assigned.", metavar="N")
+    ] = None,
     as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
     """Print what an experiment will take: FLOPs, GPU-hours on each card, memory of a GPU, disk, tokenisation.

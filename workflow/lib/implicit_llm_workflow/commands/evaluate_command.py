@@ -64,7 +64,7 @@ Sha256 = Annotated[
         rich_help_panel=BY_HAND,
     ),
 ]
-BatchSize = Annotated[int, typer.Option(min=0, help="Sequences at a time; 0 takes the default.")]
+BatchSize = Annotated[int, typer.Option(min=0, help="Sequences at a time; 0 takes the default.", metavar="N")]
 
 
 @dataclass(frozen=True)
@@ -110,23 +110,32 @@ def mode_options(
         ),
     ] = None,
     max_iter: Annotated[
-        int, typer.Option(min=0, help="f-evaluations allowed for one block; 0: as saved.", rich_help_panel=MODES)
+        int,
+        typer.Option(
+            min=0, help="f-evaluations allowed for one block; 0: as saved.", metavar="N", rich_help_panel=MODES
+        ),
     ] = 0,
     tol: Annotated[
-        float, typer.Option(min=0, max=1, help="Relative residual; 0: as saved.", rich_help_panel=MODES)
+        float,
+        typer.Option(min=0, max=1, help="Relative residual; 0: as saved.", metavar="RESIDUAL", rich_help_panel=MODES),
     ] = 0.0,
     block_len: Annotated[
-        int, typer.Option(min=0, help="Tokens of a block, for blockwise; 0: as saved.", rich_help_panel=MODES)
+        int,
+        typer.Option(min=0, help="Tokens of a block, for blockwise; 0: as saved.", metavar="N", rich_help_panel=MODES),
     ] = 0,
     stop: Annotated[
         str,
         typer.Option(
             help="What must be converged before a sequence stops: sequence, token or batch; empty: as saved.",
+            metavar="RULE",
             rich_help_panel=MODES,
         ),
     ] = "",
     max_samples: Annotated[
-        int, typer.Option(min=0, help="The first sequences of each data set only; 0: all.", rich_help_panel=MODES)
+        int,
+        typer.Option(
+            min=0, help="The first sequences of each data set only; 0: all.", metavar="N", rich_help_panel=MODES
+        ),
     ] = 0,
     sweep: Annotated[
         list[str] | None,

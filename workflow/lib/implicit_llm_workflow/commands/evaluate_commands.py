@@ -34,11 +34,13 @@ evaluate = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-MaxTokens = Annotated[int, typer.Option(min=0, help="Tokens of each test set at most, the first ones; 0: all.")]
+MaxTokens = Annotated[
+    int, typer.Option(min=0, help="Tokens of each test set at most, the first ones; 0: all.", metavar="N")
+]
 Lengths = Annotated[
     str, typer.Option(help="Lengths at which the test set is cut, such as 2048,4096; else its own.", metavar="L,L")
 ]
-Precision = Annotated[str, typer.Option(help="fp32 or bf16 (autocast); losses are fp32 always.")]
+Precision = Annotated[str, typer.Option(help="fp32 or bf16 (autocast); losses are fp32 always.", metavar="NAME")]
 Settings = dict[str, Any]
 
 
@@ -59,7 +61,8 @@ def catbabi(
         typer.Option(help="windowed, carried or both: whether the state is carried from row to row.", metavar="P,P"),
     ] = "windowed",
     carried_max_tokens: Annotated[
-        int, typer.Option(min=0, help="Words at most in the protocol carried, one window at a time; 0: all.")
+        int,
+        typer.Option(min=0, help="Words at most in the protocol carried, one window at a time; 0: all.", metavar="N"),
     ] = 0,
 ) -> Settings:
     """Accuracy at the questions of CatbAbI, in all and for each task, and of every word; in every mode.
@@ -89,10 +92,13 @@ def perplexity(lengths: Lengths = "", max_tokens: MaxTokens = 0, precision: Prec
 def lm_eval(
     tasks: Annotated[str, typer.Option(help="Tasks of the harness, or a suite such as paper.", metavar="T,T")] = "",
     task_path: Annotated[
-        str, typer.Option(help="Folder of tasks in the harness's YAML format, or its name in workflow/config/lm_eval/.")
+        str,
+        typer.Option(
+            help="Folder of tasks in the harness's YAML format, or its name in workflow/config/lm_eval/.", metavar="DIR"
+        ),
     ] = "",
-    num_fewshot: Annotated[int, typer.Option(min=0, help="Examples before a question.")] = 0,
-    limit: Annotated[int, typer.Option(min=0, help="Documents of each task, the first ones; 0: all.")] = 0,
+    num_fewshot: Annotated[int, typer.Option(min=0, help="Examples before a question.", metavar="N")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Documents of each task, the first ones; 0: all.", metavar="N")] = 0,
     precision: Precision = "fp32",
 ) -> Settings:
     """Downstream tasks by the Language Model Evaluation Harness, in every mode.
@@ -114,7 +120,9 @@ def lm_eval(
 def duality(
     lengths: Lengths = "",
     max_tokens: MaxTokens = 0,
-    trace_tokens: Annotated[int, typer.Option(min=0, help="Tokens on which convergence is followed; 0: 16384.")] = 0,
+    trace_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens on which convergence is followed; 0: 16384.", metavar="N")
+    ] = 0,
     precision: Precision = "fp32",
 ) -> Settings:
     """Whether the modes of solving agree on the same tokens, and how fast the simultaneous iteration converges.
@@ -132,10 +140,10 @@ def jacobian(
     positions: Annotated[
         str, typer.Option(help="Tokens of a row, counted from 1; by default 16, spread evenly.", metavar="P,P")
     ] = "",
-    num_sequences: Annotated[int, typer.Option(min=0, help="Rows of the test set; 0 means 9.")] = 0,
-    layer: Annotated[int, typer.Option(min=0, help="The layer whose state it is, from 0.")] = 0,
+    num_sequences: Annotated[int, typer.Option(min=0, help="Rows of the test set; 0 means 9.", metavar="N")] = 0,
+    layer: Annotated[int, typer.Option(min=0, help="The layer whose state it is, from 0.", metavar="N")] = 0,
     checked_rows: Annotated[
-        int, typer.Option(min=0, help="Rows of the Jacobian to compare with autograd; 0 means 4.")
+        int, typer.Option(min=0, help="Rows of the Jacobian to compare with autograd; 0 means 4.", metavar="N")
     ] = 0,
 ) -> Settings:
     """The Jacobian of the state of a Mamba2 model (Theorem 1): diagonal for an explicit layer, not at a fixed point.

@@ -10,7 +10,7 @@ from implicit_llm_workflow.commands import experiment_options as options
 
 
 def excerpts(
-    config: options.Config = "paper",
+    config: options.Config = options.DEFAULT_CONFIG,
     results: options.Results = options.DEFAULT_RESULTS,
     as_json: Annotated[bool, options.as_json("one entry for each")] = False,
 ) -> None:

@@ -36,9 +36,14 @@ def targets(help_text: str) -> Any:
     return typer.Argument(help=help_text, metavar="TARGET", show_default=False)
 
 
+def flag(name: str, help_text: str) -> Any:
+    """An option that takes no value; Typer would show one, `<bool>`."""
+    return typer.Option(name, help=help_text, metavar="")
+
+
 def as_json(what: str = "one entry for each job") -> Any:
     """The option --json; `what` is printed."""
-    return typer.Option("--json", help=f"Print JSON, {what}.")
+    return flag("--json", f"Print JSON, {what}.")
 
 
 def wide_console(is_error: bool = False) -> Console:

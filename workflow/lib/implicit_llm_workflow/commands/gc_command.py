@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.commands import experiment_options as options
 
@@ -28,11 +26,9 @@ def gc(
         ),
     ] = None,
     payload: Annotated[
-        bool, typer.Option("--payload", help="Delete the models, shards and checkpoints of the targets.")
+        bool, options.flag("--payload", "Delete the models, shards and checkpoints of the targets.")
     ] = False,
-    remove: Annotated[
-        bool, typer.Option("--remove", help="Delete what is listed; without it nothing is deleted.")
-    ] = False,
+    remove: Annotated[bool, options.flag("--remove", "Delete what is listed; without it nothing is deleted.")] = False,
     config: options.Config = options.DEFAULT_CONFIG,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:

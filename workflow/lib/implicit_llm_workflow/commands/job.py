@@ -47,9 +47,9 @@ Inputs = Annotated[
     ),
 ]
 Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves their number to the libraries.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Kernels = Annotated[str, typer.Option(help="auto, torch or triton.")]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves their number to the libraries.", metavar="N")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", metavar="NAME")]
+Kernels = Annotated[str, typer.Option(help="auto, torch or triton.", metavar="NAME")]
 Downloads = Annotated[
     Path,
     typer.Option(envvar="IMPLICIT_LLM_DATA", help="Folder of fetched files, which this job only reads.", metavar="DIR"),

@@ -27,7 +27,7 @@ def lineage(
             show_default=False,
         ),
     ],
-    verify: Annotated[bool, typer.Option("--verify", help="Recompute the sha256 of every file on the way.")] = False,
+    verify: Annotated[bool, options.flag("--verify", "Recompute the sha256 of every file on the way.")] = False,
     as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
     ro_crate: Annotated[
         Path | None,

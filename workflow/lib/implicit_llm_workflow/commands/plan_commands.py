@@ -32,17 +32,41 @@ def identity(
     typer.echo(plan.identities[plan.find(target).key].to_json())
 
 
-def nodes(config: options.Config = options.DEFAULT_CONFIG, results: options.Results = options.DEFAULT_RESULTS) -> None:
+def nodes(
+    targets: Annotated[
+        list[str] | None,
+        options.targets(
+            "Jobs, such as train/a5-implicit-s1/free, their run directories, fingerprints or MLflow runs, with all "
+            "that they are made from. The whole experiment if none is given."
+        ),
+    ] = None,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
+    as_json: Annotated[bool, options.as_json()] = False,
+) -> None:
     """List the jobs of an experiment: which results are fresh, stale or missing, and why.
 
     **Example**
 
         implicit-llm nodes --config workflow/config/demo.yaml
+        implicit-llm nodes train/a5-implicit-s1/free --json | jq '.jobs[] | select(.state == "stale") | .why'
     """
+    import json
+
     from rich.table import Table
 
+    from implicit_llm_workflow.results.explain import upstream_closure
+
     plan = options.make_plan(config, results)
-    statuses = plan.statuses
+    keys = upstream_closure(plan, [plan.find(target).key for target in targets]) if targets else plan.nodes
+    statuses = {key: plan.statuses[key] for key in keys}
+    if as_json:
+        jobs = [
+            {"job": key, "state": status.state, "fingerprint": plan.identities[key].fingerprint, "why": status.why}
+            for key, status in statuses.items()
+        ]
+        typer.echo(json.dumps({"experiment": plan.experiment.name, "jobs": jobs}, indent=1, ensure_ascii=False))
+        return
     table = Table("job", "state", "fingerprint", "why", box=None, pad_edge=False)
     for key, status in statuses.items():
         style = _STYLE[status.state]

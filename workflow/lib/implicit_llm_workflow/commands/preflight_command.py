@@ -13,14 +13,14 @@ from implicit_llm_workflow.library_module import leave_out_models
 
 
 def preflight(
-    hardware: Annotated[str, typer.Option(help="Name of the hardware class, for messages.")],
+    hardware: Annotated[str, typer.Option(help="Name of the hardware class, for messages.", metavar="NAME")],
     report: Annotated[Path | None, typer.Option(help="JSON file for what was found.", metavar="FILE")] = None,
     results: Annotated[Path, typer.Option(help="Folder in which results must be writable.", metavar="DIR")] = Path(
         "results"
     ),
     device: Device = "auto",
     kernels: Kernels = "auto",
-    checkpoint_bytes: Annotated[int, typer.Option(min=0, help="Size of the largest checkpoint.")] = 0,
+    checkpoint_bytes: Annotated[int, typer.Option(min=0, help="Size of the largest checkpoint.", metavar="BYTES")] = 0,
 ) -> None:
     """Look whether this machine can do the jobs of a hardware class: driver, kernels, process group, disk, versions.
 

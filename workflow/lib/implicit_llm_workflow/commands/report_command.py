@@ -33,7 +33,7 @@ def report(
         typer.Option(help="A figure or table of the paper instead of all, such as figure_1_right.", metavar="NAME"),
     ] = None,
     holes: Annotated[
-        bool, typer.Option("--holes", help="Make the report from the fresh results, and name in it those that are not.")
+        bool, options.flag("--holes", "Make the report from the fresh results, and name in it those that are not.")
     ] = False,
 ) -> None:
     """Make the report of an experiment: one HTML page, its figures, and the verdict on every claim.

@@ -23,8 +23,8 @@ class UnknownChoice(UserError):
     """A filter that no run can meet, or an order that there is not."""
 
 
-def _filter(what: str) -> Any:
-    return typer.Option(help=f"{what} May be given several times.", show_default=False)
+def _filter(what: str, metavar: str = "NAME") -> Any:
+    return typer.Option(help=f"{what} May be given several times.", metavar=metavar, show_default=False)
 
 
 def runs(
@@ -38,9 +38,12 @@ def runs(
     task: Annotated[list[str] | None, _filter("word_problem, catbabi or language_model.")] = None,
     family: Annotated[list[str] | None, _filter("Of the model: mamba2 or llama3.")] = None,
     phase: Annotated[list[str] | None, _filter("Of the curriculum, such as free.")] = None,
-    seed: Annotated[list[int] | None, _filter("A number.")] = None,
+    seed: Annotated[list[int] | None, _filter("A number.", "N")] = None,
     status: Annotated[list[str] | None, _filter("running, queued, failed, stopped, stale, waiting or done.")] = None,
-    sort: Annotated[str, typer.Option(help=f"By {', '.join(SORTED_BY)}. `file`: as in the experiment.")] = "file",
+    sort: Annotated[
+        str,
+        typer.Option(help=f"By {', '.join(SORTED_BY)}. `file`: as in the experiment.", metavar="ORDER"),
+    ] = "file",
     results: options.Results = options.DEFAULT_RESULTS,
     submitit_folder: options.SubmititFolder = None,
     as_json: Annotated[bool, options.as_json("one entry for each run")] = False,

@@ -75,16 +75,18 @@ def train(
     threads: Threads = 0,
     device: Device = "auto",
     micro_batch_size: Annotated[
-        int, typer.Option(min=0, help="Sequences of one forward pass; 0 takes the whole batch at once.")
+        int, typer.Option(min=0, help="Sequences of one forward pass; 0 takes the whole batch at once.", metavar="N")
     ] = 0,
     save_every_s: Annotated[
         float,
-        typer.Option(min=0, help="Seconds between checkpoints; more where saving takes over 2 % of the time."),
+        typer.Option(
+            min=0, help="Seconds between checkpoints; more where saving takes over 2 % of the time.", metavar="SECONDS"
+        ),
     ] = 60.0,
     save_steps: Annotated[
-        int, typer.Option(min=0, help="Steps between checkpoints as well; 0 saves by time alone.")
+        int, typer.Option(min=0, help="Steps between checkpoints as well; 0 saves by time alone.", metavar="N")
     ] = 0,
-    log_every_steps: Annotated[int, typer.Option(min=1, help="Steps between points of the journal.")] = 10,
+    log_every_steps: Annotated[int, typer.Option(min=1, help="Steps between points of the journal.", metavar="N")] = 10,
     kernels: Kernels = "auto",
     gradient_checkpointing: Annotated[
         Switch, typer.Option(help="Recompute activations in the backward pass: less memory, more time.")
@@ -93,28 +95,41 @@ def train(
         Switch,
         typer.Option(help="On a GPU, start the kernels of a training pass by one call; the numbers are the same."),
     ] = Switch.ON,
-    tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 matrix products.")] = False,
-    progress: Annotated[str, typer.Option(help="auto, bar or log.")] = "auto",
+    tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 matrix products.", metavar="")] = False,
+    progress: Annotated[str, typer.Option(help="auto, bar or log.", metavar="NAME")] = "auto",
     grace_s: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds from the stop signal to the kill; warns when a save takes longer."),
+        typer.Option(
+            min=0, help="Seconds from the stop signal to the kill; warns when a save takes longer.", metavar="SECONDS"
+        ),
     ] = None,
     hang_s: Annotated[
         float,
-        typer.Option(min=0, help="End the job, with its stacks, after so long without progress; 0 waits for ever."),
+        typer.Option(
+            min=0,
+            help="End the job, with its stacks, after so long without progress; 0 waits for ever.",
+            metavar="SECONDS",
+        ),
     ] = 1800.0,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the Slurm allocation that train together.")] = 1,
+    nodes: Annotated[
+        int, typer.Option(min=1, help="Nodes of the Slurm allocation that train together.", metavar="N")
+    ] = 1,
     processes_per_node: Annotated[
-        int, typer.Option(min=1, help="Processes on each node, one for each GPU; they share its CPU threads.")
+        int,
+        typer.Option(min=1, help="Processes on each node, one for each GPU; they share its CPU threads.", metavar="N"),
     ] = 1,
     alarm_unconverged_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Warn when more than this share of the tokens has no fixed point.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Warn when more than this share of the tokens has no fixed point.", metavar="SHARE"
+        ),
     ] = 0.5,
     alarm_residual: Annotated[
-        float, typer.Option(min=0, help="Warn when the largest residual stays above this one.")
+        float, typer.Option(min=0, help="Warn when the largest residual stays above this one.", metavar="RESIDUAL")
     ] = 0.5,
     resume: Annotated[
-        Path | None, typer.Option(help="Checkpoint, or run directory with one, of the same identity to go on from.")
+        Path | None,
+        typer.Option(help="Checkpoint, or run directory with one, of the same identity to go on from.", metavar="DIR"),
     ] = None,
 ) -> None:
     """Train one phase of a curriculum; a later phase starts from the checkpoint of the one before it.

@@ -26,10 +26,12 @@ def status(
     ] = None,
     config: options.Config = options.DEFAULT_CONFIG,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Look again and again, until all is done or nothing moves any more.")
+        bool, options.flag("--watch", "Look again and again, until all is done or nothing moves any more.")
     ] = False,
-    every_s: Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)] = 5.0,
-    lines: Annotated[int, typer.Option(help="Of the log of a failed job, how many.", min=0)] = 8,
+    every_s: Annotated[
+        float, typer.Option(help="Seconds between two looks of --watch.", metavar="SECONDS", min=0.1)
+    ] = 5.0,
+    lines: Annotated[int, typer.Option(help="Of the log of a failed job, how many.", metavar="N", min=0)] = 8,
     results: options.Results = options.DEFAULT_RESULTS,
     submitit_folder: options.SubmititFolder = None,
     as_json: Annotated[bool, options.as_json()] = False,
