@@ -56,7 +56,7 @@ def test_a_job_at_work_and_one_that_failed_are_told_and_then_all_is_done(project
         assert driver.wait(DEADLINE_S) == 1
     found = status(project)
     assert (found["driver"]["is_alive"], states(found)[FREE], states(found)[FAILING]) == (False, "done", "failed")
-    assert found["next"].startswith("snakemake --configfile tiny.yaml --profile profiles/local ")
+    assert found["next"] == "snakemake --configfile tiny.yaml --profile profiles/local"
     project.command(*found["next"].split(), "--cores", "2")
     assert set(states(status(project)).values()) == {"done"}
 
