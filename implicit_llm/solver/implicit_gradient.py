@@ -25,62 +25,66 @@ from implicit_llm_contracts.config.solver import SolverConfig
 _log = logging.getLogger(__name__)
 
 Linear = Callable[[Tensor], tuple[Tensor, ...]]  # a product with one matrix, as `torch.func.vjp` gives it
+IsWanted = Callable[[int], bool]  # as `FixedPointMap.is_wanted`
 
 
-def implicit_step(f: Callable[[Tensor], Tensor], z_BLD: Tensor, solver: SolverConfig) -> Tensor:
+def implicit_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
     """Return f(z) with the derivatives of the fixed point: once differentiable; forwards under `reference` only."""
     if not torch.is_grad_enabled():
         return f(z_BLD)
     if is_reference():
         fz_BLD, pull_back = torch.func.vjp(f, z_BLD)  # type: ignore[misc]  # no third value without has_aux
-        return _ImplicitDerivative.apply(fz_BLD, pull_back, solver)
+        return _ImplicitDerivative.apply(fz_BLD, pull_back, f.is_wanted, solver)
     z_BLD = z_BLD.detach().requires_grad_()
     fz_BLD = f(z_BLD)
-    return _ImplicitDerivative.apply(fz_BLD, lambda u: torch.autograd.grad(fz_BLD, z_BLD, u, retain_graph=True), solver)
+    return _ImplicitDerivative.apply(
+        fz_BLD, lambda u: torch.autograd.grad(fz_BLD, z_BLD, u, retain_graph=True), f.is_wanted, solver
+    )
 
 
 class _ImplicitDerivative(torch.autograd.Function):
     """Copies f(z). Reverse mode uses the product u -> (df/dz)^T u, forward mode the transpose of that product."""
 
     @staticmethod
-    def forward(fz_BLD: Tensor, pull_back: Linear, solver: SolverConfig) -> Tensor:
+    def forward(fz_BLD: Tensor, pull_back: Linear, is_wanted: IsWanted, solver: SolverConfig) -> Tensor:
         return fz_BLD.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.pull_back, ctx.solver = inputs
+        _, ctx.pull_back, ctx.is_wanted, ctx.solver = inputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g_BLD: Tensor) -> tuple[Tensor, None, None]:
-        return _solve_linear(ctx.pull_back, g_BLD, ctx.solver), None, None
+    def backward(ctx: Any, g_BLD: Tensor) -> tuple[Tensor, None, None, None]:
+        return _solve_linear(ctx.pull_back, g_BLD, ctx.is_wanted, ctx.solver), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, dfz_BLD: Tensor, *_: None) -> Tensor:
         _, push_forward = torch.func.vjp(lambda u_BLD: ctx.pull_back(u_BLD)[0], dfz_BLD)  # type: ignore[misc]
-        return _solve_linear(push_forward, dfz_BLD, ctx.solver)
+        return _solve_linear(push_forward, dfz_BLD, ctx.is_wanted, ctx.solver)
 
 
 class _Affine(FixedPointMap):
     """The map u -> g + product(u), for some of the sequences."""
 
-    def __init__(self, product: Linear, g_BLD: Tensor, index_A: Tensor) -> None:
+    def __init__(self, product: Linear, g_BLD: Tensor, index_A: Tensor, is_wanted: IsWanted) -> None:
         self.product, self.g_BLD, self.index_A = product, g_BLD, index_A
+        self.is_wanted = is_wanted  # type: ignore[assignment]  # a product gathers sharded layers, as f does
 
     def __call__(self, u_ALD: Tensor) -> Tensor:
         u_BLD = torch.zeros_like(self.g_BLD).index_copy(0, self.index_A, u_ALD)
         return (self.g_BLD + self.product(u_BLD)[0])[self.index_A]
 
     def select(self, index_A: Tensor) -> _Affine:
-        return _Affine(self.product, self.g_BLD, self.index_A[index_A])
+        return _Affine(self.product, self.g_BLD, self.index_A[index_A], self.is_wanted)
 
 
-def _solve_linear(product: Linear, g_BLD: Tensor, solver: SolverConfig) -> Tensor:
+def _solve_linear(product: Linear, g_BLD: Tensor, is_wanted: IsWanted, solver: SolverConfig) -> Tensor:
     """Solve u = g + product(u) with each sequence's g at norm 1, since the loss may have any scale."""
     norm_B11 = torch.linalg.vector_norm(g_BLD, dim=(1, 2), keepdim=True).clamp_min(torch.finfo(g_BLD.dtype).tiny)
     everyone = torch.arange(len(g_BLD), device=g_BLD.device)
     u_BLD, stats = solve(
-        _Affine(product, g_BLD / norm_B11, everyone),
+        _Affine(product, g_BLD / norm_B11, everyone, is_wanted),
         torch.zeros_like(g_BLD),
         update=make_update("anderson", solver.tau),
         rule=sequence_rule(solver.gradient_tol),

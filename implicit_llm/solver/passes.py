@@ -31,13 +31,11 @@ class BlockMap(FixedPointMap, Protocol):
         ...
 
 
-class SequenceMap(Protocol):
+class SequenceMap(FixedPointMap, Protocol):
     """f(., x) on whole sequences, differentiable; `block` restricts it to tokens start to end after `state`."""
 
     @property
     def valid_BL(self) -> Tensor | None: ...
-
-    def __call__(self, z_BLD: Tensor) -> Tensor: ...
 
     def block(self, start: int, end: int, state: Any) -> BlockMap: ...
 

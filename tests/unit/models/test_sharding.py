@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed, multiprocessing
@@ -11,7 +12,11 @@ from transformers import AutoModelForCausalLM
 
 import implicit_llm  # noqa: F401  (registers the models, also in the processes)
 
-FAMILIES = ("mamba2", "llama3")
+MODELS: dict[str, dict[str, Any]] = {
+    "mamba2": {},
+    "llama3": {},
+    "mamba2 with implicit gradient": {"gradient": "implicit", "gradient_tol": 1e-10},
+}
 # Of these two batches the first takes more iterations, and its sequences stop apart.
 BATCHES = (torch.randint(1, 23, (2, 8), generator=torch.Generator().manual_seed(0)), torch.full((2, 8), 3))
 
@@ -22,11 +27,11 @@ def _tokens(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _sharded_passes(rank: int, folder: Path) -> None:
-    """In each process and for each family: tokens of its batch, then gradients, which both processes sum up."""
+    """In each process and for each model: tokens of its batch, then gradients, which both processes sum up."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    for family in FAMILIES:
-        model = AutoModelForCausalLM.from_pretrained(folder / family, dtype=torch.float64)
+    for name in MODELS:
+        model = AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float64)
         for layer in model.base.layers:
             fully_shard(layer)
         fully_shard(model)
@@ -35,19 +40,20 @@ def _sharded_passes(rank: int, folder: Path) -> None:
         output = model.train()(BATCHES[rank], labels=BATCHES[rank])
         output.loss.backward()
         gradients = [parameter.grad.full_tensor() for parameter in parameters]
-        torch.save((gradients, tokens, output.solver_stats.num_iter), folder / f"{family}-{rank}.pt")
+        torch.save((gradients, tokens, output.solver_stats.num_iter), folder / f"{name}-{rank}.pt")
     distributed.destroy_process_group()
 
 
 def test_two_sharded_processes_give_the_gradients_and_tokens_of_one(make_model, tmp_path: Path) -> None:
     models = {
-        family: make_model(family, num_hidden_layers=2, tol=1e-6, max_iter=60, block_len=4) for family in FAMILIES
+        name: make_model(name.split()[0], num_hidden_layers=2, tol=1e-6, max_iter=60, block_len=4, **settings)
+        for name, settings in MODELS.items()
     }
-    for family, model in models.items():
-        model.save_pretrained(tmp_path / family)
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
     multiprocessing.spawn(_sharded_passes, (tmp_path,), nprocs=2)
-    for family, model in models.items():
-        found = [torch.load(tmp_path / f"{family}-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    for name, model in models.items():
+        found = [torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True) for rank in (0, 1)]
         for ids, (_, tokens, num_iter) in zip(BATCHES, found, strict=True):
             assert torch.equal(tokens, _tokens(model, ids))
             output = model.train()(ids, labels=ids)
