@@ -6,7 +6,7 @@ side; there may be fewer heads of keys and values than of queries.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,12 +40,12 @@ def rotated_heads(
 
 def attend(q_BHLP: Tensor, k_BHSP: Tensor, v_BHSP: Tensor, mask: Tensor | None, *, is_causal: bool = False) -> Tensor:
     """Softmax attention, (B, H, L, P). The faster implementations have no second derivative and no forward mode."""
-    implementations = sdpa_kernel(SDPBackend.MATH) if is_reference() else nullcontext()
     is_grouped = q_BHLP.shape[1] != k_BHSP.shape[1]
-    with implementations:
-        return F.scaled_dot_product_attention(
-            q_BHLP, k_BHSP, v_BHSP, attn_mask=mask, is_causal=is_causal, enable_gqa=is_grouped
-        )
+    options: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "enable_gqa": is_grouped}
+    if not is_reference():
+        return F.scaled_dot_product_attention(q_BHLP, k_BHSP, v_BHSP, **options)
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q_BHLP, k_BHSP, v_BHSP, **options)
 
 
 def seen_in_room(position_L: Tensor, room: int) -> Tensor:
