@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.solver.fixed_point import FixedPointMap, solve
@@ -52,16 +51,40 @@ class _ImplicitDerivative(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, ctx.pull_back, ctx.is_wanted, ctx.solver = inputs
+        ctx.save_for_backward(output)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g_BLD: Tensor) -> tuple[Tensor, None, None, None]:
-        return _solve_linear(ctx.pull_back, g_BLD, ctx.is_wanted, ctx.solver), None, None, None
+        (fz_BLD,) = ctx.saved_tensors
+        with torch.no_grad():
+            u_BLD = _solve_linear(ctx.pull_back, g_BLD, ctx.is_wanted, ctx.solver)
+        return _OnceDifferentiable.apply(u_BLD, g_BLD, fz_BLD), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, dfz_BLD: Tensor, *_: None) -> Tensor:
         _, push_forward = torch.func.vjp(lambda u_BLD: ctx.pull_back(u_BLD)[0], dfz_BLD)  # type: ignore[misc]
-        return _solve_linear(push_forward, dfz_BLD, ctx.is_wanted, ctx.solver)
+        with torch.no_grad():
+            w_BLD = _solve_linear(push_forward, dfz_BLD, ctx.is_wanted, ctx.solver)
+        return _OnceDifferentiable.apply(w_BLD, dfz_BLD)
+
+
+class _OnceDifferentiable(torch.autograd.Function):
+    """Passes on a solved u, which autograd would otherwise take for a constant in derivatives of derivatives."""
+
+    @staticmethod
+    def forward(u_BLD: Tensor, *depends_on: Tensor) -> Tensor:
+        return u_BLD.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise NotImplementedError(
+            "gradient='implicit' has no second derivatives: take gradient='phantom', or mode='unrolled' in train mode"
+        )
+
+    jvp = backward
 
 
 class _Affine(FixedPointMap):

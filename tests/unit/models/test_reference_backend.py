@@ -82,6 +82,23 @@ def test_forward_and_reverse_mode_are_derivatives_of_one_map(model, kind: str, i
     assert (u * forward).sum().item() == pytest.approx(expected.item(), rel=1e-11)
 
 
+@pytest.mark.parametrize("family", ["mamba2"])
+@pytest.mark.parametrize("kind", [IMPLICIT])
+@pytest.mark.parametrize(
+    "twice",
+    [
+        lambda loss, e_BLD: vjp(grad(loss), e_BLD)[1](e_BLD),
+        lambda loss, e_BLD: torch.autograd.grad(jvp(loss, (e_BLD,), (e_BLD.detach(),))[1], e_BLD),
+        lambda loss, e_BLD: torch.autograd.functional.hvp(loss, e_BLD, e_BLD.detach()),
+    ],
+    ids=["vjp of grad", "backward of jvp", "create_graph"],
+)
+def test_second_derivatives_of_the_implicit_gradient_are_refused(model, twice: Callable[..., Any]) -> None:
+    f, e_BLD = logits_of(model)
+    with pytest.raises(NotImplementedError, match="has no second derivatives"):
+        twice(lambda e: f(e).square().sum(), e_BLD.requires_grad_())
+
+
 @BOTH
 @DIFFERENTIATED
 def test_first_and_second_derivatives_are_those_of_finite_differences(model) -> None:
