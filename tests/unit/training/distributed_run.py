@@ -33,6 +33,7 @@ _SHORT: dict[str, Any] = {"phase": {"end_step": STEPS}, "total_steps": STEPS}
 # Without dropout: each process draws masks of its own.
 CONFIGS = {
     "explicit": train_config({**LLAMA, "attention_dropout": 0.0}, **_SHORT),
+    "long": train_config({**LLAMA, "attention_dropout": 0.0}, phase={"end_step": 5000}, total_steps=5000),
     "implicit": train_config(
         {**IMPLICIT, "dropout": 0.0}, phase={"end_step": STEPS, "solver": FREE}, total_steps=STEPS
     ),
