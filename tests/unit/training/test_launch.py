@@ -86,7 +86,7 @@ def test_a_stop_signal_to_the_launcher_reaches_all_once_and_what_was_committed_g
     first.process.send_signal(signal.SIGTERM)  # as Slurm does after the preemption notice
     code, errors = first.end()
     assert code == 75, errors
-    assert "SIGUSR2 received" in errors
+    assert errors.count("SIGUSR2 received") == 2
     assert first.status["failure_class"] == "preempted"
     assert 1 <= first.steps_reported() < STEPS
     (kept,) = [path.name for path in (work_of(stopped) / "checkpoints").iterdir()][-1:]
