@@ -28,12 +28,12 @@ from implicit_llm.training.replicas import ReplicasDiffer
 from implicit_llm_contracts.runs.errors import Preempted
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, request, train_config
 
-STEPS = 6
+STEPS, MANY_STEPS = 6, 200
 _SHORT: dict[str, Any] = {"phase": {"end_step": STEPS}, "total_steps": STEPS}
 # Without dropout: each process draws masks of its own.
 CONFIGS = {
     "explicit": train_config({**LLAMA, "attention_dropout": 0.0}, **_SHORT),
-    "long": train_config({**LLAMA, "attention_dropout": 0.0}, phase={"end_step": 5000}, total_steps=5000),
+    "long": train_config({**LLAMA, "attention_dropout": 0.0}, phase={"end_step": MANY_STEPS}, total_steps=MANY_STEPS),
     "implicit": train_config(
         {**IMPLICIT, "dropout": 0.0}, phase={"end_step": STEPS, "solver": FREE}, total_steps=STEPS
     ),

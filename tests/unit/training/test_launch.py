@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.training.distributed_run import STEPS
+from tests.unit.training.distributed_run import MANY_STEPS
 from tests.unit.training.small_runs import artifacts, logged, work_of
 
 ROOT = Path(__file__).parents[3]
@@ -80,7 +80,7 @@ def test_a_stop_signal_to_the_launcher_reaches_all_once_and_what_was_committed_g
     tmp_path: Path, data: Path, number: signal.Signals
 ) -> None:
     stopped, undisturbed = tmp_path / "stopped" / "only", tmp_path / "undisturbed" / "only"
-    first = Launched(stopped, data, save_steps=1)
+    first = Launched(stopped, data, config="long", save_steps=1)  # it would not end before the signal comes
     wait_until(lambda: first.steps_reported() >= 1)
     first.process.send_signal(number)
     first.process.send_signal(signal.SIGTERM)  # as Slurm does after the preemption notice
@@ -88,12 +88,12 @@ def test_a_stop_signal_to_the_launcher_reaches_all_once_and_what_was_committed_g
     assert code == 75, errors
     assert errors.count("SIGUSR2 received") == 2
     assert first.status["failure_class"] == "preempted"
-    assert 1 <= first.steps_reported() < STEPS
+    assert 1 <= first.steps_reported() < MANY_STEPS
     (kept,) = [path.name for path in (work_of(stopped) / "checkpoints").iterdir()][-1:]
     assert kept.startswith("step-")
 
-    assert Launched(stopped, data).end()[0] == 0
-    assert Launched(undisturbed, data).end()[0] == 0
+    assert Launched(stopped, data, config="long").end()[0] == 0
+    assert Launched(undisturbed, data, config="long").end()[0] == 0
     assert artifacts(stopped) == artifacts(undisturbed)
     assert logged(stopped) == logged(undisturbed)
 
