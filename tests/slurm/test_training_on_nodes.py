@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import SlurmCluster
+from slurm_cluster import SlurmCluster
 from tests.slurm.training_job import TrainingJob
 from tests.unit.training.distributed_run import CONFIGS, STEPS
 from tests.unit.training.small_runs import artifacts, logged, make_data, train, work_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import SlurmCluster
+from slurm_cluster import SlurmCluster
 from tests.workflow.cluster_site import edit_site
 from tests.workflow.tiny_project import Project, make_real_project
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
-from tests.slurm.cluster import SlurmCluster
+from slurm_cluster import SlurmCluster
 from tests.unit.training.small_runs import request
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.observed import Observer
-from implicit_llm_workflow.results.submitted_jobs import FOLDER, submitted_jobs
+from implicit_llm_workflow.results.submitted_jobs import submitted_jobs
 from snakemake_executor_plugin_submitit import record
 from snakemake_executor_plugin_submitit.job_files import JobFiles, write_json
 from tests.unit.workflow.experiments import ExperimentFile
@@ -40,7 +40,7 @@ def submit(plan: Plan, key: str, rule: str = "train_word_problem", **changes: ob
     plan.write_job_files()
     home = plan.root.parent.parent.absolute()
     outputs = [str(home / "results" / "tiny" / key / "manifest.json")]
-    files = record.job_files(home / FOLDER, rule, outputs)
+    files = record.job_files(home / record.DEFAULT_FOLDER, rule, outputs)
     values = {"key": "k", "name": "n", "number": 1, "cluster": "slurm", "folder": str(files.submission(1))}
     record.save(files, record.Record(**values, state="submitted", job_id="12").changed(**changes))
     return files

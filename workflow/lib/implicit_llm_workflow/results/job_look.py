@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
@@ -19,7 +19,9 @@ from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
 from implicit_llm_workflow.planning.staleness import Status
 from implicit_llm_workflow.results.journals import JOURNAL, Point, Tail, read_tail
 from implicit_llm_workflow.results.lock_holder import holder_of
-from implicit_llm_workflow.results.submitted_jobs import Submitted
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_submitit.records import Submitted
 
 State = Literal["running", "queued", "failed", "stopped", "stale", "waiting", "done"]
 STATES: tuple[State, ...] = get_args(State)

@@ -250,9 +250,9 @@ def _log_of(snapshot: Snapshot, job: Observed) -> Path:
 def _advice(failure_class: str | None) -> str:
     if failure_class is None:
         return ""
-    from snakemake_executor_plugin_submitit.failure import NEXT
+    from snakemake_executor_plugin_submitit.records import ADVICE
 
-    return str(NEXT.get(failure_class, ""))
+    return ADVICE.get(failure_class, "")
 
 
 def _command(snapshot: Snapshot) -> str:

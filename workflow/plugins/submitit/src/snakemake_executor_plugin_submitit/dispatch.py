@@ -16,10 +16,10 @@ from typing import Any
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from snakemake_executor_plugin_submitit import attempts, parameters, processes, record
-from snakemake_executor_plugin_submitit.failure import MORE_MEMORY
+from snakemake_executor_plugin_submitit.failure import MORE_MEMORY, is_provisional
 from snakemake_executor_plugin_submitit.job_files import JobFiles, read_json
 from snakemake_executor_plugin_submitit.local_jobs import stop_all
-from snakemake_executor_plugin_submitit.monitor import Tracked, is_provisional
+from snakemake_executor_plugin_submitit.monitor import Tracked
 from snakemake_executor_plugin_submitit.prepared import Prepared, has_all_outputs
 from snakemake_executor_plugin_submitit.record import Record
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
@@ -51,7 +51,7 @@ class Dispatcher:
     def known(self, jobs: Sequence[Prepared]) -> Known:
         """What Slurm knows of earlier submissions of these jobs, in one question."""
         earlier = [record.load(job.files) for job in jobs]
-        ids = [found.job_id for found in earlier if found and found.job_id and _is_open(found)]
+        ids = [found.job_id for found in earlier if found and found.job_id and found.is_open]
         if not ids or self.settings.cluster != "slurm":
             return Known({}, True)
         try:
@@ -101,7 +101,7 @@ class Dispatcher:
     def _adopt(self, job: Prepared, known: Known) -> Tracked | None:
         """The job as it was submitted before, if that is still worth something. Raises: Busy, NoAnswer."""
         found = record.load(job.files)
-        if found is None or not _is_open(found):
+        if found is None or not found.is_open:
             return None
         if found.cluster != self.settings.cluster and found.cluster == "debug":
             return None
@@ -235,10 +235,6 @@ def visible_gpus() -> list[int]:
     return sorted(
         int(match[1]) for path in glob.glob("/dev/nvidia*") if (match := re.fullmatch(r".*nvidia(\d+)", path))
     )
-
-
-def _is_open(found: Record) -> bool:
-    return found.state in (record.SUBMITTING, record.SUBMITTED)
 
 
 def _cancel_command(found: Record) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 PREEMPTED_EXIT = 75  # EX_TEMPFAIL: the job asks to be started again
 USER_EXIT = 2
@@ -95,3 +97,8 @@ def class_of_state(state: str, stderr: str) -> str:
     if state not in ("CANCELLED", "PREEMPTED") and _OUT_OF_MEMORY.search(stderr):
         return "oom"
     return SLURM_CLASSES.get(state, "lost")
+
+
+def is_provisional(outcome: Mapping[str, Any]) -> bool:
+    """Whether Slurm knows better: after SIGTERM it may requeue the job, or somebody has cancelled it."""
+    return outcome.get("asked") == "SIGTERM" and outcome.get("failure_class") in ("preempted", "timeout")

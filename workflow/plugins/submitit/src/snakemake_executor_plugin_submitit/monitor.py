@@ -12,7 +12,7 @@ from typing import Any
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from snakemake_executor_plugin_submitit import attempts, failure, processes
-from snakemake_executor_plugin_submitit.failure import Failure
+from snakemake_executor_plugin_submitit.failure import Failure, is_provisional
 from snakemake_executor_plugin_submitit.job_files import JobFiles, last_lines, read_json
 from snakemake_executor_plugin_submitit.prepared import Prepared
 from snakemake_executor_plugin_submitit.record import Record
@@ -120,11 +120,6 @@ class Monitor:
 
 def outcome_of(job: Tracked) -> dict[str, Any]:
     return read_json(job.files.outcome(job.record.number))
-
-
-def is_provisional(outcome: dict[str, Any]) -> bool:
-    """Whether Slurm knows better: after SIGTERM it may requeue the job, or somebody has cancelled it."""
-    return outcome.get("asked") == "SIGTERM" and outcome.get("failure_class") in ("preempted", "timeout")
 
 
 def verdict_of(outcome: dict[str, Any], state: str = "") -> Verdict:

@@ -22,6 +22,8 @@ SUBMITTING = "submitting"  # sbatch may have been called or not
 SUBMITTED = "submitted"
 REPORTED = "reported"  # Snakemake has been told how it ended; nothing to be taken over
 CANCELLED = "cancelled"
+KEY_DIGITS = 16
+DEFAULT_FOLDER = Path(".snakemake/submitit")  # in the working directory of Snakemake
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class Record:
     retries: dict[str, int] = field(default_factory=dict)
     gpus: tuple[int, ...] = ()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether Snakemake has not been told yet how the submission ended."""
+        return self.state in (SUBMITTING, SUBMITTED)
+
     def changed(self, **values: Any) -> Record:
         return replace(self, **values)
 
@@ -68,7 +75,7 @@ def load(files: JobFiles) -> Record | None:
 
 def job_files(folder: Path, rule: str, outputs: list[str]) -> JobFiles:
     """The folder of the job that makes `outputs`."""
-    return JobFiles(folder / "jobs" / f"{_plain(rule)}-{digest(outputs)[:16]}")
+    return JobFiles(folder / "jobs" / f"{_plain(rule)}-{digest(outputs)[:KEY_DIGITS]}")
 
 
 def content_key(rule: str, outputs: list[str], params: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_submitit import processes
-from tests.slurm.toy_project import ToyProject, write_shim
+from toy_project import ToyProject, write_shim
 
 ENTRY = "snakemake_executor_plugin_submitit.entry"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.slurm.cluster import SlurmCluster
+from slurm_cluster import SlurmCluster
 
 TRAIN = '''\
 """Counts to --steps, one step each --pause; asked to stop it writes how far it came and exits with 75."""

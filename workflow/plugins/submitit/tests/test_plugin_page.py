@@ -9,7 +9,7 @@ from pathlib import Path
 from snakemake_executor_plugin_submitit.failure import RETRIES
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 
-PAGE = Path(__file__).parents[3] / "workflow" / "plugins" / "submitit" / "README.md"
+PAGE = Path(__file__).parents[1] / "README.md"
 
 
 def rows(heading: str) -> list[list[str]]:

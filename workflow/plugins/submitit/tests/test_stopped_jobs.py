@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.slurm.toy_project import ToyProject
+from toy_project import ToyProject
 
 LOW = {"mem_mb": 500, "runtime": 10, "slurm_partition": "low"}
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.toy_project import ToyProject, write_shim
+from toy_project import ToyProject, write_shim
 
 
 def submitted(project: ToyProject) -> int:

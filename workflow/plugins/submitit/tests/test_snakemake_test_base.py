@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import snakemake.common.tests as base
 
+from slurm_cluster import SlurmCluster
 from snakemake_executor_plugin_submitit import ExecutorSettings
-from tests.slurm.cluster import SlurmCluster
 
 
 class OnThisMachine(base.TestWorkflowsLocalStorageBase):

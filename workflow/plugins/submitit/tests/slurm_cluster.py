@@ -18,11 +18,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 PROGRAMS = {
     "munged": "munge",
@@ -46,6 +49,16 @@ def why_not() -> str | None:
         return "a Slurm for tests is started by root only"
     missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program)})
     return f"packages are missing: apt-get install {' '.join(missing)}" if missing else None
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmCluster]:
+    """A running Slurm; skips where none can be started."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="slurm-") as root, SlurmCluster(Path(root)) as cluster:
+        yield cluster
 
 
 @dataclass

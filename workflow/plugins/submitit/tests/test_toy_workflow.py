@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.toy_project import ToyProject
+from toy_project import ToyProject
 
 
 def test_it_runs_on_this_machine(on_this_machine: ToyProject) -> None:
@@ -22,7 +22,8 @@ def test_it_runs_on_this_machine(on_this_machine: ToyProject) -> None:
 
 def test_without_slurm_the_first_line_says_what_to_type(on_this_machine: ToyProject, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
+    for program in ("bash", "which"):  # the official plugin calls `which` when Snakemake imports it
+        (tmp_path / "bin" / program).symlink_to(f"/usr/bin/{program}")
     on_this_machine.path_variable = str(tmp_path / "bin")
     said = on_this_machine.run("--submitit-cluster", "slurm")
     assert "sbatch and srun are not on PATH" in said

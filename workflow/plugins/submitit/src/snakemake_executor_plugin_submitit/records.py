@@ -1,0 +1,121 @@
+"""What became of the jobs that the executor submitted: the public view of its folder, for other programs.
+
+Everything else in this package may change; this module keeps its names. It never waits for the executor and changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from snakemake_executor_plugin_submitit import failure, processes, record
+from snakemake_executor_plugin_submitit.job_files import JobFiles, read_json
+from snakemake_executor_plugin_submitit.record import DEFAULT_FOLDER, Record
+from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue, SlurmState
+
+__all__ = ["ADVICE", "DEFAULT_FOLDER", "Submitted", "job_key", "read_jobs"]
+
+ADVICE: Mapping[str, str] = failure.NEXT
+"""What a user can do about a failure, by its class."""
+
+_SILENT = logging.getLogger(f"{__name__}.silent")  # a question that fails shows in the answer
+_SILENT.addHandler(logging.NullHandler())
+_SILENT.propagate = False
+_QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The last submission of a job. `state`: None if nobody can tell whether it still runs.
+
+    `slurm_state` is Slurm's own word, `reason` why a job waits; `failure_class` and `message` say how it ended.
+    """
+
+    job_id: str
+    cluster: str
+    state: Literal["queued", "running", "ended"] | None
+    slurm_state: str
+    reason: str
+    nodes: str
+    submitted_unix_s: float
+    failure_class: str | None
+    message: str
+    output_log: Path
+
+
+def job_key(outputs: Iterable[str | os.PathLike[str]]) -> str:
+    """The key of the job that makes `outputs`: absolute, normalised paths of all that its rule declares."""
+    return record.digest(sorted(os.path.normpath(output) for output in outputs))[: record.KEY_DIGITS]
+
+
+def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None) -> dict[str, Submitted]:
+    """The jobs ever submitted from `folder`, by `job_key`; only those of `keys` if given.
+
+    Asks Slurm once, and only if something may still run.
+    """
+    try:
+        names = os.listdir(folder / "jobs")
+    except OSError:
+        return {}
+    found: dict[str, tuple[JobFiles, Record]] = {}
+    for name in names:
+        key, files = name.rpartition("-")[2], JobFiles(folder / "jobs" / name)
+        known = record.load(files) if keys is None or key in keys else None
+        if known is not None:
+            found[key] = (files, known)
+    slurm = _ask_slurm(known for files, known in found.values() if not _is_final(files, known))
+    return {key: _submitted(files, known, slurm) for key, (files, known) in found.items()}
+
+
+def _is_final(files: JobFiles, known: Record) -> bool:
+    """Whether the job itself said how it ended, and Slurm cannot know better."""
+    outcome = read_json(files.outcome(known.number))
+    return bool(outcome) and not failure.is_provisional(outcome)
+
+
+def _ask_slurm(records: Iterable[Record]) -> Mapping[str, SlurmState] | None:
+    """States by job id; None where Slurm gives no answer."""
+    ids = [known.job_id for known in records if known.cluster == "slurm" and known.is_open and known.job_id]
+    if not ids:
+        return {}
+    try:
+        return SlurmQueue(interval_s=0, log=_SILENT).ask(ids)
+    except NoAnswer:
+        return None
+
+
+def _submitted(files: JobFiles, known: Record, slurm: Mapping[str, SlurmState] | None) -> Submitted:
+    outcome, current = read_json(files.outcome(known.number)), (slurm or {}).get(known.job_id)
+    if current is not None and current.state == "CANCELLED":  # the driver will see the same, some seconds later
+        outcome = {**outcome, "failure_class": "user", "message": "cancelled"}
+    return Submitted(
+        job_id=known.job_id,
+        cluster=known.cluster,
+        state=_state(known, bool(outcome), current, is_answered=slurm is not None),
+        slurm_state=current.state if current is not None else "",
+        reason=current.reason if current is not None else "",
+        nodes=(current.nodes if current is not None else "") or str(outcome.get("nodes") or ""),
+        submitted_unix_s=known.submitted_unix_s,
+        failure_class=outcome.get("failure_class"),
+        message=" ".join(str(outcome.get("message") or "").split()),
+        output_log=files.output_log,
+    )
+
+
+def _state(
+    known: Record, has_outcome: bool, current: SlurmState | None, *, is_answered: bool
+) -> Literal["queued", "running", "ended"] | None:
+    if not known.is_open or (has_outcome and current is None):
+        return "ended"
+    if known.cluster != "slurm":
+        if not known.job_id or known.host != os.uname().nodename:
+            return None
+        return "running" if processes.is_alive(int(known.job_id), known.started) else "ended"
+    if current is None:
+        return "ended" if is_answered and known.job_id else None
+    return "queued" if current.state in _QUEUED else "ended" if current.is_ended else "running"
