@@ -16,6 +16,8 @@ STAMP_KEY := $(shell (cat pyproject.toml $(CONSTRAINTS); echo "$(CURDIR)") | sha
 READY := $(VENV)/.ready-$(STAMP_KEY)
 ACTIVATE := export PATH="$(abspath $(VENV))/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+# A worker for each core; their tensors are small, so a second thread would only wait.
+PYTEST := OMP_NUM_THREADS=1 pytest --numprocesses logical --maxprocesses 8 --durations 10
 
 .PHONY: help setup demo miniature test test-integration test-all check format bench profiles
 
@@ -32,13 +34,13 @@ miniature: $(READY)  ## Run the whole paper in small, every figure and table; th
 	@$(ACTIVATE); snakemake --profile $(PROFILE) miniature
 
 test: $(READY)  ## Run the tests, minutes
-	@$(ACTIVATE); OMP_NUM_THREADS=1 pytest -m "not slow and not gpu and not integration"   # small tensors: a second thread only waits
+	@$(ACTIVATE); $(PYTEST) -m "not slow and not gpu and not integration"
 
 test-integration: $(READY)  ## Run the tests with packages that users bring
-	@$(ACTIVATE); OMP_NUM_THREADS=1 pytest -m "integration and not slow and not gpu"
+	@$(ACTIVATE); $(PYTEST) -m "integration and not slow and not gpu"
 
 test-all: $(READY)  ## Run all tests that this machine can run
-	@$(ACTIVATE); pytest
+	@$(ACTIVATE); $(PYTEST)
 
 # Of Snakemake's complaints one is not followed: jobs run in this very environment, not in one for each rule.
 check: $(READY)  ## Check style, types and rules

@@ -2,14 +2,60 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 # A command that makes data, run in this process by its test, would otherwise leave the package without its models.
 import implicit_llm  # noqa: F401
 from implicit_llm_contracts.runs import faults
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
+
+ONE_WORKER = ("tests/slurm/", "tests/browser/")  # their tests share a Slurm and a browser
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """One worker runs a whole file or one of the folders above; the long ones start first, and fill the gaps last."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class FileOrFolder(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((folder for folder in ONE_WORKER if nodeid.startswith(folder)), super()._split_scope(nodeid))
+
+    config.option.loadscopereorder = False
+    return FileOrFolder(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several workers the unit tests, whose files take seconds, come last, so that all workers end together."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: "unit" in item.path.parts)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """`once(name, make)` is the folder that `make(folder)` fills, once for all workers of this run; read it only."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def filled(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = shared / name, shared / f"{name}.done"
+        with open(shared / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                folder.mkdir(exist_ok=True)
+                make(folder)
+                done.touch()
+        return folder
+
+    return filled
 
 
 @pytest.fixture(autouse=True)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.workflow.tiny_project import Project, make_project
+from tests.workflow.tiny_project import Project, make_project, project_in
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def built(once: Callable[[str, Callable[[Path], object]], Path], tmp_path_factory: pytest.TempPathFactory) -> Project:
     """The finished experiment. Not to be changed: take `project` for that."""
-    project = make_project(tmp_path_factory.mktemp("tiny"))
-    project.snakemake()
-    return project
+    folder = once("tiny", lambda folder: make_project(folder).snakemake())
+    return project_in(folder).copy_to(tmp_path_factory.mktemp("built") / "tiny")
 
 
 @pytest.fixture

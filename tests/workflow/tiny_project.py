@@ -79,9 +79,13 @@ class Project:
         return set(re.findall(rf"output: results/{self.name}/(\S+)/manifest\.json", output))
 
 
+def project_in(folder: Path, name: str = "tiny") -> Project:
+    return Project(folder / "project", folder / "site" / "implicit_llm", name)
+
+
 def make_project(folder: Path, name: str = "tiny") -> Project:
     """The experiment before its first run, with the curricula of these tests beside it."""
-    project = _copy_driver(Project(folder / "project", folder / "site" / "implicit_llm", name))
+    project = _copy_driver(project_in(folder, name))
     shutil.copy(DATA / f"{name}.yaml", project.config)
     shutil.copytree(DATA / "curricula", project.dir / "curricula")
     _make_library(project.library)

@@ -24,7 +24,7 @@ from tests.unit.evaluation.finished_runs import records, request, train_nothing
 
 
 @pytest.fixture(scope="module")
-def test_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def s3_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "s3-test"
     config = {
         "kind": "word_problem", "group": "S3", "monoid": "none", "hard_fraction": 0.5,
@@ -34,21 +34,21 @@ def test_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def evaluate(folder: Path, kind: str, test_set: Path, **settings: Any) -> Path:
+def evaluate(folder: Path, kind: str, s3_test: Path, **settings: Any) -> Path:
     run_dir = folder / "evaluate" / kind
     config = {"kind": "jacobian", "positions": [2, 3], "num_sequences": 1, **settings}
-    inputs = {"model": train_nothing(folder, kind, "s3", 6, {}), "s3-test": test_set}
+    inputs = {"model": train_nothing(folder, kind, "s3", 6, {}), "s3-test": s3_test}
     run_stage(request(run_dir, "evaluate", f"s3-{kind}-s7/free/jacobian", config, inputs), stage.run)
     return run_dir
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, test_set: Path) -> dict[str, Path]:
+def both(tmp_path_factory: pytest.TempPathFactory, s3_test: Path) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("jacobian")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "RANDOM_SEEDS", (0,))
         patch.setattr(stage, "RANDOM_TOKENS", 3)
-        return {kind: evaluate(folder, kind, test_set) for kind in ("implicit", "explicit")}
+        return {kind: evaluate(folder, kind, s3_test) for kind in ("implicit", "explicit")}
 
 
 def test_the_transition_of_an_explicit_model_is_diagonal_and_that_of_an_implicit_one_is_not(
@@ -71,18 +71,18 @@ def test_formula_and_autograd_agree_at_the_last_position_of_each_row(both: dict[
 
 
 def test_the_log_tells_of_each_token_before_the_next_is_begun(
-    tmp_path: Path, test_set: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, s3_test: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(stage, "RANDOM_SEEDS", (0,))
     monkeypatch.setattr(stage, "measure", lambda *given: told.append("begun") or measure(*given))
     monkeypatch.setattr(stage.Progress, "tell", lambda self, done, words: told.append(f"{done}, {words()}"))
-    evaluate(tmp_path, "explicit", test_set)
+    evaluate(tmp_path, "explicit", s3_test)
     expected = ["1, setting: trained", "2, setting: trained", "3, setting: random layer"]
     assert told == [word for line in expected for word in ("begun", line)]
 
 
-def test_a_record_says_of_which_token_and_state_it_is(both: dict[str, Path], test_set: Path) -> None:
+def test_a_record_says_of_which_token_and_state_it_is(both: dict[str, Path], s3_test: Path) -> None:
     trained = [r for r in records(both["implicit"]) if r["setting"] == "trained"]
     assert [(r["sequence"], r["position"]) for r in trained] == [(0, 2), (0, 3)]
     about = {"data": "s3-test", "length": 12, "seed": 7, "layer": 0, "state_size": 256}
@@ -93,11 +93,11 @@ def test_a_record_says_of_which_token_and_state_it_is(both: dict[str, Path], tes
     assert [(r["seed"], r["data"], r["is_hard"], r["mode"]) for r in random] == [(0, None, None, "parallel")]
 
 
-def test_hard_and_identity_tokens_have_means_of_their_own(tmp_path: Path, test_set: Path) -> None:
-    run_dir = evaluate(tmp_path, "explicit", test_set, positions=[], num_sequences=3)
+def test_hard_and_identity_tokens_have_means_of_their_own(tmp_path: Path, s3_test: Path) -> None:
+    run_dir = evaluate(tmp_path, "explicit", s3_test, positions=[], num_sequences=3)
     trained = [r for r in records(run_dir) if r["setting"] == "trained"]
     assert [r["position"] for r in trained if r["sequence"] == 0] == list(range(2, 13))
-    data = Input(test_set, Manifest.read(test_set / "manifest.json"))
+    data = Input(s3_test, Manifest.read(s3_test / "manifest.json"))
     ids_BL = open_dataset(data.work).fetch(np.arange(3))["input_ids"]
     assert all(r["is_hard"] == (ids_BL[r["sequence"], r["position"] - 1] != 0) for r in trained)
     assert {r["is_hard"] for r in trained} == {True, False}
@@ -161,9 +161,7 @@ def test_entries_are_drawn_once_and_for_all() -> None:
     assert torch.equal(drawn, draw_entries(1000, 8))
 
 
-def test_rows_of_another_vocabulary_are_refused(
-    tmp_path: Path, test_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_another_vocabulary_are_refused(tmp_path: Path, s3_test: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = stage.load_model
 
     def knows_less(*arguments: Any) -> Any:
@@ -173,7 +171,7 @@ def test_rows_of_another_vocabulary_are_refused(
 
     monkeypatch.setattr(stage, "load_model", knows_less)
     with pytest.raises(UnknownToken, match="and the model knows 2"):
-        evaluate(tmp_path, "explicit", test_set)
+        evaluate(tmp_path, "explicit", s3_test)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +184,7 @@ def test_rows_of_another_vocabulary_are_refused(
     ],
 )
 def test_what_cannot_be_measured_is_refused(
-    tmp_path: Path, test_set: Path, settings: dict[str, Any], error: type[Exception], words: str
+    tmp_path: Path, s3_test: Path, settings: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        evaluate(tmp_path, "explicit", test_set, **settings)
+        evaluate(tmp_path, "explicit", s3_test, **settings)

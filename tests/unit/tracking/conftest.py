@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,9 @@ from implicit_llm.tracking.mlflow_writer import initialise
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_store(once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     """An initialised MLflow store; making one takes seconds, so that tests copy it."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    initialise(f"sqlite:///{path}")
-    return path
+    return once("store", lambda folder: initialise(f"sqlite:///{folder / 'mlflow.db'}")) / "mlflow.db"
 
 
 @pytest.fixture
