@@ -15,6 +15,7 @@ import implicit_llm  # noqa: F401  (registers the implicit models with the Auto 
 from implicit_llm.device import choose_device
 from implicit_llm.evaluation.inputs import MODEL_ROLE, EvaluateInputError
 from implicit_llm.kernels.selection import select_kernels_for
+from implicit_llm.models.foreign import import_package_of
 from implicit_llm.runs.stage import Input
 
 CHECKPOINT = "checkpoint"  # the stage that imports models
@@ -32,6 +33,7 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
     device = choose_device(runtime.get("device") or "auto")
     select_kernels_for(device, runtime.get("kernels") or "auto")
     transformers_logging.disable_progress_bar()
+    import_package_of(trained.manifest.identity["config"].get("model") or {})
     how: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
     model: Any = AutoModelForCausalLM.from_pretrained(folder, **how)
     return model.to(device).eval()

@@ -1,8 +1,9 @@
-"""Causal language models that others saved, in the format of transformers or in the published layout."""
+"""Causal language models of other packages, and those that others saved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,19 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from implicit_llm.models.errors import ModelConfigError
+
+
+def import_package_of(fields: Mapping[str, Any]) -> None:
+    """Import the package that registers a model's type with transformers, if its fields name one in `package`.
+
+    Raises: ModelConfigError.
+    """
+    package = fields.get("package")
+    if package is not None:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ModelConfigError(f"package {package} cannot be imported ({error}); install it") from error
 
 
 @contextmanager

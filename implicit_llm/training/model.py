@@ -12,7 +12,7 @@ import implicit_llm  # noqa: F401  (registers the implicit models with the Auto 
 from implicit_llm.data.fetched_files import fetched_model
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.foreign import load_foreign
+from implicit_llm.models.foreign import import_package_of, load_foreign
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.hints import nearest
@@ -102,16 +102,17 @@ def _folder_of(fields: dict[str, Any], where: str) -> Path:
 
 
 def _from_config(fields: dict[str, Any], solver: dict[str, Any] | None, where: str) -> PreTrainedModel:
+    import_package_of(fields)
     kind = fields["model_type"]
     if kind not in CONFIG_MAPPING:
         hint = nearest(kind, CONFIG_MAPPING, SEE)
         raise ModelError(f"{where}.model.model_type: Hugging Face knows no {kind!r}; {hint}")
     known = CONFIG_MAPPING[kind]()
     for key in fields:
-        if not hasattr(known, key):
+        if key != "package" and not hasattr(known, key):
             hint = nearest(key, known.to_dict(), SEE)
             raise ModelError(f"{where}.model.{key}: {kind} has no such field; {hint}")
-    given = {key: value for key, value in fields.items() if key != "model_type"}
+    given = {key: value for key, value in fields.items() if key not in ("model_type", "package")}
     if solver is not None:
         given["solver"] = dict(solver)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **given), dtype=torch.float32)

@@ -46,6 +46,18 @@ def test_a_model_has_the_fields_of_its_configuration_without_a_solver(tiny: Expe
     assert "solver" not in model
 
 
+def test_a_model_file_can_hold_the_fields_of_any_model_and_the_package_that_knows_it(tiny: ExperimentFile) -> None:
+    models = tiny.path.parent / "models"
+    models.mkdir()
+    (models / "other.yaml").write_text("config: {model_type: other, width: 8}\npackage: other.models\n")
+    tiny.edit("model: mamba2-explicit", "model: other\n    override: {model: {width: 16}}")
+    fields = {"model_type": "other", "width": 16, "package": "other.models", "vocab_size": 6}
+    assert tiny.load().runs["explicit"].model == fields
+    (models / "other.yaml").write_text("config: {model_type: other}\npackage: 'other; rm'\n")
+    with pytest.raises(ConfigError, match=r"package: .*name of a Python package"):
+        tiny.load()
+
+
 def test_the_vocabulary_follows_from_the_data(tiny: ExperimentFile) -> None:
     assert tiny.load().runs["implicit"].model["vocab_size"] == 6
     tiny.edit("group: S3", "group: A5\n    monoid: aperiodic")

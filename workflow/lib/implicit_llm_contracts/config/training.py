@@ -91,7 +91,8 @@ class PhaseConfig:
 class TrainConfig:
     """Identity of one phase. `batch_size` counts sequences of one optimizer step over all devices.
 
-    model: fields of a Hugging Face configuration with model_type and without solver; or {"pretrained": folder}, with
+    model: fields of a Hugging Face configuration with model_type and without solver, and "package", which is imported
+        to make the type known; or {"pretrained": folder}, with
         sha256 by file as "sha256" where it is to be compared; or {"pretrained": name, "revision": commit} of the hub.
     precision: of the matrix products; weights and optimizer are fp32 in any case, fp16 scales its gradients.
     """

@@ -114,7 +114,10 @@ class RunBuilder:
                     "fixed; remove the override"
                 )
             return _pretrained(values, source)
-        fields = model_fields(values["config"], f"{source}: config")
+        config = values["config"]
+        fields = model_fields(config, f"{source}: config") if isinstance(config, str) else dict(config)
+        if "package" in values:
+            fields["package"] = values["package"]
         fields = override_fields(fields, values.get("override", {}), f"{source}: override")
         fields = override_fields(fields, shared, f"{self._files.source}: override.model")
         return override_fields(fields, own, f"{self._files.source}: {at}.override.model")
