@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from implicit_llm.data.fetched_files import FetchedFilesError
+from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.training.model import ModelError, build_model
 from implicit_llm_contracts.config.training import TrainConfig
 from implicit_llm_contracts.runs.errors import ConfigError, Preempted
@@ -46,6 +47,7 @@ LLAMA3 = {
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "vocab_size": VOCAB, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16},
     "mamba": {"model_type": "mamba", "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4},
+    "lstm": {"model_type": "lstm", "vocab_size": VOCAB, "hidden_size": 16},
 }
 
 
@@ -186,6 +188,24 @@ def test_any_pretrained_model_trains_on_any_task(
     names = dict(stored.named_parameters())
     moved = [(names[name] - tensor).abs().max().item() for name, tensor in trained.named_parameters()]
     assert 0 < max(moved) < 0.1  # from the stored weights, a few steps
+
+
+def test_a_model_of_another_package_is_made_once_the_package_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other_models.py").write_text(
+        "from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel\n"
+        "class OtherConfig(GPT2Config):\n    model_type = 'other'\n"
+        "class Other(GPT2LMHeadModel):\n    config_class = OtherConfig\n"
+        "AutoConfig.register('other', OtherConfig)\nAutoModelForCausalLM.register(OtherConfig, Other)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    fields = SMALL["gpt2"] | {"model_type": "other", "package": "other_models"}
+    config = fill(TrainConfig, train_config(fields, **LM), "x")
+    assert type(build_model(config, VOCAB, "x")).__name__ == "Other"
+    config = fill(TrainConfig, train_config(fields | {"package": "not_there"}, **LM), "x")
+    with pytest.raises(ModelConfigError, match=r"package not_there cannot be imported .*install it"):
+        build_model(config, VOCAB, "x")
 
 
 def test_a_pretrained_model_that_is_not_there_is_the_users_error(tmp_path: Path, text: Path) -> None:

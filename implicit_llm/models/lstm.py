@@ -1,0 +1,48 @@
+"""A plain LSTM as a Hugging Face causal model: the recurrent baseline of the word problems.
+
+Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+
+@strict
+class LstmConfig(PreTrainedConfig):
+    """`num_hidden_layers` LSTM layers of width `hidden_size`, with an embedding and a head of their own."""
+
+    model_type = "lstm"
+
+    vocab_size: int = 240
+    hidden_size: int = 512
+    num_hidden_layers: int = 1
+    tie_word_embeddings: bool = False
+
+
+class LstmForCausalLM(PreTrainedModel):
+    """Embedding, LSTM and head, initialised as PyTorch does. Without a cache: whole sequences only."""
+
+    config_class = LstmConfig
+    config: LstmConfig
+
+    def __init__(self, config: LstmConfig) -> None:
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.lstm = nn.LSTM(config.hidden_size, config.hidden_size, config.num_hidden_layers, batch_first=True)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, **_: Any) -> CausalLMOutput:
+        """Logits (B, L, V) of each position after its token."""
+        hidden_BLD, _state = self.lstm(self.embedding(input_ids))
+        return CausalLMOutput(logits=self.head(hidden_BLD))
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Embedding | nn.LSTM | nn.Linear):
+            module.reset_parameters()
