@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,8 @@ from implicit_llm_contracts.runs.manifest import (
     finite,
     remove_command,
 )
-from implicit_llm_contracts.runs.run_directory import PROVENANCE, RunDirectory, work_directory
+from implicit_llm_contracts.runs.run_directory import PROVENANCE, RunDirectory
+from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_contracts.runs.visibility import wait_for_files
 
 log = logging.getLogger(__name__)
@@ -57,52 +58,6 @@ class StageRequest:
         """The request to compute a finished result once more, beside the identity's file, if there is one."""
         path = again_file(Path(self.identity[1:]))
         return path if self.identity.startswith("@") and path.exists() else None
-
-
-@dataclass(frozen=True)
-class Input:
-    """A finished upstream run."""
-
-    dir: Path
-    manifest: Manifest
-
-    @property
-    def work(self) -> Path:
-        """Where its artifacts lie."""
-        return work_directory(self.dir, self.manifest.fingerprint)
-
-    @property
-    def journal(self) -> Path:
-        return self.work / "journal.jsonl"
-
-
-@dataclass(frozen=True)
-class StageContext:
-    """What a body works with. All artifacts go below `work`; nothing else is written.
-
-    Files below `work / "declared"` that the result names are also copied to the same place below the run directory:
-    this is how a small output that the workflow declares comes to its name.
-    """
-
-    stage: str
-    name: str
-    fingerprint: str
-    config: dict[str, Any]
-    inputs: dict[str, Input]
-    run_dir: Path
-    work: Path
-    journal: Journal
-    log: logging.Logger
-    runtime: dict[str, Any]
-    is_main: bool  # False on ranks above 0 of a distributed job: their journal writes nothing, their result is ignored
-
-
-@dataclass(frozen=True)
-class StageResult:
-    """`files`: files or directories below work (absolute, or relative to it); `summary`: a few headline numbers."""
-
-    files: Sequence[Path | str]
-    summary: dict[str, Any]
 
 
 Body = Callable[[StageContext], StageResult]

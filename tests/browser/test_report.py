@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from implicit_llm.report import stage
+from implicit_llm_report import stage
 from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import SampleRun, make_context, make_runs
 

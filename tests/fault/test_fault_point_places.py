@@ -15,7 +15,7 @@ from implicit_llm_contracts.runs import faults
 from tests.fault import test_data_faults, test_fault_points, test_training_faults
 from tests.fault.forks import CONTRACTS, LIBRARY
 
-FOLDERS = ("data", "report", "runs", "tracking", "training")
+FOLDERS = ("data", "runs", "tracking", "training")
 CALLS = {
     *(f"os.{name}" for name in ("rename", "replace", "link", "symlink", "write", "truncate", "fsync", "kill")),
     *(f"shutil.{name}" for name in ("copy", "copy2", "copyfile", "copyfileobj", "copytree", "move", "rmtree")),

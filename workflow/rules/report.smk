@@ -4,16 +4,22 @@ rule report:
         tracking=ancient(rules.mlflow_init.output.ready),
     output:
         manifest="results/{config}/report/manifest.json",
-        page=report("results/{config}/report/index.html", caption="../report/captions/report.rst", category="Report"),
+        page=report(
+            "results/{config}/report/index.html",
+            caption="../report/implicit_llm_report/captions/report.rst",
+            category="Report",
+        ),
         claims="results/{config}/report/claims.json",
         numbers="results/{config}/report/numbers.tex",
         lineage=report(
-            "results/{config}/report/lineage.svg", caption="../report/captions/lineage.rst", category="Report"
+            "results/{config}/report/lineage.svg",
+            caption="../report/implicit_llm_report/captions/lineage.rst",
+            category="Report",
         ),
         csv=[
             report(
                 f"results/{{config}}/report/tables/{table}.csv",
-                caption="../report/captions/table.rst",
+                caption="../report/implicit_llm_report/captions/table.rst",
                 category="Tables",
                 labels={"table": table},
             )
@@ -23,7 +29,7 @@ rule report:
         figures=[
             report(
                 f"results/{{config}}/report/figures/{figure}.svg",
-                caption=f"../report/captions/{figure}.rst",
+                caption=f"../report/implicit_llm_report/captions/{figure}.rst",
                 category="Figures",
                 labels={"figure": figure},
             )

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm.evaluation.chance import chance_per_position
-from implicit_llm.report.config import ReportConfig
-from implicit_llm.runs.stage import Input, StageContext
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import FileRecord, Manifest
 from implicit_llm_contracts.runs.run_directory import work_directory
+from implicit_llm_contracts.runs.stage_context import Input, StageContext
+from implicit_llm_report.config import ReportConfig
 
 Record = dict[str, Any]
 Change = Callable[[Record], Record]
@@ -86,7 +86,7 @@ def make_context(folder: Path, roles: Mapping[str, Path], config: Mapping[str, A
         run_dir=folder,
         work=work,
         journal=Journal(None),
-        log=logging.getLogger("implicit_llm.report"),
+        log=logging.getLogger("implicit_llm_report"),
         runtime={},
         is_main=True,
     )

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.report import stage
-from implicit_llm.report.config import MinimumLayersConfig, ReportConfig
-from implicit_llm.report.inputs import load_inputs
-from implicit_llm.report.jacobian import CLASSES, class_legend
-from implicit_llm.report.minimum_layers import layers_needed, minimum_layers_section
-from implicit_llm.report.published import Published
-from implicit_llm.report.results import Point, Results
-from implicit_llm.report.section import SectionInputs
+from implicit_llm_report import stage
+from implicit_llm_report.config import MinimumLayersConfig, ReportConfig
+from implicit_llm_report.inputs import load_inputs
+from implicit_llm_report.jacobian import CLASSES, class_legend
+from implicit_llm_report.minimum_layers import layers_needed, minimum_layers_section
+from implicit_llm_report.published import Published
+from implicit_llm_report.results import Point, Results
+from implicit_llm_report.section import SectionInputs
 from tests.unit.report.sample_runs import Record, SampleRun, config_of, finish, make_context, make_runs
 
 RUNS = (

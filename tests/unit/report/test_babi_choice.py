@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from pathlib import Path
 
 import pytest
 
-from implicit_llm.report.babi import BabiPoint, BabiResults, accuracy_by_babi_task, babi_csv, babi_latex, babi_tables
-from implicit_llm.report.published import load_published
+from implicit_llm_report.babi import BabiPoint, BabiResults, accuracy_by_babi_task, babi_csv, babi_latex, babi_tables
+from implicit_llm_report.published import load_published
 
-PUBLISHED = load_published(Path(__file__).parents[3] / "workflow" / "report" / "published.yaml")
+PUBLISHED = load_published()
 VALID_AND_TEST = {"i-lucky": (0.4, 0.8), "i-chosen": (0.6, 0.3), "e": (0.2, 0.5)}
 
 

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.report.claims import Claim, Condition, Judgement, load_claims
-from implicit_llm.report.claims import judge as judge_found
-from implicit_llm.report.config import ReportError
-from implicit_llm.report.findings import word_numbers
-from implicit_llm.report.measures import Measure
-from implicit_llm.report.results import Point, Results
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_report.claims import Claim, Condition, Judgement, load_claims
+from implicit_llm_report.claims import judge as judge_found
+from implicit_llm_report.config import ReportError
+from implicit_llm_report.findings import word_numbers
+from implicit_llm_report.measures import Measure
+from implicit_llm_report.results import Point, Results
 
-ASSETS = Path(__file__).parents[3] / "workflow" / "report"
 POINT = Point.from_record(
     {"run": "a", "seed": 0, "is_implicit": True, "num_layers": 1, "group": "A5", "monoid": "none", "length": 16}
     | {"hard_fraction": 0.2, "train_length": 16, "train_hard_fraction": 0.2, "data": "L16", "mode": "blockwise"}
@@ -133,7 +132,7 @@ def test_accuracy_above_chance_subtracts_the_best_constant_answer() -> None:
 
 
 def test_the_projects_claims_can_be_read_and_name_a_mark_for_what_is_published() -> None:
-    claims = load_claims(ASSETS / "claims.yaml")
+    claims = load_claims()
     assert {claim.origin for claim in claims} == {"paper", "project"}
     assert all(claim.mark for claim in claims if claim.published)
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.report import stage
-from implicit_llm.report.config import ReportError
-from implicit_llm.report.downstream import load_suites, suites_shown
-from implicit_llm.report.published import load_published
+from implicit_llm_report import stage
+from implicit_llm_report.config import ReportError
+from implicit_llm_report.downstream import load_suites, suites_shown
+from implicit_llm_report.published import load_published
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_language_runs
 from tests.unit.report.sample_runs import Record, finish, make_context
-from tests.unit.report.test_report_stage import ASSETS, Page
+from tests.unit.report.test_report_stage import Page
 
 RUNS = family("mamba2", "implicit_mamba2", seeds=(0, 1))[:2]
-SUITES = load_suites(ASSETS / "downstream.yaml")
+SUITES = load_suites()
 PAPER = next(suite for suite in SUITES if suite.name == "paper")
 TASKS = tuple(dict.fromkeys(column.task for column in PAPER.columns))
 
@@ -143,7 +143,7 @@ def test_a_released_model_stands_by_its_own_name_beside_its_published_numbers(tm
 
 
 def test_the_published_averages_are_those_of_their_columns() -> None:
-    rows = load_published(ASSETS / "published.yaml").downstream
+    rows = load_published().downstream
     averages = {average.label: average.columns for average in PAPER.averages}
     for row in rows:
         for label in averages.keys() & row.values.keys():

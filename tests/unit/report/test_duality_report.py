@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.report import stage
-from implicit_llm.report.frame import frame_of, groups
-from implicit_llm.report.perplexity_figures import _joined
-from implicit_llm.report.published import load_published
+from implicit_llm_report import stage
+from implicit_llm_report.frame import frame_of, groups
+from implicit_llm_report.perplexity_figures import _joined
+from implicit_llm_report.published import load_published
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import Record, finish, make_context
-from tests.unit.report.test_report_stage import ASSETS, Page
+from tests.unit.report.test_report_stage import Page
 
 MAMBA2 = family("mamba2", "implicit_mamba2", seeds=(0, 1))[:2]
 PAIRS = (("blockwise", "sequential"), ("simultaneous", "sequential"), ("simultaneous", "blockwise"))
@@ -120,7 +120,7 @@ def test_published_agreement_stands_beside_simultaneous_against_sequential_at_it
 
 
 def test_published_agreement_is_marked_as_from_a_secondary_source() -> None:
-    (number,) = load_published(ASSETS / "published.yaml").duality
+    (number,) = load_published().duality
     assert (number.value, number.num_tokens, number.mark) == (0.976, 3_000_000, "secondary")
     explicit = {"eval_mode": None, "against": "sequential", "model_type": "implicit_mamba2", "num_parameters": 1.36e9}
     (pair,) = groups(frame_of({"duality": [explicit]}, {}), ("kind",))

@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from implicit_llm.report.config import ReportError
-from implicit_llm.report.frame import frame_of, groups, line_names
-from implicit_llm.report.inputs import load_inputs
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_report.config import ReportError
+from implicit_llm_report.frame import frame_of, groups, line_names
+from implicit_llm_report.inputs import load_inputs
 from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import MODES, SampleRun, config_of, make_context, make_runs
 

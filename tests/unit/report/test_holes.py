@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.report import stage
-from implicit_llm.report.peers_section import source_words
+from implicit_llm_report import stage
+from implicit_llm_report.peers_section import source_words
 from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import MODES, SampleRun, finish, make_context, make_runs
 from tests.unit.report.test_report_stage import Page

@@ -12,12 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from implicit_llm.report import stage
-from implicit_llm.report.published import PublishedPerplexity, load_published
-from implicit_llm.runs.stage import StageResult
+from implicit_llm_contracts.runs.stage_context import StageResult
+from implicit_llm_report import stage
+from implicit_llm_report.published import PublishedPerplexity, load_published
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import Record, SampleRun, make_context, make_runs
-from tests.unit.report.test_report_stage import ASSETS, Page
+from tests.unit.report.test_report_stage import Page
 
 MAMBA2 = family("mamba2", "implicit_mamba2", seeds=(0, 1, 2))
 TRAINING_FIGURES = {"training-curves", "solver-health", "spectral-radius"}
@@ -213,7 +213,7 @@ def test_published_perplexity_stands_beside_a_run_of_its_size_tokens_solver_and_
 
 
 def test_published_perplexities_are_those_of_the_paper() -> None:
-    numbers = {number.id: number for number in load_published(ASSETS / "published.yaml").perplexities}
+    numbers = {number.id: number for number in load_published().perplexities}
     values = {
         key: numbers[f"d-pile-{key}"].value for key in ("llama-1.3b-32-4", "mamba2-760m-24-4", "llama-760m-explicit")
     }

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from implicit_llm.report.config import Hole
-from implicit_llm.report.inputs import load_inputs
-from implicit_llm.report.lineage import WIDTH_PX, lineage_jobs, lineage_svg
+from implicit_llm_report.config import Hole
+from implicit_llm_report.inputs import load_inputs
+from implicit_llm_report.lineage import WIDTH_PX, lineage_jobs, lineage_svg
 from tests.unit.report.sample_runs import SampleRun, config_of, finish, make_context, make_runs
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from implicit_llm.report.loss import (
+from implicit_llm_contracts.runs.journal import Point
+from implicit_llm_report.loss import (
     AMOUNT,
     BRANCH_BINS,
     EARLY_BINS,
@@ -16,9 +17,8 @@ from implicit_llm.report.loss import (
     path_curve,
     phase_curves,
 )
-from implicit_llm.report.model_groups import Model, ModelGroup
-from implicit_llm.report.training_runs import FLOPS, TOKENS, Phase, TrainingRun
-from implicit_llm_contracts.runs.journal import Point
+from implicit_llm_report.model_groups import Model, ModelGroup
+from implicit_llm_report.training_runs import FLOPS, TOKENS, Phase, TrainingRun
 
 BOUNDED = {"mode": "fixed_point", "max_iter": 4, "phantom_steps": 1}
 FREE = {"mode": "fixed_point", "max_iter": 24, "phantom_steps": 4}

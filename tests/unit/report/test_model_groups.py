@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from implicit_llm.report.axes import power_of_ten
-from implicit_llm.report.model_groups import Model, Variant, group_models, short_count
-from implicit_llm.report.training_runs import Solver
+from implicit_llm_report.axes import power_of_ten
+from implicit_llm_report.model_groups import Model, Variant, group_models, short_count
+from implicit_llm_report.training_runs import Solver
 
 
 def model(run: str, num_parameters: int | None = 100, **changes: object) -> Model:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.report import stage
-from implicit_llm.report.config import ReportError
+from implicit_llm_report import stage
+from implicit_llm_report.config import ReportError
 from tests.unit.report.sample_language_runs import family, make_language_runs
 from tests.unit.report.sample_runs import SampleRun, make_context, make_runs
 

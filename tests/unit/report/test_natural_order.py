@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from implicit_llm.report.test_time import swept_panels
 from implicit_llm_contracts.runs.natural_order import natural
+from implicit_llm_report.test_time import swept_panels
 
 
 def test_numbers_in_names_are_counted() -> None:

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.report.babi import BabiPoint, BabiResults
-from implicit_llm.report.claims import Claim, Condition, Judgement
-from implicit_llm.report.claims import judge as judge_found
-from implicit_llm.report.measures import PairMeasure
-from implicit_llm.report.pairs import babi_pairs, perplexity_pairs
-from implicit_llm.report.perplexity import PerplexityPoint, PerplexityResults
-from implicit_llm.report.training_runs import Phase, Solver, TrainingRun
 from implicit_llm_contracts.runs.journal import Point
+from implicit_llm_report.babi import BabiPoint, BabiResults
+from implicit_llm_report.claims import Claim, Condition, Judgement
+from implicit_llm_report.claims import judge as judge_found
+from implicit_llm_report.measures import PairMeasure
+from implicit_llm_report.pairs import babi_pairs, perplexity_pairs
+from implicit_llm_report.perplexity import PerplexityPoint, PerplexityResults
+from implicit_llm_report.training_runs import Phase, Solver, TrainingRun
 
 EXPLICIT = PerplexityPoint.from_record(
     {"run": "m-explicit", "phase": "explicit", "seed": 0, "is_implicit": False, "model_type": "implicit_mamba2"}

@@ -11,22 +11,21 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.report.config import ReportConfig
-from implicit_llm.report.downstream import load_suites
-from implicit_llm.report.frame import frame_of
-from implicit_llm.report.inputs import ReportInputs
-from implicit_llm.report.perplexity import PerplexityPoint
-from implicit_llm.report.published import MARK_WORDS, Published, load_published
-from implicit_llm.report.published_section import published_section
-from implicit_llm.report.results import Point
-from implicit_llm.report.section import SectionInputs
-from implicit_llm.report.training_runs import Solver
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_report.config import ReportConfig
+from implicit_llm_report.downstream import load_suites
+from implicit_llm_report.frame import frame_of
+from implicit_llm_report.inputs import ReportInputs
+from implicit_llm_report.perplexity import PerplexityPoint
+from implicit_llm_report.published import MARK_WORDS, Published, load_published
+from implicit_llm_report.published_section import published_section
+from implicit_llm_report.results import Point
+from implicit_llm_report.section import SectionInputs
+from implicit_llm_report.training_runs import Solver
 
 FREE = Solver("fixed_point", 24, 4)
-ASSETS = Path(__file__).parents[3] / "workflow" / "report"
-PUBLISHED = load_published(ASSETS / "published.yaml")
-SUITES = load_suites(ASSETS / "downstream.yaml")
+PUBLISHED = load_published()
+SUITES = load_suites()
 
 
 def rows(given: SectionInputs) -> dict[str, dict[str, str]]:

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from implicit_llm.report.claims import Claim, Condition, Judgement
-from implicit_llm.report.claims import judge as judge_found
-from implicit_llm.report.config import MinimumLayersConfig, ReportConfig
-from implicit_llm.report.downstream import load_suites
-from implicit_llm.report.findings import find
-from implicit_llm.report.inputs import ReportInputs
-from implicit_llm.report.measures import PairMeasure, Quantity
-from implicit_llm.report.perplexity import PerplexityPoint
-from implicit_llm.report.published import Published
-from implicit_llm.report.results import Point
-from implicit_llm.report.section import SectionInputs
-from implicit_llm.report.training_runs import Phase, Solver, TrainingRun
+from implicit_llm_report.claims import Claim, Condition, Judgement
+from implicit_llm_report.claims import judge as judge_found
+from implicit_llm_report.config import MinimumLayersConfig, ReportConfig
+from implicit_llm_report.downstream import load_suites
+from implicit_llm_report.findings import find
+from implicit_llm_report.inputs import ReportInputs
+from implicit_llm_report.measures import PairMeasure, Quantity
+from implicit_llm_report.perplexity import PerplexityPoint
+from implicit_llm_report.published import Published
+from implicit_llm_report.results import Point
+from implicit_llm_report.section import SectionInputs
+from implicit_llm_report.training_runs import Phase, Solver, TrainingRun
 
 FREE = Solver("fixed_point", 24, 4)
-SUITES = load_suites(Path(__file__).parents[3] / "workflow" / "report" / "downstream.yaml")
+SUITES = load_suites()
 Record = dict[str, Any]
 PAIR: Record = {
     "role": "evaluate:m-s0/free/duality", "run": "m", "phase": "free", "seed": 0, "measure": "pair", "data": "text",

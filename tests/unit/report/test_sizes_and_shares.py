@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.report import stage
-from implicit_llm.report.accuracy_figures import without_fraction_sweep
-from implicit_llm.report.results import Point, Results
+from implicit_llm_report import stage
+from implicit_llm_report.accuracy_figures import without_fraction_sweep
+from implicit_llm_report.results import Point, Results
 from tests.unit.report.sample_language_runs import LanguageRun, make_language_runs
 from tests.unit.report.sample_runs import SampleRun, make_context, make_runs
 

@@ -23,7 +23,7 @@ def roles(tmp_path: Path) -> dict[str, Path]:
 
 
 def make(folder: Path, roles: dict[str, Path], upstream: dict[str, str]) -> None:
-    code = job_digest(JobCode("implicit_llm.report.stage"))
+    code = job_digest(JobCode("implicit_llm_report.stage"))
     identity = Identity("report", "report", {"experiment": "demo"}, code, upstream)
     report(folder, identity.to_json(), [f"{role}={path}" for role, path in roles.items()])
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from implicit_llm_contracts.runs.errors import ConfigError
 
 LIBRARY = "implicit_llm"
+REPORT = "implicit_llm_report"
 
 
 def package_dir(package: str = LIBRARY) -> Path:

@@ -15,7 +15,6 @@ _PACKAGE_IN_CHECKOUT = Path("workflow", "lib", _PACKAGE_DIR.name)
 PROJECT_DIR = _CHECKOUT if (_CHECKOUT / "workflow" / "lib").is_dir() else _PACKAGE_DIR / "project"
 CONFIG_DIR = PROJECT_DIR / "workflow" / "config"
 SCHEMA_DIR = PROJECT_DIR / "workflow" / "schemas"
-REPORT_DIR = PROJECT_DIR / "workflow" / "report"
 ENVIRONMENTS_DIR = PROJECT_DIR / "envs"
 SNAKEFILE = "Snakefile"
 

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.library_module import LIBRARY, package_dir
-from implicit_llm_workflow.planning.code_digest import code_digest, reached_sources, stage_module
+from implicit_llm_workflow.library_module import LIBRARY, REPORT, package_dir
+from implicit_llm_workflow.planning.code_digest import (
+    code_digest,
+    job_code,
+    job_sources,
+    reached_sources,
+    resource_digests,
+    stage_module,
+)
 from implicit_llm_workflow.planning.project_sources import Project, SourceError
 
 FILES = {
@@ -123,6 +130,13 @@ def test_a_template_beside_a_module_counts(library: Path, digest: Callable[[str]
     before = digest("report")
     (library / "report" / "page.html").write_text("<b>")
     assert digest("report") != before
+
+
+def test_claims_and_captions_count_for_the_report_alone() -> None:
+    counted = resource_digests(job_sources(job_code("report", {})).values())
+    assert {f"{REPORT}/claims.yaml", f"{REPORT}/captions/report.rst"} <= counted.keys()
+    data = job_sources(job_code("data", {"kind": "word_problem"}))
+    assert not any(name.startswith(REPORT) for name in (*data, *resource_digests(data.values())))
 
 
 def test_modules_that_import_each_other_are_no_trap(library: Path, digest: Callable[[str], str]) -> None:

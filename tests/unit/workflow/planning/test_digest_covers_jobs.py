@@ -18,7 +18,7 @@ import pytest
 
 from implicit_llm_workflow.commands.job import Job, run_job
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
-from implicit_llm_workflow.library_module import LIBRARY, package_dir
+from implicit_llm_workflow.library_module import LIBRARY, REPORT, package_dir
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import (
     CONTRACTS,
@@ -114,7 +114,7 @@ peers:
   untrained:
     {data: s3, checkpoint: {path: workflow/config/checkpoints/untrained}, evaluations: [word-problem]}
 """
-PACKAGES = {name: package_dir(name) for name in (LIBRARY, CONTRACTS)}
+PACKAGES = {name: package_dir(name) for name in (LIBRARY, CONTRACTS, REPORT)}
 MAMBA2, LLAMA3 = OF_FAMILY
 
 
@@ -179,7 +179,7 @@ def traced(work: Callable[[], None], module: str, found: Path) -> set[str]:
         ".".join([package, *file.relative_to(folder).with_suffix("").parts])
         for package, folder in PACKAGES.items()
         for file in files
-        if file.is_relative_to(folder) and file.name != "__init__.py"
+        if file.is_relative_to(folder) and file.suffix == ".py" and file.name != "__init__.py"
     }
 
 

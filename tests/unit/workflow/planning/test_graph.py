@@ -77,9 +77,9 @@ def test_training_is_described_for_the_library(tiny: ExperimentFile) -> None:
 
 
 def test_evaluation_and_report_are_described_for_the_library(tiny: ExperimentFile) -> None:
-    from implicit_llm.report.config import ReportConfig
     from implicit_llm_contracts.config.evaluation import EvaluateConfig
     from implicit_llm_contracts.runs.fill import fill
+    from implicit_llm_report.config import ReportConfig
 
     nodes = build_graph(tiny.load())
     evaluation = fill(

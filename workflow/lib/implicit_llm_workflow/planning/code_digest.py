@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.library_module import LIBRARY, package_dir
+from implicit_llm_workflow.library_module import LIBRARY, REPORT, package_dir
 from implicit_llm_workflow.planning.project_sources import Imported, Project, Source, SourceError
 from implicit_llm_workflow.planning.source_cache import SourceCache
 
@@ -47,7 +47,7 @@ OF_FAMILY = {
     ),
 }
 OF_IMPLICIT = ("implicit_llm.solver",)
-RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".svg", ".txt", ".yaml"}
+RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".rst", ".svg", ".txt", ".yaml"}
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,8 @@ def job_sources(code: JobCode) -> dict[str, Source]:
 def _library() -> Project:
     """One for all stages, which share most of what they import."""
     folder = package_dir(LIBRARY)
-    return Project(
-        {LIBRARY: folder, CONTRACTS: package_dir(CONTRACTS)}, SourceCache(folder / "__pycache__" / "code-digests")
-    )
+    roots = {LIBRARY: folder, CONTRACTS: package_dir(CONTRACTS), REPORT: package_dir(REPORT)}
+    return Project(roots, SourceCache(folder / "__pycache__" / "code-digests"))
 
 
 def stage_module(stage: str, config: Mapping[str, Any]) -> str:
@@ -85,7 +84,9 @@ def stage_module(stage: str, config: Mapping[str, Any]) -> str:
 
     So editing how one kind of data is made leaves the other kinds as they are.
     """
-    package = {"train": "training", "evaluate": "evaluation", "excerpt": "report"}.get(stage, stage)
+    if stage in ("report", "excerpt"):
+        return f"{REPORT}.stage"
+    package = {"train": "training", "evaluate": "evaluation"}.get(stage, stage)
     return f"{LIBRARY}.{package}.stages.{config['kind']}" if "kind" in config else f"{LIBRARY}.{package}.stage"
 
 
@@ -186,8 +187,8 @@ def _is_below(module: str, packages: Iterable[str]) -> bool:
 
 
 def _resources(sources: Iterable[Source]) -> Iterator[tuple[str, Path]]:
-    """Templates and the like beside the modules, in sub-packages: the library's own folder belongs to all stages."""
-    packages = {source.package: source.path.parent for source in sources if "." in source.package}
+    """Templates and the like beside the modules; the library's own folder belongs to all stages."""
+    packages = {source.package: source.path.parent for source in sources if source.package != LIBRARY}
     for package, folder in packages.items():
         for path in folder.rglob("*"):
             if path.suffix in RESOURCE_SUFFIXES and path.is_file():

@@ -16,7 +16,7 @@ from implicit_llm_workflow.experiment_files.peers import PHASE, Peer
 from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.data_nodes import data_nodes, nodes_of_test_data, tokenizer_node, train_data_node
-from implicit_llm_workflow.planning.report_outputs import report_assets, report_figures, report_tables
+from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 
 
 def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = lambda path: None) -> dict[str, Node]:
@@ -36,7 +36,7 @@ def _all_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> 
         role = f"{node.stage}:{node.name}"
         shown[role], jobs[role] = node, job
         yield node
-    config = {"experiment": experiment.name, **experiment.report, "assets": report_assets()}
+    config = {"experiment": experiment.name, **experiment.report}
     config |= {"jobs": jobs, "data": dict(_data_parts(experiment))}
     report = Node("report", "report", config, {role: node.key for role, node in shown.items()})
     yield report

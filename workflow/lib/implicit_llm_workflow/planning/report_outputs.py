@@ -1,23 +1,13 @@
-"""What the report of an experiment consists of: its figures, its tables and the files that its text comes from."""
+"""What the report of an experiment consists of: its figures and its tables."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 
 from implicit_llm_workflow.experiment_files.data_sets import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM, WordProblem
 from implicit_llm_workflow.experiment_files.evaluations import DUALITY, JACOBIAN, LM_EVAL, PERPLEXITY
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.runs import Run
-from implicit_llm_workflow.project_dirs import REPORT_DIR
-
-REPORT_SUFFIXES = {".css", ".html", ".j2", ".rst", ".yaml"}
-
-
-def report_assets() -> dict[str, str]:
-    """sha256 of the files that say what the report claims and compares with, by their path below workflow/report."""
-    files = sorted(path for path in REPORT_DIR.rglob("*") if path.suffix in REPORT_SUFFIXES)
-    return {path.relative_to(REPORT_DIR).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def report_figures(experiment: Experiment) -> list[str]:

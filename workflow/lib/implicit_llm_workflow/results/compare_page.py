@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_workflow.library_module import leave_out_models
 from implicit_llm_workflow.results.compare_table import Comparison
 from implicit_llm_workflow.results.compared_numbers import NumberRow
 from implicit_llm_workflow.results.compared_runs import Compared
@@ -20,8 +19,8 @@ from implicit_llm_workflow.results.journals import Point
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from implicit_llm.report.style import Series
-    from implicit_llm.report.svg import Figure, Panel
+    from implicit_llm_report.style import Series
+    from implicit_llm_report.svg import Figure, Panel
 
 TEMPLATE = "compare.html.j2"
 MAX_POINTS = 300  # more of a line are averaged in equal bins
@@ -43,10 +42,9 @@ CURVES = (
 
 def write_page(comparison: Comparison, path: Path) -> None:
     """Write the page; one that is there is replaced."""
-    leave_out_models()
     import jinja2
 
-    from implicit_llm.report.svg import panel_svg, swatch_svg, theme_css
+    from implicit_llm_report.svg import panel_svg, swatch_svg, theme_css
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
@@ -70,8 +68,8 @@ def write_page(comparison: Comparison, path: Path) -> None:
 
 def curves_figure(comparison: Comparison) -> Figure:
     """A panel for each curve that any of the results has."""
-    from implicit_llm.report.style import run_series
-    from implicit_llm.report.svg import Figure
+    from implicit_llm_report.style import run_series
+    from implicit_llm_report.svg import Figure
 
     curves = [[member.curve() for member in column.members] for column in comparison.columns]
     counts = {True: 0, False: 0}
@@ -89,7 +87,7 @@ def curves_figure(comparison: Comparison) -> Figure:
 def _panel(
     curve: tuple[str, str, str, bool], lines: Sequence[tuple[Series, list[list[Point]]]], starts: Sequence[int]
 ) -> Panel | None:
-    from implicit_llm.report.svg import Panel
+    from implicit_llm_report.svg import Panel
 
     key, title, label, is_log = curve
     shown = [(series, [thinned(points, key) for points in members]) for series, members in lines]
@@ -108,8 +106,8 @@ def _draw(
 ) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    from implicit_llm.report.axes import nice_log_ticks
-    from implicit_llm.report.style import MUTED
+    from implicit_llm_report.axes import nice_log_ticks
+    from implicit_llm_report.style import MUTED
 
     values = [value for _, members in lines for _, found in members for value in found]
     if is_log and min(values) > 0:

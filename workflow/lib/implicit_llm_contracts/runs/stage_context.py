@@ -1,0 +1,59 @@
+"""What a stage works with: the inputs it reads, the folder it writes to, and the files it hands back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import work_directory
+
+
+@dataclass(frozen=True)
+class Input:
+    """A finished upstream run."""
+
+    dir: Path
+    manifest: Manifest
+
+    @property
+    def work(self) -> Path:
+        """Where its artifacts lie."""
+        return work_directory(self.dir, self.manifest.fingerprint)
+
+    @property
+    def journal(self) -> Path:
+        return self.work / "journal.jsonl"
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What a body works with. All artifacts go below `work`; nothing else is written.
+
+    Files below `work / "declared"` that the result names are also copied to the same place below the run directory:
+    this is how a small output that the workflow declares comes to its name.
+    """
+
+    stage: str
+    name: str
+    fingerprint: str
+    config: dict[str, Any]
+    inputs: dict[str, Input]
+    run_dir: Path
+    work: Path
+    journal: Journal
+    log: logging.Logger
+    runtime: dict[str, Any]
+    is_main: bool  # False on ranks above 0 of a distributed job: their journal writes nothing, their result is ignored
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """`files`: files or directories below work (absolute, or relative to it); `summary`: a few headline numbers."""
+
+    files: Sequence[Path | str]
+    summary: dict[str, Any]

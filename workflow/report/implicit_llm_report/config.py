@@ -1,0 +1,113 @@
+"""What the report shows: identity, since it changes the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from implicit_llm_contracts.runs.errors import UserError
+
+FOLDER = Path(__file__).resolve().parent  # of the templates, captions, claims and published numbers too
+
+
+class ReportError(UserError):
+    """The report cannot be made from what it was given."""
+
+
+@dataclass(frozen=True)
+class MinimumLayersConfig:
+    """Merrill's protocol: the fewest layers that solve a group at the length they were trained on.
+
+    A length is solved from the accuracy `threshold` on, in (0, 1], in the `measure` named. `hard_fraction` takes the
+    tests with this share of hard tokens only; None takes the hardest that is no harder than training.
+    """
+
+    group: str
+    monoid: str = "none"
+    hard_fraction: float | None = None
+    threshold: float = 0.98
+    measure: Literal["accuracy_last10", "accuracy_token", "accuracy_sequence"] = "accuracy_last10"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise ValueError(f"threshold: {self.threshold} is outside (0, 1]; it is an accuracy such as 0.98")
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A result that is not fresh: `state` missing, stale or failed, `command` makes it.
+
+    `config` and `data` (by role) are those of an evaluation; `is_implicit` None: not known before it is there.
+    """
+
+    job: str
+    role: str
+    state: str
+    why: str
+    command: str
+    config: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, dict[str, Any]] = field(default_factory=dict)
+    is_implicit: bool | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the workflow knows of an input or of a missing result, so that nothing is read out of names.
+
+    A model that was trained elsewhere has no seed and the phase "checkpoint"; `evaluation` is None for training.
+    `solver` is that of the phase, None for an explicit model.
+    """
+
+    run: str
+    seed: int | None = None
+    phase: str | None = None
+    evaluation: str | None = None
+    solver: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """A split of a data set of the experiment: "train", "valid", "test", or "tokenizer"."""
+
+    data: str | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """`experiment` (demo, miniature, h200, paper, ...) says which claims can be judged.
+
+    `headline_mode` is the evaluation mode that speaks for an implicit model; None takes blockwise, sequential,
+    simultaneous or published, the first that was run.
+    `jobs` says by role what each input and each hole is, `data` what each data set is by its name.
+    """
+
+    experiment: str
+    jobs: Mapping[str, Job] = field(default_factory=dict)
+    data: Mapping[str, DataPart] = field(default_factory=dict)
+    title: str | None = None
+    headline_mode: str | None = None
+    holes: tuple[Hole, ...] = ()  # the results that it does without
+    minimum_layers: MinimumLayersConfig | None = None
+    figures: tuple[str, ...] | None = None  # those that are made, by name; None for all
+    tables: tuple[str, ...] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is shown, not one figure or table for itself."""
+        return self.figures is None and self.tables is None
+
+
+def read_yaml(path: Path) -> Any:
+    """Plain values of a YAML file. Raises: ReportError naming file and line."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be read ({error.strerror}); check the installation") from error
+    except yaml.YAMLError as error:
+        first_line = " ".join(str(error).split())
+        raise ReportError(f"{path}: is not valid YAML: {first_line}") from error

@@ -1,0 +1,282 @@
+"""The numbers of claims, of every model that has them, over its seeds.
+
+A measure of word problems is read off their tests, for each run and test set. Of the quantities:
+record: the mean of a value over the records of a model (over tokens and seeds, where each has a record).
+gain_by_iterations, above_explicit: of sweeps of the iterations allowed at test time, seed by seed; explicit models by
+their mean over seeds. A model in each mode that was swept is a model of its own.
+layers_needed, growth_of_layers: by the mean over seeds, as in minimum_layers.py; a length that none of the depths
+solves counts as one layer more than the deepest, which it needs at least.
+growth_of_perplexity: seed by seed, in the mode that speaks for the model.
+over_other_shares: of the branches of one curriculum, seed by seed, at the training length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from implicit_llm_report.claims import Claim, Found
+from implicit_llm_report.downstream import groups_of, points_of
+from implicit_llm_report.downstream_section import swept_downstream
+from implicit_llm_report.measures import Measure, Quantity
+from implicit_llm_report.minimum_layers import needed_of
+from implicit_llm_report.pairs import find_pairs, iterations_of
+from implicit_llm_report.perplexity import PerplexityCell, branches_of
+from implicit_llm_report.results import Cell, Point, Results, Spread, seeds_words
+from implicit_llm_report.section import SectionInputs
+from implicit_llm_report.test_time import ITERATIONS, SweptCell, swept_panels
+
+HEADLINE = "headline"
+COUNTED = ("accuracy_last10", "accuracy_sequence", "accuracy_token")  # shares of what was asked
+SAME_SHARE = 0.02  # a branch leaves at a step, which no share of the steps meets exactly
+Record = Mapping[str, Any]
+
+
+def find(claim: Claim, given: SectionInputs) -> list[Found]:
+    """Of every model that competes for it; one that was tested and gave no number has a spread that counts it."""
+    if claim.measure is not None:
+        return list(word_numbers(claim.measure, given.results))
+    if claim.compare is not None:
+        return list(find_pairs(claim.compare, given))
+    return list(_FINDERS[claim.quantity.name](claim.quantity, given)) if claim.quantity is not None else []
+
+
+def word_numbers(measure: Measure, results: Results) -> Iterator[Found]:
+    """Of each run and test set that a measure means."""
+    for cells in _candidates(measure, results):
+        spread, point, modes = _measured(measure, cells), cells[0].first, tuple(cell.first.mode for cell in cells)
+        test = f"length {point.length}, {100 * point.hard_fractions[-1]:g} % hard"
+        text = f"{point.run}, {' and '.join(modes)}, {test}, {seeds_words(spread)}"
+        roles = tuple(sorted({role for cell in cells for role in cell.roles}))
+        is_count = measure.kind == "value" and measure.metric in COUNTED
+        num_samples = min(point.num_samples or 0 for point in cells[0].points) if is_count else None
+        yield Found(spread, text, point.run, point.data, modes, len(spread.values), roles, num_samples)
+
+
+def _candidates(measure: Measure, results: Results) -> list[tuple[Cell, ...]]:
+    """The cells (pairs of cells for a difference or ratio) that the claim speaks of."""
+    cells = [cell for cell in results.cells if _is_meant(measure, cell.first)]
+    if measure.modes is None:
+        return [(cell,) for cell in cells if _is_mode(measure.mode, cell, results)]
+    pairs: list[tuple[Cell, ...]] = []
+    first, second = measure.modes
+    for cell in cells:
+        if _is_mode(first, cell, results):
+            same = (c for c in cells if (c.first.run, c.first.data) == (cell.first.run, cell.first.data))
+            pairs += [(cell, other) for other in same if _is_mode(second, other, results) and other is not cell]
+    return pairs
+
+
+def _is_mode(mode: str | None, cell: Cell, results: Results) -> bool:
+    wanted = results.headline_of(cell.first.run) if mode == HEADLINE else mode
+    return wanted is None or cell.first.mode == wanted
+
+
+def _is_meant(measure: Measure, point: Point) -> bool:
+    for key in ("group", "monoid", "num_layers", "train_length", "train_hard_fraction", "is_harder"):
+        wanted = getattr(measure, key)
+        if wanted is not None and getattr(point, key) != wanted:
+            return False
+    if measure.model is not None and point.is_implicit != (measure.model == "implicit"):
+        return False
+    if measure.most_iterations is not None and not 0 < iterations_of(point.solver) <= measure.most_iterations:
+        return False
+    return measure.length_factor is None or _factor(point) == measure.length_factor
+
+
+def _factor(point: Point) -> float | None:
+    return point.length / point.train_length if point.train_length else None
+
+
+def _measured(measure: Measure, cells: tuple[Cell, ...]) -> Spread:
+    def read(point: Point) -> float | None:
+        if measure.metric == "above_chance":
+            return _difference(point.accuracy_last10, point.chance_last10)
+        return getattr(point, measure.metric)
+
+    if measure.kind == "value":
+        return cells[0].spread(read)
+    second = {point.seed: read(point) for point in cells[1].points}
+    combine = _difference if measure.kind == "difference" else _ratio
+    return Spread.of(combine(read(point), second.get(point.seed)) for point in cells[0].points)
+
+
+def _difference(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first - second
+
+
+def _ratio(first: float | None, second: float | None) -> float | None:
+    return None if first is None or not second else first / second
+
+
+def _found(spread: Spread, name: str, run: str, data: str, modes: tuple[str, ...], roles: Iterable[str]) -> Found:
+    text = f"{name}, {seeds_words(spread)}"
+    return Found(spread, text, run, data, modes, len(spread.values), tuple(dict.fromkeys(roles)))
+
+
+def _records(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    groups: dict[tuple, list[Record]] = {}
+    for record in given.inputs.records.get(quantity.kind, ()):
+        is_trained_here = not record.get("sweep") and record.get("source") is None
+        if is_trained_here and all(record.get(key) == value for key, value in (quantity.where or {}).items()):
+            groups.setdefault((record["run"], record.get("phase"), record.get("data")), []).append(record)
+    for (run, phase, data), records in groups.items():
+        modes = tuple(str(records[0][key]) for key in ("mode", "against") if records[0].get(key))
+        name = f"{run}/{phase}" + (f", {data}" if data else "")
+        yield _found(_mean_by_seed(records, quantity), name, run, data or "", modes, _roles(records))
+
+
+def _mean_by_seed(records: list[Record], quantity: Quantity) -> Spread:
+    """A value a seed: the mean over those of its records that have one; a seed is missing if none has."""
+    by_seed: dict[Any, list[float]] = {}
+    for record in records:
+        value, values = record.get(quantity.key or ""), by_seed.setdefault(record.get("seed"), [])
+        if value is not None:
+            values.append(value)
+    return Spread.of(sum(values) / len(values) if values else None for values in by_seed.values())
+
+
+def _roles(records: list[Record]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(record["role"] for record in records))
+
+
+def _by_iterations(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    yield from _swept_tasks(quantity, given) if quantity.kind == "lm_eval" else _swept_words(quantity, given)
+
+
+def _swept_words(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    panels = swept_panels({quantity.kind: given.inputs.records.get(quantity.kind, ())}, ())
+    for panel in panels:
+        if panel.key != ITERATIONS:
+            continue
+        explicit = [panel.spread(reference.cell) for reference in panel.references]
+        for line in panel.lines:
+            (_, fewest), (_, most) = line.cells[0], line.cells[-1]
+            values = _by_seed(most, panel.measure)
+            if quantity.name == "gain_by_iterations":
+                spread = _minus(values, _by_seed(fewest, panel.measure))
+            elif explicit:
+                spread = _above(Spread.of(values.values()), explicit)
+            else:
+                continue
+            first = most.first
+            name = f"{first.run}, {line.base}, {panel.title}"
+            yield _found(spread, name, first.run, first.data, (line.base,), line.roles)
+
+
+def _swept_tasks(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    points = points_of(given.inputs.records.get(quantity.kind, ()))
+    groups = groups_of(points, given.inputs.training)
+    for panel in swept_downstream(points, groups, given.suites, given.config.headline_mode):
+        if quantity.family not in (None, panel.group.family):
+            continue
+        explicit = [panel.average(row) for row in panel.references]
+        for line in panel.lines:
+            fewest, most = panel.average(line.rows[0][1]), panel.average(line.rows[-1][1])
+            first = line.rows[0][1].first
+            if quantity.name == "gain_by_iterations":
+                spread = _minus(dict(enumerate(most.values)), dict(enumerate(fewest.values)))
+            elif explicit:
+                spread = _above(most, explicit)
+            else:
+                continue
+            roles = tuple(dict.fromkeys(role for _, row in line.rows for role in row.roles))
+            name = f"{panel.title}, {line.name}, {line.base}"
+            yield _found(spread, name, first.run, panel.suite.name, (line.base,), roles)
+
+
+def _by_seed(cell: SweptCell, measure: str) -> dict[Any, float | None]:
+    return {point.seed: getattr(point, measure) for point in cell.points}
+
+
+def _minus(most: Mapping[Any, float | None], fewest: Mapping[Any, float | None]) -> Spread:
+    pairs = [(most.get(seed), fewest.get(seed)) for seed in {**most, **fewest}]
+    return Spread.of(None if first is None or second is None else first - second for first, second in pairs)
+
+
+def _above(spread: Spread, explicit: list[Spread]) -> Spread:
+    """Over the best of the explicit models."""
+    means = [other.mean for other in explicit if other.mean is not None]
+    if not means:
+        return Spread((), spread.num_missing + 1)
+    return Spread(tuple(value - max(means) for value in spread.values), spread.num_missing)
+
+
+def _layers(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    for needed in needed_of(given):
+        if quantity.model not in (None, "implicit" if needed.is_implicit else "explicit"):
+            continue
+        counts = [_count(at.by_mean.num_layers, at.by_mean.deepest, at.by_mean.is_bound) for at in needed.at_lengths]
+        lengths = [at.length for at in needed.at_lengths]
+        if quantity.name == "growth_of_layers":
+            if len(counts) < 2:
+                continue
+            ends = (counts[0], counts[-1])
+            value = None if ends[0] is None or ends[1] is None else float(ends[1] - ends[0])
+        else:
+            value = None if None in counts else float(max(count for count in counts if count is not None))
+        words = ", ".join(f"{at.by_mean.words} at {at.length}" for at in needed.at_lengths)
+        name = f"{needed.label}: {words}"
+        data = f"lengths {lengths[0]} to {lengths[-1]}"
+        yield _found(Spread.of([value]), name, needed.label, data, (), needed.roles)
+
+
+def _count(num_layers: int | None, deepest: int | None, is_bound: bool) -> int | None:
+    if num_layers is not None:
+        return num_layers
+    return None if deepest is None or is_bound else deepest + 1
+
+
+def _perplexity_growth(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    for comparison in given.perplexities.comparisons:
+        if quantity.family not in (None, comparison.group.family):
+            continue
+        for line in comparison.headlines:
+            if quantity.model not in (None, "implicit" if line.variant.is_implicit else "explicit"):
+                continue
+            length = line.first.train_length
+            short, long = line.at(length), line.at((length or 0) * quantity.length_factor)
+            if short is not None and long is not None:
+                name = f"{line.variant.run} ({line.mode}), {comparison.data}, length {long.first.length}"
+                roles = (*short.roles, *long.roles)
+                yield _found(_over(long, [short]), name, line.variant.run, comparison.data, (line.mode,), roles)
+
+
+def _over_other_shares(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    for comparison in given.perplexities.comparisons:
+        runs = dict.fromkeys(line.variant.run for line in comparison.headlines if line.variant.is_implicit)
+        for run in runs:
+            branches = branches_of(comparison, run, given.inputs.training)
+            wanted = next((share for share in branches if abs(share - quantity.share) <= SAME_SHARE), None)
+            if wanted is None or len(branches) < 2:
+                continue
+            cells = {share: line.at(line.first.train_length) for share, line in branches.items()}
+            others = [cell for share, cell in cells.items() if share != wanted and cell is not None]
+            mine = cells[wanted]
+            if mine is not None and others:
+                words = " and ".join(f"{share:.0%}" for share in sorted(branches) if share != wanted)
+                name = f"{run}, {comparison.data}, {wanted:.0%} against {words}"
+                roles = (*mine.roles, *(role for cell in others for role in cell.roles))
+                modes = (branches[wanted].mode,)
+                yield _found(_over(mine, others), name, run, comparison.data, modes, roles)
+
+
+def _over(cell: PerplexityCell, others: list[PerplexityCell]) -> Spread:
+    """Seed by seed the perplexity over the lowest of the others."""
+    found = []
+    for point in cell.points:
+        beside = [other.perplexity for o in others for other in o.points if other.seed == point.seed]
+        known = [value for value in beside if value]
+        found.append(point.perplexity / min(known) if point.perplexity and known else None)
+    return Spread.of(found)
+
+
+_FINDERS: dict[str, Callable[[Quantity, SectionInputs], Iterator[Found]]] = {
+    "record": _records,
+    "gain_by_iterations": _by_iterations,
+    "above_explicit": _by_iterations,
+    "layers_needed": _layers,
+    "growth_of_layers": _layers,
+    "growth_of_perplexity": _perplexity_growth,
+    "over_other_shares": _over_other_shares,
+}

@@ -1,0 +1,177 @@
+"""Which models are compared with each other, and what their lines are called.
+
+A group is one kind of model (Mamba2, Llama) at one size, trained on one data set. Implicit models have a few parameters
+more than explicit ones of the same width; sizes within a factor of 1.3 are one size, which keeps the published ladder
+(130M, 370M, 760M, 1.3B) apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from implicit_llm_report.results import from_record
+from implicit_llm_report.training_runs import Solver
+
+SAME_SIZE = 1.3
+FAMILIES = {"implicit_mamba2": "Mamba2", "implicit_llama3": "Llama", "mamba2": "Mamba2", "llama": "Llama"}
+
+
+def family_of(model_type: str | None) -> str:
+    """The family's name; a type that is none of the known ones is its own name."""
+    return FAMILIES.get(model_type or "", model_type or "model")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A run as one of its phases left it; `solver` is that of the phase, None for an explicit model."""
+
+    run: str
+    phase: str | None
+    solver: Solver | None
+    is_implicit: bool
+
+    @property
+    def phase_label(self) -> str | None:
+        return None if self.solver is None else self.solver.label
+
+
+@dataclass(frozen=True)
+class Model:
+    """What decides the group of a run."""
+
+    run: str
+    is_implicit: bool
+    model_type: str | None
+    num_parameters: int | None
+    data: str | None = None
+
+    @property
+    def family(self) -> str:
+        return family_of(self.model_type)
+
+
+@dataclass(frozen=True)
+class ModelGroup:
+    """Runs that are compared; explicit runs after implicit ones."""
+
+    family: str
+    models: tuple[Model, ...]
+
+    @property
+    def title(self) -> str:
+        sizes = sorted({model.num_parameters for model in self.models if model.num_parameters is not None})
+        words = list(dict.fromkeys(short_count(float(f"{size:.3g}")) for size in sizes))
+        return (
+            f"{self.family}, {'–'.join((words[0], words[-1])) if len(words) > 1 else words[0]}"
+            if words
+            else self.family
+        )
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        return tuple(model.run for model in self.models)
+
+    def name(self, variant: Variant, siblings: Iterable[Variant]) -> str:
+        """The name of a line: "explicit", "implicit (24+4)"; runs of one kind keep what tells them apart.
+
+        `siblings` are all variants of the group: a short form that two phases of the run share is told by the phase.
+        """
+        stem = self.run_name(variant.run, is_implicit=variant.is_implicit)
+        if not variant.is_implicit:
+            return stem
+        alike = {
+            other.phase for other in siblings if other.run == variant.run and other.phase_label == variant.phase_label
+        }
+        words = [stem, variant.phase_label or "", (variant.phase or "") if len(alike) > 1 else ""]
+        return " ".join(word for word in words if word)
+
+    def run_name(self, run: str, *, is_implicit: bool) -> str:
+        """ "explicit" for the only explicit run, the run's own name where there are several."""
+        alike = [model.run for model in self.models if model.is_implicit == is_implicit]
+        return ("implicit" if is_implicit else "explicit") if len(alike) <= 1 else self._own_name(run)
+
+    def _own_name(self, run: str) -> str:
+        """The name of the run without the words that all runs of the group begin with."""
+        words = [name.split("-") for name in self.runs]
+        shared = 0
+        while all(len(w) > shared + 1 for w in words) and len({w[shared] for w in words}) == 1:
+            shared += 1
+        return "-".join(run.split("-")[shared:])
+
+
+def group_models(models: Iterable[Model]) -> tuple[ModelGroup, ...]:
+    """The groups, by family, size and data; each run once."""
+    by_run = {model.run: model for model in models}
+    ordered = sorted(by_run.values(), key=lambda m: (m.family, m.data or "", m.num_parameters or 0, m.run))
+    groups: list[list[Model]] = []
+    for model in ordered:
+        if groups and _is_same(groups[-1][0], model):
+            groups[-1].append(model)
+        else:
+            groups.append([model])
+    return tuple(
+        ModelGroup(
+            group[0].family,
+            tuple(sorted(group, key=lambda model: (not model.is_implicit, model.run))),
+        )
+        for group in groups
+    )
+
+
+def short_count(count: float) -> str:
+    """ "131.6M", "1.32B", "41.9k"."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.4g}{letter}"
+    return f"{count:g}"
+
+
+def _is_same(first: Model, other: Model) -> bool:
+    if (first.family, first.data) != (other.family, other.data):
+        return False
+    if first.num_parameters is None or other.num_parameters is None:
+        return first.num_parameters == other.num_parameters
+    return other.num_parameters <= SAME_SIZE * first.num_parameters
+
+
+@dataclass(frozen=True)
+class ModelPoint:
+    """One record of an evaluation: which model it is about, and what solving cost; None is a missing number."""
+
+    role: str
+    run: str
+    phase: str | None
+    solver: Solver | None
+    seed: int | None
+    is_implicit: bool
+    model_type: str | None
+    num_parameters: int | None
+    f_evaluations_per_token: float | None
+    unconverged_share: float | None
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], role: str) -> Self:
+        return from_record(cls, dict(record), role)
+
+    @property
+    def phase_label(self) -> str | None:
+        return None if self.solver is None else self.solver.label
+
+    @property
+    def variant(self) -> Variant:
+        return Variant(self.run, self.phase, self.solver, self.is_implicit)
+
+    @property
+    def family(self) -> str:
+        return family_of(self.model_type)
+
+
+def name_among(point: ModelPoint, points: Iterable[ModelPoint]) -> str:
+    """The run of a point, with its phase where several phases of the run are among `points`."""
+    phases = {other.phase: other.phase_label for other in points if other.run == point.run}
+    if len(phases) == 1:
+        return point.run
+    is_unique = list(phases.values()).count(point.phase_label) == 1
+    return f"{point.run} {point.phase_label if is_unique else point.phase}"

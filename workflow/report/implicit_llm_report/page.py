@@ -1,0 +1,284 @@
+"""The page: one HTML file that needs nothing else; behind every number stand the runs that it comes from."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from implicit_llm_report.axes import power_of_ten
+from implicit_llm_report.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement
+from implicit_llm_report.config import FOLDER, ReportConfig
+from implicit_llm_report.inputs import ReportInputs, Source
+from implicit_llm_report.lineage import SHORT, LineageJobs, lineage_jobs, lineage_svg
+from implicit_llm_report.model_groups import short_count
+from implicit_llm_report.published import MARK_WORDS, Published
+from implicit_llm_report.results import LAST_TEN, Cell, Results, Spread, seeds_words
+from implicit_llm_report.section import Section
+from implicit_llm_report.svg import Figure, panel_svg, swatch_svg, theme_css
+from implicit_llm_report.training_runs import LOSS, TrainingRun
+
+RESULT_FILE = "metrics.json"
+MAX_SHOWN = 6  # runs that one tooltip names
+
+
+def origin_linker(sources: Mapping[str, Source]) -> Callable[[object, Iterable[str]], Markup]:
+    """A filter for templates: a number as a link to its run; text without a run behind it (a hole) stays as it is."""
+
+    def linked(text: object, roles: Iterable[str]) -> Markup:
+        known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
+        if not known:
+            return Markup.escape(text)
+        words = "\n".join(map(origin_words, known[:MAX_SHOWN]))
+        if len(known) > MAX_SHOWN:
+            words += f"\nand {len(known) - MAX_SHOWN} more"
+        return Markup('<a class="n" href="#{}" title="{}">{}</a>').format(known[0].anchor, words, text)
+
+    return linked
+
+
+def origin_words(source: Source) -> str:
+    """ "evaluate/a5-s0/free/word-problem: fingerprint 0123…, MLflow 4567…, metrics.json sha256 89ab…"."""
+    digests = [file.sha256[:16] for file in source.files if file.path.rpartition("/")[2] == RESULT_FILE]
+    parts = [f"fingerprint {source.fingerprint[:16]}", f"MLflow run {source.provenance.get('mlflow_run_id') or 'none'}"]
+    parts += [f"{RESULT_FILE} sha256 {digest}" for digest in digests]
+    return f"{source.stage}/{source.name}: {', '.join(parts)}"
+
+
+TEMPLATE = "index.html.j2"
+MISSING_WORD = Markup('<span class="missing">missing</span>')
+SYMBOLS = {HOLDS: "✓", BORDERLINE: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
+
+
+@dataclass(frozen=True)
+class PageContent:
+    """Everything the page shows."""
+
+    title: str
+    config: ReportConfig
+    fingerprint: str
+    results: Results
+    inputs: ReportInputs
+    judgements: Sequence[Judgement]
+    sections: Mapping[str, Section]
+    published: Published
+
+    @cached_property
+    def lineage(self) -> LineageJobs:
+        return lineage_jobs(self.inputs, self.config)
+
+    @property
+    def figures(self) -> list[Figure]:
+        return [figure for section in self.sections.values() for figure in section.figures if figure is not None]
+
+    @property
+    def files(self) -> dict[str, Mapping[str, str]]:
+        """The written tables by name."""
+        return {name: forms for section in self.sections.values() for name, forms in section.files.items()}
+
+
+def render(content: PageContent) -> str:
+    """The page as text."""
+    page = (
+        _environment(content.inputs)
+        .get_template(TEMPLATE)
+        .render(
+            content=content,
+            light_css=Markup(theme_css(1)),
+            dark_css=Markup(theme_css(2)),
+            counts={
+                verdict: sum(judgement.verdict == verdict for judgement in content.judgements) for verdict in SYMBOLS
+            },
+            glances=glances(content.results.of_lengths) if content.config.is_whole else [],
+            lineage=Markup(lineage_svg(content.lineage, content.fingerprint[:SHORT], is_page=True)),
+            figures=[_figure(index, figure) for index, figure in enumerate(content.figures, start=1)],
+            training=[
+                _training(run, content.inputs.sources) for run in content.inputs.training if content.config.is_whole
+            ],
+            all_sources=list(content.inputs.sources.values()),
+            anchors={source.fingerprint: source.anchor for source in content.inputs.sources.values()},
+            used_marks=sorted(content.published.all_marks | {j.claim.mark for j in content.judgements if j.claim.mark}),
+        )
+    )
+    return re.sub(r"\n\s*\n+", "\n", page) + "\n"
+
+
+def _environment(inputs: ReportInputs) -> jinja2.Environment:
+    """What the templates have at hand beside the content."""
+    loader = jinja2.FileSystemLoader(FOLDER)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "accuracy": accuracy,
+        "number": number,
+        "cost": cost,
+        "minus": minus,
+        "spread": spread_words,
+        "seeds": seeds_words,
+        "slug": slug,
+        "commas": commas,
+        "short": lambda value: "unknown" if value is None else short_count(value),
+        "perplexity": perplexity,
+        "power": power_of_ten,
+        "by": origin_linker(inputs.sources),
+        "python_format": lambda form, value: minus(format(value, form)),
+    }
+    environment.globals |= {
+        "sources_of": lambda roles: sources_of(inputs, roles),
+        "symbols": SYMBOLS,
+        "not_run": NOT_RUN,
+        "mark_words": MARK_WORDS,
+        "git": git_words,
+        "command": command_words,
+    }
+    return environment
+
+
+def caption(name: str) -> Markup:
+    """A figure's caption: reStructuredText, which also serves `snakemake --report`, with ``code`` its only markup."""
+    text = (FOLDER / "captions" / f"{name}.rst").read_text(encoding="utf-8").strip()
+    return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(text)))
+
+
+def glances(results: Results) -> list[dict[str, Any]]:
+    """For each task, headline accuracies of both kinds of model at the shortest and longest of the easiest tests."""
+    found = []
+    for task in results.tasks:
+        cells = [cell for cell in results.headline_cells() if cell.first.task == task]
+        trained = [cell for cell in cells if cell.first.is_harder is False] or cells
+        easiest = min(cell.first.hard_fractions for cell in trained)
+        cells = [cell for cell in trained if cell.first.hard_fractions == easiest]
+        lengths = sorted({cell.first.length for cell in cells})
+        rows = [{"length": length, **_glance(cells, length)} for length in dict.fromkeys((lengths[0], lengths[-1]))]
+        found.append({"task": task, "hard_fractions": easiest, "rows": rows})
+    return found
+
+
+def _glance(cells: Sequence[Cell], length: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"implicit": None, "explicit": None, "chance": None, "is_trained": False}
+    for cell in cells:
+        if cell.first.length != length:
+            continue
+        key, spread = "implicit" if cell.first.is_implicit else "explicit", cell.spread(LAST_TEN)
+        if row[key] is None or (spread.mean or 0.0) > (row[key]["spread"].mean or 0.0):
+            row[key] = {"spread": spread, "mode": cell.first.mode, "roles": cell.roles}
+        row |= {"chance": cell.first.chance_last10, "is_trained": cell.first.is_trained_length}
+    return row
+
+
+def sources_of(inputs: ReportInputs, roles: Iterable[str]) -> list[Source]:
+    """The runs behind a number: the evaluations, and the training phases that made their models."""
+    roles = list(dict.fromkeys(roles))
+    by_fingerprint = {source.fingerprint: source for source in inputs.sources.values()}
+    found = [inputs.sources[role] for role in roles if role in inputs.sources]
+    for source in list(found):
+        found += _trained_by(source, by_fingerprint)
+    return list({source.role: source for source in found}.values())
+
+
+def _trained_by(source: Source, by_fingerprint: Mapping[str, Source]) -> list[Source]:
+    chain = []
+    for role in ("model", "start"):
+        upstream = by_fingerprint.get(source.upstream.get(role, ""))
+        if upstream is not None:
+            chain += [upstream, *_trained_by(upstream, by_fingerprint)]
+    return chain
+
+
+def accuracy(value: float | None) -> Markup:
+    """Three decimals; a missing number says so."""
+    return MISSING_WORD if value is None else Markup(minus(f"{value:.3f}"))
+
+
+def perplexity(value: float | None) -> Markup:
+    """Four significant digits; a missing number says so."""
+    return MISSING_WORD if value is None else Markup(f"{value:.4g}" if value < 10_000 else f"{value:.2e}")
+
+
+def number(value: float | None) -> Markup:
+    """Three significant digits; a missing number says so."""
+    if value is None:
+        return MISSING_WORD
+    return Markup(minus(f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"))
+
+
+def minus(text: str) -> str:
+    """With a minus sign for the hyphen of a negative number, and none before a zero."""
+    return re.sub(r"^-(0\.?0*)$", r"\1", text).replace("-", "−")
+
+
+def commas(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
+
+
+def cost(value: float | None) -> Markup:
+    """One decimal; a missing number says so."""
+    return MISSING_WORD if value is None else Markup(f"{value:,.1f}")
+
+
+def spread_words(spread: Spread, form: str = "accuracy") -> str:
+    """The range over seeds, where there is one."""
+    shown = {"accuracy": accuracy, "number": number, "perplexity": perplexity}[form]
+    return f"{shown(spread.low)} to {shown(spread.high)}" if len(spread.values) > 1 else ""
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def git_words(source: Source) -> str:
+    """The commit a run was made with, and whether the tree had changes beside it."""
+    git = source.provenance.get("git") or {}
+    if not git.get("commit"):
+        return "not recorded"
+    return git["commit"] + (" with uncommitted changes" if git.get("is_dirty") else "")
+
+
+def command_words(source: Source) -> str:
+    """The command line of a run, without the path of the program; the identity, a page of JSON, by its fingerprint."""
+    argv = [str(word) for word in source.provenance.get("argv") or []]
+    if not argv:
+        return "not recorded"
+    words = [Path(argv[0]).name, *argv[1:]]
+    if "--identity" in words[:-1]:
+        words[words.index("--identity") + 1] = f"@{source.fingerprint[:16]}"
+    return shlex.join(words)
+
+
+def _figure(index: int, figure: Figure) -> dict[str, Any]:
+    return {
+        "number": index,
+        "name": figure.name,
+        "title": figure.title,
+        "caption": caption(figure.name),
+        "panels": [Markup(panel_svg(figure, panel)) for panel in range(len(figure.panels))],
+        "legend": [{"label": series.label, "swatch": Markup(swatch_svg(figure, series))} for series in figure.legend],
+        "roles": figure.roles,
+        "is_wide": figure.is_wide,
+    }
+
+
+def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]:
+    """A line of the table of training runs."""
+    records = [sources[phase.role].provenance for phase in run.phases]
+    busy_s = [attempt["busy_s"] for record in records for attempt in record.get("attempts") or []]
+    losses = {phase.name: phase.series(LOSS) for phase in run.phases}
+    return {
+        "run": run.run,
+        "seed": run.seed,
+        "phases": run.phases,
+        "starts": {phase.name: before.name for phase in run.phases if (before := run.before(phase)) is not None},
+        "steps": run.end_step,
+        "losses": [losses[chain[-1].name][-1][1] if losses[chain[-1].name] else None for chain in run.chains],
+        "minutes": sum(busy_s) / 60 if busy_s else None,
+        "devices": ", ".join(dict.fromkeys(record["device"] for record in records if record.get("device"))),
+    }

@@ -1,0 +1,339 @@
+"""The pairs of models that a claim compares: language models in text and on downstream tasks, CatbAbI models by task.
+
+Every model speaks in the mode that is its headline. Language models are equal in parameters when these agree within
+10 %, in tokens within 1 %, in FLOPs within 10 %. CatbAbI models are compared at equal layers and tokens: in one layer
+the input injection of an implicit model weighs too much for equal parameters.
+
+One run speaks for each side of a group (size, tokens and test set), and each is chosen by its own score, never by what
+comes out of the pair. CatbAbI runs that compete (babi.py) are chosen on the validation set and judged on the
+test set; without validation numbers there is no verdict. Language models have no validation set: the lowest training
+loss at the end is chosen. Where that is not known nothing chooses fairly: the lowest held-out perplexity of each side
+is compared, and the evidence says so; on downstream tasks every rival is compared. The branches of a curriculum compete
+like runs.
+
+The number is formed for every pair of a seed of the first and a seed of the second (of the same seed, where both are
+phases of one run and so share its start), and the claim holds when every pair says so: with overlapping seeds it fails,
+and with one seed each there is no more than one pair to go by. Of several groups the worst decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+
+from implicit_llm_report.babi import SAME_TOKENS, BabiPoint, BabiResults, Choice, fields_of
+from implicit_llm_report.claims import Found
+from implicit_llm_report.downstream import Block, DownstreamTable, Row, downstream_tables, groups_of, points_of
+from implicit_llm_report.loss import end_loss
+from implicit_llm_report.measures import PairMeasure
+from implicit_llm_report.perplexity import (
+    SAME_FLOPS,
+    Comparison,
+    Line,
+    PerplexityResults,
+    flops_of,
+    is_close,
+    tokens_of,
+)
+from implicit_llm_report.results import Spread
+from implicit_llm_report.section import SectionInputs
+from implicit_llm_report.training_runs import Solver, TrainingRun
+
+SAME_PARAMETERS = 0.10
+
+
+def find_pairs(measure: PairMeasure, given: SectionInputs) -> Iterator[Found]:
+    """Of every group of models with both sides."""
+    if measure.metric == "downstream":
+        yield from downstream_pairs(measure, given)
+    elif measure.metric == "perplexity":
+        yield from perplexity_pairs(measure, given.perplexities)
+    else:
+        yield from babi_pairs(measure, given.babi)
+
+
+def perplexity_pairs(measure: PairMeasure, results: PerplexityResults) -> Iterator[Found]:
+    for comparison in results.comparisons:
+        if measure.family not in (None, comparison.group.family):
+            continue
+        kinds = {id(line): kinds_of(line, comparison) for line in comparison.headlines}
+        firsts = [line for line in comparison.headlines if measure.first in kinds[id(line)]]
+        seconds = [line for line in comparison.headlines if measure.second in kinds[id(line)]]
+        partners = {id(line): [other for other in seconds if _is_equal(measure, line, other)] for line in firsts}
+        for rivals in _equal_lines([line for line in firsts if partners[id(line)]]):
+            length = length_tested(rivals[0], measure.length_factor)
+            first = choose_line(rivals, length, results.training)
+            second = choose_line(partners[id(first.line)], length, results.training)
+            yield from _perplexity_pair(measure, comparison, first, second)
+
+
+def _equal_lines(lines: Iterable[Line]) -> list[list[Line]]:
+    """The lines by size, tokens and training length."""
+    found: list[list[Line]] = []
+    for line in lines:
+        length = line.first.train_length
+        same = (group for group in found if group[0].first.train_length == length)
+        group = next((group for group in same if _is_equal_training(group[0], line)), None)
+        if group is None:
+            found.append([line])
+        else:
+            group.append(line)
+    return found
+
+
+def kinds_of(line: Line, comparison: Comparison) -> set[str]:
+    """The names under which a claim means a line: explicit; or implicit, and bounded or free where a run has both."""
+    if not line.variant.is_implicit:
+        return {"explicit"}
+    of_run = {other.variant.solver for other in comparison.headlines if other.variant.run == line.variant.run}
+    return phase_kinds(line.variant.solver, of_run)
+
+
+def _is_equal(measure: PairMeasure, first: Line, second: Line) -> bool:
+    """Whether a claim compares the two: evaluated at its length, of equal size and equal tokens or FLOPs."""
+    length = length_tested(first, measure.length_factor)
+    if first.at(length) is None or second.at(length) is None:
+        return False
+    if measure.second == "bounded" and first.variant.run != second.variant.run:
+        return False
+    if measure.equal == "flops":
+        return _is_equal_size(first, second) and is_close(flops_of(first), flops_of(second), SAME_FLOPS)
+    return _is_equal_training(first, second)
+
+
+def _is_equal_training(first: Line, second: Line) -> bool:
+    return _is_equal_size(first, second) and is_close(tokens_of(first), tokens_of(second), SAME_TOKENS)
+
+
+def _is_equal_size(first: Line, second: Line) -> bool:
+    return is_close(first.first.num_parameters, second.first.num_parameters, SAME_PARAMETERS)
+
+
+def _perplexity_pair(
+    measure: PairMeasure, comparison: Comparison, chosen: LineChoice, other: LineChoice
+) -> Iterator[Found]:
+    first, second = chosen.line, other.line
+    length = length_tested(first, measure.length_factor)
+    cells = [first.at(length), second.at(length)]
+    if cells[0] is None or cells[1] is None:
+        return
+    spreads = [cell.spread("perplexity") for cell in cells if cell is not None]
+    is_one_run = first.variant.run == second.variant.run
+    ratios = (
+        mine.perplexity / other.perplexity
+        for mine in cells[0].points
+        for other in cells[1].points
+        if mine.perplexity and other.perplexity and (mine.seed == other.seed or not is_one_run)
+    )
+    spread = Spread(tuple(ratios), spreads[0].num_missing + spreads[1].num_missing)
+    names = [f"{line.variant.run} {line.variant.phase_label or ''}".strip() for line in (first, second)]
+    yield Found(
+        spread,
+        text=f"{names[0]} ({first.mode}){chosen.words} over {names[1]} ({second.mode}){other.words}, "
+        f"{comparison.data}, length {length:g}, " + seeds_text(spreads),
+        run=first.variant.run,
+        data=comparison.data,
+        modes=(first.mode, second.mode),
+        num_seeds=min(len(spread.values) for spread in spreads),
+        roles=(*cells[0].roles, *cells[1].roles),
+    )
+
+
+def babi_pairs(measure: PairMeasure, results: BabiResults) -> Iterator[Found]:
+    for data in results.test_sets:
+        for field in fields_of(results, data):
+            is_meant = measure.num_layers in (None, field.num_layers) and measure.family in (None, field.family)
+            if is_meant and field.implicit is not None and field.explicit is not None:
+                yield _babi_pair(data, results, field.implicit, field.explicit)
+
+
+def _babi_pair(data: str, results: BabiResults, implicit: Choice, explicit: Choice) -> Found:
+    if implicit.chosen is None or explicit.chosen is None:
+        return _unchosen_pair(data, implicit, explicit)
+    first, second = implicit.chosen, explicit.chosen
+    shares = [_share_better(mine, other) for mine in first.points for other in second.points]
+    text = (
+        f"{results.name(first)} ({first.first.mode}){implicit.words} against "
+        f"{results.name(second)} ({second.first.mode}){explicit.words}, {data}, "
+    )
+    return Found(
+        Spread.of(shares),
+        text=text + seeds_text([first.spread("accuracy"), second.spread("accuracy")]),
+        run=first.first.run,
+        data=data,
+        modes=(first.first.mode, second.first.mode),
+        num_seeds=min(len(first.points), len(second.points)),
+        roles=(*first.roles, *second.roles),
+    )
+
+
+def _unchosen_pair(data: str, *choices: Choice) -> Found:
+    """Without a number: the test set must not choose."""
+    first, second = (choice.rivals[0].first for choice in choices)
+    counts = " and ".join(str(len(choice.rivals)) for choice in choices)
+    return Found(
+        Spread((), num_missing=1),
+        text=f"{counts} runs, {data}: no accuracy on the validation set chooses among them",
+        run=first.run,
+        data=data,
+        modes=(first.mode, second.mode),
+        num_seeds=0,
+        roles=tuple(role for choice in choices for cell in choice.rivals for role in cell.roles),
+    )
+
+
+def _share_better(first: BabiPoint, second: BabiPoint) -> float | None:
+    """Share of the tasks that both answered on which the first is more accurate; a tie is not more accurate."""
+    tasks = (first.accuracy_by_task or {}).keys() & (second.accuracy_by_task or {}).keys()
+    if not tasks:
+        return None
+    better = [(first.of_task(int(task)) or 0.0) > (second.of_task(int(task)) or 0.0) for task in tasks]
+    return sum(better) / len(better)
+
+
+def downstream_pairs(measure: PairMeasure, given: SectionInputs) -> Iterator[Found]:
+    """A pair for each group of models, size and number of training tokens with both sides."""
+    points = [point for point in points_of(given.inputs.records.get("lm_eval", ())) if point.source is None]
+    groups = groups_of(points, given.inputs.training)
+    tables = downstream_tables(points, groups, given.suites, given.published, given.config.headline_mode)
+    for table in tables:
+        for block in table.blocks:
+            if measure.family in (None, block.group.family) and _is_asked(measure, table):
+                yield from _of_block(measure, table, block, given)
+
+
+def _is_asked(measure: PairMeasure, table: DownstreamTable) -> bool:
+    if measure.column is None:
+        return bool(table.suite.averages)
+    return measure.column in [column.label for column in table.suite.columns]
+
+
+def _of_block(measure: PairMeasure, table: DownstreamTable, block: Block, given: SectionInputs) -> Iterator[Found]:
+    rows = [row for row in block.rows if row.is_headline]
+    firsts, seconds = ([row for row in rows if kind in _kinds(row, rows)] for kind in (measure.first, measure.second))
+    done: list[Row] = []
+    for row in firsts:
+        rivals = [other for other in firsts if _is_equal_row(row, other)]
+        partners = [other for other in seconds if _is_equal_row(row, other) and _is_partner(measure, row, other)]
+        if row in done or not partners:
+            continue
+        done += rivals
+        for first in _chosen_rows(rivals, given):
+            for second in _chosen_rows(partners, given):
+                yield _downstream_pair(measure, table, first, second)
+
+
+def _kinds(row: Row, rows: Sequence[Row]) -> set[str]:
+    """The names under which a claim means a row: explicit; or implicit, and bounded or free where a run has both."""
+    if not row.first.is_implicit:
+        return {"explicit"}
+    return phase_kinds(row.first.solver, {r.first.solver for r in rows if r.first.run == row.first.run})
+
+
+def _is_partner(measure: PairMeasure, first: Row, second: Row) -> bool:
+    return measure.second != "bounded" or first.first.run == second.first.run
+
+
+def _is_equal_row(first: Row, second: Row) -> bool:
+    mine, other = first.first, second.first
+    has_equal_size = is_close(mine.num_parameters, other.num_parameters, SAME_PARAMETERS)
+    return has_equal_size and is_close(mine.train_tokens, other.train_tokens, SAME_TOKENS)
+
+
+def _chosen_rows(rivals: Sequence[Row], given: SectionInputs) -> Sequence[Row]:
+    losses = [end_loss_of(row.first.run, row.first.phase, given.inputs.training) for row in rivals]
+    known = [loss for loss in losses if loss is not None]
+    if len(rivals) == 1 or len(known) < len(rivals):
+        return rivals
+    return [rivals[known.index(min(known))]]
+
+
+def _downstream_pair(measure: PairMeasure, table: DownstreamTable, first: Row, second: Row) -> Found:
+    spreads, sign, asked = [Spread(()), Spread(())], 1, table.suite.title.lower()
+    if measure.column is None:
+        average = table.suite.averages[0]
+        spreads = [row.average(average, table.suite) or Spread((), 1) for row in (first, second)]
+    else:
+        column = next(column for column in table.suite.columns if column.label == measure.column)
+        spreads = [row.spread(column) or Spread((), 1) for row in (first, second)]
+        sign, asked = -1 if column.is_low_better else 1, column.label
+    # Phases of one run share its start: seed against seed, where both have all of theirs.
+    is_one_run = first.first.run == second.first.run and not any(spread.num_missing for spread in spreads)
+    mine, other = (spread.values for spread in spreads)
+    pairs = zip(mine, other, strict=False) if is_one_run else ((a, b) for a in mine for b in other)
+    spread = Spread(tuple(sign * (a - b) for a, b in pairs), spreads[0].num_missing + spreads[1].num_missing)
+    return Found(
+        spread,
+        text=f"{_row_name(first)} against {_row_name(second)}, {asked}, {seeds_text(spreads)}",
+        run=first.first.run,
+        data=table.suite.name,
+        modes=(first.first.mode, second.first.mode),
+        num_seeds=min(len(spread.values) for spread in spreads),
+        roles=(*first.roles, *second.roles),
+    )
+
+
+def _row_name(row: Row) -> str:
+    return f"{row.first.run} {row.first.phase_label or ''}".strip() + f" ({row.first.mode})"
+
+
+def phase_kinds(solver: Solver | None, solvers_of_run: Set[Solver | None]) -> set[str]:
+    """implicit, and bounded or free where the run has phases of both."""
+    iterations = {iterations_of(other) for other in solvers_of_run}
+    if len(iterations) < 2:
+        return {"implicit"}
+    return {"implicit", "bounded" if iterations_of(solver) == min(iterations) else "free"}
+
+
+def iterations_of(solver: Solver | None) -> int:
+    """The most solver iterations of a phase, 0 where it has none or they are not known."""
+    return 0 if solver is None else solver.iterations
+
+
+def seeds_text(spreads: list[Spread]) -> str:
+    """ "2 and 3 seeds, 1 missing"."""
+    counts = [len(spread.values) for spread in spreads]
+    words = f"{counts[0]} and {counts[1]} seeds"
+    missing = sum(spread.num_missing for spread in spreads)
+    return words + (f", {missing} missing" if missing else "") + (", no spread" if max(counts) <= 1 else "")
+
+
+@dataclass(frozen=True)
+class LineChoice:
+    """A line that speaks for its rivals; `words` says how it was chosen, empty where it is the only one."""
+
+    line: Line
+    words: str = ""
+
+
+def choose_line(rivals: Sequence[Line], length: float, training: Sequence[TrainingRun]) -> LineChoice:
+    """The line that speaks for `rivals`, at least one; `length` is that of the test rows, in tokens."""
+    if len(rivals) == 1:
+        return LineChoice(rivals[0])
+    losses = [end_loss_of(line.variant.run, line.first.phase, training) for line in rivals]
+    known = [loss for loss in losses if loss is not None]
+    if len(known) == len(rivals):
+        chosen = rivals[known.index(min(known))]
+        return LineChoice(chosen, f" [chosen of {len(rivals)} by training loss at the end]")
+    best = min(rivals, key=lambda line: _own_score(line, length))
+    words = f" [of {len(rivals)} the one of lowest perplexity on this very text: no training losses choose among them]"
+    return LineChoice(best, words)
+
+
+def length_tested(line: Line, length_factor: float) -> float:
+    """The length of the test rows that a claim is about, in tokens."""
+    return (line.first.train_length or 0) * length_factor
+
+
+def end_loss_of(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
+    """Training loss at the end of a phase, mean over the seeds; None when one of them has none."""
+    mine = (trained for trained in training if trained.run == run)
+    losses = [end_loss(one) for trained in mine for one in trained.phases if one.name == phase]
+    known = [loss for loss in losses if loss is not None]
+    return sum(known) / len(known) if known and len(known) == len(losses) else None
+
+
+def _own_score(line: Line, length: float) -> float:
+    cell = line.at(length)
+    mean = None if cell is None else cell.spread("perplexity").mean
+    return float("inf") if mean is None else mean

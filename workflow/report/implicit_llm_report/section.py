@@ -1,0 +1,54 @@
+"""What a section of the report is, and what it is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from implicit_llm_report.babi import BabiResults
+from implicit_llm_report.config import ReportConfig
+from implicit_llm_report.downstream import Suite
+from implicit_llm_report.inputs import ReportInputs
+from implicit_llm_report.perplexity import PerplexityResults
+from implicit_llm_report.published import Published
+from implicit_llm_report.results import Results
+from implicit_llm_report.svg import Figure
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report.
+
+    `template` below workflow/report shows `tables`, which it finds as `section.tables`; None for figures alone.
+    `files`: the written tables by name, each as "csv" and "tex". Figures without a number to draw are left out.
+    """
+
+    name: str
+    template: str | None = None
+    tables: Sequence[Any] = ()
+    figures: Sequence[Figure | None] = ()
+    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SectionInputs:
+    """What every section is built from."""
+
+    inputs: ReportInputs
+    config: ReportConfig
+    published: Published
+    suites: tuple[Suite, ...] = ()
+
+    @cached_property
+    def results(self) -> Results:
+        return Results(self.inputs.points, self.config.headline_mode)
+
+    @cached_property
+    def perplexities(self) -> PerplexityResults:
+        return PerplexityResults(self.inputs.perplexities, self.inputs.training, self.config.headline_mode)
+
+    @cached_property
+    def babi(self) -> BabiResults:
+        return BabiResults(self.inputs.babi, self.config.headline_mode)

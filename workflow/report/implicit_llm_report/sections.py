@@ -1,0 +1,146 @@
+"""The sections of a report: each kind of result brings its figures, its tables and its part of the page.
+
+A new kind of result adds a module with its builder, which imports from section.py, and a line in BUILDERS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from implicit_llm_report.accuracy_figures import (
+    accuracy_by_hard_fraction,
+    accuracy_by_length,
+    accuracy_by_mode,
+    accuracy_by_position,
+    without_fraction_sweep,
+)
+from implicit_llm_report.accuracy_tables import accuracy_tables, to_csv, to_latex
+from implicit_llm_report.babi import accuracy_by_babi_task, babi_csv, babi_latex, babi_tables
+from implicit_llm_report.downstream_section import downstream_section
+from implicit_llm_report.duality import duality_section
+from implicit_llm_report.jacobian import jacobian_section
+from implicit_llm_report.loss import loss_by
+from implicit_llm_report.minimum_layers import minimum_layers_section
+from implicit_llm_report.peers_section import peers_section
+from implicit_llm_report.perplexity_figures import (
+    curriculum,
+    perplexity_by_length,
+    perplexity_by_parameters,
+    perplexity_by_position,
+)
+from implicit_llm_report.perplexity_tables import perplexity_csv, perplexity_latex, perplexity_tables
+from implicit_llm_report.published_section import published_section
+from implicit_llm_report.section import Section, SectionInputs
+from implicit_llm_report.table_text import csv_text, escape
+from implicit_llm_report.test_time import test_time_section
+from implicit_llm_report.training_figures import solver_health, spectral_radius_along_training, training_curves
+from implicit_llm_report.training_runs import FLOPS, TOKENS
+
+HOLES = "holes"
+HEAD = ("result", "state", "why", "made by")
+
+
+def holes_section(given: SectionInputs) -> Section | None:
+    """A row for each; None for a report that has all its results."""
+    holes = given.config.holes
+    if not holes:
+        return None
+    rows = [(hole.job, hole.state, hole.why, hole.command) for hole in holes]
+    lines = [" & ".join(escape(text) for text in row[:3]) + r" \\" for row in rows]
+    head = [r"\begin{tabular}{lll}", r"\toprule", r"result & state & why \\", r"\midrule"]
+    tex = "\n".join([*head, *lines, r"\bottomrule", r"\end{tabular}", ""])
+    return Section(HOLES, "sections/holes.html.j2", holes, files={HOLES: {"csv": csv_text(HEAD, rows), "tex": tex}})
+
+
+def accuracy_section(given: SectionInputs) -> Section | None:
+    """Word problems."""
+    tables = accuracy_tables(given.results, given.published)
+    if not tables:
+        return None
+    shown = without_fraction_sweep(given.results.of_lengths)
+    figures = (
+        accuracy_by_length(shown, given.published.numbers),
+        accuracy_by_position(shown),
+        accuracy_by_mode(shown),
+        accuracy_by_hard_fraction(given.results),
+    )
+    files = {"accuracy": {"csv": to_csv(given.results, given.published), "tex": to_latex(tables)}}
+    return Section("accuracy", "sections/accuracy.html.j2", tables, figures, files)
+
+
+def perplexity_section(given: SectionInputs) -> Section | None:
+    """Language models on held-out text."""
+    tables = perplexity_tables(given.perplexities, given.perplexities.training, given.published)
+    if not tables:
+        return None
+    files = {"perplexity": {"csv": perplexity_csv(tables), "tex": perplexity_latex(tables)}}
+    found = given.perplexities
+    by_rows = (perplexity_by_length(found), perplexity_by_position(found))
+    figures = (*by_rows, perplexity_by_parameters(found), curriculum(found))
+    return Section("perplexity", "sections/perplexity.html.j2", tables, figures, files)
+
+
+def language_training_section(given: SectionInputs) -> Section | None:
+    """Losses of language models on the way, which need no evaluation."""
+    groups = given.perplexities.groups
+    return Section(
+        "language-training", figures=[loss_by(axis, given.inputs.training, groups) for axis in (TOKENS, FLOPS)]
+    )
+
+
+def babi_section(given: SectionInputs) -> Section | None:
+    """Questions of CatbAbI."""
+    tables = babi_tables(given.babi)
+    if not tables:
+        return None
+    files = {"babi": {"csv": babi_csv(tables, given.published), "tex": babi_latex(tables, given.published)}}
+    return Section("babi", "sections/babi.html.j2", tables, (accuracy_by_babi_task(given.babi),), files)
+
+
+def training_section(given: SectionInputs) -> Section | None:
+    """Training curves and the solver's health, of all runs but those that only tell how many layers a length takes."""
+    left_out = given.results.run_names - given.results.of_lengths.run_names
+    training = [run for run in given.inputs.training if run.run not in left_out] or given.inputs.training
+    figures = (
+        training_curves(training, given.results, given.perplexities.groups),
+        solver_health(training),
+        spectral_radius_along_training(training),
+    )
+    return Section("training", figures=figures)
+
+
+# In the order of the page.
+BUILDERS: tuple[Callable[[SectionInputs], Section | None], ...] = (
+    holes_section,
+    accuracy_section,
+    minimum_layers_section,
+    perplexity_section,
+    language_training_section,
+    downstream_section,
+    peers_section,
+    babi_section,
+    test_time_section,
+    duality_section,
+    jacobian_section,
+    published_section,
+    training_section,
+)
+
+
+def build_sections(given: SectionInputs) -> dict[str, Section]:
+    """By name, those that have something to show of what the configuration asks for."""
+    sections = [_asked(section, given) for build in BUILDERS if (section := build(given)) is not None]
+    return {section.name: section for section in sections if section is not None}
+
+
+def _asked(section: Section, given: SectionInputs) -> Section | None:
+    """The section with the figures and tables that the configuration names; None where nothing is left."""
+    config = given.config
+    if config.is_whole or section.name == HOLES:
+        return section
+    figures = [f for f in section.figures if f is not None and (config.figures is None or f.name in config.figures)]
+    files = {name: forms for name, forms in section.files.items() if config.tables is None or name in config.tables}
+    if not figures and not files:
+        return None
+    return replace(section, figures=figures, files=files, template=section.template if files else None)

@@ -1,0 +1,150 @@
+"""From panels to SVG, with equal bytes for equal numbers.
+
+A figure is written twice. The file is for papers and other pages: all panels, letters as outlines, a white background,
+the same everywhere. On the page each panel is an SVG of its own, so that panels wrap on a narrow screen; its letters
+are text in the page's font (found by searching, read aloud), its colours the page's variables (light or dark).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure as Canvas
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+
+from implicit_llm_report import style
+from implicit_llm_report.style import Series
+
+PANEL_INCHES = (3.45, 2.5)
+WIDE_PANEL_INCHES = (7.4, 2.6)
+MAX_COLUMNS = 3
+_PAD_INCHES = 0.09
+_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: `draw` is called with it; `description` is what a screen reader says."""
+
+    title: str
+    draw: Callable[[Axes], None] = field(compare=False)
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels with one legend; `roles` are the runs whose numbers it shows. The panels of a wide one fill the page."""
+
+    name: str
+    title: str
+    panels: tuple[Panel, ...]
+    legend: tuple[Series, ...]
+    roles: tuple[str, ...]
+    is_wide: bool = False
+
+    @property
+    def panel_inches(self) -> tuple[float, float]:
+        return WIDE_PANEL_INCHES if self.is_wide else PANEL_INCHES
+
+
+def file_svg(figure: Figure) -> bytes:
+    """The whole figure as a file."""
+    columns = 1 if figure.is_wide else min(len(figure.panels), 2 if len(figure.panels) in (2, 4) else MAX_COLUMNS)
+    rows = math.ceil(len(figure.panels) / columns)
+    width, height = figure.panel_inches
+    per_row = 4 if figure.is_wide else max(2, 2 * columns)
+    legend_inches = 0.24 * math.ceil(len(figure.legend) / per_row) + 0.1
+    with _style(figure.name, "path"):
+        canvas = Canvas(
+            figsize=(columns * width, rows * height + legend_inches),
+            facecolor=style.PAPER,
+            layout=ConstrainedLayoutEngine(w_pad=_PAD_INCHES, h_pad=_PAD_INCHES),
+        )
+        axes = list(canvas.subplots(rows, columns, squeeze=False).flat)
+        for axis, panel in zip(axes, figure.panels, strict=False):
+            _draw(axis, panel)
+        for axis in axes[len(figure.panels) :]:
+            axis.set_visible(False)
+        handles = [_handle(series) for series in figure.legend]
+        canvas.legend(handles=handles, loc="outside lower center", ncols=per_row, handlelength=2.6, fontsize=8)
+        return _svg(canvas).encode()
+
+
+def panel_svg(figure: Figure, index: int) -> str:
+    """One panel as an element of the page."""
+    panel = figure.panels[index]
+    with _style(f"{figure.name}-{index}", "none"):
+        canvas = Canvas(figsize=figure.panel_inches, layout="constrained")
+        _draw(canvas.subplots(), panel)
+        return _for_page(_svg(canvas), f"{figure.name}-{index}", panel.description or panel.title)
+
+
+def swatch_svg(figure: Figure, series: Series) -> str:
+    """A short piece of the series' line with its marker, for the figure's legend on the page."""
+    with _style(f"swatch-{series.label}", "none"):
+        canvas = Canvas(figsize=(0.42, 0.16))
+        axis = canvas.add_axes((0, 0, 1, 1))
+        axis.set_axis_off()
+        axis.plot([0, 1, 2], [0, 0, 0], markevery=[1], **series.line(has_markers=bool(series.marker)))
+        axis.set(xlim=(0, 2), ylim=(-1, 1))
+        return _for_page(_svg(canvas), f"{figure.name}-swatch-{series.label}", series.label)
+
+
+def theme_css(column: int) -> str:
+    """The declarations of the colour variables; column 1 is the light page, 2 the dark one."""
+    return " ".join(f"--{row[0]}: {row[column]};" for row in style.THEME)
+
+
+def _style(salt: str, fonttype: str) -> AbstractContextManager[None]:
+    return matplotlib.rc_context({**style.RC, "svg.fonttype": fonttype, "svg.hashsalt": salt})
+
+
+def _draw(axis: Axes, panel: Panel) -> None:
+    panel.draw(axis)
+    axis.set_title(panel.title)
+
+
+def _handle(series: Series) -> Line2D:
+    return Line2D([], [], label=series.label, **series.line(has_markers=bool(series.marker)))
+
+
+def _svg(canvas: Canvas) -> str:
+    FigureCanvasSVG(canvas)
+    buffer = io.StringIO()
+    canvas.savefig(buffer, format="svg", metadata=_NO_METADATA)
+    return re.sub(r"[ \t]+$", "", buffer.getvalue(), flags=re.MULTILINE)
+
+
+def _for_page(svg: str, prefix: str, description: str) -> str:
+    """Make an SVG file an element: unique ids, the page's font and colours, a description, no fixed size."""
+    prefix = re.sub(r"[^a-z0-9-]+", "-", prefix.lower())
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
+    head = r'<svg viewBox="0 0 \1 \2" role="img" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    svg = re.sub(r'<svg [^>]*?width="([\d.]+)pt" height="([\d.]+)pt"[^>]*>', head, svg, count=1)
+    svg = svg.replace(">", f"><title>{_escape(description)}</title>", 1)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda match: f' id="{prefix}-{match[1]}"' if match[1] in used else "", svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", svg)
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # the page's style sheet says the same once
+    svg = re.sub(r"font-family: [^;\"]*(; )?|font: ([\d.]+px) [^;\"]*", _page_font, svg)
+    for name, light, _ in style.THEME:
+        svg = svg.replace(light, f"var(--{name})")
+    return re.sub(r"\n\s*", "\n", svg).strip()
+
+
+def _page_font(match: re.Match[str]) -> str:
+    return f"font-size: {match[2]}" if match[2] else ""
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,71 @@
+"""Tables as text: CSV with everything, LaTeX for papers."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from implicit_llm_report.results import Spread
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """CSV; None is an empty field."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    for row in rows:
+        writer.writerow(list(row))
+    return out.getvalue()
+
+
+def csv_of(rows: Iterable[Mapping[str, object]], columns: Sequence[str] | None = None) -> str:
+    """CSV of rows by column; None is an empty field. `columns` stand there even without rows."""
+    return pd.DataFrame(list(rows), columns=columns, dtype=object).to_csv(index=False, lineterminator="\n")
+
+
+def latex_of(comment: str, head: Sequence[str], rows: Iterable[Sequence[str]], columns: str) -> str:
+    """A table of cells that are LaTeX already, for the package booktabs; `columns` are their places, as "llr"."""
+    cells = pd.DataFrame(list(rows), columns=range(len(head))).set_axis(list(head), axis=1)
+    return f"% {comment}\n{cells.to_latex(index=False, escape=False, column_format=columns)}"
+
+
+def spread_fields(names: Iterable[str], spread_of: Callable[[str], Spread]) -> dict[str, float | None]:
+    """By column the mean, the lowest and the highest of each of the names."""
+    parts = ("mean", "low", "high")
+    return {f"{name}_{part}": rounded(getattr(spread_of(name), part)) for name in names for part in parts}
+
+
+def spread_columns(names: Iterable[str]) -> list[str]:
+    """Heads of the columns that `spread_values` fills."""
+    return [f"{name}_{part}" for name in names for part in ("mean", "low", "high")]
+
+
+def spread_values(spread: Spread) -> Iterator[float | None]:
+    """Mean, lowest and highest over seeds."""
+    yield from (rounded(value) for value in (spread.mean, spread.low, spread.high))
+
+
+def rounded(value: float | None) -> float | None:
+    """Six significant digits."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+def latex_spread(spread: Spread, form: str = ".3f") -> str:
+    """ "8.350 (8.300--8.400)"; a missing number says so."""
+    if spread.mean is None:
+        return "missing"
+    low_high = f" ({spread.low:{form}}--{spread.high:{form}})" if len(spread.values) > 1 else ""
+    return f"{spread.mean:{form}}{low_high}"
+
+
+def in_percent(spread: Spread) -> Spread:
+    """A hundred times each number."""
+    return Spread(tuple(100 * value for value in spread.values), spread.num_missing)
+
+
+def escape(text: str) -> str:
+    """Text for LaTeX."""
+    return "".join("\\" + letter if letter in "_%&#$" else letter for letter in text)
