@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# A command that makes data, run in this process by its test, would otherwise leave the package without its models.
-import implicit_llm  # noqa: F401
 from implicit_llm_contracts.runs import faults
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCardData
 
 from implicit_llm.cards.model_card import render_card
 from implicit_llm.cards.model_facts import ModelFacts
-from implicit_llm.runs.stage import StageContext
+from implicit_llm_contracts.runs.stage_context import StageContext
 
 TEMPLATE = "checkpoint.md.j2"
 

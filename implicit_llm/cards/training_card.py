@@ -10,9 +10,9 @@ from huggingface_hub import ModelCardData
 
 from implicit_llm.cards.model_card import render_card
 from implicit_llm.cards.model_facts import ModelFacts, solver_words
-from implicit_llm.runs.stage import StageContext
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import StageContext
 
 TEMPLATE = "training.md.j2"
 DATA, START = "data", "start"

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.data.fetched_files import fetched_model
-from implicit_llm_contracts.runs.downloads import local_folder
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import sha256_of
+from implicit_llm_contracts.runs.places import local_folder
+from implicit_llm_data.fetched_files import fetched_model
 
 CONFIG_FILE = "config.json"
 PICKLE_FILE = "pytorch_model.bin"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from implicit_llm.labels import LAST_TOKENS
+LAST_TOKENS = 10  # those whose accuracy the published state-tracking experiments give
 
 
 @dataclass

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from implicit_llm.evaluation.batch_size import BatchSize, is_out_of_memory, release_memory
-from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_data.shard_format import IGNORED_LABEL
 
 log = logging.getLogger(__name__)
 

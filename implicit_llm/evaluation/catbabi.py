@@ -19,7 +19,7 @@ import numpy as np
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, answers, token_losses
 from implicit_llm.evaluation.catbabi_tally import COUNTS, MEASURES, AnswerTally
 from implicit_llm.evaluation.solver_tally import SolverTally
-from implicit_llm.runs.progress import Progress
+from implicit_llm_jobs.progress import Progress
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from implicit_llm.data.story_batches import StoryBatcher, StoryStream
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
 from implicit_llm.evaluation.batch_size import BatchSize
 from implicit_llm.evaluation.catbabi import evaluate_catbabi
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
+from implicit_llm_data.babi.story_batches import StoryBatcher, StoryStream
 
 
 def carries_state(model: nn.Module) -> bool:

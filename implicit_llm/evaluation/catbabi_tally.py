@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from implicit_llm.evaluation.loss_tally import LossTally
-from implicit_llm.labels import IGNORED_LABEL
+from implicit_llm_data.shard_format import IGNORED_LABEL
 
 MEASURES = (
     "accuracy", "accuracy_by_task", "lm_accuracy", "lm_accuracy_by_task", "lm_perplexity", "lm_perplexity_by_task",

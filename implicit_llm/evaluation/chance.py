@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from implicit_llm.data.groups import load_group, load_monoid
+from implicit_llm_data.groups import load_group, load_monoid
 
 
 def chance_per_position(group: str, monoid: str, hard_fraction: float | Sequence[float], length: int) -> np.ndarray:

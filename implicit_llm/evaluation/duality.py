@@ -15,7 +15,7 @@ from implicit_llm.evaluation.answers import EvaluationJob, Sequences, answers
 from implicit_llm.evaluation.duality_modes import AllModes, pairs_of
 from implicit_llm.evaluation.duality_tally import DualityTally, compare, is_finite
 from implicit_llm.evaluation.duality_trace import TracedModel, TraceTally
-from implicit_llm.runs.progress import Progress
+from implicit_llm_jobs.progress import Progress
 
 log = logging.getLogger(__name__)
 

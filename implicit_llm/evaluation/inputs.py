@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from implicit_llm.runs.stage import Input, StageContext
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.stage_context import Input, StageContext
 
 MODEL_ROLE = "model"
 TRAINING_STATE = frozenset({"checkpoint", "kept"})  # folders of a training phase from which a training goes on

@@ -16,9 +16,9 @@ from implicit_llm.evaluation import answers as reading
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, answers, token_losses
 from implicit_llm.evaluation.loss_tally import LossTally, PositionTally
 from implicit_llm.evaluation.solver_tally import SolverTally
-from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm.runs.progress import Progress
+from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_jobs.progress import Progress
 
 log = logging.getLogger(__name__)
 

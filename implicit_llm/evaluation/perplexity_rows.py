@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from implicit_llm.data.token_stream import open_stream
+from implicit_llm_data.text.token_stream import open_stream
 
 
 class TextRows:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm.evaluation.accuracy import LAST_TOKENS
 from implicit_llm.evaluation.chance import chance_per_position
-from implicit_llm.labels import LAST_TOKENS
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import Manifest
 

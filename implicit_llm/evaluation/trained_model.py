@@ -16,7 +16,7 @@ from implicit_llm.device import choose_device
 from implicit_llm.evaluation.inputs import MODEL_ROLE, EvaluateInputError
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm.models.foreign import import_package_of
-from implicit_llm.runs.stage import Input
+from implicit_llm_contracts.runs.stage_context import Input
 
 CHECKPOINT = "checkpoint"  # the stage that imports models
 

@@ -11,7 +11,7 @@ import torch
 from implicit_llm.evaluation.accuracy import AccuracyTally
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, answers
 from implicit_llm.evaluation.solver_tally import SolverTally
-from implicit_llm.runs.progress import Progress
+from implicit_llm_jobs.progress import Progress
 
 log = logging.getLogger(__name__)
 

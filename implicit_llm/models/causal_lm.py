@@ -15,7 +15,6 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.utils import ModelOutput
 
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
-from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
@@ -23,6 +22,7 @@ from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.step_graph import Setting, StepGraph, can_replay_step
 from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import EvalMode
+from implicit_llm_data.shard_format import IGNORED_LABEL
 
 
 @dataclass

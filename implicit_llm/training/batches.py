@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm.training.sampler import StepSampler
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_data.shard_format import IGNORED_LABEL
 
 
 class BatchSizeError(UserError):

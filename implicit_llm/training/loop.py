@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, set_seed
 
-from implicit_llm.labels import IGNORED_LABEL
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.training.batches import BatchLayout, Dataset, MicroBatches
 from implicit_llm.training.distributed import gather_objects, is_main, rank, total_over_ranks, world_size
@@ -47,6 +46,7 @@ from implicit_llm.training.state import (
 from implicit_llm.training.totals import StepCost
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import faults
+from implicit_llm_data.shard_format import IGNORED_LABEL
 
 
 @dataclass(frozen=True)

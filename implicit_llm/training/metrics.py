@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from implicit_llm.labels import IGNORED_LABEL, LAST_TOKENS
+from implicit_llm.evaluation.accuracy import LAST_TOKENS
 from implicit_llm.training.distributed import max_tensor_over_ranks, mean_over_ranks
 from implicit_llm.training.totals import StepCost, Totals
+from implicit_llm_data.shard_format import IGNORED_LABEL
 
 RECENT_STEPS = 50
 # What accuracy means in a task: its name, and how many positions at the end of a sequence count (None: all).

@@ -9,16 +9,16 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
-from implicit_llm.data.fetched_files import fetched_model
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.foreign import import_package_of, load_foreign
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.downloads import downloads_folder, local_folder
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import sha256_of
+from implicit_llm_contracts.runs.places import downloads_folder, local_folder
+from implicit_llm_data.fetched_files import fetched_model
 
 SEE = "see the documentation of transformers"
 

@@ -14,10 +14,8 @@ from transformers.utils import logging as transformers_logging
 
 from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.cards.training_card import training_card
-from implicit_llm.data.shards import open_dataset
 from implicit_llm.device import choose_device
 from implicit_llm.kernels.selection import select_kernels_for
-from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm.training.batches import BatchLayout, Dataset
 from implicit_llm.training.distributed import (
     from_main,
@@ -48,7 +46,9 @@ from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import commit_directory, temporary_name, write_atomic
 from implicit_llm_contracts.runs.errors import Preempted
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_contracts.runs.terminal import wants_bar
+from implicit_llm_data.shards import open_dataset
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"
 

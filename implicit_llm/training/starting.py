@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from implicit_llm.runs.stage import Input, StageContext
 from implicit_llm.training.operations.checkpoint import Checkpoint
 from implicit_llm.training.operations.checkpoint_store import (
     KEPT_DIR,
@@ -15,6 +14,7 @@ from implicit_llm.training.operations.checkpoint_store import (
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import journal as journals
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.stage_context import Input, StageContext
 
 DATA_ROLE, START_ROLE = "data", "start"
 

@@ -36,11 +36,11 @@ import datasets  # noqa: E402
 import tokenizers  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
-from implicit_llm.data.corpus import CorpusConfig, open_share  # noqa: E402
-from implicit_llm.data.stages import token_shard, tokenizer  # noqa: E402
-from implicit_llm.runs.stage import Input, StageContext  # noqa: E402
 from implicit_llm_contracts.runs.journal import Journal  # noqa: E402
 from implicit_llm_contracts.runs.manifest import Manifest  # noqa: E402
+from implicit_llm_contracts.runs.stage_context import Input, StageContext  # noqa: E402
+from implicit_llm_data.stages import token_shard, tokenizer  # noqa: E402
+from implicit_llm_data.text.corpus import CorpusConfig, open_share  # noqa: E402
 
 BOOKS, TOKENIZER = "public_domain_books.jsonl.gz", "gpt-neox-20b_tokenizer.json"
 VOCAB_SIZE = 50_288

@@ -24,11 +24,11 @@ from typing import Literal
 
 import numpy as np
 
-from implicit_llm.data.groups import load_group, load_monoid
-from implicit_llm.data.stages import word_problem as stage
-from implicit_llm.data.word_problem import WordProblemConfig, generate
-from implicit_llm.runs.stage import StageContext
 from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.stage_context import StageContext
+from implicit_llm_data.groups import load_group, load_monoid
+from implicit_llm_data.stages import word_problem as stage
+from implicit_llm_data.word_problem import WordProblemConfig, generate
 
 TOKENS = 1 << 24
 PLAIN_TOKENS = 1 << 17

@@ -10,15 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.library_module import leave_out_models
-
-leave_out_models()
 sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has tests of its own
 
-from implicit_llm.data import token_shard as writer  # noqa: E402
-from implicit_llm.data.stages import token_shard, token_stream, tokenizer, word_problem  # noqa: E402
-from implicit_llm.runs.stage import StageRequest, run_stage  # noqa: E402
 from implicit_llm_contracts.runs import provenance  # noqa: E402
+from implicit_llm_data.stages import token_shard, token_stream, tokenizer, word_problem  # noqa: E402
+from implicit_llm_data.text import token_shard as writer  # noqa: E402
+from implicit_llm_jobs.stage import StageRequest, run_stage  # noqa: E402
 from tests.fault.forks import serve  # noqa: E402
 
 STAGES = {

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-LIBRARY, CONTRACTS = ROOT / "implicit_llm", ROOT / "workflow" / "lib" / "implicit_llm_contracts"
+LIBRARY = ROOT / "implicit_llm"
+CONTRACTS, DATA, JOBS = (ROOT / "workflow" / "lib" / f"implicit_llm_{name}" for name in ("contracts", "data", "jobs"))
 
 
 class Server:

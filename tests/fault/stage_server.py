@@ -12,22 +12,17 @@ import os
 import shutil
 import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
-# The packages under test need no more than the standard library: without this, the import brings torch.
-package = types.ModuleType("implicit_llm")
-package.__path__ = [str(Path(__file__).parents[2] / "implicit_llm")]
-sys.modules["implicit_llm"] = package
+import mlflow  # noqa: F401
+from mlflow.store.tracking import sqlalchemy_store
 
-import mlflow  # noqa: E402, F401
-from mlflow.store.tracking import sqlalchemy_store  # noqa: E402
-
-from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage  # noqa: E402
-from implicit_llm_contracts.runs import provenance  # noqa: E402
-from implicit_llm_contracts.runs.atomic import commit_directory, replace_file, write_atomic  # noqa: E402
-from tests.fault.forks import exit_code_of, serve  # noqa: E402
+from implicit_llm_contracts.runs import provenance
+from implicit_llm_contracts.runs.atomic import commit_directory, replace_file, write_atomic
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_jobs.stage import StageRequest, run_stage
+from tests.fault.forks import exit_code_of, serve
 
 STEPS = 4
 

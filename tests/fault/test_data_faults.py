@@ -15,10 +15,10 @@ import pytest
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import Manifest
-from tests.fault.forks import LIBRARY, Server
+from tests.fault.forks import DATA, Server
 from tests.unit.data.text_samples import shard_config, write_corpus
 
-POINTS = faults.registered(LIBRARY / "data")
+POINTS = faults.registered(DATA)
 EXIT_CODES = {"kill9": (-9,), "sigterm": (143,), "raise": (1,), "enospc": (1, 2)}
 ROWS = {
     "kind": "word_problem", "group": "S3", "monoid": "none", "hard_fraction": 0.5, "length": 6, "num_samples": 10,

@@ -13,9 +13,9 @@ import pytest
 
 from implicit_llm_contracts.runs import faults
 from tests.fault import test_data_faults, test_fault_points, test_training_faults
-from tests.fault.forks import CONTRACTS, LIBRARY
+from tests.fault.forks import CONTRACTS, DATA, JOBS, LIBRARY
 
-FOLDERS = ("data", "runs", "tracking", "training")
+ROOTS = (CONTRACTS / "runs", DATA, JOBS, LIBRARY / "training")
 CALLS = {
     *(f"os.{name}" for name in ("rename", "replace", "link", "symlink", "write", "truncate", "fsync", "kill")),
     *(f"shutil.{name}" for name in ("copy", "copy2", "copyfile", "copyfileobj", "copytree", "move", "rmtree")),
@@ -35,8 +35,8 @@ WITHOUT = {
     "training/operations/preemption.py:__exit__": "takes the handler away again",
     "training/operations/watchdog.py:_stop": "what a person may read; the process ends either way",
     "runs/logs.py:_link": "of the log, which no result depends on",
-    "runs/stage.py:_sigterm_as_exit": "sets the handler, which has the point",
-    "tracking/mlflow_store.py:_set_aside": "of a command, not a job; the file has the one or the other name",
+    "implicit_llm_jobs/stage.py:_sigterm_as_exit": "sets the handler, which has the point",
+    "implicit_llm_jobs/tracking/mlflow_store.py:_set_aside": "of a command, not a job; either name is right",
 }
 
 
@@ -76,17 +76,17 @@ def _opens_for_writing(call: ast.Call, name: str) -> bool:
 def changes_without_a_point(root: Path) -> dict[str, str]:
     """Functions that change something and pass no fault point themselves, with the call that does it."""
     found = {}
-    for path in sorted(path for folder in FOLDERS for path in (root / folder).rglob("*.py")):
+    for path in sorted(root.rglob("*.py")):
         for function in functions(ast.parse(path.read_text(encoding="utf-8"))):
             calls = list(own_calls(function))
             changes = [ast.unparse(call) for call in calls if is_change(call)]
             if changes and not any(True for call in calls for _ in faults.points_in(call, str(path))):
-                found[f"{path.relative_to(root).as_posix()}:{function.name}"] = changes[0]
+                found[f"{path.relative_to(root.parent).as_posix()}:{function.name}"] = changes[0]
     return found
 
 
 def test_every_change_has_a_fault_point() -> None:
-    found = changes_without_a_point(LIBRARY) | changes_without_a_point(CONTRACTS)
+    found = dict(item for root in ROOTS for item in changes_without_a_point(root).items())
     assert {name: call for name, call in found.items() if name not in WITHOUT} == {}
     assert [name for name in WITHOUT if name not in found] == []
 
@@ -109,11 +109,10 @@ def test_every_change_has_a_fault_point() -> None:
     ],
 )
 def test_the_search_finds_what_it_should(tmp_path: Path, body: str, is_found: bool) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "new.py").write_text(f"def work(path):\n    {body}\n")
+    (tmp_path / "new.py").write_text(f"def work(path):\n    {body}\n")
     assert bool(changes_without_a_point(tmp_path)) is is_found
 
 
 def test_every_fault_point_is_in_a_matrix() -> None:
     covered = {*test_data_faults.POINTS, *test_fault_points.POINTS, *test_training_faults.POINTS}
-    assert sorted(covered) == list(faults.registered(LIBRARY, CONTRACTS))
+    assert sorted(covered) == list(faults.registered(CONTRACTS, DATA, JOBS, LIBRARY))

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.tracking.invocation import VARIABLE
-from implicit_llm.tracking.mlflow_writer import initialise
 from implicit_llm_contracts.runs import faults, journal
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import Manifest
-from tests.fault.forks import CONTRACTS, LIBRARY, Server
+from implicit_llm_jobs.tracking.invocation import VARIABLE
+from implicit_llm_jobs.tracking.mlflow_writer import initialise
+from tests.fault.forks import CONTRACTS, JOBS, Server
 
-POINTS = faults.registered(CONTRACTS, LIBRARY / "runs", LIBRARY / "tracking")
+POINTS = faults.registered(CONTRACTS, JOBS)
 # Every point with a kill and with one of the other kinds; all of them together are among the slow tests.
 SAMPLE = [(point, kind) for n, point in enumerate(POINTS) for kind in ("kill9", ("sigterm", "raise", "enospc")[n % 3])]
 IN_TRACKER = ("tracker.", "mlflow_store.")

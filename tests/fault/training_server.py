@@ -20,9 +20,9 @@ sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has test
 import torch  # noqa: E402
 from transformers import Trainer  # noqa: E402, F401  (imported lazily otherwise, in every process)
 
-from implicit_llm.runs.stage import run_stage  # noqa: E402
 from implicit_llm.training import stage  # noqa: E402
 from implicit_llm_contracts.runs import atomic  # noqa: E402
+from implicit_llm_jobs.stage import run_stage  # noqa: E402
 from tests.fault.forks import exit_code_of, serve  # noqa: E402
 from tests.unit.training.distributed_run import poison  # noqa: E402
 from tests.unit.training.small_runs import request  # noqa: E402

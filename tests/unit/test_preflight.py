@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from implicit_llm import preflight
 from implicit_llm.kernels import chunked_scan, ssd
-from implicit_llm.preflight import Preflight, PreflightFailed
+from implicit_llm_workflow.launching import preflight
+from implicit_llm_workflow.launching.preflight import Preflight, PreflightFailed
 
 ROOT = Path(__file__).parents[2]
 

@@ -47,19 +47,19 @@ DATA = {"data/s3-train", "data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
 @pytest.mark.parametrize(
     ("module", "jobs"),
     [
-        ("data/stages/word_problem.py", {*DATA, *TRAINED}),
-        ("training/stage.py", TRAINED),
-        ("evaluation/stages/word_problem.py", EVALUATED),
-        ("evaluation/stages/perplexity.py", set()),  # of a kind that the experiment does not have
-        ("report/stage.py", {"report"}),
-        ("models/llama3.py", set()),  # of a family that the experiment does not have
-        ("solver/fixed_point.py", {"train/implicit-s0/unrolled", *FREE}),
+        ("implicit_llm_data/stages/word_problem.py", {*DATA, *TRAINED}),
+        ("implicit_llm/training/stage.py", TRAINED),
+        ("implicit_llm/evaluation/stages/word_problem.py", EVALUATED),
+        ("implicit_llm/evaluation/stages/perplexity.py", set()),  # of a kind that the experiment does not have
+        ("implicit_llm/report/stage.py", {"report"}),
+        ("implicit_llm/models/llama3.py", set()),  # of a family that the experiment does not have
+        ("implicit_llm/solver/fixed_point.py", {"train/implicit-s0/unrolled", *FREE}),
     ],
 )
 def test_changed_code_reruns_the_jobs_that_can_run_it_and_what_follows(
     project: Project, module: str, jobs: set[str]
 ) -> None:
-    with open(project.library / module, "a") as file:
+    with open(project.library.parent / module, "a") as file:
         file.write("\nANOTHER = 1\n")
     assert project.planned() == jobs
 
@@ -74,7 +74,8 @@ def test_comments_plumbing_and_machine_facts_rerun_nothing(project: Project) -> 
     project.edit(project.library / "models" / "stack.py", "# a comment", "# another")
     project.edit(project.library / "models" / "stack.py", "Half of it.", "A half.")
     (project.dir / "README.md").write_text("Another page.\n")
-    with open(project.library / "tracking" / "journal.py", "a") as file:
+    jobs = project.dir / "workflow" / "lib" / "implicit_llm_jobs"
+    with open(jobs / "tracking" / "mlflow_writer.py", "a") as file:
         file.write("\nANOTHER = 1\n")
     project.edit(project.config, "name: tiny", "name: tiny\ndescription: another one")
     assert NOTHING in project.snakemake(

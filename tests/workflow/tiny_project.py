@@ -108,16 +108,13 @@ def _copy_driver(project: Project) -> Project:
 
 
 def _make_library(library: Path) -> None:
-    """The real plumbing of runs and the real configurations, with stages that write a line each."""
-    for package in ("runs", "tracking", "configs"):
-        shutil.copytree(LIBRARY / package, library / package, ignore=shutil.ignore_patterns("__pycache__"))
+    """The real configurations, with stages that write a line each."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(DATA / "packages", library.parent, ignore=ignored)
     report = library.parent / "implicit_llm_report"
-    shutil.copytree(ROOT / "workflow" / "report" / report.name, report, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "workflow" / "report" / report.name, report, ignore=ignored)
     shutil.copy(DATA / "report_stage.py", report / "stage.py")
-    for source in (DATA / "library").rglob("*.py"):
-        target = library / source.relative_to(DATA / "library")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, target)
+    shutil.copytree(LIBRARY / "configs", library / "configs")
 
 
 def _leave_out_mlflow(project: Project) -> None:

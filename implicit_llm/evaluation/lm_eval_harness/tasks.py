@@ -13,12 +13,12 @@ import torch
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.tasks import TaskManager
 
-from implicit_llm.runs.project_files import workflow_dir
 from implicit_llm_contracts.config.lm_eval import LmEvalConfig
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.places import PROJECT_DIR
 
-TASK_FOLDERS = workflow_dir() / "config" / "lm_eval"
+TASK_FOLDERS = PROJECT_DIR / "workflow" / "config" / "lm_eval"
 IGNORED = "__pycache__"
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from implicit_llm.evaluation.trained_model import model_directory
-from implicit_llm.runs.stage import Input
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
+from implicit_llm_contracts.runs.stage_context import Input
 
 TOKENIZER_FILE = "tokenizer.json"
 OWN_CONFIG = "tokenizer_config.json"

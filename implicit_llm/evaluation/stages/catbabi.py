@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import partial as bind
 from typing import Any
 
-from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.answers import Evaluation
 from implicit_llm.evaluation.catbabi import QUESTION_MARK, WINDOWED, evaluate_catbabi, no_answers
 from implicit_llm.evaluation.catbabi_carried import StoriesInOrder, carries_state, evaluate_carried
@@ -17,9 +16,10 @@ from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mo
 from implicit_llm.evaluation.modes import ModeRunner
 from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.trained_model import about_model, load_model
-from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm_contracts.config.evaluation import CatbabiConfig, modes_of
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_data.shards import open_dataset
 
 __all__ = ["reads_of_inputs", "run"]
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, Sequences
 from implicit_llm.evaluation.batch_size import BatchSize
 from implicit_llm.evaluation.duality import compare_modes, is_plain, trace_convergence
@@ -19,7 +18,6 @@ from implicit_llm.evaluation.metrics_file import Record, tracked_name, write_met
 from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.solver_tally import SolverTally
 from implicit_llm.evaluation.trained_model import about_model, load_model
-from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm_contracts.config.duality import DualityConfig
 from implicit_llm_contracts.config.evaluation import (
     PARALLEL,
@@ -29,6 +27,8 @@ from implicit_llm_contracts.config.evaluation import (
     modes_of,
 )
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_data.shards import open_dataset
 
 __all__ = ["reads_of_inputs", "run"]
 

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from implicit_llm.data.groups import load_monoid
-from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.answers import check_tokens
 from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input, reads_of_inputs
 from implicit_llm.evaluation.jacobian import (
@@ -28,9 +26,11 @@ from implicit_llm.evaluation.jacobian import (
 from implicit_llm.evaluation.metrics_file import Record, write_metrics
 from implicit_llm.evaluation.trained_model import about_model, load_model
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
-from implicit_llm.runs.progress import Progress
-from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_data.groups import load_monoid
+from implicit_llm_data.shards import open_dataset
+from implicit_llm_jobs.progress import Progress
 
 __all__ = ["reads_of_inputs", "run"]
 

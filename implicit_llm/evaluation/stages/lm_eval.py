@@ -15,10 +15,10 @@ from implicit_llm.evaluation.metrics_file import Record, tracked_name, write_met
 from implicit_llm.evaluation.modes import ModeRunner
 from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.trained_model import about_model, load_model, model_directory
-from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm_contracts.config.evaluation import modes_of
 from implicit_llm_contracts.config.lm_eval import LmEvalConfig
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 
 __all__ = ["reads_of_inputs", "run"]
 

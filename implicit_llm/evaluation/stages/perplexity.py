@@ -13,9 +13,9 @@ from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.perplexity import evaluate_perplexity, no_perplexity
 from implicit_llm.evaluation.perplexity_rows import TextRows
 from implicit_llm.evaluation.trained_model import about_model, load_model
-from implicit_llm.runs.stage import Input, StageContext, StageResult
 from implicit_llm_contracts.config.evaluation import PerplexityConfig, modes_of
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 
 __all__ = ["reads_of_inputs", "run"]
 

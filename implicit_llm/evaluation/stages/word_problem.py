@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from implicit_llm.data.shards import open_dataset
 from implicit_llm.evaluation.answers import Evaluation
 from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input, reads_of_inputs
 from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
@@ -15,9 +14,10 @@ from implicit_llm.evaluation.partial import PartialResults
 from implicit_llm.evaluation.task import Task, task_of
 from implicit_llm.evaluation.trained_model import about_model, load_model
 from implicit_llm.evaluation.word_problem import default_batch_size, evaluate_word_problem, match
-from implicit_llm.runs.stage import Input, StageContext, StageResult
 from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig, ModeConfig, modes_of
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_data.shards import open_dataset
 
 __all__ = ["reads_of_inputs", "run"]
 

@@ -16,8 +16,9 @@ from huggingface_hub import ModelCard, ModelCardData
 from implicit_llm.cards import model_card
 from implicit_llm.cards.model_card import ModelCardError, render_card
 from implicit_llm.checkpoint import stage as checkpoint_stage
-from implicit_llm.runs.stage import StageContext, StageResult, run_stage
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_jobs.stage import run_stage
 from implicit_llm_workflow.planning.code_digest import JobCode, job_sources
 from tests.unit.checkpoint.foreign import save_foreign
 from tests.unit.evaluation.finished_runs import request

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.data.stages import word_problem as data_stage
-from implicit_llm.runs.stage import run_stage
+from implicit_llm_data.stages import word_problem as data_stage
+from implicit_llm_jobs.stage import run_stage
 from implicit_llm_workflow import console
 from tests.unit.checkpoint.foreign import VOCAB, save_foreign, save_original_mamba2
 from tests.unit.evaluation.finished_runs import request, train_nothing

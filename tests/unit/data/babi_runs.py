@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from implicit_llm.data.stages import babi_text, catbabi
-from implicit_llm.runs.stage import StageContext, StageResult
 from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_data.stages import babi_text, catbabi
 
 SIMULATED: dict[str, Any] = {
     "kind": "babi_text",

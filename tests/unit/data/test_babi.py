@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.data.babi import (
+from implicit_llm_data.babi.stories import (
     BabiFormatError,
     Line,
     file_name,

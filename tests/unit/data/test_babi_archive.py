@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.data import babi_archive
-from implicit_llm.data.babi import SPLITS
-from implicit_llm.data.babi_archive import (
+from implicit_llm_data.babi import archive as babi_archive
+from implicit_llm_data.babi.archive import (
     ARCHIVES,
     COLLECTIONS,
     FOLDER,
@@ -19,6 +18,7 @@ from implicit_llm.data.babi_archive import (
     official_files,
     read_archive,
 )
+from implicit_llm_data.babi.stories import SPLITS
 
 NOT_THERE = "en-valid-10k/qa3_train.txt"
 # Of an invented archive: sha256 of b"1 A b.\n" and the git identity of b"1 C d.\n".

@@ -7,12 +7,12 @@ from functools import cache
 
 import pytest
 
-from implicit_llm.data.babi import SPLITS, Story, format_stories, parse_stories, words_of
-from implicit_llm.data.babi_simulator.dice import Dice
-from implicit_llm.data.babi_simulator.lexicon import CONTAINERS, THINGS, all_words
-from implicit_llm.data.babi_simulator.simulate import FAMILIES, SimulatorConfig, simulate
 from implicit_llm_contracts.runs.errors import ConfigError, UserError
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_data.babi.simulator.dice import Dice
+from implicit_llm_data.babi.simulator.lexicon import CONTAINERS, THINGS, all_words
+from implicit_llm_data.babi.simulator.simulate import FAMILIES, SimulatorConfig, simulate
+from implicit_llm_data.babi.stories import SPLITS, Story, format_stories, parse_stories, words_of
 from tests.unit.data.babi_answers import Contradiction, answer
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 10, 16, 25, 60, 150)

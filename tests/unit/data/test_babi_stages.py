@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from implicit_llm.data.babi import parse_stories, words_of
-from implicit_llm.data.babi_archive import ARCHIVES
-from implicit_llm.data.babi_simulator.lexicon import all_words
-from implicit_llm.data.catbabi import STORIES_NAME
-from implicit_llm.data.shards import open_dataset
-from implicit_llm.data.stages import babi_text, catbabi
-from implicit_llm.data.story_batches import StoryStream
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_data.babi.archive import ARCHIVES
+from implicit_llm_data.babi.catbabi import STORIES_NAME
+from implicit_llm_data.babi.simulator.lexicon import all_words
+from implicit_llm_data.babi.stories import parse_stories, words_of
+from implicit_llm_data.babi.story_batches import StoryStream
+from implicit_llm_data.shards import open_dataset
+from implicit_llm_data.stages import babi_text, catbabi
 from tests.unit.data.babi_runs import ARCHIVE, CATBABI, SIMULATED, contents, context_in, make_catbabi, make_text
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from implicit_llm.data.babi import vocabulary_of
-from implicit_llm.data.catbabi import (
+from implicit_llm_contracts.runs.errors import ConfigError, UserError
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_data.babi.catbabi import (
     CatbabiConfig,
     InvalidCatbabi,
     Stream,
@@ -18,8 +19,7 @@ from implicit_llm.data.catbabi import (
     rows,
     shuffled,
 )
-from implicit_llm_contracts.runs.errors import ConfigError, UserError
-from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_data.babi.stories import vocabulary_of
 
 BASE = CatbabiConfig(
     collection="small", split="train", mode="lm", length=8, vocab_size=20, seed=0, drop_last_story=False

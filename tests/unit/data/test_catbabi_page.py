@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from implicit_llm.data.stages import babi_text, catbabi
-from implicit_llm.runs.stage import StageContext
 from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.stage_context import StageContext
+from implicit_llm_data.stages import babi_text, catbabi
 
 PAGE = (Path(__file__).parents[3] / "docs" / "catbabi.md").read_text(encoding="utf-8")
 

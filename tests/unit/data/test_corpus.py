@@ -10,12 +10,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from implicit_llm.data import corpus_file
-from implicit_llm.data.corpus import CorpusConfig, Share, open_share
-from implicit_llm.data.corpus_file import CorpusError
-from implicit_llm_contracts.runs.downloads import downloads_folder
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.places import downloads_folder
+from implicit_llm_data.text import corpus_file
+from implicit_llm_data.text.corpus import CorpusConfig, Share, open_share
+from implicit_llm_data.text.corpus_file import CorpusError
 from tests.unit.data.text_samples import sentence, write_jsonl
 
 TEXTS = ["one\ntwo", "", "naïve Zoë", "last \U0001f600"]

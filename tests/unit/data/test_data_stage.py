@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from implicit_llm.data.shards import open_dataset
-from implicit_llm.data.stages import word_problem as stage
-from implicit_llm.data.word_problem import WordProblemConfig, generate
-from implicit_llm.runs.stage import StageContext
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.stage_context import StageContext
+from implicit_llm_data.shards import open_dataset
+from implicit_llm_data.stages import word_problem as stage
+from implicit_llm_data.word_problem import WordProblemConfig, generate
 
 CONFIG: dict[str, Any] = {
     "kind": "word_problem",

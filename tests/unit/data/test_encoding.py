@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from implicit_llm.data import encoding
-from implicit_llm.data.encoding import ChunkEncoder, DocumentEncoder, cuts_like_gpt2, encoder_for
+from implicit_llm_data.text import encoding
+from implicit_llm_data.text.encoding import ChunkEncoder, DocumentEncoder, cuts_like_gpt2, encoder_for
 from tests.unit.data.text_samples import NEOX, real_file, sentence
 
 # What word borders, white space of all kinds, accents, half-composed letters and special tokens are made of.

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.data.corpus import CorpusConfig, open_share
-from implicit_llm.data.fetched_files import Wanted, fetched_files
-from implicit_llm.data.tokenizer import TokenizerConfig, make_tokenizer
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_data.fetched_files import Wanted, fetched_files
+from implicit_llm_data.text.corpus import CorpusConfig, open_share
+from implicit_llm_data.text.tokenizer import TokenizerConfig, make_tokenizer
 from tests.unit.data.text_samples import write_corpus, write_jsonl
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

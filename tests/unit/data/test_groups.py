@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from implicit_llm.data.groups import UnknownGroup, load_group, load_monoid, load_product
+from implicit_llm_data.groups import UnknownGroup, load_group, load_monoid, load_product
 
 A5_TABLE_SHA256 = "0af9ef8f7333935c7c766456aa8abe9e7bab47f6ce5f0831062c2b4e7d782180"
 A5_APERIODIC_TABLE_SHA256 = "c97fcaf46150b97d1f5961f2d49063ed26215df9f0e93425fcad2240323e73ba"

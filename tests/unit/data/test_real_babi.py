@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.data.babi import parse_stories
-from implicit_llm.data.babi_archive import ARCHIVES
-from implicit_llm.data.story_batches import StoryBatcher, StoryStream
+from implicit_llm_data.babi.archive import ARCHIVES
+from implicit_llm_data.babi.stories import parse_stories
+from implicit_llm_data.babi.story_batches import StoryBatcher, StoryStream
 from tests.unit.data.babi_runs import make_catbabi, make_text
 
 NOT_THERE = "en-valid-10k/qa3_train.txt"

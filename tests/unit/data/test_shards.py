@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from implicit_llm.data.shard_format import DatasetSpec, LengthError, VocabularyTooLarge, token_dtype
-from implicit_llm.data.shard_writer import OutOfSpace, ShardWriter
-from implicit_llm.data.shards import DatasetError, open_dataset
+from implicit_llm_data.shard_format import DatasetSpec, LengthError, VocabularyTooLarge, token_dtype
+from implicit_llm_data.shard_writer import OutOfSpace, ShardWriter
+from implicit_llm_data.shards import DatasetError, open_dataset
 
 SIZES = (4, 4, 3)
 LENGTH = 5

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from implicit_llm.data import token_shard
-from implicit_llm.data.corpus import CorpusConfig, open_share
-from implicit_llm.data.document_split import DocumentSplit
-from implicit_llm.data.stages import token_shard as stage
-from implicit_llm.runs.stage import StageContext
 from implicit_llm_contracts.runs import faults, journal
 from implicit_llm_contracts.runs.atomic import StorageError, remove_leftovers
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.stage_context import StageContext
+from implicit_llm_data.stages import token_shard as stage
+from implicit_llm_data.text import token_shard
+from implicit_llm_data.text.corpus import CorpusConfig, open_share
+from implicit_llm_data.text.document_split import DocumentSplit
 from tests.unit.data.text_samples import (
     BOOKS,
     NEOX,

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from implicit_llm.data.shards import DatasetError, open_dataset
-from implicit_llm.data.stages import token_stream as stage
-from implicit_llm.data.token_stream import TokenStream
 from implicit_llm.training.batches import BatchLayout, MicroBatches
 from implicit_llm.training.sampler import StepSampler
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_data.shards import DatasetError, open_dataset
+from implicit_llm_data.stages import token_stream as stage
+from implicit_llm_data.text.token_stream import TokenStream
 from tests.unit.data.text_samples import Project, shard_config, write_corpus, write_jsonl
 
 LENGTH = 16

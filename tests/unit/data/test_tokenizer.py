@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from implicit_llm.data.document_split import DocumentSplit
-from implicit_llm.data.tokenizer import TokenizerConfig, make_tokenizer
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_data.text.document_split import DocumentSplit
+from implicit_llm_data.text.tokenizer import TokenizerConfig, make_tokenizer
 from tests.unit.data.text_samples import NEOX, Project, real_file, sentence, write_corpus, write_jsonl
 
 TRAINED: dict[str, Any] = {

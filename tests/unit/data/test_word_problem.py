@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from implicit_llm.data.groups import UnknownGroup, load_group, load_monoid
-from implicit_llm.data.word_problem import BLOCK_SAMPLES, STRIP_POSITIONS, WordProblemConfig, generate
 from implicit_llm_contracts.runs.errors import ConfigError, UserError
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_data.groups import UnknownGroup, load_group, load_monoid
+from implicit_llm_data.word_problem import BLOCK_SAMPLES, STRIP_POSITIONS, WordProblemConfig, generate
 
 BASE = WordProblemConfig(
     group="A5", monoid="none", hard_fraction=0.5, length=20, num_samples=300, split="train", seed=0, shard_samples=100

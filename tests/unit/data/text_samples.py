@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.data.stages import token_shard, token_stream, tokenizer
-from implicit_llm.runs.stage import Input, StageContext, StageResult
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import FILE_NAME, FileRecord, Manifest
 from implicit_llm_contracts.runs.run_directory import work_directory
+from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_data.stages import token_shard, token_stream, tokenizer
 
 BOOKS = "public_domain_books.jsonl.gz"
 NEOX = "gpt-neox-20b_tokenizer.json"

@@ -13,17 +13,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
-from implicit_llm.data.shards import open_dataset
-from implicit_llm.data.stages import babi_text
-from implicit_llm.data.stages import catbabi as data_stage
 from implicit_llm.evaluation.catbabi_carried import carries_state
 from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.stages import catbabi as stage
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.runs.stage import run_stage
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import work_directory
+from implicit_llm_data.shards import open_dataset
+from implicit_llm_data.stages import babi_text
+from implicit_llm_data.stages import catbabi as data_stage
+from implicit_llm_jobs.stage import run_stage
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
 
 VOCAB, LENGTH, ROLE = 192, 48, "babi-test"

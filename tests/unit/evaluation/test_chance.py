@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from implicit_llm.data.word_problem import WordProblemConfig, generate
 from implicit_llm.evaluation.chance import chance_per_position
+from implicit_llm_data.word_problem import WordProblemConfig, generate
 
 
 @pytest.mark.parametrize(

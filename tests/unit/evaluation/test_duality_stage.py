@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from implicit_llm.evaluation.stages import duality as stage
-from implicit_llm.runs.stage import StageContext, StageResult, run_stage
 from implicit_llm_contracts.config.evaluation import EvaluateConfigError
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_jobs.stage import run_stage
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
 from tests.unit.evaluation.small_streams import VOCAB, random_documents, write_stream
 

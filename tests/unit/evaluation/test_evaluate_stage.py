@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.data.stages import word_problem as data_stage
 from implicit_llm.evaluation.answers import EvaluationJob
 from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.stages import word_problem as stage
-from implicit_llm.runs.stage import run_stage
 from implicit_llm_contracts.config.evaluation import EvaluateConfigError
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_data.stages import word_problem as data_stage
+from implicit_llm_jobs.stage import run_stage
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
 
 LENGTHS = (12, 24)

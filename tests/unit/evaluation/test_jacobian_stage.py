@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from implicit_llm.analysis.jacobian import step_after
-from implicit_llm.data.shards import open_dataset
-from implicit_llm.data.stages import word_problem as data_stage
 from implicit_llm.evaluation.answers import UnknownToken
 from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.jacobian import JacobianConfig, draw_entries, measure, random_layer, steps
 from implicit_llm.evaluation.stages import jacobian as stage
-from implicit_llm.runs.stage import Input, run_stage
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import Input
+from implicit_llm_data.shards import open_dataset
+from implicit_llm_data.stages import word_problem as data_stage
+from implicit_llm_jobs.stage import run_stage
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
 
 

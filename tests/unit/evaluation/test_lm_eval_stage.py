@@ -19,12 +19,13 @@ from lm_eval.tasks import TaskManager
 from implicit_llm.evaluation.lm_eval_harness import command_line
 from implicit_llm.evaluation.lm_eval_harness.tasks import TaskError, file_digests, load_tasks
 from implicit_llm.evaluation.stages import lm_eval as stage
-from implicit_llm.runs.stage import StageContext, StageResult, run_stage
 from implicit_llm_contracts.config.lm_eval import BOOTSTRAP_DRAWS, LmEvalConfig
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_jobs.stage import run_stage
 from tests.unit.evaluation.finished_runs import records, request
 from tests.unit.evaluation.harness_models import LOCAL_FOLDER, LOCAL_TASKS, harness_model, tokenizer_in
 

@@ -9,11 +9,12 @@ import pytest
 
 from implicit_llm.kernels.selection import KernelsUnavailable
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
 from implicit_llm_contracts.config.solver import SolverConfigError
 from implicit_llm_contracts.runs import job_status
 from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.errors import Preempted, UserError
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_jobs.stage import StageRequest, run_stage
 
 
 class OutOfMemoryError(RuntimeError):

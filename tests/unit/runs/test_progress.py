@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from implicit_llm.runs.progress import Progress
+from implicit_llm_jobs.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -19,7 +19,7 @@ def test_bar_is_shown_on_a_terminal_and_ends_with_one_line_of_the_final_numbers(
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.delenv("SNAKEMAKE_PROFILE", raising=False)
-    monkeypatch.setattr("implicit_llm.runs.progress.PROGRESS_EVERY_S", -1.0)
+    monkeypatch.setattr("implicit_llm_jobs.progress.PROGRESS_EVERY_S", -1.0)
     with caplog.at_level(logging.INFO):
         progress = Progress("data mode", 4)
         for done in (1, 3, 4):

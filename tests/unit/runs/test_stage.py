@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.errors import Preempted, UserError
 from implicit_llm_contracts.runs.identity import IdentityError, again_file
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_jobs.stage import StageRequest, run_stage
 
 IdentityText = Callable[..., str]
 

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
 from implicit_llm_contracts.runs import visibility
 from implicit_llm_contracts.runs.manifest import ManifestError
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_contracts.runs.visibility import WAIT, default_wait_s, wait_for_files
+from implicit_llm_jobs.stage import StageRequest, run_stage
 
 
 class LateFileSystem:

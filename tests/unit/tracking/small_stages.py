@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.runs.stage import Body, StageContext, StageRequest, StageResult, run_stage
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_jobs.stage import Body, StageRequest, run_stage
 
 WEIGHTS = b"\x02\x00\x00\x00\x00\x00\x00\x00{}"  # a safetensors file without tensors
 MODEL = {"model_type": "implicit_mamba2", "is_implicit": True, "num_hidden_layers": 1, "hidden_size": 32}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.tracking import machine
-from implicit_llm.tracking.machine import MachineMonitor
 from implicit_llm_contracts.runs.journal import read
+from implicit_llm_jobs.tracking import machine
+from implicit_llm_jobs.tracking.machine import MachineMonitor
 from tests.unit.tracking.small_stages import deadline
 
 

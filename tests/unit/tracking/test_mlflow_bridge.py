@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.runs.stage import StageContext, StageResult
-from implicit_llm.tracking import tracked_run
-from implicit_llm.tracking.invocation import VARIABLE
-from implicit_llm.tracking.kept_runs import KeptRuns
-from implicit_llm.tracking.mlflow_bridge import Bridge
-from implicit_llm.tracking.mlflow_client import flatten
-from implicit_llm.tracking.tracked_run import TrackedRun
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_jobs.tracking import tracked_run
+from implicit_llm_jobs.tracking.invocation import VARIABLE
+from implicit_llm_jobs.tracking.kept_runs import KeptRuns
+from implicit_llm_jobs.tracking.mlflow_bridge import Bridge
+from implicit_llm_jobs.tracking.mlflow_client import flatten
+from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 from tests.unit.tracking.small_stages import make_data, make_model, train
 from tests.unit.tracking.stored import Stored
 

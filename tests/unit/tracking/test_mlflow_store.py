@@ -5,7 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from implicit_llm.tracking.mlflow_store import initialise
+from implicit_llm_jobs.tracking.mlflow_store import initialise
 
 
 def test_a_transaction_that_a_killed_process_left_is_rolled_back(tmp_path: Path, empty_store: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.tracking import mlflow_writer
-from implicit_llm.tracking.mlflow_bridge import Bridge, BridgeState
-from implicit_llm.tracking.mlflow_writer import TrackedRun, TrackingError, catch_up, initialise, open_run
 from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_jobs.tracking import mlflow_writer
+from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, BridgeState
+from implicit_llm_jobs.tracking.mlflow_writer import TrackedRun, TrackingError, catch_up, initialise, open_run
 
 LOSS = "SELECT step, value FROM metrics WHERE key = 'data/loss' ORDER BY step"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.tracking import rebuild
-from implicit_llm.tracking.invocation import VARIABLE
-from implicit_llm.tracking.mlflow_store import TrackingError
+from implicit_llm_jobs.tracking import rebuild
+from implicit_llm_jobs.tracking.invocation import VARIABLE
+from implicit_llm_jobs.tracking.mlflow_store import TrackingError
 from tests.unit.tracking import small_stages
 from tests.unit.tracking.small_stages import make_chain, make_model
 from tests.unit.tracking.stored import Stored

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.tracking.invocation import VARIABLE
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_jobs.tracking.invocation import VARIABLE
 from tests.unit.tracking import small_stages
 from tests.unit.tracking.small_stages import make_chain, make_data, make_model
 from tests.unit.tracking.stored import Stored

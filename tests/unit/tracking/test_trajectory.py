@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from implicit_llm.tracking.trajectory import Trajectory
+from implicit_llm_jobs.tracking.trajectory import Trajectory
 
 
 def metrics(step: int, **values: float | None) -> dict[str, Any]:

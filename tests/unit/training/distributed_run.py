@@ -19,13 +19,13 @@ import torch
 from torch import distributed as dist
 
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
-from implicit_llm.runs.stage import run_stage
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training import stage
 from implicit_llm.training.loop import TrainingLoop
 from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm.training.replicas import ReplicasDiffer
 from implicit_llm_contracts.runs.errors import Preempted
+from implicit_llm_jobs.stage import run_stage
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, request, train_config
 
 STEPS, MANY_STEPS = 6, 200

@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from implicit_llm.data.shard_format import DatasetSpec
-from implicit_llm.data.shard_writer import ShardWriter
-from implicit_llm.data.stages import word_problem as data_stage
-from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
 from implicit_llm.training import stage as train_stage
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_data.shard_format import DatasetSpec
+from implicit_llm_data.shard_writer import ShardWriter
+from implicit_llm_data.stages import word_problem as data_stage
+from implicit_llm_jobs.stage import StageRequest, run_stage
 
 LENGTH = 12
 STEPS = 8

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from implicit_llm.data.fetched_files import FetchedFilesError
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.training.model import ModelError, build_model
 from implicit_llm_contracts.config.training import TrainConfig
@@ -19,6 +18,7 @@ from implicit_llm_contracts.runs.errors import ConfigError, Preempted
 from implicit_llm_contracts.runs.faults import FaultInjected
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.manifest import Manifest, sha256_of
+from implicit_llm_data.fetched_files import FetchedFilesError
 from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,

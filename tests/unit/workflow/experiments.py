@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from implicit_llm_workflow.experiment_files.experiment import Experiment, load_experiment
-from implicit_llm_workflow.planning.code_digest import stage_module
+from implicit_llm_workflow.planning.code_digest import STAGES
 from implicit_llm_workflow.planning.plan import Plan
 
 TINY = """\
@@ -65,7 +65,9 @@ class ExperimentFile:
 
     def plan(self, codes: dict[str, str] | None = None) -> Plan:
         """The plan with a made-up code digest for each stage and results beside the file."""
-        known = {stage_module(stage, {}).split(".")[1]: code for stage, code in (codes or {}).items()}
+        known = {STAGES[stage]: code for stage, code in (codes or {}).items()}
         return Plan(
-            self.load(), self.path.parent / "results", lambda code: known.get(code.module.split(".")[1], code.module)
+            self.load(),
+            self.path.parent / "results",
+            lambda code: known.get(code.module.rpartition(".")[0], code.module),
         )

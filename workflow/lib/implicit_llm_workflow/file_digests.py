@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from implicit_llm_contracts.runs.atomic import write_once
-from implicit_llm_contracts.runs.downloads import local_folder
+from implicit_llm_contracts.runs.places import local_folder
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

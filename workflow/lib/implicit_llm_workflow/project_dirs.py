@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_workflow.library_module import LIBRARY, package_dir
+from implicit_llm_contracts.runs.errors import ConfigError, UserError
+from implicit_llm_contracts.runs.places import PROJECT_DIR
 
+LIBRARY = "implicit_llm"
+REPORT = "implicit_llm_report"
 _PACKAGE_DIR = Path(__file__).resolve().parent
-_CHECKOUT = _PACKAGE_DIR.parents[2]
 _PACKAGE_IN_CHECKOUT = Path("workflow", "lib", _PACKAGE_DIR.name)
 
-# Of a checkout its own, so that an edit takes effect; an installed package carries copies.
-PROJECT_DIR = _CHECKOUT if (_CHECKOUT / "workflow" / "lib").is_dir() else _PACKAGE_DIR / "project"
 CONFIG_DIR = PROJECT_DIR / "workflow" / "config"
 SCHEMA_DIR = PROJECT_DIR / "workflow" / "schemas"
 ENVIRONMENTS_DIR = PROJECT_DIR / "envs"
@@ -21,6 +21,14 @@ SNAKEFILE = "Snakefile"
 
 class ForeignPackage(UserError):
     """The code that would run is not that of the checkout in use."""
+
+
+def package_dir(package: str = LIBRARY) -> Path:
+    """The folder of a top-level package, found without importing it. Raises: ConfigError when it is not installed."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f"package {package} is not installed; run `make setup`")
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def nearest_with(name: str | Path, folder: Path) -> Path | None:

@@ -113,6 +113,6 @@ def test_an_overlay_changes_neither_part() -> None:
 
 @pytest.mark.parametrize("group", ["S1", "S2", "S3", "S5", "A1", "A2", "A3", "A4", "A5", "Z1", "Z60"])
 def test_groups_have_as_many_elements_as_their_tables(group: str) -> None:
-    from implicit_llm.data.groups import load_group
+    from implicit_llm_data.groups import load_group
 
     assert group_order(group, "x") == load_group(group).order

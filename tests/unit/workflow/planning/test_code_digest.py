@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.library_module import LIBRARY, REPORT, package_dir
 from implicit_llm_workflow.planning.code_digest import (
+    PACKAGES,
     code_digest,
     job_code,
     job_sources,
@@ -17,6 +17,7 @@ from implicit_llm_workflow.planning.code_digest import (
     stage_module,
 )
 from implicit_llm_workflow.planning.project_sources import Project, SourceError
+from implicit_llm_workflow.project_dirs import REPORT, package_dir
 
 FILES = {
     "__init__.py": "from library.models.preset import load_preset\nfrom library.solver.config import Settings\n",
@@ -156,7 +157,7 @@ def test_a_stage_that_is_not_there_is_named(library: Path, digest: Callable[[str
 
 
 def test_the_solver_is_code_of_training_and_evaluation_but_not_of_data() -> None:
-    project = Project({LIBRARY: package_dir()})
+    project = Project({name: package_dir(name) for name in PACKAGES})
     configs: dict[str, dict[str, str]] = {
         "data": {"kind": "word_problem"},
         "train": {},

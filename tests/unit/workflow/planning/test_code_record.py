@@ -18,7 +18,7 @@ from implicit_llm_workflow.planning.code_record import (
     record_path,
 )
 
-TRAINING, DATA = JobCode("implicit_llm.training.stage"), JobCode("implicit_llm.data.stages.word_problem")
+TRAINING, DATA = JobCode("implicit_llm.training.stage"), JobCode("implicit_llm_data.stages.word_problem")
 SOURCE = '''"""Doc."""
 import math
 TAU = 0.8

@@ -18,12 +18,11 @@ import pytest
 
 from implicit_llm_workflow.commands.job import Job, run_job
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
-from implicit_llm_workflow.library_module import LIBRARY, REPORT, package_dir
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import (
-    CONTRACTS,
     OF_FAMILY,
     OF_IMPLICIT,
+    PACKAGES,
     PLUMBING,
     job_code,
     job_sources,
@@ -31,6 +30,7 @@ from implicit_llm_workflow.planning.code_digest import (
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.project_sources import Source
 from implicit_llm_workflow.planning.submitted_code import require_submitted_code
+from implicit_llm_workflow.project_dirs import LIBRARY, package_dir
 from tests.unit.data.text_samples import write_corpus
 
 # Explicit models are evaluated in every way: of their jobs most is left out.
@@ -114,7 +114,7 @@ peers:
   untrained:
     {data: s3, checkpoint: {path: workflow/config/checkpoints/untrained}, evaluations: [word-problem]}
 """
-PACKAGES = {name: package_dir(name) for name in (LIBRARY, CONTRACTS, REPORT)}
+FOLDERS = {name: package_dir(name) for name in PACKAGES}
 MAMBA2, LLAMA3 = OF_FAMILY
 
 
@@ -177,7 +177,7 @@ def traced(work: Callable[[], None], module: str, found: Path) -> set[str]:
     files = [Path(file) for file in json.loads(found.read_text())]
     return {
         ".".join([package, *file.relative_to(folder).with_suffix("").parts])
-        for package, folder in PACKAGES.items()
+        for package, folder in FOLDERS.items()
         for file in files
         if file.is_relative_to(folder) and file.suffix == ".py" and file.name != "__init__.py"
     }
@@ -185,7 +185,7 @@ def traced(work: Callable[[], None], module: str, found: Path) -> set[str]:
 
 def file_of(module: str) -> Path:
     package, *rest = module.split(".")
-    return PACKAGES[package].joinpath(*rest).with_suffix(".py")
+    return FOLDERS[package].joinpath(*rest).with_suffix(".py")
 
 
 def is_below(name: str, packages: tuple[str, ...]) -> bool:

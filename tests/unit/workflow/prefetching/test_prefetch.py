@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.data import babi_archive
-from implicit_llm_contracts.runs.downloads import downloads_folder
+from implicit_llm_contracts.runs.places import downloads_folder
+from implicit_llm_data.babi import archive as babi_archive
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.prefetching.prefetch import BABI_NAME, satisfy
 from implicit_llm_workflow.prefetching.prefetch_needs import (
@@ -192,7 +192,7 @@ def test_checking_an_archive_loads_no_models(tiny: ExperimentFile, tmp_path: Pat
     start = (
         "from implicit_llm_workflow.prefetching import prefetch_needs; from implicit_llm_workflow.console import main"
     )
-    assert loaded_after(start, needs, f"exec({call!r})") == ["implicit_llm"]
+    assert loaded_after(start, needs, f"exec({call!r})") == []
 
 
 def test_prefetching_nothing_loads_no_heavy_package(tiny: ExperimentFile) -> None:

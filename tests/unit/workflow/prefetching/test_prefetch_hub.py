@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm.data.corpus import CorpusConfig, open_share
-from implicit_llm.data.fetched_files import FetchedFilesError
+from implicit_llm_data.fetched_files import FetchedFilesError
+from implicit_llm_data.text.corpus import CorpusConfig, open_share
 from implicit_llm_workflow.prefetching.prefetch_http import FetchError
 from implicit_llm_workflow.prefetching.prefetch_hub import (
     RemoteFile,

@@ -109,7 +109,7 @@ def test_the_journal_tells_how_a_job_ended(
 
 def test_a_job_that_failed_before_its_journal_is_told_by_its_log(plan: Plan) -> None:
     plan.write_job_files()
-    log(plan, FREE, "INFO implicit_llm.runs.stage: x", "ERROR implicit_llm.runs.stage: no such input")
+    log(plan, FREE, "INFO implicit_llm_jobs.stage: x", "ERROR implicit_llm_jobs.stage: no such input")
     found = look(plan)
     assert (found.state, found.why) == ("failed", "no such input")
 
@@ -117,7 +117,7 @@ def test_a_job_that_failed_before_its_journal_is_told_by_its_log(plan: Plan) -> 
 def test_a_failure_of_former_settings_is_none_of_these(tiny: ExperimentFile) -> None:
     before = tiny.plan()
     before.write_job_files()
-    old = log(before, FREE, "ERROR implicit_llm.runs.stage: no such input")
+    old = log(before, FREE, "ERROR implicit_llm_jobs.stage: no such input")
     os.utime(old, (START_S, START_S))
     write_journal(before, UNROLLED, STARTED, event("stage_failed", error="ValueError: no"))
     plan = tiny.edit("hidden_size: 16", "hidden_size: 32").plan()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from implicit_llm.tracking import invocation as jobs_side
+from implicit_llm_jobs.tracking import invocation as jobs_side
 from implicit_llm_workflow.rules import invocation
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from implicit_llm_contracts.runs.atomic import storage_errors
 
-PACKAGES = ("implicit_llm", "implicit_llm_contracts")
+PACKAGES = ("implicit_llm", "implicit_llm_contracts", "implicit_llm_data", "implicit_llm_jobs", "implicit_llm_workflow")
 _USER_INFO = re.compile(r"(?<=://)[^\s/@]+@")
 FILE_ONLY = {"file_only": True}  # `extra` of records that the console shows in its own way
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs.downloads import downloads_folder
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_workflow.commands.job import Job, OptionError, run_job
 from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest

@@ -16,11 +16,9 @@ import typer
 from implicit_llm_contracts.runs import signals
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_workflow.library_module import leave_out_models
 from implicit_llm_workflow.planning.code_digest import stage_module
 from implicit_llm_workflow.planning.submitted_code import require_submitted_code
 
-STAGES_WITHOUT_MODELS = ("data", "report")
 EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays
 
 
@@ -83,11 +81,10 @@ def run_job(job: Job) -> None:
     options = {key: value for key, value in job.runtime.items() if value is not None}
     if job.stage == "data" and options.get("threads"):
         os.environ["RAYON_NUM_THREADS"] = str(options["threads"])  # of the tokenizers
-    if job.stage in STAGES_WITHOUT_MODELS:
-        leave_out_models()
-    from implicit_llm.runs.stage import StageContext, StageRequest, StageResult, run_stage
     from implicit_llm_contracts.runs.identity import Identity
     from implicit_llm_contracts.runs.run_directory import work_directory
+    from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+    from implicit_llm_jobs.stage import StageRequest, run_stage
 
     identity = Identity.parse(job.identity)
     config = identity.config

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_workflow.library_module import leave_out_models
-
 mlflow = typer.Typer(
     help="The store in which MLflow keeps what the runs report.", no_args_is_help=True, rich_markup_mode="markdown"
 )
@@ -29,8 +27,7 @@ def init(results: Results = Path("results")) -> None:
         implicit-llm mlflow init
         mlflow ui --backend-store-uri sqlite:///results/mlflow.db
     """
-    leave_out_models()
-    from implicit_llm.tracking.rebuild import ensure_store
+    from implicit_llm_jobs.tracking.rebuild import ensure_store
 
     results.mkdir(parents=True, exist_ok=True)
     _say(ensure_store(results))
@@ -47,15 +44,14 @@ def rebuild(results: Results = Path("results")) -> None:
 
         implicit-llm mlflow rebuild
     """
-    leave_out_models()
-    from implicit_llm.tracking.rebuild import rebuild
+    from implicit_llm_jobs.tracking.rebuild import rebuild
 
     _say(rebuild(results))
 
 
 def _say(done: object) -> None:
-    from implicit_llm.tracking.rebuild import Rebuilt
     from implicit_llm_contracts.runs.logs import without_password
+    from implicit_llm_jobs.tracking.rebuild import Rebuilt
 
     if not isinstance(done, Rebuilt):
         return

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from implicit_llm_workflow.commands import experiment_options as options
-from implicit_llm_workflow.library_module import leave_out_models
 
 EXIT_FAILED = 1
 _STYLE = {"there": "green", "fetched": "green", "failed": "red"}
@@ -32,7 +31,7 @@ def prefetch(
         implicit-llm prefetch --config paper --downloads /scratch/downloads
         snakemake prefetch --profile profiles/local --configfile workflow/config/paper.yaml
     """
-    from implicit_llm_contracts.runs.downloads import downloads_folder
+    from implicit_llm_contracts.runs.places import downloads_folder
     from implicit_llm_workflow.planning.plan import RESULTS
     from implicit_llm_workflow.prefetching.prefetch import satisfy
     from implicit_llm_workflow.prefetching.prefetch_needs import needs_of
@@ -42,8 +41,6 @@ def prefetch(
     console = options.wide_console()
     needs = needs_of(plan)
     failed = 0
-    if needs:
-        leave_out_models()  # what is known of bAbI's archive is in the library
     for need in needs:
         outcome = satisfy(need, folder)
         failed += outcome.state == "failed"

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from implicit_llm_workflow.commands.job import Device, Kernels
-from implicit_llm_workflow.library_module import leave_out_models
 
 
 def preflight(
@@ -30,10 +29,9 @@ def preflight(
 
         srun --partition=h100 --gpus=1 implicit-llm preflight --hardware h100 --device cuda
     """
-    leave_out_models()
-    from implicit_llm.preflight import Preflight
     from implicit_llm_contracts.runs import logs
     from implicit_llm_contracts.runs.atomic import write_atomic
+    from implicit_llm_workflow.launching.preflight import Preflight
 
     with logs.configured(None):
         found = Preflight(hardware, device, kernels, results, checkpoint_bytes, Path.cwd()).run()

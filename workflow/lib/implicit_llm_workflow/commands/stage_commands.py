@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_contracts.runs.downloads import DEFAULT_DOWNLOADS
+from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS
 from implicit_llm_workflow.commands.job import (
     Device,
     Downloads,

@@ -21,7 +21,7 @@ from implicit_llm_contracts.config.flops import (
 )
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, Hardware, MeasuredStep
-from implicit_llm_workflow.library_module import package_dir
+from implicit_llm_workflow.project_dirs import package_dir
 
 BOUNDED_EVALUATIONS = 8  # up to here a step is like the measured (4+1), beyond like the measured free phases
 OTHER_FAMILIES = "implicit_llama3"  # whose measured steps stand for models of another type

@@ -1,4 +1,4 @@
-"""Sizes of the groups of the word problems, for the vocabulary; their tables belong to implicit_llm.data.groups."""
+"""Sizes of the groups of the word problems, for the vocabulary; their tables belong to implicit_llm_data.groups."""
 
 from __future__ import annotations
 

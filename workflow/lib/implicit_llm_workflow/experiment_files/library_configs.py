@@ -10,7 +10,7 @@ from typing import Any
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.validation import check_keys
-from implicit_llm_workflow.library_module import package_dir
+from implicit_llm_workflow.project_dirs import package_dir
 
 # Written by save_pretrained beside the model's own fields; they say who wrote the file, not what the model is.
 _BOOKKEEPING = ("architectures", "transformers_version", "_name_or_path", "dtype", "auto_map")

@@ -10,8 +10,7 @@ from typing import Any
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
-from implicit_llm_workflow.library_module import REPORT, package_dir
-from implicit_llm_workflow.project_dirs import CONFIG_DIR
+from implicit_llm_workflow.project_dirs import CONFIG_DIR, REPORT, package_dir
 
 TASK_FOLDERS = CONFIG_DIR / "lm_eval"
 SUITES_FILE = package_dir(REPORT) / "downstream.yaml"

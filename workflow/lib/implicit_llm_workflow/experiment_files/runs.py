@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.downloads import local_folder
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.places import local_folder
 from implicit_llm_workflow.experiment_files.config_files import ConfigFiles
 from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
 from implicit_llm_workflow.experiment_files.data_sets import DataSet

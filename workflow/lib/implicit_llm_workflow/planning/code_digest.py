@@ -16,18 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_workflow.library_module import LIBRARY, REPORT, package_dir
 from implicit_llm_workflow.planning.project_sources import Imported, Project, Source, SourceError
 from implicit_llm_workflow.planning.source_cache import SourceCache
+from implicit_llm_workflow.project_dirs import LIBRARY, REPORT, package_dir
 
 PLUMBING = (
     "implicit_llm.cards",
-    "implicit_llm.runs",
-    "implicit_llm.tracking",
     "implicit_llm.training.operations",
     "implicit_llm_contracts.runs",
+    "implicit_llm_jobs",
 )
-CONTRACTS = "implicit_llm_contracts"
+PACKAGES = (LIBRARY, "implicit_llm_contracts", "implicit_llm_data", "implicit_llm_jobs", REPORT)
+STAGES = {
+    "data": "implicit_llm_data.stages",
+    "checkpoint": "implicit_llm.checkpoint",
+    "train": "implicit_llm.training",
+    "evaluate": "implicit_llm.evaluation.stages",
+    "report": REPORT,
+    "excerpt": REPORT,
+}
 # Modules that only one model family runs, by `model_type`, and those that only implicit models run. Every job imports
 # them all, but an import alone computes nothing. A module that is imported by these alone is left out with them.
 OF_FAMILY = {
@@ -74,9 +81,8 @@ def job_sources(code: JobCode) -> dict[str, Source]:
 @functools.cache
 def _library() -> Project:
     """One for all stages, which share most of what they import."""
-    folder = package_dir(LIBRARY)
-    roots = {LIBRARY: folder, CONTRACTS: package_dir(CONTRACTS), REPORT: package_dir(REPORT)}
-    return Project(roots, SourceCache(folder / "__pycache__" / "code-digests"))
+    folders = {name: package_dir(name) for name in PACKAGES}
+    return Project(folders, SourceCache(folders[LIBRARY] / "__pycache__" / "code-digests"))
 
 
 def stage_module(stage: str, config: Mapping[str, Any]) -> str:
@@ -84,10 +90,7 @@ def stage_module(stage: str, config: Mapping[str, Any]) -> str:
 
     So editing how one kind of data is made leaves the other kinds as they are.
     """
-    if stage in ("report", "excerpt"):
-        return f"{REPORT}.stage"
-    package = {"train": "training", "evaluate": "evaluation"}.get(stage, stage)
-    return f"{LIBRARY}.{package}.stages.{config['kind']}" if "kind" in config else f"{LIBRARY}.{package}.stage"
+    return f"{STAGES[stage]}.{config.get('kind', 'stage')}"
 
 
 def job_code(stage: str, config: Mapping[str, Any], model: Mapping[str, Any] | None = None) -> JobCode:

@@ -61,7 +61,7 @@ def satisfy(need: Need, downloads: Path, *, babi_url: str = BABI_URL) -> Outcome
 def _babi(need: BabiArchive, downloads: Path, url: str) -> Outcome:
     """The archive as the jobs look for it, or the official one. Files that lie there damaged are not touched."""
     # The digests of the members and the way they are read belong to the job that uses them.
-    from implicit_llm.data.babi_archive import ARCHIVES, BabiArchiveError, read_archive
+    from implicit_llm_data.babi.archive import ARCHIVES, BabiArchiveError, read_archive
 
     for name in ARCHIVES:
         path = downloads / name

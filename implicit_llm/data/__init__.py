@@ -1,1 +1,0 @@
-"""Data sets: how they are made, how they lie on disk, how training and evaluation read them."""

@@ -1,0 +1,14 @@
+"""Stand-in for the stage `evaluate`: the same accuracy for everything; it fails for what TINY_FAIL names."""
+
+import os
+
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+
+
+def run(context: StageContext) -> StageResult:
+    if os.environ.get("TINY_FAIL") == context.name:
+        raise RuntimeError("made to fail")
+    path = context.work / "metrics.json"
+    path.write_text("{}\n")
+    modes = {mode["name"]: 0.75 for mode in context.config["modes"]}
+    return StageResult([path], {"accuracy_last10": {role: modes for role in context.inputs if role != "model"}})

@@ -1,0 +1,26 @@
+"""Where the files of the project and downloaded files are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_LIBRARIES = Path(__file__).resolve().parents[2]
+_CHECKOUT = _LIBRARIES.parents[1]
+# The files of a checkout itself, so that an edit takes effect; an installed package carries copies.
+PROJECT_DIR = (
+    _CHECKOUT if (_CHECKOUT / "workflow" / "lib").is_dir() else _LIBRARIES / "implicit_llm_workflow" / "project"
+)
+
+# Inside results/, which git ignores too.
+DEFAULT_DOWNLOADS = Path("results") / "downloads"
+
+
+def downloads_folder(given: Path | str | None = None) -> Path:
+    """The folder of downloaded files: the option, else $IMPLICIT_LLM_DATA, else results/downloads."""
+    return Path(given or os.environ.get("IMPLICIT_LLM_DATA") or DEFAULT_DOWNLOADS)
+
+
+def local_folder(path: Path, downloads: Path | None = None) -> Path | None:
+    """`path` in the downloads folder or, failing that, in the working directory; None if neither is a folder."""
+    return next((folder for folder in (downloads_folder(downloads) / path, path) if folder.is_dir()), None)

@@ -1,0 +1,1 @@
+"""CatbAbI: bAbI's stories, fetched or simulated, written and read as one stream of tokens."""

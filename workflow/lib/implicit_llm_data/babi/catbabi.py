@@ -1,0 +1,146 @@
+"""CatbAbI: the stories of all bAbI tasks in one shuffled list, read as one stream of words.
+
+    input   <eos> nora walked into the attic . in which room is nora ?     attic <eos> ...
+    label   nora  walked ...                                         attic <eos> ...
+
+The label of a position is the next word. In the mode `lm` every position has one, in the mode `qa` only those whose
+input is "?": the others are `<pad>`, which training ignores.
+
+Source: Schlag et al. 2021 (catbAbI), preprocessing and data set of ischlag/Fast-Weight-Memory-public. Other than there,
+the shuffle is seeded and the vocabulary is in a fixed order without the task numbers.
+
+Dimensions: T tokens of the stream, S stories, N rows, L their length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_data.babi.stories import EOS, PAD, SPLITS, find_files, parse_stories, words_of
+from implicit_llm_data.shard_format import token_dtype
+
+STORIES_NAME = "stories.npy"  # int64 (S, 2) beside the rows: where each story starts in the stream, and its task
+PAD_ID, EOS_ID = 0, 1
+COLUMNS = ("input_ids", "labels", "task")
+
+
+class InvalidCatbabi(UserError, ValueError):
+    """A CatbAbI configuration does not fit, by itself or to the text; the message names the key."""
+
+
+@dataclass(frozen=True)
+class CatbabiConfig:
+    """One data set. Every field is part of its identity.
+
+    collection: "simulated", "en-valid" (1k) or "en-valid-10k"; length: tokens of a row; vocab_size: of the model, at
+    least as large as that of the text; drop_last_story: leave out the last story of every file, as the published
+    preprocessing does.
+    Raises: InvalidCatbabi, naming the key.
+    """
+
+    collection: str
+    split: Literal["train", "valid", "test"]
+    mode: Literal["qa", "lm"]
+    length: int
+    vocab_size: int
+    seed: int
+    drop_last_story: bool
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise InvalidCatbabi(f"length: {self.length} is out of range; use a whole number of at least 1")
+        if self.seed < 0:
+            raise InvalidCatbabi(f"seed: {self.seed} is out of range; use a whole number of at least 0")
+        token_dtype(self.vocab_size)  # for its error
+
+
+@dataclass(frozen=True)
+class TaskStory:
+    """A story as words, with the number of its task."""
+
+    task: int
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The stories one after another; `tokens_T` begins with <eos>, as every story does, and the last label is <eos>.
+
+    starts_S: where each story begins; tasks_S: its task.
+    """
+
+    tokens_T: np.ndarray
+    starts_S: np.ndarray
+    tasks_S: np.ndarray
+
+
+def read_stories(text: Path, config: CatbabiConfig) -> list[TaskStory]:
+    """The stories of a split in shuffled order; `text` is the folder of the collections.
+
+    Raises: InvalidCatbabi when there is no such collection, or no story in it; BabiFormatError.
+    """
+    collections = sorted(path.name for path in text.iterdir())
+    if config.collection not in collections:
+        raise InvalidCatbabi(f"collection: {config.collection!r} is not in the text; use {' or '.join(collections)}")
+    stories = []
+    for task, path in find_files(text / config.collection, config.split).items():
+        in_file = parse_stories(path.read_bytes(), where=str(path))
+        kept = in_file[:-1] if config.drop_last_story else in_file
+        stories += [TaskStory(task, tuple(words_of(story))) for story in kept]
+    if not stories:
+        raise InvalidCatbabi(
+            f"collection: {config.collection} has no story for the split {config.split}; make more stories, or set "
+            f"drop_last_story: false"
+        )
+    return [stories[place] for place in shuffled(len(stories), config.seed, SPLITS.index(config.split))]
+
+
+def shuffled(count: int, *key: int) -> np.ndarray:
+    """The numbers 0..count - 1 in the random order that `key`, integers of at least 0, names.
+
+    They are sorted by random bits of 64 each, whose values numpy promises for every version.
+    """
+    bits = np.random.PCG64(np.random.SeedSequence(key[0], spawn_key=key[1:])).random_raw(count)
+    return np.argsort(bits, kind="stable")
+
+
+def join(stories: Sequence[TaskStory], vocabulary: Sequence[str]) -> Stream:
+    """Encode the stories one after another; a word's id is its place in the vocabulary, whose first are <pad>, <eos>.
+
+    Raises: InvalidCatbabi for a word that is not in the vocabulary.
+    """
+    if list(vocabulary[:2]) != [PAD, EOS]:
+        raise InvalidCatbabi(f"the vocabulary starts with {list(vocabulary[:2])}, not with <pad>, <eos>; make it again")
+    id_of = {word: number for number, word in enumerate(vocabulary)}
+    try:
+        ids = [number for story in stories for number in (EOS_ID, *(id_of[word] for word in story.words))]
+    except KeyError as error:
+        raise InvalidCatbabi(f"the word {error} is not in the vocabulary; make the text again") from None
+    lengths_S = np.array([1 + len(story.words) for story in stories])
+    starts_S = np.cumsum(lengths_S) - lengths_S
+    return Stream(np.array(ids), starts_S, np.array([story.task for story in stories]))
+
+
+def rows(stream: Stream, question_mark: int, config: CatbabiConfig) -> dict[str, np.ndarray]:
+    """Cut the stream into rows: input_ids, labels and task, each (N, L) in the vocabulary's token type.
+
+    The last row is filled up with <pad>, and with 0 as its task.
+    """
+    labels_T = np.append(stream.tokens_T[1:], EOS_ID)
+    if config.mode == "qa":
+        labels_T = np.where(stream.tokens_T == question_mark, labels_T, PAD_ID)
+    lengths_S = np.diff(stream.starts_S, append=len(stream.tokens_T))
+    columns = zip(COLUMNS, (stream.tokens_T, labels_T, np.repeat(stream.tasks_S, lengths_S)), strict=True)
+    num_rows = -(-len(stream.tokens_T) // config.length)
+    padding = (0, num_rows * config.length - len(stream.tokens_T))
+    dtype = token_dtype(config.vocab_size)
+    return {
+        column: np.pad(values_T, padding, constant_values=PAD_ID).reshape(num_rows, -1).astype(dtype)
+        for column, values_T in columns
+    }

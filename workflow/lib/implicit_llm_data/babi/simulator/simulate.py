@@ -1,0 +1,77 @@
+"""Simulated bAbI files: eleven families of stories of any length, with the task numbers and the format of bAbI.
+
+Written from the description of the tasks in Weston et al. 2015 (arXiv:1502.05698).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_data.babi.simulator.carrying import Counting, Lists, RoomBefore, RoomOfThing
+from implicit_llm_data.babi.simulator.dice import Dice
+from implicit_llm_data.babi.simulator.people import Conjunction, Coreference, Walks, YesOrNo
+from implicit_llm_data.babi.simulator.relations import Deduction, Sizes, Village
+from implicit_llm_data.babi.simulator.telling import World, tell_story
+from implicit_llm_data.babi.stories import SPLITS, Story
+
+# By task number of bAbI. The second argument is the number of statements.
+FAMILIES: Mapping[int, Callable[[Dice, int], World]] = {
+    1: lambda dice, length: Walks(dice),
+    2: lambda dice, length: RoomOfThing(dice),
+    3: lambda dice, length: RoomBefore(dice),
+    6: lambda dice, length: YesOrNo(dice),
+    7: lambda dice, length: Counting(dice),
+    8: lambda dice, length: Lists(dice),
+    11: lambda dice, length: Coreference(dice),
+    12: lambda dice, length: Conjunction(dice),
+    15: Deduction,
+    18: Sizes,
+    19: Village,
+}
+
+
+class InvalidSimulation(UserError, ValueError):
+    """A value of a simulator's configuration is out of range; the message names the key."""
+
+
+@dataclass(frozen=True)
+class SimulatorConfig:
+    """families: task numbers; stories: how many for each split, in each family; story_length: statements of a story.
+
+    A story of family 11 can be one statement longer, and very short ones longer by what their first question needs.
+    Every story has a random stream of its own, so that the splits are independent and more stories leave the first
+    ones as they are; very short stories can still be equal by chance.
+    Raises: InvalidSimulation, naming the key.
+    """
+
+    seed: int
+    families: tuple[int, ...]
+    stories: dict[str, int]
+    story_length: int
+
+    def __post_init__(self) -> None:
+        known = ", ".join(map(str, FAMILIES))
+        unknown = [family for family in self.families if family not in FAMILIES]
+        _require("families", self.families, not unknown and len(self.families) > 0, f"use some of {known}")
+        _require("families", self.families, len(set(self.families)) == len(self.families), "use each number once")
+        _require("stories", self.stories, set(self.stories) == set(SPLITS), f"use the keys {', '.join(SPLITS)}")
+        _require("stories", self.stories, min(self.stories.values()) >= 1, "use whole numbers of at least 1")
+        _require("story_length", self.story_length, self.story_length >= 1, "use a whole number of at least 1")
+        _require("seed", self.seed, self.seed >= 0, "use a whole number of at least 0")
+
+
+def simulate(config: SimulatorConfig, family: int, split: str) -> list[Story]:
+    """The stories of one file."""
+    return [_simulate_story(config, family, split, number) for number in range(config.stories[split])]
+
+
+def _simulate_story(config: SimulatorConfig, family: int, split: str, number: int) -> Story:
+    dice = Dice(config.seed, family, SPLITS.index(split), number)
+    return tell_story(FAMILIES[family](dice, config.story_length), dice, config.story_length)
+
+
+def _require(key: str, value: object, is_valid: bool, fix: str) -> None:
+    if not is_valid:
+        raise InvalidSimulation(f"{key}: {value!r} is out of range; {fix}")

@@ -1,0 +1,169 @@
+"""CatbAbI for models that carry their state: rows of stories that go on from batch to batch.
+
+Each story goes to the row that is shortest so far, and a batch is the next `length` tokens of every row; stories run
+together and across batch borders. Row r of batch t + 1 continues row r of batch t: a model carries the state of row r
+over, and its rows must not be exchanged. At the end of an epoch rows run out at different places and are filled up with
+<pad>; `num_tokens_B` says how much of a row is real, so that the state of a row can be taken after its last word. The
+next epoch goes on in the same rows.
+
+The published batcher fills buffers of four batches and puts each story into the shortest buffer. As every batch takes
+as much from each buffer until the stories end, that is the row with the fewest tokens since the start of the epoch: so
+the rows follow from the lengths of the stories alone, and any batch can be read without those before it.
+
+Shapes: B rows, L length, S stories, T tokens of the stream.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from implicit_llm_data.babi.catbabi import PAD_ID, STORIES_NAME, shuffled
+from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_data.shards import DatasetError, open_dataset, rebuild_hint
+
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class StoryStream:
+    """The stories of a data set one after another.
+
+    columns: input_ids, labels (-100 where there is nothing to learn) and task, each int32 (T,); bounds: int64 (S + 1,),
+    where each story starts, and the end.
+    """
+
+    columns: dict[str, np.ndarray]
+    bounds: np.ndarray
+
+    @property
+    def num_stories(self) -> int:
+        return len(self.bounds) - 1
+
+    @classmethod
+    def open(cls, directory: Path) -> StoryStream:
+        """Read the data set that a `catbabi` stage wrote to `directory`, all of it. Raises: DatasetError."""
+        dataset = open_dataset(directory)
+        indices = np.arange(len(dataset))
+        parts = [dataset.fetch(indices[at : at + _ROWS_AT_ONCE]) for at in range(0, len(indices), _ROWS_AT_ONCE)]
+        columns = {name: np.concatenate([part[name].astype(np.int32).ravel() for part in parts]) for name in parts[0]}
+        end = int(np.flatnonzero(columns["input_ids"] != PAD_ID)[-1]) + 1
+        return cls({name: values_T[:end] for name, values_T in columns.items()}, _read_bounds(directory, end))
+
+
+def _read_bounds(directory: Path, end: int) -> np.ndarray:
+    path = directory / STORIES_NAME
+    try:
+        bounds = np.append(np.load(path, allow_pickle=False)[:, 0], end)
+        if bounds[0] != 0 or not (np.diff(bounds) > 0).all():
+            raise ValueError("the stories do not follow one another")
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise DatasetError(f"{path}: cannot be read ({error}); {rebuild_hint(directory)}") from error
+    return bounds
+
+
+@dataclass(frozen=True)
+class StoryBatch:
+    """input_ids, labels, task: int64 (B, L), filled up with 0, -100 and 0; num_tokens_B: real tokens of each row.
+
+    has_ended_B: the row has no token after this batch until the epoch ends.
+    """
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    task: np.ndarray
+    num_tokens_B: np.ndarray
+    has_ended_B: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The stories of one row; bounds: where each starts in the row, and the end."""
+
+    stories: np.ndarray
+    bounds: np.ndarray
+
+
+class StoryBatcher:
+    """Batches of `batch_size` rows of `length` tokens, each a pure function of (seed, step).
+
+    order: "shuffled" (training; another order in every epoch) or "file" (evaluation; the same one).
+    """
+
+    def __init__(
+        self, stream: StoryStream, batch_size: int, length: int, order: Literal["shuffled", "file"], seed: int = 0
+    ) -> None:
+        self.batch_size = batch_size
+        self.length = length
+        self._stream = stream
+        self._order = order
+        self._seed = seed
+        self._epoch = -1  # of the rows that are at hand
+        self._rows: list[_Row] = []
+        self._epoch_ends: list[int] = []  # step at which each epoch counted so far ends
+
+    def num_batches(self, epoch: int) -> int:
+        """How many batches the epoch has: it ends when all rows have."""
+        longest = max(int(row.bounds[-1]) for row in self._rows_of(epoch))
+        return -(-longest // self.length)
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """The epoch of a step and the number of its batch there, both from 0."""
+        while not self._epoch_ends or self._epoch_ends[-1] <= step:
+            start = self._epoch_ends[-1] if self._epoch_ends else 0
+            self._epoch_ends.append(start + self.num_batches(len(self._epoch_ends)))
+        epoch = int(np.searchsorted(self._epoch_ends, step, side="right"))
+        return epoch, step - (self._epoch_ends[epoch - 1] if epoch else 0)
+
+    def at_step(self, step: int) -> StoryBatch:
+        """The batch of a step that counts on over the epochs, from 0."""
+        return self.batch(*self.locate(step))
+
+    def batch(self, epoch: int, number: int) -> StoryBatch:
+        """Batch `number` of an epoch. Raises: IndexError when the epoch has fewer."""
+        if not 0 <= number < self.num_batches(epoch):
+            raise IndexError(f"batch {number} of an epoch of {self.num_batches(epoch)} batches")
+        shape = (self.batch_size, self.length)
+        fill = {"input_ids": PAD_ID, "labels": IGNORED_LABEL, "task": 0}
+        columns = {name: np.full(shape, value, dtype=np.int64) for name, value in fill.items()}
+        rows = self._rows_of(epoch)
+        row_ends_B = np.array([row.bounds[-1] for row in rows])
+        num_tokens_B = np.clip(row_ends_B - number * self.length, 0, self.length)
+        for number_of_row, row in enumerate(rows):
+            positions = number * self.length + np.arange(num_tokens_B[number_of_row])
+            sources = self._sources(row, positions)
+            for name, values_BL in columns.items():
+                values_BL[number_of_row, : len(sources)] = self._stream.columns[name][sources]
+        return StoryBatch(**columns, num_tokens_B=num_tokens_B, has_ended_B=row_ends_B <= (number + 1) * self.length)
+
+    def _sources(self, row: _Row, positions: np.ndarray) -> np.ndarray:
+        """Where in the stream the tokens at these positions of a row are."""
+        places = np.searchsorted(row.bounds, positions, side="right") - 1
+        return self._stream.bounds[row.stories[places]] + positions - row.bounds[places]
+
+    def _rows_of(self, epoch: int) -> list[_Row]:
+        if epoch != self._epoch:
+            self._rows = self._assign(epoch)
+            self._epoch = epoch
+        return self._rows
+
+    def _assign(self, epoch: int) -> list[_Row]:
+        """Give each story to the row that is the shortest, the first of them where several are."""
+        lengths_S = np.diff(self._stream.bounds)
+        count = self._stream.num_stories
+        order = shuffled(count, self._seed, epoch) if self._order == "shuffled" else np.arange(count)
+        stories: list[list[int]] = [[] for _ in range(self.batch_size)]
+        shortest = [(0, row) for row in range(self.batch_size)]  # a heap: equal lengths in the order of the rows
+        for story, length in zip(order.tolist(), lengths_S[order].tolist(), strict=True):
+            filled, row = shortest[0]
+            stories[row].append(story)
+            heapq.heapreplace(shortest, (filled + length, row))
+        return [_row(np.array(of_row, dtype=np.int64), lengths_S) for of_row in stories]
+
+
+def _row(stories: np.ndarray, lengths_S: np.ndarray) -> _Row:
+    return _Row(stories, np.concatenate([[0], np.cumsum(lengths_S[stories])]))

@@ -1,0 +1,102 @@
+"""Writing a sharded data set so that a killed job loses at most the shard it was at."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_data.shard_format import (
+    FORMAT,
+    INDEX_NAME,
+    DatasetSpec,
+    ShardFile,
+    ShardRecord,
+    damage_of,
+    token_dtype,
+)
+
+
+class OutOfSpace(UserError):
+    """The file system has less room than the data set needs."""
+
+
+class ShardWriter:
+    """Writes a data set into `directory`, shard by shard in any order; shards of an earlier attempt can be kept."""
+
+    def __init__(self, directory: Path, spec: DatasetSpec) -> None:
+        self._directory = directory
+        self._spec = spec
+        (directory / "shards").mkdir(parents=True, exist_ok=True)
+
+    def find(self, shard: int, num_samples: int) -> ShardRecord | None:
+        """Return the record of a shard that an earlier attempt finished, if its files still have their digests."""
+        try:
+            fields = json.loads(self._record_path(shard).read_text(encoding="utf-8"))
+            record = ShardRecord.from_dict(fields)
+            is_same = fields["spec"] == self._spec.to_json() and record.num_samples == num_samples
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # no record or half a record: the shard is made again
+        if not is_same or any(damage_of(self._directory, file, is_deep=True) for file in record.files.values()):
+            return None
+        return record
+
+    def write(self, shard: int, columns: Mapping[str, np.ndarray]) -> ShardRecord:
+        """Write one shard and then its record; each column is (samples, length) of the vocabulary's token type."""
+        dtype = token_dtype(self._spec.vocab_size)
+        files = {}
+        for column in self._spec.columns:
+            array = columns[column]
+            if array.dtype != dtype or array.shape[1:] != (self._spec.length,):
+                raise TypeError(f"{column}: expected {dtype} (N, {self._spec.length}), got {array.dtype} {array.shape}")
+            buffer = io.BytesIO()
+            np.save(buffer, array, allow_pickle=False)
+            data = buffer.getvalue()
+            path = f"shards/{column}-{shard:05d}.npy"
+            faults.point("shard.before_file")
+            write_atomic(self._directory / path, data)
+            files[column] = ShardFile(path, len(data), hashlib.sha256(data).hexdigest())
+        record = ShardRecord(len(columns[self._spec.columns[0]]), files)
+        faults.point("shard.before_record")
+        write_atomic(self._record_path(shard), _to_json({**asdict(record), "spec": self._spec.to_json()}))
+        return record
+
+    def finish(self, records: Sequence[ShardRecord]) -> list[Path]:
+        """Write the index over all shards; return every file of the data set, the index first."""
+        index = self._directory / INDEX_NAME
+        faults.point("dataset.before_index")
+        write_atomic(
+            index, _to_json({"format": FORMAT, **self._spec.to_json(), "shards": [asdict(r) for r in records]})
+        )
+        return [index, *(self._directory / file.path for record in records for file in record.files.values())]
+
+    def require_space(self, num_samples: int) -> None:
+        """Check that samples still to be written fit the file system.
+
+        Raises: OutOfSpace, with both numbers.
+        """
+        item_bytes = token_dtype(self._spec.vocab_size).itemsize
+        needed = num_samples * self._spec.length * len(self._spec.columns) * item_bytes
+        free = shutil.disk_usage(self._directory).free
+        if needed > free:
+            raise OutOfSpace(
+                f"{self._directory}: the data set needs {needed / 2**20:.0f} MiB more, {free / 2**20:.0f} are left; "
+                f"free some space or lower num_samples"
+            )
+
+    def _record_path(self, shard: int) -> Path:
+        return self._directory / "shards" / f"{shard:05d}.json"
+
+
+def _to_json(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, indent=1, sort_keys=True) + "\n"

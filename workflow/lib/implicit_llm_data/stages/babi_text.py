@@ -1,0 +1,92 @@
+"""The stage `data` of kind `babi_text`: bAbI's text files, from the simulator or the official archive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.places import downloads_folder
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_data.babi.archive import find_archive, read_archive
+from implicit_llm_data.babi.simulator.lexicon import all_words
+from implicit_llm_data.babi.simulator.simulate import SimulatorConfig, simulate
+from implicit_llm_data.babi.stories import (
+    SPLITS,
+    VOCABULARY_NAME,
+    Story,
+    file_name,
+    format_stories,
+    parse_stories,
+    vocabulary_of,
+    words_of,
+)
+
+SIMULATED = "simulated"  # the collection that the simulator makes
+
+
+class UnknownSource(UserError):
+    """The text is to come from somewhere that is not known."""
+
+
+@dataclass(frozen=True)
+class ArchiveConfig:
+    """missing_files: files to do without, for example "en-valid-10k/qa3_train.txt"; they are left out if present."""
+
+    missing_files: tuple[str, ...] = ()
+
+
+def run(context: StageContext) -> StageResult:
+    """Write `text/<collection>/qa<task>_<split>.txt` and `vocabulary.json`, a list of words by id.
+
+    Raises: ConfigError for a wrong configuration; BabiArchiveError; BabiFormatError.
+    """
+    fields = {key: value for key, value in context.config.items() if key not in ("kind", "source")}
+    source = context.config.get("source")
+    if source == "simulated":
+        config = fill(SimulatorConfig, fields, where=context.name)
+        files, words = _simulated(config, context.name), all_words()
+    elif source == "archive":
+        files, words = _archived(context, fill(ArchiveConfig, fields, where=context.name)), set()
+    else:
+        raise UnknownSource(f"{context.name}.source: {source!r} is unknown; use simulated or archive")
+    counts: dict[str, dict[str, int]] = {}
+    for name, data, stories in files:
+        write_atomic(context.work / "text" / name, data)
+        words.update(word for story in stories for word in words_of(story))
+        _count(counts, name, stories)
+    vocabulary = vocabulary_of(words)
+    write_atomic(context.work / VOCABULARY_NAME, json.dumps(vocabulary, indent=1) + "\n")
+    summary: dict[str, Any] = {"vocab_size": len(vocabulary), "by_split": counts}
+    context.log.info("wrote %d collections and splits, %d words", len(counts), len(vocabulary))
+    return StageResult(["text", VOCABULARY_NAME], summary)
+
+
+def _simulated(config: SimulatorConfig, name: str) -> Iterator[tuple[str, bytes, list[Story]]]:
+    wanted = [(family, split) for family in config.families for split in SPLITS]
+    for family, split in tqdm(wanted, desc=name, unit="file", disable=None):  # None: a bar only on a terminal
+        stories = simulate(config, family, split)
+        yield f"{SIMULATED}/{file_name(family, split)}", format_stories(stories).encode(), stories
+
+
+def _archived(context: StageContext, config: ArchiveConfig) -> Iterator[tuple[str, bytes, list[Story]]]:
+    archive = find_archive(downloads_folder(context.runtime.get("downloads")))
+    context.log.info("reading %s", archive)
+    contents: Mapping[str, bytes] = read_archive(archive, config.missing_files)
+    for name, data in tqdm(contents.items(), desc=context.name, unit="file", disable=None):
+        yield name, data, parse_stories(data, where=f"{archive}: {name}")
+
+
+def _count(counts: dict[str, dict[str, int]], name: str, stories: list[Story]) -> None:
+    collection, file = name.split("/")
+    split = file.rpartition("_")[2].removesuffix(".txt")
+    entry = counts.setdefault(f"{collection}-{split}", {"files": 0, "stories": 0, "questions": 0})
+    entry["files"] += 1
+    entry["stories"] += len(stories)
+    entry["questions"] += sum(line.answer is not None for story in stories for line in story)

@@ -1,0 +1,100 @@
+"""The stage `data` of kind `catbabi`: a split as rows of a stream of stories, from the text of a `babi_text` stage."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_data.babi.catbabi import (
+    COLUMNS,
+    PAD_ID,
+    STORIES_NAME,
+    CatbabiConfig,
+    InvalidCatbabi,
+    Stream,
+    TaskStory,
+    join,
+    read_stories,
+    rows,
+)
+from implicit_llm_data.babi.stories import VOCABULARY_NAME
+from implicit_llm_data.shard_format import DatasetSpec
+from implicit_llm_data.shard_writer import ShardWriter
+
+SHARD_ROWS = 8192
+
+
+def run(context: StageContext) -> StageResult:
+    """Make the data set that the configuration describes; shards of an interrupted attempt are kept.
+
+    Raises: ConfigError for a wrong configuration; InvalidCatbabi; BabiFormatError; OutOfSpace.
+    """
+    fields = {key: value for key, value in context.config.items() if key != "kind"}
+    config = fill(CatbabiConfig, fields, where=context.name)
+    upstream = context.inputs["text"].work
+    vocabulary = json.loads((upstream / VOCABULARY_NAME).read_text(encoding="utf-8"))
+    if len(vocabulary) > config.vocab_size:
+        raise InvalidCatbabi(
+            f"{context.name}.vocab_size: the text has {len(vocabulary)} words, {config.vocab_size} are too few; "
+            f"use at least {len(vocabulary)}"
+        )
+    stories = read_stories(upstream / "text", config)
+    stream = join(stories, vocabulary)
+    files = _write(context, config, rows(stream, vocabulary.index("?"), config))
+    files += [_write_stories(context.work, stream), context.work / VOCABULARY_NAME]
+    write_atomic(context.work / VOCABULARY_NAME, (upstream / VOCABULARY_NAME).read_bytes())
+    context.log.info("joined %d stories, %d tokens with <eos>", len(stories), len(stream.tokens_T))
+    summary = {
+        **_counts(stories),
+        "by_task": {task: _counts(of_task) for task, of_task in _by_task(stories).items()},
+        "num_rows": -(-len(stream.tokens_T) // config.length),
+        "num_tokens": len(stream.tokens_T),
+        "vocab_size": config.vocab_size,
+        "vocab_size_of_text": len(vocabulary),
+    }
+    return StageResult(files, summary)
+
+
+def _write(context: StageContext, config: CatbabiConfig, columns: dict[str, np.ndarray]) -> list[Path]:
+    source = {"kind": "catbabi", **asdict(config)}
+    spec = DatasetSpec(config.vocab_size, config.length, COLUMNS, source, ignored_id=PAD_ID)
+    writer = ShardWriter(context.work, spec)
+    num_rows = len(columns["input_ids"])
+    writer.require_space(num_rows)
+    records = []
+    for shard, start in enumerate(range(0, num_rows, SHARD_ROWS)):
+        of_shard = {column: values_NL[start : start + SHARD_ROWS] for column, values_NL in columns.items()}
+        kept = writer.find(shard, len(of_shard["input_ids"]))
+        records.append(kept or writer.write(shard, of_shard))
+    return writer.finish(records)
+
+
+def _write_stories(work: Path, stream: Stream) -> Path:
+    buffer = io.BytesIO()
+    np.save(buffer, np.stack([stream.starts_S, stream.tasks_S], axis=1).astype("<i8"), allow_pickle=False)
+    write_atomic(work / STORIES_NAME, buffer.getvalue())
+    return work / STORIES_NAME
+
+
+def _by_task(stories: Sequence[TaskStory]) -> dict[str, list[TaskStory]]:
+    tasks = sorted({story.task for story in stories})
+    return {str(task): [story for story in stories if story.task == task] for task in tasks}
+
+
+def _counts(stories: Sequence[TaskStory]) -> dict[str, Any]:
+    """Words are without the <eos> of each story."""
+    return {
+        "num_stories": len(stories),
+        "num_words": sum(len(story.words) for story in stories),
+        "num_questions": sum(story.words.count("?") for story in stories),
+        "longest_story": max(len(story.words) for story in stories),
+    }

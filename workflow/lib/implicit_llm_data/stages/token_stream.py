@@ -1,0 +1,125 @@
+"""The stage `data` of kind `token_stream`: one split of all shards as a data set.
+
+The training split stays where the shards' jobs wrote it, the index points there; the test split is merged, so that
+rows of every length can run over its shards' borders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_data.hashed_file import HashedFile
+from implicit_llm_data.shard_format import ShardFile
+from implicit_llm_data.text.document_split import Split
+from implicit_llm_data.text.token_shard import read_record
+from implicit_llm_data.text.token_stream import open_stream, write_index
+
+MERGED_NAME = "tokens.bin"
+COPIED_BYTES = 1 << 22  # at once
+
+
+class StreamError(UserError):
+    """The shards do not make up the stream that is asked for."""
+
+
+@dataclass(frozen=True)
+class TokenStreamConfig:
+    """length: tokens of a row unless a reader wants another."""
+
+    split: Split
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"length: {self.length} is out of range; use a whole number of at least 1")
+
+
+def run(context: StageContext) -> StageResult:
+    """Write the index, and for the test split the merged tokens.
+
+    Raises: ConfigError; StreamError; StorageError.
+    """
+    fields = {key: value for key, value in context.config.items() if key != "kind"}
+    config = fill(TokenStreamConfig, fields, where=context.name)
+    records = {role: read_record(given.work) for role, given in sorted(context.inputs.items())}
+    shared = _shared(context.name, records)
+    _check_listings(context, records)
+    parts = [_part(context.work, context.inputs[role], record, config.split) for role, record in records.items()]
+    if config.split == "test":
+        parts = [_merge(context.work, parts)]
+    source = {"kind": "token_stream", "split": config.split, "end_of_text": shared["end_of_text"]}
+    about = {"vocab_size": shared["vocab_size"], "length": config.length, "source": source}
+    num_tokens = sum(part.size for part in parts) // 2
+    faults.point("token_stream.before_index")
+    index = write_index(context.work, about, [part for part in parts if part.size] or parts)
+    num_rows = len(open_stream(context.work))
+    if num_rows == 0:
+        raise StreamError(
+            f"{context.name}: the {config.split} split has {num_tokens} tokens, not one row of {config.length}; "
+            "add text, choose a shorter length" + (" or raise test_fraction" if config.split == "test" else "")
+        )
+    context.log.info("%d tokens, %d rows of %d", num_tokens, num_rows, config.length)
+    files = [index, *(context.work / part.path for part in parts if config.split == "test")]
+    summary = {"num_tokens": num_tokens, "num_rows": num_rows, "num_shards": len(records)}
+    return StageResult(files, summary | {"corpus": _corpus(context)})
+
+
+def _corpus(context: StageContext) -> dict[str, Any]:
+    """Which documents the shards are cut from, for those who only see the stream."""
+    first = context.inputs[min(context.inputs)].manifest
+    return dict(first.identity["config"]["corpus"])
+
+
+def _shared(name: str, records: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What all shards must have in common."""
+    if not records:
+        raise StreamError(f"{name}: no shards given; add --input shard-00000=DIR for each")
+    shared = [{key: record[key] for key in ("vocab_size", "end_of_text")} for record in records.values()]
+    for role, other in zip(records, shared, strict=True):
+        if other != shared[0]:
+            raise StreamError(f"{name}: {role} has {other}, the first shard {shared[0]}; make them with one tokenizer")
+    return shared[0]
+
+
+def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -> None:
+    """All shards must have been cut from one list of files: else documents would be missing, or there twice.
+
+    Raises: StreamError.
+    """
+    first = next(iter(records))
+    expected = records[first]["listing"]
+    for role, record in records.items():
+        found = record["listing"]
+        if found == expected:
+            continue
+        pattern = re.sub("[0-9]+$", "*", os.path.relpath(context.inputs[role].dir))
+        raise StreamError(
+            f"{context.name}: {first} and {role} saw different files of the corpus ({expected['num_files']} with "
+            f"digest {expected['sha256'][:12]}, {found['num_files']} with {found['sha256'][:12]}); see that all are "
+            f"there, type `rm -f {pattern}/manifest.json` and run the workflow again: it makes all shards from one list"
+        )
+
+
+def _part(work: Path, given: Input, record: dict[str, Any], split: Split) -> ShardFile:
+    """The shard's file, its path relative to `work`."""
+    file: ShardFile = record["files"][split]
+    return replace(file, path=Path(os.path.relpath(given.work / file.path, work)).as_posix())
+
+
+def _merge(work: Path, parts: list[ShardFile]) -> ShardFile:
+    """One file with the tokens of all parts in their order."""
+    with HashedFile(work / MERGED_NAME) as merged:
+        for part in parts:
+            faults.point("token_stream.before_part")
+            with (work / part.path).open("rb") as file:
+                while data := file.read(COPIED_BYTES):
+                    merged.write(data)
+        return merged.commit()

@@ -1,0 +1,1 @@
+"""Text corpora: their files, tokenizers, and streams of tokens."""

@@ -1,0 +1,1 @@
+"""The frame in which every job runs, and its tracking. Imports no torch."""

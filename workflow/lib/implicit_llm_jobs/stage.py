@@ -1,0 +1,254 @@
+"""The frame in which every stage runs: from an identity and input directories to a published manifest."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from implicit_llm_contracts.runs import faults, job_status, logs, provenance, signals
+from implicit_llm_contracts.runs.errors import Preempted, UserError, failure_class_of
+from implicit_llm_contracts.runs.identity import Identity, IdentityError, again_file, compute_fingerprint
+from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.manifest import (
+    FILE_NAME,
+    Level,
+    Manifest,
+    ManifestError,
+    Reads,
+    finite,
+    remove_command,
+)
+from implicit_llm_contracts.runs.run_directory import PROVENANCE, RunDirectory
+from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_contracts.runs.visibility import wait_for_files
+from implicit_llm_jobs.tracking import mlflow_writer
+from implicit_llm_jobs.tracking.invocation import Invocation
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StageRequest:
+    """What the command line hands to a stage; `identity` is JSON text or `@file`.
+
+    `verify`: how inputs, and a result that is already there, are checked; sha256 reads every byte of them.
+    `reads`: which files of its inputs the stage reads, so that no others are checked or need be there; None for all.
+    """
+
+    run_dir: Path
+    identity: str
+    inputs: dict[str, Path] = field(default_factory=dict)
+    runtime: dict[str, Any] = field(default_factory=dict)
+    log: Path | None = None
+    verify: Level = "sha256"
+    reads: Reads | None = None
+
+    @property
+    def again(self) -> Path | None:
+        """The request to compute a finished result once more, beside the identity's file, if there is one."""
+        path = again_file(Path(self.identity[1:]))
+        return path if self.identity.startswith("@") and path.exists() else None
+
+
+Body = Callable[[StageContext], StageResult]
+
+
+def run_stage(request: StageRequest, body: Body) -> Manifest | None:
+    """Run `body` unless its result is already there, and publish the manifest; ranks above 0 return None.
+
+    Raises: UserError for a wrong identity, input or config, or a run directory in use; whatever `body` raises, with
+    nothing under a final name. SIGTERM ends the stage as SystemExit(143), unless the process or the body handles it.
+    """
+    is_beside = request.log is not None and request.log.parent == request.run_dir
+    with logs.configured(request.log, request.run_dir / "work" if is_beside else None), _sigterm_as_exit():
+        try:
+            return _run(request, Identity.parse(request.identity), body)
+        except BaseException as error:
+            # The console shows the error; the log file needs it too, with the traceback of what is not the user's.
+            is_bug = not isinstance(error, UserError | Preempted | SystemExit | KeyboardInterrupt)
+            log.error("%s", _reason(error), exc_info=is_bug, extra=logs.FILE_ONLY)
+            job_status.report_failure(error)
+            raise
+
+
+def _run(request: StageRequest, identity: Identity, body: Body) -> Manifest | None:
+    is_main = os.environ.get("RANK", "0") == "0"
+    again = request.again
+    run = RunDirectory(request.run_dir.absolute(), identity)
+    with run.lock() if is_main else nullcontext():
+        faults.point("stage.locked")
+        if is_main:
+            job_status.start_attempt()
+            run.prepare()
+        if again is not None and is_main:
+            log.info("%s/%s: to be computed again", identity.stage, identity.name)
+            run.set_result_aside()
+            again.unlink()
+        if is_main:
+            done = run.find_done(request.verify)
+        else:  # with a request, rank 0 sets aside what is there
+            done = Manifest.find(run.work / FILE_NAME) if again is None else None
+        if done is not None:
+            log.info("%s/%s: already done", identity.stage, identity.name)
+            if is_main:
+                run.republish(done)
+                mlflow_writer.catch_up(_tracked(request, run))
+            return done
+        inputs = _open_inputs(request, identity)
+        run.work.mkdir(parents=True, exist_ok=True)  # for a rank that is here before rank 0
+        if is_main:
+            return _run_and_publish(request, run, inputs, body)
+        body(_context(request, run, inputs, Journal(None), is_main=False))
+        return None
+
+
+def _run_and_publish(request: StageRequest, run: RunDirectory, inputs: dict[str, Input], body: Body) -> Manifest:
+    with ExitStack() as stack:
+        journal = Journal(run.journal)
+        stack.callback(journal.close)
+        tracked = _tracked(request, run)
+        journal.event("stage_started", host=socket.gethostname(), pid=os.getpid(), **_about(run.identity, tracked))
+        tracker = mlflow_writer.open_run(tracked)
+        try:
+            result = body(_context(request, run, inputs, journal, is_main=True))
+            journal.event("stage_finished", summary=finite(result.summary))
+            journal.flush_to_disk()
+            tracker.sync()
+            record = provenance.collect(run.identity.fingerprint, run.journal, tracker.run_id)
+            provenance.write(run.work / PROVENANCE, record)
+            manifest = run.publish(result.files, result.summary)
+        except BaseException as error:
+            _stop(error, journal, tracker)
+        tracker.finish("FINISHED")
+        log.info("%s/%s: done, %d files", manifest.stage, manifest.name, len(manifest.files))
+        return manifest
+
+
+def _stop(error: BaseException, journal: Journal, tracker: mlflow_writer.MlflowWriter) -> NoReturn:
+    """Record how the stage ended, as far as that is still possible, and go on raising."""
+    is_preempted = isinstance(error, Preempted) or getattr(error, "code", None) == Preempted.exit_code
+    is_stopped = is_preempted or isinstance(error, SystemExit | KeyboardInterrupt)
+    with suppress(OSError):
+        event = "stage_preempted" if is_preempted else "stage_stopped" if is_stopped else "stage_failed"
+        about = {} if is_stopped else {"failure_class": failure_class_of(error)}
+        what = _reason(error) if is_stopped else f"{type(error).__name__}: {error}"
+        journal.event(event, error=what[:500], **about)
+    tracker.finish("SCHEDULED" if is_preempted else "KILLED" if is_stopped else "FAILED")
+    raise error
+
+
+def _reason(error: BaseException) -> str:
+    """The message of an error, or a sentence for a process that was told to end."""
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        return "interrupted before the end; the same command goes on from what was committed"
+    return str(error) or type(error).__name__
+
+
+def _context(
+    request: StageRequest, run: RunDirectory, inputs: dict[str, Input], journal: Journal, *, is_main: bool
+) -> StageContext:
+    identity = run.identity
+    return StageContext(
+        stage=identity.stage,
+        name=identity.name,
+        fingerprint=identity.fingerprint,
+        config=dict(identity.config),
+        inputs=inputs,
+        run_dir=run.path,
+        work=run.work,
+        journal=journal,
+        log=logging.getLogger(f"{logs.PACKAGES[0]}.{identity.stage}"),
+        runtime=request.runtime,
+        is_main=is_main,
+    )
+
+
+def _tracked(request: StageRequest, run: RunDirectory) -> mlflow_writer.TrackedRun:
+    identity = run.identity
+    inputs = {
+        role: mlflow_writer.TrackedInput(path.absolute(), identity.upstream.get(role, ""))
+        for role, path in request.inputs.items()
+    }
+    commit = (provenance.git_state() or {}).get("commit")
+    return mlflow_writer.TrackedRun(
+        run.path, run.work, identity.stage, identity.name, identity.fingerprint, identity.config, inputs, commit
+    )
+
+
+def _about(identity: Identity, tracked: mlflow_writer.TrackedRun) -> dict[str, Any]:
+    """What the journal tells of the run, so that MLflow can be told even of one that has no manifest yet."""
+    invocation = Invocation.current()
+    about = {key: getattr(identity, key) for key in ("stage", "name", "fingerprint", "config", "upstream")}
+    return {
+        "identity": about,
+        "commit": tracked.commit,
+        "invocation": None if invocation is None else invocation.to_values(),
+    }
+
+
+def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
+    """The upstream runs, checked. Raises: IdentityError, ManifestError."""
+    for role in sorted(identity.upstream.keys() ^ request.inputs.keys()):
+        if role in identity.upstream:
+            raise IdentityError(f"{request.run_dir}: no directory given for the input '{role}'; add --input {role}=DIR")
+        known = ", ".join(sorted(identity.upstream)) or "none"
+        raise IdentityError(
+            f"{request.run_dir}: --input {role} is not in the identity (its inputs: {known}); remove it"
+        )
+    wait_for_files(path / FILE_NAME for path in request.inputs.values())
+    inputs = {role: Input(path.absolute(), Manifest.read(path / FILE_NAME)) for role, path in request.inputs.items()}
+    for role, given in inputs.items():
+        _check_input(role, given, identity.upstream[role])
+        wait_for_files(given.dir / record.path for record in given.manifest.records(request.reads))
+        given.manifest.verify(given.dir, request.verify, request.reads)
+    return inputs
+
+
+def _check_input(role: str, given: Input, wanted: str) -> None:
+    path, manifest = given.dir / FILE_NAME, given.manifest
+    advice = f"type `{remove_command(given.dir)}` and run the workflow again"
+    if manifest.fingerprint != wanted:
+        found = manifest.fingerprint[:16]
+        raise ManifestError(
+            f"{path}: as input '{role}' expected fingerprint {wanted[:16]}, found {found}; {advice}", path
+        )
+    content = manifest.identity
+    try:
+        made = compute_fingerprint(manifest.stage, content["config"], content["code"], content["upstream"])
+    except (KeyError, ValueError) as error:
+        raise ManifestError(f"{path}: the identity was edited ({error!r}); {advice}", path) from error
+    if made != manifest.fingerprint:
+        raise ManifestError(
+            f"{path}: expected the identity of {wanted[:16]}, found that of {made[:16]}; {advice}", path
+        )
+
+
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that temporary files go and MLflow learns of it."""
+    is_ours = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
+    if not is_ours:
+        yield
+        return
+    previous = signals.handle(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signals.restore(signal.SIGTERM, previous)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    faults.point("stage.sigterm")
+    sys.exit(128 + number)

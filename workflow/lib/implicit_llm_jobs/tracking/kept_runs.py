@@ -1,0 +1,125 @@
+"""All runs that a results directory holds, as MLflow has to be told of them: from manifests and journals alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_contracts.runs.journal import JournalError, read_records
+from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
+from implicit_llm_contracts.runs.run_directory import PROVENANCE, work_directory
+from implicit_llm_jobs.tracking.tracked_run import JOURNAL, TrackedInput, TrackedRun
+
+# How the stage ended that wrote such an event last; one that was killed has written nothing.
+_STATUS = {
+    "stage_started": None,
+    "stage_finished": None,  # the manifest is still to come
+    "stage_failed": "FAILED",
+    "stage_stopped": "KILLED",
+    "stage_preempted": "SCHEDULED",
+}
+
+
+class KeptRuns:
+    """The runs below a directory, those of former settings too."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+
+    def in_order(self) -> Iterator[TrackedRun]:
+        """Each run after those that it reads; what tells nothing of itself is left out."""
+        done: set[Path] = set()
+        for work in sorted(self._works):
+            yield from self._with_inputs(work, done)
+
+    def run_in(self, work: Path) -> TrackedRun | None:
+        """The run of a work directory; None when neither manifest nor journal names it."""
+        manifest = Manifest.find(work / FILE_NAME)
+        start = _start_of(work / JOURNAL)
+        if manifest is not None:
+            about = {key: getattr(manifest, key) for key in ("stage", "name", "fingerprint")} | manifest.identity
+        else:
+            about = start.get("identity") or {}
+        if not isinstance(about.get("config"), Mapping) or not about.get("fingerprint"):
+            return None
+        upstream = about.get("upstream") or {}
+        inputs = {role: self._input(given, work) for role, given in upstream.items()}
+        return TrackedRun(
+            work.parents[1],
+            work,
+            about["stage"],
+            about["name"],
+            about["fingerprint"],
+            about["config"],
+            {role: given for role, given in inputs.items() if given is not None},
+            start.get("commit") or _commit(work / PROVENANCE),
+        )
+
+    def _with_inputs(self, work: Path, done: set[Path]) -> Iterator[TrackedRun]:
+        if work in done:
+            return
+        done.add(work)
+        run = self.run_in(work)
+        if run is None:
+            return
+        for given in run.inputs.values():
+            yield from self._with_inputs(given.work, done)
+        yield run
+
+    def _input(self, fingerprint: str, work: Path) -> TrackedInput | None:
+        """Of several runs that are called so, one of the same experiment."""
+        found = self._by_name.get(work_directory(Path(), fingerprint).name, [])
+        nearest = sorted(found, key=lambda other: -_shared_parts(other, work))
+        return TrackedInput(nearest[0].parents[1], fingerprint) if nearest else None
+
+    @cached_property
+    def _works(self) -> list[Path]:
+        """Work directories with a journal."""
+        found: list[Path] = []
+        waiting = [self._root]
+        while waiting:
+            folder = waiting.pop()
+            for path in (item for item in folder.iterdir() if item.is_dir() and not item.is_symlink()):
+                if path.name != "work":
+                    waiting.append(path)
+                else:
+                    found.extend(work for work in path.iterdir() if (work / JOURNAL).is_file())
+        return found
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Path]]:
+        found: dict[str, list[Path]] = {}
+        for work in self._works:
+            found.setdefault(work.name, []).append(work)
+        return found
+
+
+def status_of(run: TrackedRun) -> str | None:
+    """How the run ended, as far as its files tell; None for one that may still be going on."""
+    if Manifest.find(run.work / FILE_NAME) is not None:
+        return "FINISHED"
+    names = [record.get("name") for record in read_records(run.journal)]
+    return next((_STATUS[name] for name in reversed(names) if name in _STATUS), None)
+
+
+def _start_of(journal: Path) -> Mapping[str, Any]:
+    """The last start that tells who it is; nothing of a damaged journal, which whoever brings it will name."""
+    try:
+        starts = [record for record in read_records(journal) if record.get("name") == "stage_started"]
+    except JournalError:
+        return {}
+    return next((record for record in reversed(starts) if record.get("identity")), {})
+
+
+def _commit(provenance: Path) -> str | None:
+    try:
+        return (json.loads(provenance.read_bytes()).get("git") or {}).get("commit")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _shared_parts(one: Path, other: Path) -> int:
+    return next((n for n, (a, b) in enumerate(zip(one.parts, other.parts, strict=False)) if a != b), 0)

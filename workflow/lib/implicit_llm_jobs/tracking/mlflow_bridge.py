@@ -1,0 +1,211 @@
+"""Brings one journal to one MLflow run, from where it was left; every step may be repeated without harm.
+
+`mlflow.json` in the work directory remembers the run and how far the journal was brought. Its random `key` is written
+before the run is created and is a tag of the run: a process killed between the two finds its run again. Points carry
+the time of their journal line, so that a batch written twice is equal, and an SQL store keeps equal points once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.journal import JournalTail, Point
+from implicit_llm_jobs.tracking import mlflow_parents
+from implicit_llm_jobs.tracking.metric_keys import mlflow_key
+from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client, NewRun
+from implicit_llm_jobs.tracking.mlflow_store import alone, quiet
+from implicit_llm_jobs.tracking.run_products import data_sets_of, model_of
+from implicit_llm_jobs.tracking.tracked_run import JOURNAL, MODEL_ROLE, TrackedInput, TrackedRun
+from implicit_llm_jobs.tracking.trajectory import BranchPoint, Trajectory
+
+log = logging.getLogger(__name__)
+
+STATE, LOCK = "mlflow.json", ".mlflow.lock"
+LINES_PER_SAVE = 1000
+
+
+@dataclass(frozen=True)
+class BridgeState:
+    """`branches`: ids of the child runs, one for each resume that went another way.
+
+    `model_id`: the logged model, "" for a finished run that made none. `lines_written` of the journal,
+    `machine_lines` of that of the machine.
+    """
+
+    key: str
+    run_id: str | None = None
+    branches: tuple[str, ...] = ()
+    lines_written: int = 0
+    status: str = "RUNNING"
+    machine_lines: int = 0
+    model_id: str | None = None
+
+    @classmethod
+    def read(cls, work: Path) -> BridgeState | None:
+        """None when there is none or it is damaged."""
+        try:
+            values = json.loads((work / STATE).read_bytes())
+            return cls(**{**values, "branches": tuple(values["branches"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+
+class Bridge:
+    """Not for more than one thread; other processes may bring the same run, one after the other."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self.run = run
+        self.run_id: str | None = None
+        self._client: Client | None = None
+        self._state = BridgeState("")
+
+    def bring(self, status: str | None = None) -> None:
+        """Bring what is new in the journal, then set the run's status if one is given.
+
+        Raises: whatever MLflow or the file system raises; the next call goes on from what was done.
+        """
+        with quiet(), alone(self.run.work / LOCK):
+            try:
+                client = self._connect(status)
+                self._bring_points(client)
+                self._bring_machine(client)
+                if status == "FINISHED" and self._state.model_id is None:
+                    self._bring_products(client)
+                if status is not None and status != self._state.status:
+                    self._set_status(client, status)
+            except BaseException:
+                self._client = None  # the next call connects again and reads the journal from its first line
+                raise
+
+    def _connect(self, status: str | None) -> Client:
+        state = BridgeState.read(self.run.work)
+        if self._client is not None and state == self._state:
+            return self._client
+        client = Client(self.run.uri)
+        client.experiment_id(self.run.experiment)  # first: a deleted one comes back with its runs
+        if state is not None and state.run_id is not None and not client.is_run(state.run_id, state.key):
+            log.info("MLflow does not have the run %s any more; starting another", state.run_id)
+            state = None
+        self._state = state or BridgeState(secrets.token_hex(16))
+        self._save()
+        # Also of a run that is there: it may go on in another invocation, or be older than a tag.
+        tags = self._tags()
+        parents = mlflow_parents.find_or_create(client, self.run)
+        if self._state.run_id is None:
+            below = {PARENT_TAG: parents[0]} if parents else {}
+            self._save(run_id=client.find_or_create_run(self._new_run(tags | below)))
+        assert self._state.run_id is not None
+        client.log_config(self._state.run_id, self.run.config, tags)
+        client.log_inputs(self._state.run_id, data_sets_of(self.run), self._given_model())
+        if self._state.status not in ("RUNNING", status):
+            for run_id in self._run_ids():
+                client.set_status(run_id, "RUNNING")
+            self._save(status="RUNNING")
+        self.run_id = self._state.run_id
+        self._trajectory, self._journal = Trajectory(), JournalTail(self.run.journal)
+        self._machine = JournalTail(self.run.machine_journal)
+        self._client = client
+        return client
+
+    def _bring_points(self, client: Client) -> None:
+        pending: list[BranchPoint] = []
+        lines = self._journal.lines
+        for record in self._journal.new_records():
+            lines += 1
+            point = self._trajectory.take(record)
+            if lines <= self._state.lines_written:
+                continue
+            if point is not None:
+                pending.append(point)
+            if len(pending) >= LINES_PER_SAVE:
+                self._log(client, pending, lines)
+                pending = []
+        self._log(client, pending, lines)
+
+    def _log(self, client: Client, points: list[BranchPoint], lines: int) -> None:
+        model = self._given_model()
+        for branch, group in groupby(points, key=lambda point: point.branch):
+            some = [self._named(point.point) for point in group]
+            client.log_points(self._branch_run(client, branch, some[0].time), some, model)
+        if lines > self._state.lines_written:
+            self._save(lines_written=lines)
+
+    def _bring_machine(self, client: Client) -> None:
+        """Metrics of the machine belong to the run itself, whichever way its resumes went."""
+        before = self._machine.lines
+        records = self._machine.new_records()
+        new = records[max(0, self._state.machine_lines - before) :]
+        if new:
+            points = [Point(record["step"], record["time"], record["values"]) for record in new]
+            client.log_points(self._run_ids()[0], points)
+            self._save(machine_lines=self._machine.lines)
+
+    def _bring_products(self, client: Client) -> None:
+        """The model that a finished run made, with the numbers of its summary; and tags that only its result tells."""
+        run_id = self._run_ids()[0]
+        client.log_config(run_id, {}, self._tags())
+        new = model_of(self.run)
+        model_id = ""
+        if new is not None:
+            model_id = client.find_or_create_model(self.run.experiment, run_id, new)
+            summary = self._trajectory.summary
+            if summary is not None:
+                client.log_points(self._run_ids()[summary.branch], [self._named(summary.point)], model_id)
+        self._save(model_id=model_id)
+
+    def _set_status(self, client: Client, status: str) -> None:
+        for run_id in self._run_ids():
+            client.set_status(run_id, status, self.run.times()[1])
+        mlflow_parents.close(client, self.run)
+        self._save(status=status)
+
+    def _branch_run(self, client: Client, branch: int, started: str) -> str:
+        while len(self._state.branches) < branch:
+            number = len(self._state.branches) + 1
+            tags = {**self._tags(), PARENT_TAG: self._run_ids()[0], "branch": str(number)}
+            log.warning("%s: the resume went another way; MLflow shows it as branch %d", self.run.title, number)
+            new = self._new_run(tags)
+            new = replace(new, name=f"{new.name} branch {number}", key=f"{new.key}.{number}", started=started)
+            self._save(branches=(*self._state.branches, client.find_or_create_run(new)))
+        return self._run_ids()[branch]
+
+    def _new_run(self, tags: dict[str, str]) -> NewRun:
+        return NewRun(self.run.experiment, self.run.title, self._state.key, tags, self.run.times()[0])
+
+    def _named(self, point: Point) -> Point:
+        return replace(point, values={mlflow_key(self.run.stage, key): value for key, value in point.values.items()})
+
+    def _tags(self) -> dict[str, str]:
+        states = {role: BridgeState.read(given.work) for role, given in self.run.inputs.items()}
+        return self.run.tags({role: state.run_id for role, state in states.items() if state and state.run_id})
+
+    def _given_model(self) -> str | None:
+        """Id of the logged model that the run reads."""
+        given: TrackedInput | None = self.run.inputs.get(MODEL_ROLE)
+        state = BridgeState.read(given.work) if given else None
+        return (state.model_id or None) if state else None
+
+    def _run_ids(self) -> list[str]:
+        assert self._state.run_id is not None
+        return [self._state.run_id, *self._state.branches]
+
+    def _save(self, **changes: Any) -> None:
+        self._state = replace(self._state, **changes)
+        write_atomic(self.run.work / STATE, json.dumps(asdict(self._state), indent=1) + "\n")
+
+
+def is_complete(work: Path) -> bool:
+    """Whether the whole journal of a finished run was brought, or there is none."""
+    try:
+        lines = (work / JOURNAL).read_bytes().count(b"\n")
+    except OSError:
+        return True
+    state = BridgeState.read(work)
+    return state is not None and state.status == "FINISHED" and state.lines_written >= lines

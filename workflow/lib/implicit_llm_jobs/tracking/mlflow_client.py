@@ -1,0 +1,253 @@
+"""The few things the project asks of MLflow, each of which may be repeated without harm. MLflow's errors pass."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Any, TypeVar
+
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.journal import Point
+from implicit_llm_jobs.tracking.mlflow_store import artifact_location, initialise, prepare_environment
+
+METRICS_PER_CALL = 1000  # limits of MLflow's log_batch
+PARAMS_PER_CALL = 100
+VALUE_CHARS = 500  # of a param
+KEY_CHARS = 250  # of a param or tag
+TAG_CHARS = 5000
+KEY_TAG = "run_key"
+PARENT_TAG = "mlflow.parentRunId"
+DIGEST_CHARS = 16  # of a fingerprint: as in the names of work directories; MLflow takes 36
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """`key` is a tag of the run alone, by which it is found again; `started`: ISO time."""
+
+    experiment: str
+    name: str
+    key: str
+    tags: Mapping[str, str]
+    started: str | None = None
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """`source`: its run directory, from the folder that holds the results; `context`: what it is used for."""
+
+    name: str
+    fingerprint: str
+    source: str
+    context: str
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class NewModel:
+    """A model that a run made; its weights stay where they are, the tags say where and with what digests."""
+
+    name: str
+    family: str | None
+    tags: Mapping[str, str]
+    params: Mapping[str, str]
+    step: int
+
+
+class Client:
+    """One MLflow store."""
+
+    def __init__(self, uri: str) -> None:
+        prepare_environment()
+        from mlflow import MlflowClient
+
+        initialise(uri)
+        self._uri = uri
+        self._client = MlflowClient(tracking_uri=uri)
+
+    def is_run(self, run_id: str, key: str) -> bool:
+        """Whether the store has this run, not deleted, and it carries the key."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            run = self._client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+        return run.info.lifecycle_stage == "active" and run.data.tags.get(KEY_TAG) == key
+
+    def find_run(self, experiment: str, key: str) -> str | None:
+        """Id of the run that carries `key`."""
+        found = self._search(experiment, f"tags.{KEY_TAG} = '{key}'")
+        return found.info.run_id if found else None
+
+    def find_or_create_run(self, new: NewRun) -> str:
+        """Id of the run that carries the key."""
+        found = self.find_run(new.experiment, new.key)
+        if found:
+            return found
+        faults.point("tracker.before_create_run")
+        run = self._client.create_run(
+            self.experiment_id(new.experiment),
+            start_time=milliseconds(new.started) if new.started else None,
+            tags={**_tags(new.tags), KEY_TAG: new.key},
+            run_name=new.name,
+        )
+        faults.point("tracker.after_create_run")
+        return run.info.run_id
+
+    def has_run(self, experiment: str, tags: Mapping[str, str], status: str) -> bool:
+        """Whether there is a run of this status whose tags contain the given words."""
+        words = [f"tags.{key} LIKE '%{word}%'" for key, word in tags.items()]
+        return self._search(experiment, " AND ".join([*words, f"attributes.status = '{status}'"])) is not None
+
+    def log_config(self, run_id: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Log the config as params, and tags.
+
+        Raises: MlflowException when the run has other params: they are not replaced.
+        """
+        from mlflow.entities import Param, RunTag
+
+        for params in _batches([Param(key, value) for key, value in flatten(config).items()], PARAMS_PER_CALL):
+            faults.point("tracker.before_config")
+            self._client.log_batch(run_id, params=params)
+        for some in _batches([RunTag(key, value) for key, value in _tags(tags).items()], PARAMS_PER_CALL):
+            faults.point("tracker.before_tags")
+            self._client.log_batch(run_id, tags=some)
+
+    def log_points(self, run_id: str, points: Sequence[Point], model_id: str | None = None) -> None:
+        """Log points, also as those of a model; equal points that the store already has stay single."""
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(key, value, milliseconds(point.time), point.step, model_id=model_id, run_id=run_id)
+            for point in points
+            for key, value in point.values.items()
+        ]
+        for some in _batches(metrics, METRICS_PER_CALL):
+            faults.point("tracker.before_log")
+            self._client.log_batch(run_id, metrics=some)
+            faults.point("tracker.after_log")
+
+    def log_inputs(self, run_id: str, data_sets: Sequence[DataSet], model_id: str | None = None) -> None:
+        """Log what a run reads: data sets, and a model that another run made."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelInput
+
+        inputs = [
+            DatasetInput(
+                Dataset(
+                    name=given.name,
+                    digest=given.fingerprint[:DIGEST_CHARS],
+                    source_type="local",
+                    source=json.dumps({"uri": given.source}),
+                    profile=json.dumps({"fingerprint": given.fingerprint, **given.about}, sort_keys=True),
+                ),
+                [InputTag("mlflow.data.context", given.context)],
+            )
+            for given in data_sets
+        ]
+        models = [LoggedModelInput(model_id)] if model_id and model_id not in self._models(run_id, "inputs") else []
+        if inputs or models:
+            faults.point("tracker.before_inputs")
+            self._client.log_inputs(run_id, datasets=inputs, models=models)
+
+    def find_or_create_model(self, experiment: str, run_id: str, new: NewModel) -> str:
+        """Id of the logged model that the run made."""
+        from mlflow.entities import LoggedModelOutput
+
+        experiment_id = self.experiment_id(experiment)
+        found = self._client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'", max_results=1)
+        model = found[0] if found else self._create_model(experiment_id, run_id, new)
+        if model.model_id not in self._models(run_id, "outputs"):
+            faults.point("tracker.before_outputs")
+            self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, new.step)])
+        if model.status != "READY":
+            self._client.finalize_logged_model(model.model_id, "READY")
+        return model.model_id
+
+    def set_status(self, run_id: str, status: str, time: str | None = None) -> None:
+        """RUNNING, SCHEDULED, FINISHED, FAILED or KILLED; `time`: ISO time of the end."""
+        faults.point("tracker.before_status")
+        if status in ("RUNNING", "SCHEDULED"):
+            self._client.update_run(run_id, status=status)
+        else:
+            self._client.set_terminated(run_id, status=status, end_time=milliseconds(time) if time else None)
+
+    def _create_model(self, experiment_id: str, run_id: str, new: NewModel) -> Any:
+        faults.point("tracker.before_create_model")
+        return self._client.create_logged_model(
+            experiment_id,
+            name=re.sub(r"[/:.%\"']+", "-", new.name),  # of which MLflow takes none
+            source_run_id=run_id,
+            tags=_tags(new.tags),
+            params=dict(new.params),
+            model_type=new.family,
+        )
+
+    def _models(self, run_id: str, side: str) -> set[str]:
+        """Ids of the models that a run has as `inputs` or `outputs`."""
+        run = self._client.get_run(run_id)
+        if side == "inputs":
+            return {model.model_id for model in (run.inputs.model_inputs if run.inputs else [])}
+        return {model.model_id for model in (run.outputs.model_outputs if run.outputs else [])}
+
+    def _search(self, experiment: str, query: str) -> Any:
+        found = self._client.search_runs([self.experiment_id(experiment)], query, max_results=1)
+        return found[0] if found else None
+
+    def experiment_id(self, name: str) -> str:
+        """That of the experiment, which is made, or restored with its runs, if need be."""
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            faults.point("tracker.before_create_experiment")
+            try:
+                return self._client.create_experiment(name, artifact_location=artifact_location(self._uri))
+            except MlflowException as error:
+                # Another job was faster.
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                found = self._client.get_experiment_by_name(name)
+                assert found is not None
+        if found.lifecycle_stage == "deleted":
+            self._client.restore_experiment(found.experiment_id)
+        return found.experiment_id
+
+
+def milliseconds(time: str) -> int:
+    """Since 1970, of an ISO time."""
+    return round(datetime.fromisoformat(time).timestamp() * 1000)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested mappings as one with dotted keys; lists and scalars as text of at most 500 characters."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        name = prefix + re.sub(r"[^\w\-. /:]", "_", str(key))
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{name}."))
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            flat[_cut(name, KEY_CHARS)] = _cut(text, VALUE_CHARS)
+    return flat
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _tags(tags: Mapping[str, str]) -> dict[str, str]:
+    return {_cut(re.sub(r"[^\w\-. /:]", "_", key), KEY_CHARS): _cut(value, TAG_CHARS) for key, value in tags.items()}
+
+
+def _batches(items: Sequence[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch

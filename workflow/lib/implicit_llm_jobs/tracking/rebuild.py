@@ -1,0 +1,60 @@
+"""Makes a store show what the results directory holds: all of it after a loss, what is missing after an outage."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.logs import without_password
+from implicit_llm_jobs.tracking.kept_runs import KeptRuns, status_of
+from implicit_llm_jobs.tracking.mlflow_bridge import Bridge
+from implicit_llm_jobs.tracking.mlflow_store import TrackingError, default_uri, repair
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """`set_aside`: where a damaged store lies now; `failed`: names of runs whose files or store refused."""
+
+    uri: str
+    num_runs: int
+    set_aside: Path | None
+    failed: tuple[str, ...] = ()
+
+
+def rebuild(results: Path) -> Rebuilt:
+    """Bring every run below `results` to the store, which is made, or made anew, where that is needed.
+
+    Runs that the store has keep their ids; the others get new ones, with the same tags. May be repeated, and done
+    while jobs run. Raises: TrackingError, StorageError; when no run can be brought, what the last one raised.
+    """
+    if not results.is_dir():
+        raise TrackingError(f"{results}: no such directory; give that of the results with --results")
+    uri = default_uri(results)
+    set_aside = repair(uri)
+    runs = list(KeptRuns(results).in_order())
+    failed: list[str] = []
+    for run in tqdm(runs, desc="runs", disable=None):
+        try:
+            Bridge(run).bring(status_of(run))
+        except Exception as error:  # one damaged journal is no reason to leave out the others
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            log.warning("%s: not brought to MLflow: %s", run.title, without_password(reason).partition("\n")[0][:300])
+            failed.append(run.title)
+            if len(failed) == len(runs):
+                raise
+    return Rebuilt(uri, len(runs) - len(failed), set_aside, tuple(failed))
+
+
+def ensure_store(results: Path) -> Rebuilt | None:
+    """Make the store if there is none; one that is damaged is moved aside and rebuilt. Returns: None if it was there.
+
+    Raises: as `rebuild`.
+    """
+    uri = default_uri(results)
+    return rebuild(results) if repair(uri) is not None else None

@@ -1,0 +1,174 @@
+"""A run as MLflow is told of it, and the finished runs that it reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from implicit_llm_contracts.runs.journal import read_records
+from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
+from implicit_llm_contracts.runs.run_directory import work_directory
+from implicit_llm_jobs.tracking.invocation import TAG, Invocation
+from implicit_llm_jobs.tracking.mlflow_store import default_uri
+from implicit_llm_jobs.tracking.run_labels import labels, model_labels
+
+JOURNAL = "journal.jsonl"
+MODEL_ROLE = "model"
+MANY_INPUTS = 200  # shards of a large text: their own runs say where they came from
+_OF_MODELS = ("train", "checkpoint")
+_MODEL_CONFIG = re.compile(r"(^|/)model/config\.json$")
+
+
+@dataclass(frozen=True)
+class TrackedInput:
+    """A finished run that another one reads."""
+
+    run_dir: Path
+    fingerprint: str
+
+    @property
+    def work(self) -> Path:
+        return work_directory(self.run_dir, self.fingerprint)
+
+    @cached_property
+    def manifest(self) -> Manifest | None:
+        """None when it is not there any more."""
+        return Manifest.find(self.work / FILE_NAME)
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """`inputs` by role; `commit` of the source tree that the run is made with."""
+
+    run_dir: Path
+    work: Path
+    stage: str
+    name: str
+    fingerprint: str
+    config: Mapping[str, Any]
+    inputs: Mapping[str, TrackedInput] = field(default_factory=dict)
+    commit: str | None = None
+
+    @property
+    def journal(self) -> Path:
+        return self.work / JOURNAL
+
+    @property
+    def machine_journal(self) -> Path:
+        """Metrics of the machine."""
+        return self.work / "machine.jsonl"
+
+    @property
+    def config_dir(self) -> Path:
+        """results/<config>; for a run directory of another shape, its parent."""
+        return self.run_dir.parents[(self._depth or 1) - 1]
+
+    @property
+    def _depth(self) -> int | None:
+        """Folders from results/<config> down to the run directory; None if it lies elsewhere."""
+        tail = Path(self.stage, self.name).parts
+        return next((len(parts) for parts in (tail, tail[:1]) if self.run_dir.parts[-len(parts) :] == parts), None)
+
+    @property
+    def experiment(self) -> str:
+        return self.config_dir.name
+
+    @property
+    def title(self) -> str:
+        return f"{self.stage}/{self.name}".rstrip("/")
+
+    @property
+    def uri(self) -> str:
+        return default_uri(self.config_dir.parent)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """None before the run has finished."""
+        return Manifest.find(self.work / FILE_NAME)
+
+    def times(self) -> tuple[str | None, str | None]:
+        """The first and the last sign of life in the journal, as ISO times."""
+        records = read_records(self.journal)
+        return (records[0]["time"], records[-1]["time"]) if records else (None, None)
+
+    def invocations(self) -> list[Invocation]:
+        """Those that worked on the run, in their order; a run that was begun by hand belongs to none."""
+        starts = [record for record in read_records(self.journal) if record.get("name") == "stage_started"]
+        found = [Invocation.from_values(record.get("invocation")) for record in starts]
+        if not found or found[0] is None:
+            return []
+        return list({item.id: item for item in found if item is not None}.values())
+
+    def labels(self) -> dict[str, str]:
+        """Tags to group by."""
+        manifest = self.manifest
+        summary = {} if manifest is None else manifest.summary
+        if self.stage in _OF_MODELS:
+            return model_labels(self.stage, self.name, self.config, summary)
+        model = self.inputs.get(MODEL_ROLE)
+        given = None if model is None else model.manifest
+        of_model = {}
+        if given is not None:
+            of_model = model_labels(given.stage, given.name, given.identity.get("config", {}), given.summary)
+        return labels(self.stage, self.config, of_model)
+
+    def tags(self, upstream: Mapping[str, str]) -> dict[str, str]:
+        """All tags; `upstream` gives the MLflow run of each input that has one."""
+        path = self.relative(self.run_dir)
+        tags = {
+            "config": self.experiment,
+            "stage": self.stage,
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "run_dir": path,
+            "mlflow.note.content": f"Its files: `{path}`\n\nIts lineage:\n\n    implicit-llm lineage {path}\n",
+            "mlflow.source.name": f"implicit-llm {self.stage}",
+            "mlflow.source.type": "JOB",
+        }
+        if self.commit:
+            tags["mlflow.source.git.commit"] = self.commit
+        invocations = self.invocations()
+        if invocations:
+            tags[TAG] = " ".join(item.id for item in invocations)
+            if invocations[0].user:
+                tags["mlflow.user"] = invocations[0].user
+        return tags | self.labels() | {f"upstream.{role}": run_id for role, run_id in upstream.items()}
+
+    def data_sets(self) -> dict[str, TrackedInput]:
+        """The inputs that are data, by role."""
+        if len(self.inputs) > MANY_INPUTS:
+            return {}
+        return {
+            role: given
+            for role, given in self.inputs.items()
+            if given.manifest is not None and given.manifest.stage == "data"
+        }
+
+    def relative(self, path: Path) -> str:
+        """The path relative to the folder that holds the results; unchanged for a path outside it."""
+        folder = self.config_dir.parent.parent
+        is_below = self._depth is not None and path.is_relative_to(folder)
+        return path.relative_to(folder).as_posix() if is_below else path.as_posix()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model among the files of a run: its folder and the digest of each file with weights, by name."""
+
+    folder: Path
+    sha256: Mapping[str, str]
+
+
+def weights_of(run_dir: Path, manifest: Manifest) -> Weights | None:
+    """The model that a manifest vouches for; None when it has none."""
+    for record in manifest.files:
+        if _MODEL_CONFIG.search(record.path):
+            folder = PurePosixPath(record.path).parent
+            files = [item for item in manifest.files if PurePosixPath(item.path).parent == folder]
+            digests = {PurePosixPath(f.path).name: f.sha256 for f in files if f.path.endswith(".safetensors")}
+            return Weights(run_dir / folder, digests)
+    return None

@@ -1,0 +1,89 @@
+"""Which points of a journal MLflow has to be given: it keeps every point it ever got and cannot delete one.
+
+After a rewind the points of the steps that are trained again are already there, and equal, because a resume is bitwise
+equal. Those are left out. A resume that goes another way makes a branch, which the writer puts into a child run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from implicit_llm_contracts.runs.journal import Point, point_of
+from implicit_llm_jobs.tracking.metric_keys import SUMMARY
+
+# Units of what is measured on the machine and so differs between equal trajectories (`tokens_per_s`, `memory_mib`).
+MEASURED_SUFFIXES = ("_s", "_mib", "_utilisation")
+
+
+@dataclass(frozen=True)
+class BranchPoint:
+    """Metrics to log, and the number of the branch they belong to (0: no resume went another way)."""
+
+    branch: int
+    point: Point
+
+
+class Trajectory:
+    """Takes the records of a journal from its first line and says what is new in each."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[str, float]] = {}
+        self._branch = 0
+        self._is_rewound = False
+        self._is_branching = False
+        self.summary: BranchPoint | None = None  # of the last end of the stage, as it was taken
+
+    def take(self, record: Mapping[str, Any]) -> BranchPoint | None:
+        """The new metrics of a record, None when it has none."""
+        if record["kind"] == "rewind":
+            self._is_rewound, self._is_branching = True, False
+            return None
+        point = _point(record)
+        if point is None:
+            return None
+        known = self._known.setdefault(point.step, {})
+        if self._is_rewound and not self._is_branching and _differs(known, point.values):
+            self._is_branching = True
+            self._branch += 1
+        values = point.values if self._is_branching else {k: v for k, v in point.values.items() if k not in known}
+        known.update(values)
+        if not values:
+            return None
+        taken = BranchPoint(self._branch, Point(point.step, point.time, values))
+        if record["kind"] == "event":
+            self.summary = taken
+        return taken
+
+
+def _point(record: Mapping[str, Any]) -> Point | None:
+    if record["kind"] == "metrics":
+        return point_of(record)
+    if record.get("name") == "stage_finished":
+        numbers = _summary_numbers(record.get("summary") or {})
+        return Point(0, record["time"], {f"{SUMMARY}/{key}": value for key, value in numbers.items()})
+    return None
+
+
+def _differs(known: Mapping[str, float], values: Mapping[str, float]) -> bool:
+    return any(
+        key in known and known[key] != value and not (math.isnan(known[key]) and math.isnan(value))
+        for key, value in values.items()
+        if not key.endswith(MEASURED_SUFFIXES)
+    )
+
+
+def _summary_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The summary's own numbers, those of its `metrics`, and the best ones by data set."""
+    found = {key: value for key, value in summary.items() if _is_number(value)}
+    for key, values in summary.items():
+        if isinstance(values, Mapping) and (key == "metrics" or key.startswith("best_")):
+            prefix = "" if key == "metrics" else f"{key}."
+            found |= {f"{prefix}{name}": value for name, value in values.items() if _is_number(value)}
+    return {key: float(value) for key, value in found.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,237 @@
+"""A look at a machine before a long job: driver, PyTorch, kernels, process group, disk and environment, in seconds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_workflow.project_dirs import package_dir
+
+log = logging.getLogger(__name__)
+
+PACKAGES = ("torch", "transformers", "safetensors", "numpy")  # what training needs on a bare node
+SPACE_FACTOR = 2.2  # a checkpoint is written before the one that it replaces goes
+_TOLERANCE = 0.1  # of bf16 against fp32, by norms, through a whole model; a kernel compiled wrongly is off by 1
+
+
+class PreflightFailed(UserError):
+    """A long job would fail on this machine; the message names what and the fix."""
+
+    failure_class = "env"
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What a hardware class promises. `device`: auto, cpu or cuda; `kernels`: auto, torch or triton.
+
+    project: the folder of the workflow, whose library the environment must run; None for whatever it runs.
+    """
+
+    hardware: str
+    device: str
+    kernels: str
+    results: Path
+    checkpoint_bytes: int
+    project: Path | None = None
+
+    def run(self) -> dict[str, Any]:
+        """What was found, by check, with the seconds that each took. Raises: PreflightFailed at the first bad one."""
+        found: dict[str, Any] = {"hardware": self.hardware, "host": socket.gethostname()}
+        checks: tuple[Callable[[], Any], ...] = (
+            self.environment,
+            self.driver,
+            self.kernel,
+            self.process_group,
+            self.storage,
+        )
+        for check in checks:
+            begin = time.monotonic()
+            found[check.__name__] = {**check(), "seconds": round(time.monotonic() - begin, 2)}
+            log.info("%s: %s", check.__name__, json.dumps(found[check.__name__]))
+        return found
+
+    def environment(self) -> dict[str, Any]:
+        """Versions of what training imports, and which copy of this library it is."""
+        versions = {}
+        for package in PACKAGES:
+            try:
+                versions[package] = metadata.version(package)
+            except metadata.PackageNotFoundError as error:
+                raise self._failed(
+                    f"{package} is not installed for {_python()}; install this project there: pip install --editable ."
+                ) from error
+        library = package_dir().resolve()
+        if self.project is not None and (self.project / library.name).is_dir():
+            expected = (self.project / library.name).resolve()
+            if library != expected:
+                raise self._failed(
+                    f"{_python()} runs {library} and not {expected}; type `pip install --editable {expected.parent}` "
+                    "in that environment"
+                )
+        return {"python": platform.python_version(), "versions": versions, "library": str(library)}
+
+    def driver(self) -> dict[str, Any]:
+        """Whether PyTorch sees what the class promises."""
+        import torch
+
+        build = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+        if self._device(torch) == "cpu":
+            if self.device == "cuda":
+                raise self._failed(self._no_gpu(torch))
+            return {"device": "cpu", "build": build}
+        try:
+            properties = torch.cuda.get_device_properties(0)
+        except RuntimeError as error:
+            raise self._failed(
+                f"the GPU cannot be used ({_first_line(error)}); the driver may be older than PyTorch's CUDA or ROCm: "
+                "install the build of PyTorch that the driver runs"
+            ) from error
+        return {
+            "device": properties.name,
+            "gpus": torch.cuda.device_count(),
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "build": build,
+        }
+
+    def kernel(self) -> dict[str, Any]:
+        """Compare output and gradients of a small Mamba2 layer under the selected kernels with those on the CPU."""
+        import torch
+
+        from implicit_llm.kernels.selection import KernelsUnavailable, select_kernels_for
+
+        device = self._device(torch)
+        try:
+            backend = select_kernels_for(device, self.kernels)  # type: ignore[arg-type]
+            differences = _differences(torch, device)
+        except KernelsUnavailable as error:
+            raise self._failed(str(error)) from error
+        except RuntimeError as error:
+            raise self._failed(
+                f"no kernel runs on {device} ({_first_line(error)}); install a PyTorch that is built for this GPU "
+                "(docs/cluster.md), or take --kernels torch"
+            ) from error
+        release = f"triton {_version('triton')}"
+        for name, difference in differences.items():
+            if not difference < _TOLERANCE:
+                raise self._failed(
+                    f"{name} by kernels {backend} ({release}) is off by {difference:.2g} on {device}; "
+                    "take --kernels torch, or a PyTorch that docs/cluster.md names"
+                )
+        worst = max(differences.values())
+        return {"backend": backend, "triton": _version("triton"), "difference": float(f"{worst:.2g}")}
+
+    def process_group(self) -> dict[str, Any]:
+        """A world of one process with the library of the device."""
+        import torch
+        from torch import distributed as dist
+
+        device = self._device(torch)
+        backend = "nccl" if device == "cuda" else "gloo"
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
+                ones = torch.ones(8, device=device)
+                dist.all_reduce(ones)
+                total = float(ones.sum())
+                dist.destroy_process_group()
+            except (RuntimeError, ValueError, OSError) as error:
+                raise self._failed(
+                    f"no process group with {backend} ({_first_line(error)}); see NCCL_DEBUG=INFO, and set "
+                    "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME to the network interface of the nodes"
+                ) from error
+        if total != 8:
+            raise self._failed(
+                f"{backend} sums 8 ones to {total:g}; the library or the GPU is broken: try another node"
+            )
+        return {"backend": backend}
+
+    def storage(self) -> dict[str, Any]:
+        """Whether results can be written here, and the largest checkpoint twice."""
+        probe = self.results / f".preflight-{socket.gethostname()}-{os.getpid()}"
+        try:
+            write_atomic(probe, "written by the preflight job\n")
+            probe.unlink()
+        except OSError as error:
+            raise self._failed(
+                f"results cannot be written to {self.results} ({_first_line(error)}); make the folder writable, or put "
+                "results on another disk by a link"
+            ) from error
+        free, needed = shutil.disk_usage(self.results).free, int(SPACE_FACTOR * self.checkpoint_bytes)
+        if free < needed:
+            raise self._failed(
+                f"{free} bytes are free for {self.results} and {needed} are needed, {SPACE_FACTOR} times the largest "
+                "checkpoint; free some space, or put results on another disk by a link"
+            )
+        return {"free_bytes": free, "needed_bytes": needed}
+
+    def _device(self, torch: Any) -> str:
+        return "cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu"
+
+    def _no_gpu(self, torch: Any) -> str:
+        version = f"PyTorch {torch.__version__} of {_python()}"
+        if torch.version.cuda is None and torch.version.hip is None:
+            return f"{version} is a build for CPUs; install the one for its GPUs there, as the files in envs/ do"
+        if not any(Path(path).exists() for path in ("/dev/nvidia0", "/dev/kfd")):
+            return "there is no GPU device; give the class a partition with GPUs and a number of them (gpus)"
+        shown = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")}
+        return f"{version} sees no GPU, {shown}; look at nvidia-smi or rocm-smi: the driver may be too old for it"
+
+    def _failed(self, message: str) -> PreflightFailed:
+        return PreflightFailed(f"hardware class {self.hardware} on {socket.gethostname()}: {message}")
+
+
+def _differences(torch: Any, device: str) -> dict[str, float]:
+    """How far output and gradients of a layer in the device's own precision are from those in fp32 on the CPU."""
+    from implicit_llm.kernels.selection import kernels, selected_kernels
+    from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
+    from implicit_llm.models.configuration import ImplicitMamba2Config
+
+    # 64 x 64 is the state that some releases of Triton are known to compile wrongly; 200 tokens are several chunks.
+    config = ImplicitMamba2Config(
+        vocab_size=64, hidden_size=64, num_hidden_layers=1, head_dim=64, state_size=64, is_implicit=False
+    )
+    inner, size, heads = config.intermediate_size, config.state_size, config.num_heads
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = ImplicitMamba2ForCausalLM(config).train()
+        tokens_BL = torch.randint(config.vocab_size, (2, 200))
+    bf16 = device == "cuda" and torch.cuda.is_bf16_supported()
+    found = []
+    for place, choice in (("cpu", "torch"), (device, selected_kernels())):
+        model.to(place).zero_grad()
+        with kernels(choice), torch.autocast(place, torch.bfloat16, enabled=bf16 and place == device):  # type: ignore[arg-type]
+            logits_BLV = model(input_ids=tokens_BL.to(place)).logits
+            logits_BLV.float().square().mean().backward()
+        parts = model.backbone.layers[0].mixer.in_proj.weight.grad.split([inner, inner, size, size, heads])
+        found.append([t.double().cpu().clone() for t in (logits_BLV.detach(), *parts)])
+    names = ("the output", *(f"the gradient of {part}" for part in ("gate", "x", "B", "C", "dt")))
+    return {name: float((ours - t).norm() / t.norm()) for name, t, ours in zip(names, *found, strict=True)}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _python() -> str:
+    return sys.executable
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
