@@ -28,10 +28,10 @@ setup: $(READY)  ## Make the virtual environment, if it is not there
 
 demo: $(READY)  ## Run the word-problem slice of the paper on this machine, from the data to the report
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/demo.yaml
-	@$(ACTIVATE); implicit-llm headline --config workflow/config/demo.yaml
+	@$(ACTIVATE); implicit-llm report --numbers --config workflow/config/demo.yaml
 
 miniature: $(READY)  ## Run the whole paper in small, every figure and table; three hours of processor time
-	@$(ACTIVATE); snakemake --profile $(PROFILE) miniature
+	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/miniature.yaml
 
 test: $(READY)  ## Run the tests, minutes
 	@$(ACTIVATE); $(PYTEST) -m "not slow and not gpu and not integration"

@@ -1,23 +1,16 @@
-import sys
-from pathlib import Path
-
 from snakemake.utils import min_version
 
-from implicit_llm_workflow.commands.command_targets import config_file_of
+from implicit_llm_workflow.experiment_files.config_files import DEFAULT_EXPERIMENT, experiment_path
 
 min_version("9.12")
 
-# Snakemake merges config files, so the chosen one must not lie below another one. Jobs on other machines are told the same.
+# Snakemake merges config files, so the default one must not lie below the one that --configfile names.
 if not workflow.configfiles:
-    chosen = config_file_of(sys.argv[1:])
 
-    configfile: chosen
-
-    workflow.overwrite_configfiles.append(Path(chosen).absolute())
+    configfile: experiment_path(DEFAULT_EXPERIMENT)
 
 
 include: "workflow/rules/plan.smk"
-include: "workflow/rules/tracking.smk"
 include: "workflow/rules/preflight.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
@@ -63,7 +56,7 @@ rule:
         plan.wanted_manifests,
 
 
-# `snakemake figure_1_right`: one figure or table of the paper; `implicit-llm excerpts` lists them.
+# `snakemake figure_1_right`: one figure or table of the paper; `implicit-llm report --list` lists them.
 for excerpt in plan.experiment.excerpts:
 
     rule:

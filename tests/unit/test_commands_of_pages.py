@@ -17,10 +17,9 @@ import pytest
 import typer
 from snakemake.cli import get_argument_parser
 
-from implicit_llm_workflow.commands.command_targets import config_file_of
-from implicit_llm_workflow.commands.init_command import write_project
+from implicit_llm_workflow.commands.init import write_project
 from implicit_llm_workflow.console import app
-from implicit_llm_workflow.experiment_files.config_files import experiment_names
+from implicit_llm_workflow.experiment_files.config_files import DEFAULT_EXPERIMENT, experiment_names, experiment_path
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from tests.pages import PAGES, ROOT, commands_of
 
@@ -66,8 +65,8 @@ def read_by_snakemake(arguments: list[str]) -> list[str]:
     require((Path(name).name for name in options.profile or []), {path.name for path in (ROOT / "profiles").iterdir()})
     configs = [str(path) for path in options.configfile or []]
     if options.targets:
-        excerpts = read_yaml(ROOT / (configs or [config_file_of(arguments)])[-1])["excerpts"]
-        require(options.targets, experiment_names() | excerpts.keys())
+        values = read_yaml(ROOT / (configs or [experiment_path(DEFAULT_EXPERIMENT)])[-1])
+        require(options.targets, {values["name"], *values["excerpts"]})
     return configs
 
 
@@ -115,6 +114,7 @@ def test_the_pages_have_their_commands() -> None:
         "snakemake --profle cluster paper",
         "snakemake --profile clster paper",
         "snakemake --profile cluster figure_9",
+        "snakemake --profile cluster demo",
         "snakemake --profile cluster --configfile workflow/config/papr.yaml",
         "snakemake --executor submitit --submitit-clster local",
         "make dmo",

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tests.workflow.tiny_project import NOTHING, Project
+from tests.workflow.tiny_project import Project
 
 EXCERPTS = """
 excerpts:
@@ -51,22 +51,18 @@ def test_a_figure_with_holes_is_made_from_what_is_there(project: Project) -> Non
     )
 
 
-def test_an_experiment_is_a_target_that_chooses_its_configuration(project: Project) -> None:
-    assert NOTHING in project.snakemake("tiny")
-    said = project.command("snakemake", "--dry-run", "--profile", "profiles/local", "demo")
-    assert "workflow/config/demo.yaml" in said
-    assert "results/demo/report/manifest.json" in said
-    mine = project.dir / "workflow" / "config" / "tiny.yaml"
-    shutil.copy(project.config, mine)
-    shutil.copytree(project.dir / "curricula", mine.parent / "curricula", dirs_exist_ok=True)
-    assert NOTHING in project.command("snakemake", "--dry-run", "--profile", "profiles/local", "tiny")
+def test_the_paper_is_the_experiment_of_a_call_without_a_config_file(project: Project) -> None:
+    shutil.copy(project.config, project.dir / "workflow" / "config" / "paper.yaml")
+    project.edit(project.dir / "workflow" / "config" / "paper.yaml", "name: tiny", "name: paper")
+    said = project.command("snakemake", "--dry-run", "--profile", "profiles/local", "paper", "--cores", "1")
+    assert "results/paper/report/manifest.json" in said
 
 
 @pytest.mark.slow
-def test_a_job_in_a_process_of_its_own_is_told_the_chosen_configuration(project: Project) -> None:
-    mine = project.dir / "workflow" / "config" / "tiny.yaml"
-    shutil.copy(project.config, mine)
-    shutil.copytree(project.dir / "curricula", mine.parent / "curricula", dirs_exist_ok=True)
+def test_a_job_in_a_process_of_its_own_reads_the_default_configuration_too(project: Project) -> None:
+    config = project.dir / "workflow" / "config" / "paper.yaml"
+    shutil.copy(project.config, config)
+    shutil.copytree(project.dir / "curricula", config.parent / "curricula", dirs_exist_ok=True)
     manifest = project.results / "data" / "s3-train" / "manifest.json"
     manifest.unlink()
     target = manifest.relative_to(project.dir).as_posix()

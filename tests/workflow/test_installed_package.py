@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.commands.experiment_options import make_plan
-from implicit_llm_workflow.commands.init_command import InitError, write_project
+from implicit_llm_workflow.commands.init import InitError, write_project
+from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 
 JOB = "data/a5-test-L16-h0.2"
@@ -58,10 +58,10 @@ def test_a_folder_of_ones_own_runs_the_workflow_of_the_installed_package(site: P
 def test_an_edited_experiment_of_the_folder_holds_there(site: Path, tmp_path: Path) -> None:
     command(tmp_path, site, "implicit-llm", "init", "study")
     study = tmp_path / "study"
-    before = json.loads(command(study, site, "implicit-llm", "identity", JOB, "--config", "demo"))
+    before = json.loads(command(study, site, "implicit-llm", "explain", "--identity", JOB, "--config", "demo"))
     demo = study / "workflow" / "config" / "demo.yaml"
     demo.write_text(demo.read_text().replace("num_samples: 512", "num_samples: 64"))
-    after = json.loads(command(study, site, "implicit-llm", "identity", JOB, "--config", "demo"))
+    after = json.loads(command(study, site, "implicit-llm", "explain", "--identity", JOB, "--config", "demo"))
     assert (before["config"]["num_samples"], after["config"]["num_samples"]) == (512, 64)
     command(study, site, *SNAKEMAKE, "--", f"results/demo/{JOB}/manifest.json")
     assert (study / "results" / "demo" / JOB / "manifest.json").is_file()

@@ -122,4 +122,4 @@ def _leave_out_mlflow(project: Project) -> None:
     (project.library.parent / "mlflow").mkdir()
     (project.library.parent / "mlflow" / "__init__.py").write_text("raise ImportError('left out of this test')\n")
     project.results.parent.mkdir()
-    (project.results.parent / ".mlflow-ready").touch()
+    (project.results.parent / "mlflow.db").touch()

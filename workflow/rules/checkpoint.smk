@@ -1,7 +1,5 @@
 # A model that was trained elsewhere. Converting one holds its weights in memory twice.
 rule import_checkpoint:
-    input:
-        tracking=ancient(rules.mlflow_init.output.ready),
     output:
         manifest="results/{config}/checkpoint/{peer}/manifest.json",
     log:
@@ -15,5 +13,5 @@ rule import_checkpoint:
     params:
         identity=job.identity("checkpoint"),
     shell:
-        "implicit-llm checkpoint --run-dir results/{wildcards.config:q}/checkpoint/{wildcards.peer:q}"
+        "implicit-llm evaluate import --run-dir results/{wildcards.config:q}/checkpoint/{wildcards.peer:q}"
         " --identity {params.identity:q} --log {log:q}"

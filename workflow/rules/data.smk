@@ -1,7 +1,6 @@
 rule word_problem_data:
     input:
         upstream=job.upstream("data"),
-        tracking=ancient(rules.mlflow_init.output.ready),
     output:
         manifest="results/{config}/data/{data}/manifest.json",
     log:

@@ -1,7 +1,6 @@
 rule evaluate_word_problem:
     input:
         model_and_data=job.upstream("evaluate"),
-        tracking=ancient(rules.mlflow_init.output.ready),
         preflight=job.preflight("evaluate", workflow),
     output:
         manifest="results/{config}/evaluate/{run}/{phase}/{evaluation}/manifest.json",

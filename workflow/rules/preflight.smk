@@ -2,8 +2,6 @@
 # first long job; a profile without classes has no such job. What it finds changes no result: nothing depends on it but
 # by `ancient`.
 rule preflight:
-    input:
-        tracking=ancient(rules.mlflow_init.output.ready),
     output:
         report="results/{config}/.preflight/{hardware}.json",
     log:

@@ -1,7 +1,6 @@
 rule report:
     input:
         results=job.upstream("report"),
-        tracking=ancient(rules.mlflow_init.output.ready),
     output:
         manifest="results/{config}/report/manifest.json",
         page=report(
@@ -55,7 +54,6 @@ rule report:
 rule excerpt:
     input:
         results=job.upstream("excerpt"),
-        tracking=ancient(rules.mlflow_init.output.ready),
     output:
         manifest="results/{config}/excerpt/{excerpt}/manifest.json",
         page="results/{config}/excerpt/{excerpt}/index.html",

@@ -2,7 +2,6 @@ rule train_word_problem:
     input:
         data=job.upstream("train", "data"),
         start=job.upstream("train", "start"),
-        tracking=ancient(rules.mlflow_init.output.ready),
         preflight=job.preflight("train", workflow),
     output:
         manifest="results/{config}/train/{run}/{phase}/manifest.json",

@@ -266,7 +266,7 @@ def test_the_command_line_of_the_harness_gives_exactly_the_numbers_of_the_rule(t
 @pytest.mark.slow
 def test_so_does_the_command_as_it_is(tmp_path: Path, tokenizer: Path) -> None:
     trained = train(tmp_path)
-    command = [sys.executable, "-m", "implicit_llm_workflow.console", "lm-eval"]
+    command = [sys.executable, "-m", "implicit_llm_workflow.console", "evaluate", "harness"]
     words = words_of_the_harness(trained, tokenizer, tmp_path / "out")
     done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import pytest
 
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_workflow.commands.report_command import report
+from implicit_llm_workflow.commands.report import report
 from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
 from implicit_llm_workflow.results.stale_numbers import StaleNumbers, changed_result, stale_numbers
 from tests.unit.report.sample_runs import SampleRun, make_runs

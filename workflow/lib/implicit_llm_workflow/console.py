@@ -9,27 +9,21 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from implicit_llm_workflow.commands import (
-    accept_command,
-    compare_command,
-    estimate_command,
-    evaluate_commands,
-    excerpts_command,
-    explain_command,
-    gc_command,
-    init_command,
-    lineage_command,
-    lm_eval_command,
-    mlflow_command,
-    plan_commands,
-    prefetch_command,
-    preflight_command,
-    report_command,
-    runs_command,
-    stage_commands,
-    status_command,
-    verify_command,
-)
+from implicit_llm_workflow.commands.accept import accept
+from implicit_llm_workflow.commands.compare import compare
+from implicit_llm_workflow.commands.estimate import estimate
+from implicit_llm_workflow.commands.evaluate import evaluate
+from implicit_llm_workflow.commands.explain import explain
+from implicit_llm_workflow.commands.gc import gc
+from implicit_llm_workflow.commands.init import init
+from implicit_llm_workflow.commands.lineage import lineage
+from implicit_llm_workflow.commands.mlflow import mlflow
+from implicit_llm_workflow.commands.prefetch import prefetch
+from implicit_llm_workflow.commands.report import report
+from implicit_llm_workflow.commands.runs import runs
+from implicit_llm_workflow.commands.stages import data, preflight, train
+from implicit_llm_workflow.commands.status import status
+from implicit_llm_workflow.commands.verify import verify
 from implicit_llm_workflow.launching.launch import tell_who_started_this
 from implicit_llm_workflow.project_dirs import require_own_package
 
@@ -38,36 +32,23 @@ EXIT_FAILURE = 1
 app = typer.Typer(
     help="Implicit language models: data sets, training, evaluation and report, one job at a time.\n\n"
     "Whole experiments are run by Snakemake, which calls these commands:\n\n"
-    "    snakemake --profile profiles/local",
+    "    snakemake --profile profiles/local --configfile workflow/config/demo.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(evaluate_commands.evaluate, name="evaluate", rich_help_panel="Jobs")
-app.add_typer(mlflow_command.mlflow, name="mlflow", rich_help_panel="Experiments")
-_experiments = (
-    init_command.init,
-    *plan_commands.COMMANDS,
-    status_command.status,
-    runs_command.runs,
-    compare_command.compare,
-    excerpts_command.excerpts,
-    explain_command.explain,
-    accept_command.accept,
-    lineage_command.lineage,
-    estimate_command.estimate,
-    prefetch_command.prefetch,
-    verify_command.verify,
-    gc_command.gc,
-)
-for _panel, _commands in (
-    ("Experiments", _experiments),
-    ("Jobs", (*stage_commands.COMMANDS, report_command.report, preflight_command.preflight)),
-):
+_PANELS = {
+    "Experiments": (init, status, explain, estimate, accept, prefetch, gc),
+    "Results": (report, runs, compare, lineage, verify, mlflow),
+    "Jobs": (data, train, evaluate, preflight),
+}
+for _panel, _commands in _PANELS.items():
     for _command in _commands:
-        app.command(rich_help_panel=_panel)(_command)
-app.command("lm-eval", rich_help_panel="Jobs", context_settings=lm_eval_command.HANDED_OVER)(lm_eval_command.lm_eval)
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, rich_help_panel=_panel)
+        else:
+            app.command(rich_help_panel=_panel)(_command)
 
 
 def _tell_version(is_asked: bool) -> None:

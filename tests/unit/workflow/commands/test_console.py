@@ -68,8 +68,9 @@ def test_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str], group: s
     assert [name for name in HELPS if name.startswith(f"{group} ") and name.split()[1] not in out] == []
 
 
-def test_every_command_of_the_console_is_among_them() -> None:
-    assert {"explain", "accept", "lineage", "excerpts", "init", "preflight", "lm-eval", "mlflow init"} <= HELPS.keys()
+def test_every_command_of_the_console_is_among_them_and_a_reader_sees_no_more_than_eighteen() -> None:
+    assert {"explain", "accept", "lineage", "init", "preflight", "evaluate harness", "mlflow init"} <= HELPS.keys()
+    assert len({name.split()[0] for name in HELPS}) <= 18
 
 
 @pytest.mark.parametrize(("below", "options"), [("docs", ()), (".", ("--results", "reslts"))])
@@ -84,12 +85,12 @@ def test_a_folder_without_results_is_named_and_so_is_that_of_the_checkout(
     (checkout / "Snakefile").touch()
     (checkout / "docs").mkdir()
     monkeypatch.chdir(checkout / below)
-    code, out, err = run(capsys, "nodes", "--config", str(tiny.path), *options)
+    code, out, err = run(capsys, "status", "--config", str(tiny.path), *options)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"the results of {checkout} are in {checkout / 'results'}" in err
     monkeypatch.chdir(checkout)
     (checkout / "results").rmdir()  # as before the first run
-    assert run(capsys, "nodes", "--config", str(tiny.path))[0] == 0
+    assert run(capsys, "status", "--config", str(tiny.path))[0] == 0
 
 
 def test_a_command_in_a_checkout_that_is_not_the_installed_one_is_refused(
@@ -98,24 +99,9 @@ def test_a_command_in_a_checkout_that_is_not_the_installed_one_is_refused(
     (tmp_path / "workflow" / "lib" / "implicit_llm_workflow").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
     monkeypatch.chdir(tmp_path / "docs")
-    code, out, err = run(capsys, "nodes")
+    code, out, err = run(capsys, "status")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"error: {tmp_path}: the installed package implicit_llm_workflow belongs to another tree" in err
-
-
-def test_the_nodes_are_listed_with_their_state(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
-    code, out, _ = run(capsys, "nodes", "--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
-    assert code == 0
-    assert re.search(r"train/implicit-s1/free +missing +[0-9a-f]{16}", out)
-    assert "12 missing" in out
-
-
-def test_the_nodes_behind_a_job_are_listed_as_json(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
-    where = ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
-    _, out, _ = run(capsys, "nodes", "train/implicit-s1/free", "--json", *where)
-    jobs = {job["job"]: job for job in json.loads(out)["jobs"]}
-    assert set(jobs) == {"data/s3-train", "train/implicit-s1/unrolled", "train/implicit-s1/free"}
-    assert {job["state"] for job in jobs.values()} == {"missing"}
 
 
 @pytest.mark.parametrize("command", sorted(HELPS))
@@ -129,14 +115,16 @@ def test_the_help_names_what_an_option_takes(capsys: pytest.CaptureFixture[str],
 def test_an_identity_is_printed_as_the_job_wants_it(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     from implicit_llm_contracts.runs.identity import Identity
 
-    code, out, _ = run(capsys, "identity", "train/implicit-s1/free", "--config", str(tiny.path))
+    code, out, _ = run(capsys, "explain", "--identity", "train/implicit-s1/free", "--config", str(tiny.path))
     assert code == 0
     assert Identity.parse(out).config["seed"] == 1
+    code, _, err = run(capsys, "explain", "--identity", "--config", str(tiny.path))
+    assert (code, "--identity: needs one job" in err) == (2, True)
 
 
 def test_a_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     tiny.edit("group: S3", "group: Q3")
-    code, out, err = run(capsys, "nodes", "--config", str(tiny.path))
+    code, out, err = run(capsys, "status", "--config", str(tiny.path))
     assert (code, out) == (2, "")
     assert re.fullmatch(r"error: .*data\.s3\.group: unknown group 'Q3'.*\n", err)
 
@@ -162,7 +150,7 @@ def test_a_kind_that_a_stage_does_not_have_is_named(capsys: pytest.CaptureFixtur
 
 def test_debug_shows_the_traceback_wherever_it_stands(tiny: ExperimentFile) -> None:
     tiny.edit("group: S3", "group: Q3")
-    for words in (["--debug", "nodes"], ["nodes", "--debug"]):
+    for words in (["--debug", "status"], ["status", "--debug"]):
         with pytest.raises(Exception, match="unknown group"):
             console.main([*words, "--config", str(tiny.path)])
 
@@ -186,13 +174,13 @@ def test_the_exit_code_says_what_kind_of_error_it_was(
 
 
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "nodes", "--confg", "demo")
+    code, _, err = run(capsys, "status", "--confg", "demo")
     assert code == 2
     assert "--confg" in err
 
 
 def test_a_job_is_run_from_its_identity_alone(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
-    _, identity, _ = run(capsys, "identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
+    _, identity, _ = run(capsys, "explain", "--identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
     run_dir = tiny.path.parent / "run"
     code, _, err = run(capsys, "data", "--run-dir", str(run_dir), "--identity", identity, "--log", f"{run_dir}/job.log")
     assert code == 0, err
@@ -211,14 +199,14 @@ def test_jobs_do_not_look_at_the_hub_unless_told_to(
     monkeypatch.setenv("HF_HUB_OFFLINE", given or "to be restored afterwards")
     if given is None:
         monkeypatch.delenv("HF_HUB_OFFLINE")
-    _, identity, _ = run(capsys, "identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
+    _, identity, _ = run(capsys, "explain", "--identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
     code, _, err = run(capsys, "data", "--run-dir", str(tiny.path.parent / "run"), "--identity", identity)
     assert code == 0, err
     assert os.environ["HF_HUB_OFFLINE"] == seen
 
 
 def test_an_edited_identity_is_refused(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
-    _, identity, _ = run(capsys, "identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
+    _, identity, _ = run(capsys, "explain", "--identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
     edited = identity.replace('"length":8', '"length":9')
     code, _, err = run(capsys, "data", "--run-dir", str(tiny.path.parent / "run"), "--identity", edited)
     assert code == 2
@@ -252,10 +240,14 @@ def test_an_input_without_role_or_directory_is_refused(options: list[str]) -> No
         parse_inputs(options)
 
 
+def words(tiny: ExperimentFile) -> tuple[str, ...]:
+    return ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+
+
 def test_the_headline_shows_missing_numbers_as_missing(
     capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
 ) -> None:
-    _, out, _ = run(capsys, "headline", "--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+    _, out, _ = run(capsys, "report", "--numbers", *words(tiny))
     assert re.search(r"implicit-s0 +- +- +-\n", out)
     assert re.search(r"report: not made yet; type: snakemake --configfile \S+ --profile profiles/local", out)
 
@@ -270,7 +262,7 @@ def test_the_headline_shows_each_mode_and_marks_stale_numbers(
         accuracies = {"s3-test-L8-h0.5": {"blockwise": 0.996, "sequential": None}, "s3-test-L16-h0.5": {"blockwise": 0}}
         values = json.loads(path.read_text()) | {"summary": {"accuracy_last10": accuracies}}
         path.write_text(json.dumps(values))
-    _, out, _ = run(capsys, "headline", "--config", str(tiny.path), "--results", str(plan.root.parent))
+    _, out, _ = run(capsys, "report", "--numbers", "--config", str(tiny.path), "--results", str(plan.root.parent))
     assert "S3: accuracy on the last ten tokens" in out
     assert re.search(
         r"implicit-s0 \(stale\) +blockwise +99\.6 % +0\.0 %\n", out
@@ -283,7 +275,7 @@ def test_the_headline_keeps_the_password_of_the_store_to_itself(
     capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:hunter2@mlflow.example.org")
-    _, out, _ = run(capsys, "headline", "--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
+    _, out, _ = run(capsys, "report", "--numbers", *words(tiny))
     assert "MLflow: https://***@mlflow.example.org\n" in out
 
 
@@ -301,7 +293,7 @@ def test_the_headline_of_language_models_shows_mean_and_spread_over_seeds(
     write_metrics(
         plan, "evaluate/babi-s0/explicit/questions", [{"mode": "parallel", "data": "babi-test", "accuracy": 0.5}]
     )
-    _, out, _ = run(capsys, "headline", "--config", str(language.path), "--results", str(plan.root.parent))
+    _, out, _ = run(capsys, "report", "--numbers", "--config", str(language.path), "--results", str(plan.root.parent))
     assert "text: perplexity on the test split" in out
     assert re.search(r"trunk \(stale\) +free-80 +blockwise +2 +- +21\.00 \(20\.00 to 22\.00\)\n", out)
     assert re.search(r"trunk \(stale\) +free-90 +- +0 +- +-\n", out)

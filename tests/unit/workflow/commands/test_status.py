@@ -16,7 +16,6 @@ from typing import IO
 
 import pytest
 
-from implicit_llm_workflow.commands import status_command
 from implicit_llm_workflow.results.verify import rebuild_commands
 from tests.unit.workflow.console_calls import run
 from tests.unit.workflow.experiments import ExperimentFile
@@ -29,6 +28,7 @@ from tests.unit.workflow.run_dirs import (
     log,
     metrics,
     real_plan,
+    work_of,
     write_journal,
 )
 
@@ -137,6 +137,28 @@ def test_machines_get_every_job(capsys: pytest.CaptureFixture[str], failed: Expe
     assert job["log"].endswith(f"{EXPLICIT}/job.log")
 
 
+def test_every_job_is_listed_with_its_fingerprint_and_why_it_is_not_done(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    code, out, _ = run(capsys, "status", "--jobs", *words(failed.edit("{steps: 4}", "{steps: 5}")))
+    assert code == 0
+    assert re.search(rf"^{UNROLLED} +stale +[0-9a-f]{{16}} +config: phase.end_step 4 -> 5", out, re.MULTILINE)
+    assert re.search(rf"^{FREE} +waiting +[0-9a-f]{{16}} *$", out, re.MULTILINE)
+    assert out.splitlines()[-1] == "1 failed, 1 stale, 9 waiting, 1 done, no driver"
+
+
+def test_a_freed_result_that_a_job_needs_is_stale_here_as_in_explain(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    plan = real_plan(failed)
+    (work_of(plan, UNROLLED) / "freed.json").touch()
+    why = f"its files were freed, and {FREE} needs them"
+    for command, key in (("explain", "state"), ("status", "status")):
+        _, out, _ = run(capsys, command, FREE, *words(failed), "--json")
+        (job,) = [job for job in json.loads(out)["jobs"] if job["job"] == UNROLLED]
+        assert (job[key], job["why"]) == ("stale", why), command
+
+
 def test_stale_results_are_told_with_the_command_that_says_why(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:
@@ -144,15 +166,16 @@ def test_stale_results_are_told_with_the_command_that_says_why(
     assert f"1 stale: `implicit-llm explain --config {failed.path}` says why" in out
 
 
-def test_a_step_before_all_jobs_that_failed_is_told(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
-    results = tiny.path.parent / "results"
-    (results / ".mlflow-init.log").write_text("no space left\n")
+def test_a_preflight_that_failed_is_told(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    log = tiny.plan().root / ".preflight" / "h100.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("no space left\n")
     _, out, _ = run(capsys, "status", *words(tiny))
-    assert "failed mlflow_init, which all jobs wait for" in out
+    assert "failed preflight, which all jobs on h100 wait for" in out
     assert "    no space left\n" in out
-    (results / ".mlflow-ready").touch()
+    log.with_suffix(".json").touch()
     _, out, _ = run(capsys, "status", *words(tiny))
-    assert "failed" not in out
+    assert "failed preflight" not in out
 
 
 def test_an_unknown_target_is_one_line(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
@@ -226,5 +249,3 @@ def test_the_command_needs_no_experiment_that_has_begun(
 ) -> None:
     code, out, _ = run(capsys, "status", *words(tiny))
     assert (code, "done" in out) == (0, True)
-    assert status_command.status.__doc__ is not None
-    assert "Example" in status_command.status.__doc__

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow import console
-from implicit_llm_workflow.commands.verify_command import with_shards
+from implicit_llm_workflow.commands.verify import with_shards
 from implicit_llm_workflow.experiment_files.config_files import experiment_path
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.planning.plan import Plan

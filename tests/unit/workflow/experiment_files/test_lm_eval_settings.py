@@ -98,12 +98,12 @@ def test_all_arguments_go_to_the_harness_in_their_order(
     given: list[list[str]] = []
     monkeypatch.setattr("implicit_llm.evaluation.lm_eval_harness.command_line.main", lambda words: given.append(words))
     words = ["--model", "hf", "-t", "piqa", "--model_args", "pretrained=x,eval_tol=0.1", "--limit=2", "--help"]
-    assert run(capsys, "lm-eval", *words)[0] == 0
-    assert run(capsys, "lm-eval", "run", "--help")[0] == 0
-    assert run(capsys, "lm-eval", "ls", "tasks", "--include_path", "there")[0] == 0
+    assert run(capsys, "evaluate", "harness", *words)[0] == 0
+    assert run(capsys, "evaluate", "harness", "run", "--help")[0] == 0
+    assert run(capsys, "evaluate", "harness", "ls", "tasks", "--include_path", "there")[0] == 0
     assert given == [words, ["run", "--help"], ["ls", "tasks", "--include_path", "there"]]
 
 
 def test_help_of_the_sub_command_loads_no_heavy_package() -> None:
-    call = 'exec(\'try:\\n    main(["lm-eval", "--help"])\\nexcept SystemExit:\\n    pass\')'
+    call = 'exec(\'try:\\n    main(["evaluate", "harness", "--help"])\\nexcept SystemExit:\\n    pass\')'
     assert loaded_after("from implicit_llm_workflow.console import main", call) == []

@@ -129,7 +129,9 @@ def test_an_unknown_job_is_named_with_the_nearest_one(tiny: ExperimentFile) -> N
 
 
 def test_a_job_like_no_other_is_not_answered_with_the_names_of_all(tiny: ExperimentFile) -> None:
-    with pytest.raises(UnknownTarget, match=r"no such job; `implicit-llm nodes --config \S+` lists them") as caught:
+    with pytest.raises(
+        UnknownTarget, match=r"no such job; `implicit-llm status --jobs --config \S+` lists them"
+    ) as caught:
         tiny.plan().find("q")
     assert "data/s3-train" not in str(caught.value)
 

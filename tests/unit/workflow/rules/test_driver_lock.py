@@ -59,7 +59,7 @@ def test_many_stale_results_are_summed_up() -> None:
     said: list[str] = []
     report_stale({f"results/x/{number}/manifest.json": "why" for number in range(20)}, "x.yaml", said.append)
     assert said[0] == "stale: results/x/0 (why)"
-    assert said[-1] == "stale: 8 more; `implicit-llm nodes --config x.yaml` lists them"
+    assert said[-1] == "stale: 8 more; `implicit-llm status --jobs --config x.yaml` lists them"
 
 
 def test_a_snakemake_that_cannot_be_told_is_refused() -> None:

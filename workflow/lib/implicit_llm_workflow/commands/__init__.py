@@ -1,1 +1,1 @@
-"""The sub-commands of `implicit-llm`, one module each; what they need is imported when they run."""
+"""The commands of `implicit-llm`, one module each; each imports what it needs when it runs."""

@@ -151,7 +151,7 @@ def _show(run: Finished, columns: Mapping[str, str]) -> None:
     """The numbers, a line for each record, and where they lie."""
     from rich.table import Table
 
-    from implicit_llm_workflow.commands import experiment_options as options
+    from implicit_llm_workflow.commands import options
 
     path = run.dir / next(file for file in run.files if file.rpartition("/")[2] == METRICS)
     table = Table("data", "mode", "length", box=None, pad_edge=False)

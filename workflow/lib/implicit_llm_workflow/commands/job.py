@@ -31,7 +31,7 @@ IdentityText = Annotated[
     str,
     typer.Option(
         "--identity",
-        help="What the result depends on, as JSON, or @FILE. `implicit-llm identity` prints it.",
+        help="What the result depends on, as JSON, or @FILE. `implicit-llm explain --identity` prints it.",
         metavar="JSON",
     ),
 ]

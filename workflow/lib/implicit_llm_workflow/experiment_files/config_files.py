@@ -12,6 +12,7 @@ from implicit_llm_workflow.experiment_files.validation import validate
 from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
+DEFAULT_EXPERIMENT = "paper"
 OWN_CONFIG_DIR = Path("workflow") / "config"
 _FOLDERS = (OWN_CONFIG_DIR, CONFIG_DIR)
 _SCHEMAS = {"models": "model", "tasks": "task", "curricula": "curriculum"}

@@ -101,7 +101,9 @@ class Plan:
             result = self.result_with(key)
             key = next((name for name, item in self.nodes.items() if self._is_of(item, key, result)), key)
         if key not in self.nodes:
-            hint = nearest(key, self.nodes, f"`implicit-llm nodes --config {self.experiment.source}` lists them")
+            hint = nearest(
+                key, self.nodes, f"`implicit-llm status --jobs --config {self.experiment.source}` lists them"
+            )
             raise UnknownTarget(f"{target}: experiment {self.experiment.name} has no such job; {hint}")
         return self.nodes[key]
 
@@ -190,7 +192,11 @@ class Plan:
 
     @cached_property
     def statuses(self) -> dict[str, Status]:
-        """Status of each job at the first call. A freed result is stale if a job that will run reads its files."""
+        """Status of each job at the first call."""
+        return self.look()
+
+    def look(self) -> dict[str, Status]:
+        """Status of each job as it is now. A freed result is stale if a job that will run reads its files."""
         found = {key: self._status(node) for key, node in self.nodes.items()}
         return needed_again(self.nodes, found, self.root)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.staleness import Status, status_of
 from implicit_llm_workflow.results.job_look import JobLook, Observed, last_lines
 from implicit_llm_workflow.results.lock_holder import Holder, holder_of
 from implicit_llm_workflow.results.submitted_jobs import submitted_jobs
@@ -24,29 +23,24 @@ class Observer:
         """The Snakemake that works, or last worked, on the experiment."""
         return holder_of(self._lock)
 
-    def failed_steps(self) -> dict[str, Path]:
-        """What comes before all jobs, belongs to no result, and failed: its rule and its log."""
-        results, preflight = self.plan.root.parent, self.plan.root / ".preflight"
-        steps = [("mlflow_init", results / ".mlflow-init.log", results / ".mlflow-ready")]
-        steps += [("preflight", log, log.with_suffix(".json")) for log in sorted(preflight.glob("*.log"))]
+    def failed_preflights(self) -> list[Path]:
+        """Logs of the looks at a hardware class that failed, and so keep the jobs of that class from starting."""
         driver = self.driver()
         if driver is not None and driver.is_alive:
-            return {}  # it may be at work on them
-        return {name: log for name, log, output in steps if not output.exists() and last_lines(log, 1)}
+            return []  # it may be at work on them
+        logs = sorted((self.plan.root / ".preflight").glob("*.log"))
+        return [log for log in logs if not log.with_suffix(".json").exists() and last_lines(log, 1)]
 
     def observe(self, keys: Iterable[str] | None = None) -> dict[str, Observed]:
         """The jobs of these keys, which come with what they are made from; all of the plan without."""
-        plan = self.plan
+        plan, statuses = self.plan, self.plan.look()
         wanted = plan.nodes if keys is None else {key: plan.nodes[key] for key in keys}
-        statuses = {key: self._status(key) for key in wanted}
         unfinished = [node for key, node in wanted.items() if statuses[key].state != "fresh"]
         submitted = submitted_jobs(plan, unfinished, self._folder)
         since = self._driven_since()
         found: dict[str, Observed] = {}
         for key, node in wanted.items():
-            is_ready = since is not None and all(
-                (statuses.get(item) or self._status(item)).state == "fresh" for item in node.upstream.values()
-            )
+            is_ready = since is not None and all(statuses[item].state == "fresh" for item in node.upstream.values())
             look = JobLook(plan, node, statuses[key], submitted.get(key), since if is_ready else None)
             found[key] = look.observed()
         return found
@@ -58,8 +52,3 @@ class Observer:
             return self._lock.stat().st_mtime if driver is not None and driver.is_alive else None
         except OSError:
             return None
-
-    def _status(self, key: str) -> Status:
-        """As it is now: the plan remembers what it saw first."""
-        plan, node = self.plan, self.plan.nodes[key]
-        return status_of(plan.run_dir(node), plan.identities[key], node, plan.accepted.get(key))

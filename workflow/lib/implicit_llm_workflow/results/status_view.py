@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.freed import PAGES
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results import runs_table
@@ -34,17 +35,21 @@ SHOWN_FAILED = 5
 @dataclass(frozen=True)
 class Snapshot:
     """State of the jobs at one time. `targets`: keys of the jobs asked for, empty for the whole experiment; `lines`:
-    how many to show of a failed job's log; `failed_steps`: by rule, the logs of steps before the first job."""
+    how many to show of a failed job's log; `failed_preflights`: the logs of those."""
 
     plan: Plan
     jobs: Mapping[str, Observed]
     driver: Holder | None
     targets: tuple[str, ...]
     lines: int = 8
-    failed_steps: Mapping[str, Path] = field(default_factory=dict)
+    failed_preflights: Sequence[Path] = ()
 
     def of(self, *states: str) -> list[Observed]:
         return [job for job in self.jobs.values() if job.state in states]
+
+    def fingerprint(self, key: str) -> str:
+        """Of the result that is wanted."""
+        return self.plan.identities[key].fingerprint
 
     @property
     def is_driven(self) -> bool:
@@ -70,8 +75,9 @@ def view(snapshot: Snapshot, width: int) -> RenderableType:
         parts += [Text(), _running_table(running, width)]
     if queued := [job for job in snapshot.of("queued") if job.submitted is not None]:
         parts += [Text(), _queued_table(queued)]
-    for name, log in snapshot.failed_steps.items():
-        head = Text(f"failed {name}", style=STATE_STYLE["failed"]).append(", which all jobs wait for", style="default")
+    for log in snapshot.failed_preflights:
+        head = Text("failed preflight", style=STATE_STYLE["failed"])
+        head.append(f", which all jobs on {log.stem} wait for", style="default")
         parts += [Text(), head, *_log_parts(log, snapshot.lines)]
     failed = snapshot.of("failed")
     for job in failed[:SHOWN_FAILED]:
@@ -127,6 +133,15 @@ def stage_table(snapshot: Snapshot, width: int) -> Table:
     return table
 
 
+def job_table(snapshot: Snapshot) -> Table:
+    """A row for each job."""
+    table = Table("job", "state", "fingerprint", "why", box=None, pad_edge=False)
+    for key, job in snapshot.jobs.items():
+        state = f"[{STATE_STYLE[job.state]}]{job.state}[/{STATE_STYLE[job.state]}]"
+        table.add_row(key, state, snapshot.fingerprint(key)[:FINGERPRINT_DIGITS], escape(job.why))
+    return table
+
+
 def next_step(snapshot: Snapshot) -> str:
     """What to type, or that there is nothing to type."""
     plan = snapshot.plan
@@ -170,14 +185,19 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
         "experiment": snapshot.plan.experiment.name,
         "driver": None if snapshot.driver is None else {"pid": snapshot.driver.pid, "is_alive": snapshot.is_driven},
         "stages": stages,
-        "failed_steps": {name: str(log) for name, log in snapshot.failed_steps.items()},
+        "failed_preflights": {log.stem: str(log) for log in snapshot.failed_preflights},
         "jobs": [_job_values(snapshot, job) for job in snapshot.jobs.values()],
         "next": next_step(snapshot),
     }
 
 
 def _job_values(snapshot: Snapshot, job: Observed) -> dict[str, Any]:
-    values = {"stage": job.node.stage, **runs_table.as_json(job), "doing": job.doing or None}
+    values = {
+        "stage": job.node.stage,
+        "fingerprint": snapshot.fingerprint(job.node.key),
+        **runs_table.as_json(job),
+        "doing": job.doing or None,
+    }
     if job.state == "failed":
         values |= {"log": str(_log_of(snapshot, job)), "last_lines": last_lines(_log_of(snapshot, job), snapshot.lines)}
     return values

@@ -11,6 +11,7 @@ import logging
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,11 +24,12 @@ from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import again_file
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_workflow.experiment_files.config_files import experiment_names
+from implicit_llm_workflow.experiment_files.config_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
 from implicit_llm_workflow.rules.invocation import profile_in_use
 
 SHOWN_STALE = 12
+SQLITE = "sqlite:///"
 
 
 class UnsupportedSnakemake(UserError):
@@ -122,6 +124,25 @@ def request_again(workflow: Any, plan: Plan) -> None:
             again_file(plan.identity_file(node)).touch()
 
 
+def make_mlflow_store(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
+    """Make MLflow's SQLite store before the first job: clients that open an empty one at the same time break it.
+
+    For `onstart`. A job that is run by hand takes the same lock. No job waits for a store, so a failure is reported
+    and stops nothing.
+    """
+    uri, results = os.environ.get("MLFLOW_TRACKING_URI", ""), plan.root.parent
+    is_server = bool(uri) and not uri.startswith(SQLITE)
+    if not workflow.is_main_process or is_server or Path(uri.removeprefix(SQLITE) or results / "mlflow.db").exists():
+        return
+    command = [sys.executable, "-m", "implicit_llm_workflow.console", "mlflow", "init", "--results", str(results)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = (done.stderr.strip() or "no reason given").splitlines()[-1].removeprefix("error: ")
+        logger.warning(
+            f"MLflow: {reason}; the jobs run without it, and `implicit-llm mlflow rebuild` brings it up to date later"
+        )
+
+
 @contextmanager
 def errors_in_one_line(logger: logging.Logger) -> Iterator[None]:
     """End the process with the message of an error that the user can cure: Snakemake would show where it was raised."""
@@ -150,11 +171,11 @@ def check_targets(workflow: Any, plan: Plan) -> None:
         source = plan.experiment.source
         if target in experiment_names():
             raise UnknownTarget(
-                f"{target}: is an experiment of its own, and this call is of {source}; leave out --configfile, or call "
-                "Snakemake once for each"
+                f"{target}: is an experiment of its own, and this call is of {source}; type `snakemake --configfile "
+                f"{experiment_path(target)}` with your other options"
             )
-        names = experiment_names() | {rule.name for rule in workflow.rules if not rule.has_wildcards()}
-        hint = nearest(target, [*names, *manifests], f"`implicit-llm nodes --config {source}` lists its jobs")
+        names = {rule.name for rule in workflow.rules if not rule.has_wildcards()}
+        hint = nearest(target, [*names, *manifests], f"`implicit-llm status --jobs --config {source}` lists its jobs")
         raise UnknownTarget(f"{target}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
 
 
@@ -163,7 +184,7 @@ def report_stale(stale: dict[str, str], config: str, say: Callable[[str], None])
     for manifest, why in list(stale.items())[:SHOWN_STALE]:
         say(f"stale: {Path(manifest).parent} ({why})")
     if len(stale) > SHOWN_STALE:
-        say(f"stale: {len(stale) - SHOWN_STALE} more; `implicit-llm nodes --config {config}` lists them")
+        say(f"stale: {len(stale) - SHOWN_STALE} more; `implicit-llm status --jobs --config {config}` lists them")
 
 
 def hold_lock(path: Path) -> TextIO:

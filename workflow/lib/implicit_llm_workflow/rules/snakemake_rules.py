@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_workflow.experiment_files.config_files import ConfigFiles, shown_path
 from implicit_llm_workflow.experiment_files.experiment import build_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
@@ -36,6 +37,12 @@ _NOTHING = r"[^\s\S]"  # matches no character
 
 def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> Plan:
     """The plan for the configuration that Snakemake has put together. Raises: ConfigError, one line."""
+    for path in config_paths:
+        if Path(path).name == MANIFEST:  # Snakemake reads it: it is JSON
+            raise ConfigError(
+                f"{shown_path(Path(path))}: is a target, and --configfile takes every word up to the next option for a "
+                "config file; type the targets before --configfile"
+            )
     files = ConfigFiles(Path(config_paths[-1]))
     files.source = ", ".join(str(shown_path(Path(path))) for path in config_paths)
     return Plan(build_experiment(plain(config), files))

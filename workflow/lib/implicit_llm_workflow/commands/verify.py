@@ -1,4 +1,4 @@
-"""The sub-command `verify`."""
+"""The command `verify`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_workflow.commands import experiment_options as options
+from implicit_llm_workflow.commands import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

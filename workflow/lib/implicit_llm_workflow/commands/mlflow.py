@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 mlflow = typer.Typer(
-    help="The store in which MLflow keeps what the runs report.", no_args_is_help=True, rich_markup_mode="markdown"
+    name="mlflow",
+    help="The store in which MLflow keeps what the runs report.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
 )
 
 Results = Annotated[

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_workflow.experiment_files.config_files import DEFAULT_EXPERIMENT, experiment_path
 from implicit_llm_workflow.project_dirs import SNAKEFILE, nearest_with
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ SubmititFolder = Annotated[
         show_default=False,
     ),
 ]
-DEFAULT_CONFIG = "demo"
+DEFAULT_CONFIG = DEFAULT_EXPERIMENT
 DEFAULT_RESULTS = Path("results")
 
 
@@ -46,6 +48,10 @@ def as_json(what: str = "one entry for each job") -> Any:
     return flag("--json", f"Print JSON, {what}.")
 
 
+def print_json(values: Any) -> None:
+    typer.echo(json.dumps(values, indent=1, ensure_ascii=False))
+
+
 def wide_console(is_error: bool = False) -> Console:
     """As wide as the terminal; into a file or a pipe wide enough for whole lines. `is_error`: on stderr."""
     from rich.console import Console
@@ -60,7 +66,6 @@ class NoResults(UserError):
 
 def make_plan(config: str, results: Path) -> Plan:
     """The plan of an experiment. Raises: NoResults rather than show a mistyped folder as one where nothing was done."""
-    from implicit_llm_workflow.experiment_files.config_files import experiment_path
     from implicit_llm_workflow.experiment_files.experiment import load_experiment
     from implicit_llm_workflow.planning.plan import Plan
 

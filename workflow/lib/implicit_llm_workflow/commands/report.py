@@ -1,4 +1,4 @@
-"""The sub-command `report`: as a job of the workflow, or from what there is."""
+"""The command `report`: as a job of the workflow, or from the results that are there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_workflow.commands import experiment_options as options
-from implicit_llm_workflow.commands.evaluate_command import JobDir, JobIdentity, JobInputs
+from implicit_llm_workflow.commands import options
+from implicit_llm_workflow.commands.evaluate_options import JobDir, JobIdentity, JobInputs
 from implicit_llm_workflow.commands.job import Job, Log, OptionError, parse_inputs, run_job
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ def report(
     holes: Annotated[
         bool, options.flag("--holes", "Make the report from the fresh results, and name in it those that are not.")
     ] = False,
+    numbers: Annotated[
+        bool, options.flag("--numbers", "Print the main numbers that are there, and where report and MLflow are.")
+    ] = False,
+    lists: Annotated[
+        bool, options.flag("--list", "List the figures and tables of the paper, which Snakemake makes by name.")
+    ] = False,
+    as_json: Annotated[bool, options.as_json("one entry for each figure and table of --list")] = False,
 ) -> None:
     """Make the report of an experiment: one HTML page, its figures, and the verdict on every claim.
 
@@ -43,8 +50,9 @@ def report(
 
     **Example**
 
-        implicit-llm report --config miniature
+        implicit-llm report --config demo --numbers
         implicit-llm report --config miniature --holes
+        implicit-llm report --config paper --list
         implicit-llm report --config paper --only figure_1_right --holes
     """
     if run_dir is not None and identity is not None:
@@ -57,9 +65,15 @@ def report(
     from implicit_llm_workflow.results.holes import find_holes, report_with_holes
 
     plan = options.make_plan(config, results)
+    if lists or as_json:
+        _list(plan, as_json=as_json)
+        return
+    if numbers:
+        _print_numbers(plan)
+        return
     name = (only or "").removeprefix(f"{EXCERPT}/")
     if name and name not in plan.experiment.excerpts:
-        hint = nearest(name, plan.experiment.excerpts, f"`implicit-llm excerpts --config {config}` lists them")
+        hint = nearest(name, plan.experiment.excerpts, f"`implicit-llm report --list --config {config}` lists them")
         raise OptionError(f"--only {only}: is no figure or table of the experiment; {hint}")
     page = plan.find(name or "report")
     found = find_holes(plan, page)
@@ -92,6 +106,41 @@ def _run(job: Job) -> None:
         if not found:
             raise
         raise stale_error(found, str(identity.config.get("experiment"))) from error
+
+
+def _list(plan: Plan, *, as_json: bool) -> None:
+    """Each figure and table with the number of jobs behind it and of the fresh ones, and the state of its own page."""
+    from collections import Counter
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from implicit_llm_workflow.experiment_files.excerpts import STAGE
+    from implicit_llm_workflow.results.explain import upstream_closure
+
+    table = Table("target", "jobs", "fresh", "page", "figures and tables", "in the paper", box=None, pad_edge=False)
+    listed = []
+    for excerpt in plan.experiment.excerpts.values():
+        key = f"{STAGE}/{excerpt.name}"
+        states = Counter(plan.statuses[job].state for job in upstream_closure(plan, [key]) if job != key)
+        entry = {**asdict(excerpt), "jobs": states.total(), "fresh": states["fresh"], "page": plan.statuses[key].state}
+        listed.append(entry)
+        shown = ", ".join([*excerpt.figures, *(f"{name} (table)" for name in excerpt.tables)])
+        table.add_row(excerpt.name, *(str(entry[name]) for name in ("jobs", "fresh", "page")), shown, excerpt.title)
+    if as_json:
+        options.print_json({"experiment": plan.experiment.name, "excerpts": listed})
+    else:
+        options.wide_console().print(table if listed else "the experiment names no figures or tables of the paper")
+
+
+def _print_numbers(plan: Plan) -> None:
+    from implicit_llm_workflow.results.headline import headline_tables, where_to_look
+
+    console = options.wide_console()
+    for table in headline_tables(plan):
+        console.print(table)
+    for line in where_to_look(plan):
+        console.print(line)
 
 
 def _say_whether_there(plan: Plan, page: Node, found: Sequence[Hole]) -> None:

@@ -1,4 +1,4 @@
-"""The sub-command `compare`."""
+"""The command `compare`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_workflow.commands import experiment_options as options
+from implicit_llm_workflow.commands import options
 
 
 def compare(
@@ -40,8 +40,6 @@ def compare(
         implicit-llm compare a5-implicit-s1/unrolled a5-implicit-s1/free --html compare.html
         implicit-llm compare results/demo/train/s3-implicit-s0/free elsewhere/results/demo/train/s3-implicit-s0/free
     """
-    import json
-
     from implicit_llm_workflow.results import compare_table
     from implicit_llm_workflow.results.compared_runs import find_compared, is_folder
 
@@ -49,7 +47,7 @@ def compare(
     comparison = compare_table.make_comparison(find_compared(names, plan))
     console = options.wide_console(is_error=as_json)
     if as_json:
-        typer.echo(json.dumps(compare_table.as_json(comparison), indent=1, ensure_ascii=False))
+        options.print_json(compare_table.as_json(comparison))
     else:
         for part in compare_table.view(comparison):
             console.print(part)

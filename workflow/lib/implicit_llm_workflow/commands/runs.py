@@ -1,4 +1,4 @@
-"""The sub-command `runs`."""
+"""The command `runs`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.natural_order import natural
-from implicit_llm_workflow.commands import experiment_options as options
+from implicit_llm_workflow.commands import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,8 +62,6 @@ def runs(
         implicit-llm runs --config miniature --task language_model --family llama3 --sort loss
         implicit-llm runs --json | jq '.runs[] | select(.status == "failed") | .why'
     """
-    import json
-
     from implicit_llm_workflow.results import runs_table
     from implicit_llm_workflow.results.observed import Observer
 
@@ -75,7 +73,7 @@ def runs(
     jobs = _ordered([job for job in jobs if job.state in _states(status)], sort)
     if as_json:
         values = {"experiment": plan.experiment.name, "runs": [runs_table.as_json(job) for job in jobs]}
-        typer.echo(json.dumps(values, indent=1, ensure_ascii=False))
+        options.print_json(values)
         return
     console = options.wide_console()
     console.print(runs_table.runs_table(jobs, console.width))

@@ -6,17 +6,29 @@ A kind is a function whose parameters are its options and which returns its sett
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.commands.evaluate_by_hand import ByHand, evaluate_by_hand
-from implicit_llm_workflow.commands.evaluation_modes import DEFAULT_MODE, parse_modes, parse_sweep
 from implicit_llm_workflow.commands.job import Device, Job, Kernels, Log, OptionError, Threads, run_job
 from implicit_llm_workflow.experiment_files.evaluations import KINDS
+
+DEFAULT_MODE = "blockwise"
+# What a mode of this name is solved by; "published" is also the name of a stopping rule, which the job knows.
+EVAL_MODES = {
+    "blockwise": "blockwise",
+    "simultaneous": "simultaneous",
+    "sequential": "sequential",
+    "published": "simultaneous",
+}
+STOPS = ("sequence", "token", "batch")
+_FIELDS = {"max_iter": "eval_max_iter", "tol": "eval_tol", "stop": "eval_stop", "max_samples": "max_samples"}
+_SWEPT = {"max-iter": ("eval_max_iter", int), "tol": ("eval_tol", float)}
 
 JOB, BY_HAND, MODES = "As a job of a workflow", "By hand", "How an implicit model is solved"
 JobDir = Annotated[
@@ -216,3 +228,41 @@ def _evaluate(
         runtime=runtime,
     )
     evaluate_by_hand(asked, kind.columns)
+
+
+def parse_modes(options: Mapping[str, Any], default: Sequence[str]) -> list[dict[str, Any]]:
+    """As an experiment file has them, those of `default` if none is named; the settings given apply to every mode.
+
+    Raises: OptionError.
+    """
+    names = list(options["mode"] or default)
+    for name in names:
+        if name not in EVAL_MODES:
+            raise OptionError(f"--mode: there is no mode {name!r}; {nearest(name, EVAL_MODES)}")
+    if len(set(names)) < len(names):
+        raise OptionError(f"--mode: {', '.join(names)} names a mode twice; remove one")
+    if options["stop"] and options["stop"] not in STOPS:
+        raise OptionError(f"--stop: {options['stop']!r} is no stopping rule; {nearest(options['stop'], STOPS)}")
+    if options["block_len"] and "blockwise" not in names:
+        raise OptionError("--block-len: is for the mode blockwise; add --mode blockwise, or leave it out")
+    shared = {field: options[key] for key, field in _FIELDS.items() if options[key]}
+    modes = [{"name": name, "eval_mode": EVAL_MODES[name], **shared} for name in names]
+    for mode in modes:
+        if options["block_len"] and mode["name"] == "blockwise":
+            mode["eval_block_len"] = options["block_len"]
+    return modes
+
+
+def parse_sweep(options: Iterable[str]) -> dict[str, list[Any]]:
+    """{"eval_max_iter": [1, 2]} of "max-iter=1,2". Raises: OptionError."""
+    found: dict[str, list[Any]] = {}
+    for option in options:
+        key, _, text = option.partition("=")
+        if key not in _SWEPT:
+            raise OptionError(f"--sweep {option}: no setting {key!r} is swept; {nearest(key, _SWEPT)}")
+        field, kind = _SWEPT[key]
+        try:
+            found[field] = [kind(word) for word in text.split(",")]
+        except ValueError as error:
+            raise OptionError(f"--sweep {option}: must have the form {key}=VALUE,VALUE") from error
+    return found

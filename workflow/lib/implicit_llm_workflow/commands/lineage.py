@@ -1,4 +1,4 @@
-"""The sub-command `lineage`."""
+"""The command `lineage`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_workflow.commands import experiment_options as options
+from implicit_llm_workflow.commands import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,8 +47,6 @@ def lineage(
         implicit-llm lineage results/demo/report/tables/accuracy.csv --verify
         implicit-llm lineage train/a5-implicit-s1/free --config demo --ro-crate crate
     """
-    import json
-
     from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
     from implicit_llm_workflow.results import lineage_tree
     from implicit_llm_workflow.results.lineage import NoLineage, trace
@@ -64,7 +62,7 @@ def lineage(
             raise NoLineage(f"{node.key}: has not finished; type: {plan.command_for([node])}")
     found = trace(path)
     if as_json:
-        typer.echo(json.dumps(lineage_tree.as_json(found), indent=1, ensure_ascii=False))
+        options.print_json(lineage_tree.as_json(found))
     console = options.wide_console(is_error=as_json)
     if not as_json:
         console.print(lineage_tree.tree_of(found))

@@ -1,4 +1,4 @@
-"""The sub-command `estimate`."""
+"""The command `estimate`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_workflow.commands import experiment_options as options
+from implicit_llm_workflow.commands import options
 
 
 def estimate(
@@ -31,8 +31,6 @@ def estimate(
         implicit-llm estimate --config paper
         implicit-llm estimate --config h200 --hardware h200 --gpus 1 --json
     """
-    import json
-
     from implicit_llm_workflow.estimates import estimate_table
     from implicit_llm_workflow.estimates.data_estimate import data_estimates, tokenisation_rate
     from implicit_llm_workflow.estimates.estimate import Choice, TrainingEstimator
@@ -49,7 +47,7 @@ def estimate(
     )
     if as_json:
         values = {"experiment": plan.experiment.name, **estimate_table.as_json(found, facts, rate)}
-        typer.echo(json.dumps(values, indent=1, ensure_ascii=False))
+        options.print_json(values)
         return
     console = options.wide_console()
     console.print(estimate_table.training_table(found.training, facts))

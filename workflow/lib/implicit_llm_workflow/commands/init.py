@@ -60,11 +60,11 @@ def init(
     **Example**
 
         implicit-llm init my-study
-        cd my-study && snakemake --profile profiles/local -n
+        cd my-study && snakemake --profile profiles/local --configfile workflow/config/demo.yaml -n
     """
     made = write_project(folder)
     typer.echo(f"{folder}: {', '.join(made)}")
-    typer.echo(f"next: cd {folder} && snakemake --profile profiles/local -n")
+    typer.echo(f"next: cd {folder} && snakemake --profile profiles/local --configfile workflow/config/demo.yaml -n")
 
 
 def write_project(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The sub-command `accept`."""
+"""The command `accept`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_workflow.commands import experiment_options as options
+from implicit_llm_workflow.commands import options
 
 
 class ReasonMissing(UserError):

@@ -1,11 +1,11 @@
-"""The sub-command `gc`."""
+"""The command `gc`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_workflow.commands import experiment_options as options
+from implicit_llm_workflow.commands import options
 
 if TYPE_CHECKING:
     from rich.console import Console

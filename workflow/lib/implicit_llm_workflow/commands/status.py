@@ -1,4 +1,4 @@
-"""The sub-command `status`."""
+"""The command `status`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_workflow.commands import experiment_options as options
+from implicit_llm_workflow.commands import options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +25,9 @@ def status(
         ),
     ] = None,
     config: options.Config = options.DEFAULT_CONFIG,
+    jobs: Annotated[
+        bool, options.flag("--jobs", "List every job with its fingerprint, and why it is not done.")
+    ] = False,
     watch: Annotated[
         bool, options.flag("--watch", "Look again and again, until all is done or nothing moves any more.")
     ] = False,
@@ -47,11 +50,10 @@ def status(
     **Example**
 
         implicit-llm status
+        implicit-llm status --jobs --config demo
         implicit-llm status train/a5-implicit-s1/free --config demo --watch
         implicit-llm status --config paper --json | jq .stages
     """
-    import json
-
     from implicit_llm_workflow.results import status_view
     from implicit_llm_workflow.results.explain import upstream_closure
     from implicit_llm_workflow.results.observed import Observer
@@ -62,12 +64,15 @@ def status(
 
     def look() -> Snapshot:
         return status_view.Snapshot(
-            plan, observer.observe(keys), observer.driver(), wanted, lines, observer.failed_steps()
+            plan, observer.observe(keys), observer.driver(), wanted, lines, observer.failed_preflights()
         )
 
     console = options.wide_console()
     if as_json:
-        typer.echo(json.dumps(status_view.as_json(look()), indent=1, ensure_ascii=False))
+        options.print_json(status_view.as_json(look()))
+    elif jobs:
+        console.print(status_view.job_table(look()))
+        console.print(status_view.one_line(look()))
     elif watch:
         _watch(look, console, every_s)
     else:

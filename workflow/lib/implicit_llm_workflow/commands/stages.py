@@ -1,4 +1,4 @@
-"""Sub-commands that do one job of a workflow each."""
+"""The commands that do one job of a workflow each: `data`, `train` and `preflight`."""
 
 from __future__ import annotations
 
@@ -46,25 +46,10 @@ def data(
 
     **Example**
 
-        implicit-llm identity data/a5-train --config demo > id.json
+        implicit-llm explain --identity data/a5-train --config demo > id.json
         implicit-llm data --run-dir results/demo/data/a5-train --identity @id.json
     """
     run_job(Job("data", run_dir, identity, inputs, log, {"threads": threads or None, "downloads": downloads}))
-
-
-def checkpoint(
-    run_dir: RunDir, identity: IdentityText, log: Log = None, downloads: Downloads = DEFAULT_DOWNLOADS
-) -> None:
-    """Import a model that was trained elsewhere, so that it can be evaluated like one of ours.
-
-    Read are the format of transformers (safetensors), the published layout, and the original Mamba2 release.
-
-    **Example**
-
-        implicit-llm identity checkpoint/pythia-70m --config mine.yaml > id.json
-        implicit-llm checkpoint --run-dir results/mine/checkpoint/pythia-70m --identity @id.json
-    """
-    run_job(Job("checkpoint", run_dir, identity, None, log, {"downloads": downloads}))
 
 
 def train(
@@ -139,7 +124,7 @@ def train(
 
     **Example**
 
-        implicit-llm identity train/a5-implicit-s1/unrolled --config demo > id.json
+        implicit-llm explain --identity train/a5-implicit-s1/unrolled --config demo > id.json
         implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled --identity @id.json \\
             --input data=results/demo/data/a5-train
     """
@@ -170,4 +155,31 @@ def train(
     leave_other_processes()
 
 
-COMMANDS = (data, train, checkpoint)
+def preflight(
+    hardware: Annotated[str, typer.Option(help="Name of the hardware class, for messages.", metavar="NAME")],
+    report: Annotated[Path | None, typer.Option(help="JSON file for what was found.", metavar="FILE")] = None,
+    results: Annotated[Path, typer.Option(help="Folder in which results must be writable.", metavar="DIR")] = Path(
+        "results"
+    ),
+    device: Device = "auto",
+    kernels: Kernels = "auto",
+    checkpoint_bytes: Annotated[int, typer.Option(min=0, help="Size of the largest checkpoint.", metavar="BYTES")] = 0,
+) -> None:
+    """Look whether this machine can do the jobs of a hardware class: driver, kernels, process group, disk, versions.
+
+    Takes seconds. What is wrong is one line with the fix; the executor hears of class `env`.
+
+    **Example**
+
+        srun --partition=h100 --gpus=1 implicit-llm preflight --hardware h100 --device cuda
+    """
+    import json
+
+    from implicit_llm_contracts.runs import logs
+    from implicit_llm_contracts.runs.atomic import write_atomic
+    from implicit_llm_workflow.launching.preflight import Preflight
+
+    with logs.configured(None):
+        found = Preflight(hardware, device, kernels, results, checkpoint_bytes, Path.cwd()).run()
+    if report is not None:
+        write_atomic(report, json.dumps(found, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The sub-command `prefetch`."""
+"""The command `prefetch`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_workflow.commands import experiment_options as options
+from implicit_llm_workflow.commands import options
 
 EXIT_FAILED = 1
 _STYLE = {"there": "green", "fetched": "green", "failed": "red"}
