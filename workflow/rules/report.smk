@@ -5,20 +5,20 @@ rule report:
         manifest="results/{config}/report/manifest.json",
         page=report(
             "results/{config}/report/index.html",
-            caption="../report/implicit_llm_report/captions/report.rst",
+            caption="../report/captions/report.rst",
             category="Report",
         ),
         claims="results/{config}/report/claims.json",
         numbers="results/{config}/report/numbers.tex",
         lineage=report(
             "results/{config}/report/lineage.svg",
-            caption="../report/implicit_llm_report/captions/lineage.rst",
+            caption="../report/captions/lineage.rst",
             category="Report",
         ),
         csv=[
             report(
                 f"results/{{config}}/report/tables/{table}.csv",
-                caption="../report/implicit_llm_report/captions/table.rst",
+                caption="../report/captions/table.rst",
                 category="Tables",
                 labels={"table": table},
             )
@@ -28,7 +28,7 @@ rule report:
         figures=[
             report(
                 f"results/{{config}}/report/figures/{figure}.svg",
-                caption=f"../report/implicit_llm_report/captions/{figure}.rst",
+                caption=(plan.run_dir(plan.nodes["report"]) / "figures" / f"{figure}.rst").absolute(),
                 category="Figures",
                 labels={"figure": figure},
             )

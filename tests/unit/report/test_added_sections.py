@@ -96,7 +96,7 @@ def table(made: Path, name: str) -> list[dict[str, str]]:
 
 def test_the_page_shows_each_section_and_its_figures(made: Path) -> None:
     figures = {"minimum-layers", "test-time-iterations", "test-time-tolerance", "jacobian", "spectral-radius"}
-    assert figures <= {path.stem for path in (made / "figures").iterdir()}
+    assert figures <= {path.stem for path in (made / "figures").glob("*.svg")}
     page = (made / "index.html").read_text()
     assert all(f'id="figure-{name}"' in page for name in figures)
     for words in ("S5: layers needed", "Test-time compute", "Jacobian of the state transition"):

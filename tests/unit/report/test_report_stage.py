@@ -86,7 +86,9 @@ def test_every_link_on_the_page_has_its_target_and_no_id_stands_twice(made: Path
 
 
 def test_every_declared_file_is_there_and_figures_are_whole_svg(made: Path) -> None:
-    assert sorted(path.stem for path in (made / "figures").iterdir()) == sorted(FIGURES)
+    assert sorted(path.name for path in (made / "figures").iterdir()) == sorted(
+        f"{n}.{form}" for n in FIGURES for form in ("svg", "rst")
+    )
     for name in FIGURES:
         assert ElementTree.parse(made / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
     assert {"index.html", "claims.json", "numbers.tex", "lineage.svg"} <= {path.name for path in made.iterdir()}
@@ -149,7 +151,7 @@ def test_missing_numbers_are_shown_as_missing_in_every_output(tmp_path: Path) ->
     assert {row[rows[0].index("accuracy_last10_mean")] for row in rows[1:]} == {""}
     claims = json.loads((made / "claims.json").read_text())["claims"]
     assert {claim["verdict"] for claim in claims} == {"missing", "not run at this scale"}
-    assert sorted(path.stem for path in (made / "figures").iterdir()) == sorted(FIGURES)
+    assert sorted(path.stem for path in (made / "figures").glob("*.svg")) == sorted(FIGURES)
 
 
 def test_published_number_stands_beside_the_same_measurement_only(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_claims_file_has_verdict_measured_and_published_value(made: Path) -> Non
 
 def test_explicit_runs_alone_make_a_report_without_solver_figures(tmp_path: Path) -> None:
     made = make_report(tmp_path, SMALL[1:])
-    names = {path.stem for path in (made / "figures").iterdir()}
+    names = {path.stem for path in (made / "figures").glob("*.svg")}
     assert names == {"accuracy-by-length", "accuracy-by-position", "training-curves"}
 
 

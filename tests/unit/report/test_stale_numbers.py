@@ -10,7 +10,7 @@ from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_workflow.commands.report import report
 from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
-from implicit_llm_workflow.results.stale_numbers import StaleNumbers, changed_result, stale_numbers
+from implicit_llm_workflow.results.stale_numbers import StaleNumbers, changed_result, number_words, stale_numbers
 from tests.unit.report.sample_runs import SampleRun, make_runs
 
 RUNS = (SampleRun("a5-explicit", "A5", False, 0.2, (0.2,), steps=20, seeds=(0, 1), lengths=(16,)),)
@@ -58,7 +58,7 @@ def test_every_changed_number_is_named_not_the_first_alone(tmp_path: Path, roles
             file.write_text(file.read_text().replace("0.", "1.", 1))
     with pytest.raises(StaleNumbers, match="2 stale numbers") as caught:
         make(tmp_path / "report", roles, wanted)
-    numbers = "accuracies (tables accuracy, minimum-layers, test-time; figures accuracy-by-*)"
+    numbers = number_words(EVALUATION, "word_problem")
     for seed in (0, 1):
         assert f"{numbers} of {EVALUATION.replace('-s0', f'-s{seed}')}" in str(caught.value)
     assert "was changed: expected sha256" in str(caught.value)

@@ -21,6 +21,7 @@ from implicit_llm_report.inputs import ReportInputs, Source
 from implicit_llm_report.lineage import SHORT, LineageJobs, lineage_jobs, lineage_svg
 from implicit_llm_report.model_groups import short_count
 from implicit_llm_report.published import MARK_WORDS, Published
+from implicit_llm_report.registry import registry
 from implicit_llm_report.results import LAST_TEN, Cell, Results, Spread, seeds_words
 from implicit_llm_report.section import Section
 from implicit_llm_report.svg import Figure, panel_svg, swatch_svg, theme_css
@@ -145,8 +146,7 @@ def _environment(inputs: ReportInputs) -> jinja2.Environment:
 
 def caption(name: str) -> Markup:
     """A figure's caption: reStructuredText, which also serves `snakemake --report`, with ``code`` its only markup."""
-    text = (FOLDER / "captions" / f"{name}.rst").read_text(encoding="utf-8").strip()
-    return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(text)))
+    return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(registry().figures[name].caption)))
 
 
 def glances(results: Results) -> list[dict[str, Any]]:

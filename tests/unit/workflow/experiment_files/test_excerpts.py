@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_report.registry import registry
 from implicit_llm_workflow.experiment_files.config_files import experiment_path
 from implicit_llm_workflow.experiment_files.experiment import Experiment, load_experiment
 from implicit_llm_workflow.planning.graph import build_graph
-from implicit_llm_workflow.planning.report_outputs import figures_of_reports, tables_of_reports
+from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 from implicit_llm_workflow.results.explain import upstream_closure
 from tests.unit.workflow.experiments import ExperimentFile
 
@@ -75,14 +76,10 @@ def test_an_excerpt_of_what_there_is_not_is_refused(shown: ExperimentFile, old: 
 
 
 @pytest.mark.parametrize("name", ["paper", "miniature"])
-def test_every_figure_and_table_that_a_report_can_have_is_in_the_report_and_in_an_excerpt(name: str) -> None:
+def test_the_paper_and_the_miniature_have_every_figure_and_table(name: str) -> None:
     experiment = load(name)
-    figures, tables = figures_of_reports(experiment), tables_of_reports(experiment)
-    assert [figure for figure, is_there in figures.items() if not is_there] == []
-    assert [table for table, is_there in tables.items() if not is_there] == []
-    excerpts = experiment.excerpts.values()
-    assert set(figures) == {figure for excerpt in excerpts for figure in excerpt.figures}
-    assert set(tables) == {table for excerpt in excerpts for table in excerpt.tables}
+    assert report_figures(experiment) == list(registry().figures)
+    assert report_tables(experiment) == list(registry().tables)
 
 
 def test_the_miniature_has_the_excerpts_of_the_paper_and_the_other_scales_have_no_others() -> None:

@@ -12,20 +12,21 @@ from typing import Any
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
+from implicit_llm_report.registry import registry
 from implicit_llm_workflow.planning.plan import LOCAL_PROFILE
 from implicit_llm_workflow.planning.recorded import METRICS
 from implicit_llm_workflow.results.verify import sha256_of
 
-# What an evaluation of each kind gives: its table, and the figures that draw it.
+# What jobs of each kind give.
 NUMBERS_OF = {
-    "word_problem": "accuracies (tables accuracy, minimum-layers, test-time; figures accuracy-by-*)",
-    "perplexity": "perplexities (tables perplexity, test-time; figures perplexity-by-*, curriculum)",
-    "lm_eval": "downstream results (table downstream; figure downstream-by-iterations)",
-    "catbabi": "answers to CatbAbI (table babi; figure accuracy-by-babi-task)",
-    "duality": "agreement of modes (table duality; figure convergence-by-iteration)",
-    "jacobian": "Jacobians (table jacobian; figure jacobian)",
+    "word_problem": "accuracies",
+    "perplexity": "perplexities",
+    "lm_eval": "downstream results",
+    "catbabi": "answers to CatbAbI",
+    "duality": "agreement of modes",
+    "jacobian": "Jacobians",
+    "train": "losses and solver health",
 }
-OF_TRAINING = "losses and solver health (figures training-curves, loss-by-*, solver-health, spectral-radius)"
 
 
 class StaleNumbers(UserError):
@@ -46,8 +47,12 @@ class StaleNumber:
 
 
 def number_words(job: str, kind: str | None) -> str:
-    """What numbers of a report come from a job; `kind` is that of an evaluation."""
-    return NUMBERS_OF.get(kind or "", "results") if job.startswith("evaluate/") else OF_TRAINING
+    """What numbers of a report come from a job, and where they are shown; `kind` is that of an evaluation."""
+    kind = kind if job.startswith("evaluate/") else "train"
+    places = {"tables": registry().tables, "figures": registry().figures}
+    shown = {place: [name for name, item in entries.items() if kind in item.kinds] for place, entries in places.items()}
+    words = "; ".join(f"{place} {', '.join(names)}" for place, names in shown.items() if names)
+    return NUMBERS_OF.get(kind or "", "results") + (f" ({words})" if words else "")
 
 
 def stale_numbers(upstream: Mapping[str, str], directories: Mapping[str, Path]) -> list[StaleNumber]:

@@ -1,0 +1,60 @@
+"""Which figures and tables there are, their captions, and what each needs: registry.yaml, read by report and driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_report.config import FOLDER, read_yaml
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A figure or a table; registry.yaml says what `needs` holds."""
+
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    caption: str = ""
+
+    def is_met(self, planned: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether an experiment with these planned results has it."""
+        wanted = {"swept": (), "is_peer": False, **self.needs}
+        differ, among = wanted.pop("differ", None), wanted.pop("among", ())
+        found = [result for result in planned if all(_agrees(result.get(key), wanted[key]) for key in wanted)]
+        if differ is None:
+            return bool(found) or not self.needs
+        same = {tuple(result[key] for key in among) for result in found}
+        return len({tuple(result[key] for key in (*among, differ)) for result in found}) > len(same)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of the evaluations that it shows."""
+        return _listed(self.needs.get("kind"))
+
+
+@dataclass(frozen=True)
+class Registry:
+    """By name, in the order in which Snakemake lists them."""
+
+    figures: Mapping[str, Entry]
+    tables: Mapping[str, Entry]
+
+
+@cache
+def registry() -> Registry:
+    """Raises: UserError naming file and key."""
+    path = FOLDER / "registry.yaml"
+    return fill(Registry, read_yaml(path), str(path))
+
+
+def _agrees(value: Any, wanted: Any) -> bool:
+    """A result with several values has one that is wanted; wanting none, it must have none."""
+    if wanted == ():
+        return not value
+    return bool(set(_listed(value)) & set(_listed(wanted)))
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
