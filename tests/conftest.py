@@ -15,7 +15,7 @@ from implicit_llm_contracts.runs import faults
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
-ONE_WORKER = ("tests/slurm/", "tests/browser/")  # their tests share a Slurm and a browser
+ONE_WORKER = ("workflow/plugins/submitit/tests/", "tests/slurm/", "tests/browser/")  # they share a Slurm or a browser
 
 
 @pytest.hookimpl(optionalhook=True)

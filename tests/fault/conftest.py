@@ -19,7 +19,7 @@ class Trainer:
     """Trains phases of small models in processes of their own; a checkpoint is due after every step."""
 
     data: Path
-    server: Server = field(default_factory=lambda: Server("training_server"))
+    server: Server = field(default_factory=lambda: Server("tests.fault.training_server"))
 
     def run(self, run_dir: Path, config: dict[str, Any], order: dict[str, Any] | None = None, **env: str) -> int:
         """Exit code of the phase, or minus the signal that ended it; `order`: see training_server.py."""

@@ -59,7 +59,7 @@ class Job:
 
 @pytest.fixture(scope="module")
 def factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Factory]:
-    factory = Factory(Server("data_server"), tmp_path_factory.mktemp("downloads"))
+    factory = Factory(Server("tests.fault.data_server"), tmp_path_factory.mktemp("downloads"))
     yield factory
     factory.server.close()
 

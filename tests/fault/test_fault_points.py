@@ -21,8 +21,8 @@ from implicit_llm_jobs.tracking.mlflow_writer import initialise
 from tests.fault.forks import CONTRACTS, JOBS, Server
 
 POINTS = faults.registered(CONTRACTS, JOBS)
-# Every point with a kill and with one of the other kinds; all of them together are among the slow tests.
-SAMPLE = [(point, kind) for n, point in enumerate(POINTS) for kind in ("kill9", ("sigterm", "raise", "enospc")[n % 3])]
+# Every point with one kind, every family with all; each point with each kind is among the slow tests.
+SAMPLE = [(point, ("kill9", "sigterm", "raise", "enospc")[n % 4]) for n, point in enumerate(POINTS)]
 IN_TRACKER = ("tracker.", "mlflow_store.")
 DATA_PARTS = {"stage": "data", "config": {}, "code": "c0de", "upstream": {}}
 DATA = compute_fingerprint(**DATA_PARTS)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ class Stage:
     def __init__(self, directory: Path) -> None:
         self.store = directory / "mlflow.db"
         first = {**order(directory / "results" / "demo" / "train" / "x"), "store": str(self.store), "env": {}}
-        self.server = Server("stage_server", json.dumps(first))  # imports while the store is made here
+        self.server = Server("tests.fault.stage_server", json.dumps(first))  # imports while the store is made here
         initialise(f"sqlite:///{self.store}")
 
     def run(self, run_dir: Path, **env: str) -> int:

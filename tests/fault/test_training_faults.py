@@ -16,8 +16,8 @@ from tests.fault.forks import LIBRARY
 from tests.unit.training.small_runs import LLAMA, logged, train_config, work_of
 
 POINTS = faults.registered(LIBRARY / "training")
-# Every point with a kill and with one of the other kinds; all of them together are among the slow tests.
-SAMPLE = [(point, kind) for n, point in enumerate(POINTS) for kind in ("kill9", ("sigterm", "raise", "enospc")[n % 3])]
+# Every point with one kind, every family with all; each point with each kind is among the slow tests.
+SAMPLE = [(point, ("kill9", "sigterm", "raise", "enospc")[n % 4]) for n, point in enumerate(POINTS)]
 EXIT_CODES = {"kill9": (-9,), "sigterm": (75, 0), "raise": (1,), "enospc": (0, 1, 2, 75)}
 STEPS = 5
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from implicit_llm.kernels import chunked_scan, ssd
 from implicit_llm_workflow.launching import preflight
 from implicit_llm_workflow.launching.preflight import Preflight, PreflightFailed
+from tests.unit.workflow.console_calls import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,18 +97,13 @@ def test_an_environment_without_a_package_is_refused(here: Preflight, monkeypatc
     assert metadata.version("torch")
 
 
-def test_the_command_tells_the_executor_the_class_of_the_failure(tmp_path: Path) -> None:
+def test_the_command_tells_the_executor_the_class_of_the_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     status = tmp_path / "status.json"
-    command = [sys.executable, "-m", "implicit_llm_workflow.console", "preflight", "--hardware", "h100"]
-    command += ["--device", "cpu", "--results", str(tmp_path), "--checkpoint-bytes", str(10**15)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT}/workflow/lib", "SUBMITIT_JOB_STATUS": str(status)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: hardware class h100 on ")
+    monkeypatch.setenv("SUBMITIT_JOB_STATUS", str(status))
+    where = ("--results", str(tmp_path), "--checkpoint-bytes", str(10**15))
+    code, _, err = run(capsys, "preflight", "--hardware", "h100", "--device", "cpu", *where)
+    assert code == 2
+    assert err.splitlines()[-1].startswith("error: hardware class h100 on ")
     assert json.loads(status.read_text())["failure_class"] == "env"

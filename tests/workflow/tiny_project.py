@@ -7,8 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+
+from tests.fault.forks import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "implicit_llm"
@@ -54,11 +58,18 @@ class Project:
         return self.command(*self.driver, *arguments, code=code)
 
     def command(self, *words: str, code: int = 0) -> str:
-        done = subprocess.run(
-            words, cwd=self.dir, env=self.environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        output = done.stdout + done.stderr
-        assert done.returncode == code, output
+        """What the command prints, both streams; Snakemake and `implicit-llm` run in forks of one server."""
+        with tempfile.TemporaryDirectory() as folder:
+            streams = {name: Path(folder, name) for name in ("stdout", "stderr")}
+            if words[0] in ("snakemake", "implicit-llm"):
+                paths = {name: str(path) for name, path in streams.items()}
+                order = {"words": words, "cwd": str(self.dir), "environment": self.environment, **paths}
+                ended = _server().run(order)
+            else:
+                with streams["stdout"].open("w") as file:
+                    ended = subprocess.call(words, cwd=self.dir, env=self.environment, stdout=file, stderr=file)
+            output = "".join(path.read_text() for path in streams.values() if path.exists())
+        assert ended == code, output
         return output
 
     def edit(self, path: Path, old: str, new: str) -> None:
@@ -77,6 +88,11 @@ class Project:
         """Run directories, below results/<name>, of the jobs that a dry run announces."""
         output = self.snakemake("--dry-run", *arguments)
         return set(re.findall(rf"output: results/{self.name}/(\S+)/manifest\.json", output))
+
+
+@cache
+def _server() -> Server:
+    return Server("tests.workflow.command_server")
 
 
 def project_in(folder: Path, name: str = "tiny") -> Project:

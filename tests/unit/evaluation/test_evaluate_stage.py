@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_data.stages import word_problem as data_stage
 from implicit_llm_jobs.stage import run_stage
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
+from tests.unit.workflow.console_calls import run
 
 LENGTHS = (12, 24)
 MODES: list[dict[str, Any]] = [
@@ -185,23 +185,18 @@ def test_the_names_of_swept_metrics_are_such_as_mlflow_takes(tmp_path: Path, tes
 
 
 def test_a_model_is_evaluated_without_the_checkpoint_of_its_training_and_not_without_its_weights(
-    tmp_path: Path, tests_by_role: dict[str, Path]
+    tmp_path: Path, tests_by_role: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained = train(tmp_path, "implicit")
+    given = ["--model", str(trained), *(part for path in tests_by_role.values() for part in ("--data", str(path)))]
+    by_hand = ["evaluate", "word-problem", *given, "--max-iter", "3", "--out"]
     work = trained / "work" / Manifest.read(trained / "manifest.json").fingerprint[:16]
     shutil.rmtree(work / "checkpoint")
-    assert evaluate_by_hand(tmp_path / "with", trained, *tests_by_role.values()) == ""
+    assert run(capsys, *by_hand, str(tmp_path / "with"))[0] == 0
     assert len(records(tmp_path / "with")) == 2
     (work / "model" / "model.safetensors").write_bytes(b"")
-    message = evaluate_by_hand(tmp_path / "without", trained, *tests_by_role.values())
+    code, _, message = run(capsys, *by_hand, str(tmp_path / "without"))
+    assert code == 2
     assert re.search(
         r"error: .*model\.safetensors: expected \d+ bytes, found 0; type `rm -f .*manifest\.json`", message
     )
-
-
-def evaluate_by_hand(run_dir: Path, trained: Path, *data: Path) -> str:
-    """What the command says when it fails, else nothing."""
-    options = ["--model", str(trained), *(part for path in data for part in ("--data", str(path))), "--max-iter", "3"]
-    command = [Path(sys.executable).parent / "implicit-llm", "evaluate", "word-problem", *options, "--out", run_dir]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    return ended.stderr if ended.returncode else ""

@@ -51,7 +51,8 @@ def test_two_sharded_processes_give_the_gradients_and_tokens_of_one(make_model, 
     }
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
-    multiprocessing.spawn(_sharded_passes, (tmp_path,), nprocs=2)
+    multiprocessing.set_forkserver_preload(["implicit_llm", "torch.distributed.fsdp"])  # imported once for both
+    multiprocessing.start_processes(_sharded_passes, (tmp_path,), nprocs=2, start_method="forkserver")
     for name, model in models.items():
         found = [torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True) for rank in (0, 1)]
         for ids, (_, tokens, num_iter) in zip(BATCHES, found, strict=True):
