@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from implicit_llm.evaluation.accuracy import LAST_TOKENS
 from implicit_llm.training.distributed import max_tensor_over_ranks, mean_over_ranks
 from implicit_llm.training.totals import StepCost, Totals
+from implicit_llm_contracts.config.training import LAST_TOKENS
 from implicit_llm_data.shard_format import IGNORED_LABEL
 
 RECENT_STEPS = 50

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from implicit_llm.device import NoGpu, choose_device
-from implicit_llm.evaluation.trained_model import load_model
+from implicit_llm.evaluation.inputs import load_model
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ from tqdm.auto import tqdm
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.device import choose_device
-from implicit_llm.evaluation.answers import check_tokens
-from implicit_llm.evaluation.batch_size import BatchSize, is_out_of_memory, release_memory
-from implicit_llm.evaluation.lm_eval_harness.cost import RequestCost
+from implicit_llm.evaluation.answers import BatchSize, check_tokens, is_out_of_memory, release_memory
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import load_tokenizer, model_folder
+from implicit_llm.evaluation.tallies import SolverTally
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.terminal import wants_bar
@@ -169,3 +168,12 @@ class ImplicitLM(HFLM):
             out = self.model(inps)
         self.cost.solver.add(getattr(out, "solver_stats", None), (inps.shape[0], inps.shape[1]))
         return out.logits
+
+
+@dataclass
+class RequestCost:
+    """Requests answered, those of them without a finite number, and the solver's work on their tokens."""
+
+    num_requests: int = 0
+    num_nonfinite: int = 0
+    solver: SolverTally = field(default_factory=SolverTally)

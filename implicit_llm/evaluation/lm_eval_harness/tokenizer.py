@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from implicit_llm.evaluation.trained_model import model_directory
+from implicit_llm.evaluation.inputs import model_directory
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
 from implicit_llm_contracts.runs.stage_context import Input

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from implicit_llm.evaluation.answers import EvaluationJob, UnknownToken, answers
-from implicit_llm.evaluation.batch_size import BatchSize
-from implicit_llm.evaluation.catbabi_carried import StateCarrier
-from implicit_llm.evaluation.duality_modes import AllModes
-from implicit_llm.evaluation.duality_trace import TracedModel
+from implicit_llm.evaluation.answers import BatchSize, EvaluationJob, UnknownToken, answers
+from implicit_llm.evaluation.kinds.catbabi import StateCarrier
+from implicit_llm.evaluation.kinds.duality_measures import AllModes, TracedModel
 from implicit_llm_contracts.config.evaluation import ModeConfig
 from tests.unit.evaluation.small_models import VOCAB, Rows, small_model
 

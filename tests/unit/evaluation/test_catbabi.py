@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
-from implicit_llm.evaluation.batch_size import BatchSize
-from implicit_llm.evaluation.catbabi import evaluate_catbabi
-from implicit_llm.evaluation.catbabi_tally import MEASURES
+from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
+from implicit_llm.evaluation.kinds.catbabi import MEASURES, evaluate_catbabi
 from implicit_llm_data.shard_format import IGNORED_LABEL
 from tests.unit.evaluation.small_models import Rows, small_model
 from tests.unit.evaluation.stand_ins import stand_in

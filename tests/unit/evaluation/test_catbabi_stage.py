@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
-from implicit_llm.evaluation.catbabi_carried import carries_state
 from implicit_llm.evaluation.inputs import EvaluateInputError
-from implicit_llm.evaluation.stages import catbabi as stage
+from implicit_llm.evaluation.kinds import catbabi as stage
+from implicit_llm.evaluation.kinds.catbabi import carries_state
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from implicit_llm.evaluation.chance import chance_per_position
+from implicit_llm.evaluation.kinds.word_problem import chance_per_position
 from implicit_llm_data.word_problem import WordProblemConfig, generate
 
 

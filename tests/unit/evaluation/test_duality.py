@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from implicit_llm.evaluation.answers import EvaluationJob
-from implicit_llm.evaluation.batch_size import BatchSize
-from implicit_llm.evaluation.duality import compare_modes, trace_convergence
-from implicit_llm.evaluation.duality_modes import AllModes, ModeOutput, mode_output, pairs_of
-from implicit_llm.evaluation.duality_tally import DualityTally, PairTally, compare
-from implicit_llm.evaluation.duality_trace import TracedModel, TraceTally, looked_at
+from implicit_llm.evaluation.answers import BatchSize, EvaluationJob
+from implicit_llm.evaluation.kinds.duality import compare_modes, trace_convergence
+from implicit_llm.evaluation.kinds.duality_measures import (
+    AllModes,
+    DualityTally,
+    ModeOutput,
+    PairTally,
+    TracedModel,
+    TraceTally,
+    compare,
+    looked_at,
+    mode_output,
+    pairs_of,
+)
 from implicit_llm_contracts.config.evaluation import ModeConfig, SweepConfig, swept_modes
 from tests.unit.evaluation.small_models import Rows, small_model
 

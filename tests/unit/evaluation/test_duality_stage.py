@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.evaluation.stages import duality as stage
+from implicit_llm.evaluation.kinds import duality as stage
 from implicit_llm_contracts.config.evaluation import EvaluateConfigError
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
@@ -96,7 +96,7 @@ def test_length_that_no_row_reaches_is_missing(tmp_path: Path, text: Path, caplo
 def test_interrupted_comparison_goes_on_with_the_same_numbers(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("implicit_llm.evaluation.duality.KEEP_EVERY_S", -1.0)
+    monkeypatch.setattr("implicit_llm.evaluation.kinds.duality.KEEP_EVERY_S", -1.0)
     monkeypatch.setattr(stage, "BATCH_TOKENS", 16)
     whole = records(evaluate(tmp_path / "whole", "explicit", text, lengths=[16]))
     seen: list[int] = []

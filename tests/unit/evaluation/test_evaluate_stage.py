@@ -13,7 +13,7 @@ import pytest
 
 from implicit_llm.evaluation.answers import EvaluationJob
 from implicit_llm.evaluation.inputs import EvaluateInputError
-from implicit_llm.evaluation.stages import word_problem as stage
+from implicit_llm.evaluation.kinds import word_problem as stage
 from implicit_llm_contracts.config.evaluation import EvaluateConfigError
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.manifest import Manifest

@@ -13,8 +13,8 @@ import torch
 from implicit_llm.analysis.jacobian import step_after
 from implicit_llm.evaluation.answers import UnknownToken
 from implicit_llm.evaluation.inputs import EvaluateInputError
-from implicit_llm.evaluation.jacobian import JacobianConfig, draw_entries, measure, random_layer, steps
-from implicit_llm.evaluation.stages import jacobian as stage
+from implicit_llm.evaluation.kinds import jacobian as stage
+from implicit_llm.evaluation.kinds.jacobian import JacobianConfig, draw_entries, measure, random_layer, steps
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import Input
@@ -142,7 +142,7 @@ def test_the_summary_has_the_means(both: dict[str, Path]) -> None:
 
 
 def test_a_fixed_point_that_is_not_reached_leaves_its_numbers_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("implicit_llm.evaluation.jacobian.MAX_ITER", 2)
+    monkeypatch.setattr("implicit_llm.evaluation.kinds.jacobian.MAX_ITER", 2)
     layer, ids_L = random_layer(0, is_implicit=True)
     found = measure(step_after(layer, ids_L[:2]), 1)
     assert found["off_diagonal_share"] is None

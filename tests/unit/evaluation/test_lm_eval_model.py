@@ -10,8 +10,7 @@ import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
 
-from implicit_llm.evaluation.answers import UnknownToken
-from implicit_llm.evaluation.batch_size import BatchSize, EvaluationOutOfMemory
+from implicit_llm.evaluation.answers import BatchSize, EvaluationOutOfMemory, UnknownToken
 from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError
 from implicit_llm.solver.stats import NonFiniteState
 from tests.unit.evaluation.harness_models import harness_model, harness_tokenizer, requests

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from implicit_llm.evaluation.loss_tally import LossTally, PositionTally, position_bins
+from implicit_llm.evaluation.tallies import LossTally, PositionTally, position_bins
 
 
 def test_mean_is_over_tokens_however_they_are_cut_into_batches() -> None:

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
-from implicit_llm.evaluation.batch_size import BatchSize
-from implicit_llm.evaluation.perplexity import evaluate_perplexity
-from implicit_llm.evaluation.perplexity_rows import TextRows
+from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
+from implicit_llm.evaluation.kinds.perplexity import TextRows, evaluate_perplexity
 from tests.unit.evaluation.small_models import small_model
 from tests.unit.evaluation.small_streams import END_OF_TEXT, VOCAB, random_documents, write_stream
 from tests.unit.evaluation.stand_ins import Problems, stand_in

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from implicit_llm.evaluation.perplexity_rows import TextRows
+from implicit_llm.evaluation.kinds.perplexity import TextRows
 from tests.unit.evaluation.small_streams import random_documents, write_stream
 
 # Documents of three, one, nine and two tokens, and end-of-text (0) behind each: shorter and longer than rows of five.

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.evaluation.answers import EvaluationJob
-from implicit_llm.evaluation.stages import perplexity as stage
+from implicit_llm.evaluation.kinds import perplexity as stage
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
-from implicit_llm.evaluation.batch_size import BatchSize, EvaluationOutOfMemory
-from implicit_llm.evaluation.word_problem import default_batch_size, evaluate_word_problem, match
+from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob, EvaluationOutOfMemory
+from implicit_llm.evaluation.kinds.word_problem import default_batch_size, evaluate_word_problem, match
 from tests.unit.evaluation.small_models import Rows, small_model
 from tests.unit.evaluation.stand_ins import Problems, StandIn, stand_in
 

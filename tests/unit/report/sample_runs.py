@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm.evaluation.chance import chance_per_position
+from implicit_llm.evaluation.kinds.word_problem import chance_per_position
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.journal import Journal

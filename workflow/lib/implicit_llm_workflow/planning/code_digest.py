@@ -31,7 +31,7 @@ STAGES = {
     "data": "implicit_llm_data.stages",
     "checkpoint": "implicit_llm.checkpoint",
     "train": "implicit_llm.training",
-    "evaluate": "implicit_llm.evaluation.stages",
+    "evaluate": "implicit_llm.evaluation.kinds",
     "report": REPORT,
     "excerpt": REPORT,
 }

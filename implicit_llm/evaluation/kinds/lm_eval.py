@@ -1,20 +1,25 @@
-"""The stage `evaluate` of kind `lm_eval`: one language model on downstream tasks of the harness, in every mode."""
+"""Downstream tasks of the lm-eval harness: one language model on each of them, in every mode.
+
+Nothing of the machine or the moment gets into a record.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
+from lm_eval.evaluator import evaluate
+from lm_eval.utils import hash_string
+
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
-from implicit_llm.evaluation.inputs import model_input, reads_of_inputs
-from implicit_llm.evaluation.lm_eval_harness.cost import RequestCost
-from implicit_llm.evaluation.lm_eval_harness.model import DEFAULT_BATCH_SIZE, ImplicitLM
-from implicit_llm.evaluation.lm_eval_harness.results import ask
+from implicit_llm.evaluation.inputs import about_model, load_model, model_directory, model_input, reads_of_inputs
+from implicit_llm.evaluation.lm_eval_harness.model import DEFAULT_BATCH_SIZE, ImplicitLM, RequestCost
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import TOKENIZER_FILE, load_tokenizer, run_tokenizer
 from implicit_llm.evaluation.metrics_file import Record, tracked_name, write_metrics
-from implicit_llm.evaluation.modes import ModeRunner
-from implicit_llm.evaluation.partial import PartialResults
-from implicit_llm.evaluation.trained_model import about_model, load_model, model_directory
+from implicit_llm.evaluation.modes import ModeRunner, PartialResults
 from implicit_llm_contracts.config.evaluation import modes_of
 from implicit_llm_contracts.config.lm_eval import LmEvalConfig
 from implicit_llm_contracts.runs.fill import fill
@@ -89,3 +94,55 @@ def _headline(records: list[Record]) -> dict[str, dict[str, dict[str, float | No
     for record in records:
         found.setdefault(record["task"], {})[record["mode"]] = record["metrics"]
     return found
+
+
+NO_FILTER = "none"
+PACKAGE = "lm_eval"
+
+
+def ask(lm: ImplicitLM, name: str, task: Any, *, limit: int | None, bootstrap_draws: int) -> dict[str, Any]:
+    """One task's part of a record; metrics are None where one of the answers was not finite.
+
+    `metrics` and `stderr` are by metric, with the harness's filter behind a comma unless it is "none".
+    """
+    results = evaluate(lm, {"tasks": {name: task}}, limit=limit, bootstrap_iters=bootstrap_draws, log_samples=True)
+    assert results is not None  # of ranks above 0 only
+    numbers = results["results"][name]
+    keys = [key for key in numbers if "," in key and not key.partition(",")[0].endswith("_stderr")]
+    is_whole = lm.cost.num_nonfinite == 0
+    return {
+        "metrics": {_short(key): _finite(numbers[key]) if is_whole else None for key in keys},
+        "stderr": {_short(key): _finite(numbers.get(_stderr(key))) if is_whole else None for key in keys},
+        "higher_is_better": dict(results["higher_is_better"].get(name, {})),
+        "nonfinite_share": lm.cost.num_nonfinite / lm.cost.num_requests if lm.cost.num_requests else None,
+        "num_documents": results["n-samples"][name]["effective"],
+        "num_requests": lm.cost.num_requests,
+        "num_fewshot": results["n-shot"][name],
+        "task_version": results["versions"][name],
+        "task_hash": task_hash(results["samples"][name]),
+        "harness_version": version(PACKAGE),
+    }
+
+
+def task_hash(samples: Sequence[Mapping[str, Any]]) -> str:
+    """sha256 over documents, prompts and targets, as the harness's own result files have it."""
+    return hash_string(
+        "".join(sample["doc_hash"] + sample["prompt_hash"] + sample["target_hash"] for sample in samples)
+    )
+
+
+def _short(key: str) -> str:
+    metric, _, filtered_by = key.partition(",")
+    return metric if filtered_by == NO_FILTER else key
+
+
+def _stderr(key: str) -> str:
+    metric, _, filtered_by = key.partition(",")
+    return f"{metric}_stderr,{filtered_by}"
+
+
+def _finite(value: Any) -> float | None:
+    """The harness writes "N/A" for a standard error that it does not know."""
+    if value is None or isinstance(value, str):
+        return None
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,308 @@
+"""How the modes of a model are compared, and how its convergence is followed.
+
+An implicit model reads the same tokens in each of its modes. An explicit model reads them in parallel and token by
+token with its cache: the two agree but for rounding, which says how much of an implicit model's difference is
+arithmetic.
+
+Convergence by iteration follows the simultaneous iteration of an implicit model to the end of its budget:
+
+    z_0 = 0,   z_i = (1 - tau) z_{i-1} + tau f(z_{i-1})
+
+Evaluation i of f gives the residual ||f(z_{i-1}) - z_{i-1}|| / ||f(z_{i-1})|| and, as the closing evaluation after
+i - 1 iterations, the prediction from f(z_{i-1}): what the model would answer with a budget of i. Nothing stops here,
+and no earlier iterate is kept for its lower residual, as the solver would.
+
+Shapes: `B` batch, `L` length, `D` model, `V` vocabulary, `G` evaluations of f that are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from implicit_llm.evaluation import answers as reading
+from implicit_llm.evaluation.tallies import SolverTally, finite, position_bins
+from implicit_llm.models.causal_lm import ImplicitForCausalLM
+from implicit_llm.solver.residual import sequence_rule
+from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, ModeConfig
+from implicit_llm_contracts.config.solver import SolverConfig
+
+# How near a mode is to generation: the nearer one of a pair is the reference.
+_NEARNESS = {"sequential": 0, "blockwise": 1, "simultaneous": 2}
+
+
+@dataclass(frozen=True)
+class ModeOutput:
+    """Hidden states (B, L, D), or logits (B, L, V) where `head` is None; the solver's statistics, None if explicit."""
+
+    states: Tensor
+    head: nn.Module | None
+    stats: Any
+
+    def logits(self, positions: slice) -> Tensor:
+        """fp32 logits at some positions."""
+        states = self.states[:, positions]
+        return (states if self.head is None else self.head(states)).float()
+
+
+class AllModes(nn.Module):
+    """A model whose output holds that of every mode, by name; the model's solver stays as it was."""
+
+    def __init__(self, model: Any, modes: Sequence[ModeConfig]) -> None:
+        super().__init__()
+        self.model = model
+        self.config = model.config
+        self.modes = tuple(modes)
+        self.solver = getattr(model, "solver", None)
+
+    def forward(self, input_ids: Tensor) -> Mapping[str, ModeOutput]:
+        if self.solver is None:
+            by_token = mode_output(self.model, input_ids, is_by_token=True)
+            return {PARALLEL: mode_output(self.model, input_ids), SEQUENTIAL: by_token}
+        found = {}
+        try:
+            for mode in self.modes:
+                self.model.solver = mode.solver(self.solver)
+                found[mode.name] = mode_output(self.model, input_ids)
+        finally:
+            self.model.solver = self.solver
+        return found
+
+
+def mode_output(model: Any, input_ids: Tensor, *, is_by_token: bool = False) -> ModeOutput:
+    """One pass over all tokens, or one for each of them with the cache of those before."""
+    is_own = isinstance(model, ImplicitForCausalLM)
+    inner = model.base if is_own else model
+    head = model.lm_head if is_own else None
+    key = "last_hidden_state" if is_own else "logits"
+    if not is_by_token:
+        out = inner(input_ids=input_ids)
+        return ModeOutput(getattr(out, key), head, getattr(out, "solver_stats", None))
+    cache, states = None, []
+    for position in range(input_ids.shape[1]):
+        token = input_ids[:, position : position + 1]
+        out = inner(input_ids=token, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        states.append(getattr(out, key))
+    return ModeOutput(torch.cat(states, dim=1), head, None)
+
+
+def pairs_of(modes: Sequence[ModeConfig], *, is_implicit: bool) -> list[tuple[str, str]]:
+    """Every two modes, the reference second: the one nearer to generation, of equals the one named first.
+
+    Of a sweep, modes with the same value of the same setting.
+    """
+    if not is_implicit:
+        return [(PARALLEL, SEQUENTIAL)]
+    ordered = sorted(modes, key=lambda mode: _NEARNESS[mode.eval_mode])
+    pairs = [(mode, other) for index, other in enumerate(ordered) for mode in ordered[index + 1 :]]
+    return [(mode.name, other.name) for mode, other in pairs if _swept(mode) == _swept(other)]
+
+
+def _swept(mode: ModeConfig) -> tuple[str, float] | None:
+    return None if mode.sweep is None else (mode.sweep.key, mode.sweep.value)
+
+
+def goes_by_token(model: Any) -> bool:
+    """Whether an explicit model can be read token by token here: it returns its cache as `past_key_values`."""
+    token = torch.zeros((1, 1), dtype=torch.long, device=next(model.parameters()).device)
+    with torch.inference_mode():
+        return getattr(model(input_ids=token, use_cache=True), "past_key_values", None) is not None
+
+
+MEASURES = ("token_agreement", "logit_distance_mean", "logit_distance_max", "logit_std", "kl")
+
+
+@dataclass
+class PairTally:
+    """Sums over tokens; distances and spread are means over the vocabulary first."""
+
+    num_tokens: int = 0
+    num_equal: int = 0
+    distance: float = 0.0
+    distance_max: float = 0.0
+    spread: float = 0.0
+    divergence: float = 0.0
+
+    def add(self, logits_BLV: Tensor, reference_BLV: Tensor) -> None:
+        difference_BLV = (logits_BLV - reference_BLV).abs()
+        log_shares_BLV, log_reference_BLV = logits_BLV.log_softmax(-1), reference_BLV.log_softmax(-1)
+        kl_BL = (log_reference_BLV.exp() * (log_reference_BLV - log_shares_BLV)).sum(-1)
+        self.num_tokens += kl_BL.numel()
+        self.num_equal += int((logits_BLV.argmax(-1) == reference_BLV.argmax(-1)).sum())
+        self.distance += float(difference_BLV.mean(-1).double().sum())
+        self.distance_max = max(self.distance_max, float(difference_BLV.max()))
+        self.spread += float(reference_BLV.std(-1).double().sum())
+        self.divergence += float(kl_BL.double().sum())
+
+    def merge(self, other: PairTally) -> None:
+        """Count what `other` has counted too."""
+        self.num_tokens += other.num_tokens
+        self.num_equal += other.num_equal
+        self.distance += other.distance
+        self.distance_max = max(self.distance_max, other.distance_max)
+        self.spread += other.spread
+        self.divergence += other.divergence
+
+    def values(self) -> dict[str, float | int | None]:
+        """token_agreement: share of tokens with the same most likely next token. kl: of the mode from the reference,
+        nats a token. logit_std: of the reference over the vocabulary, what a distance is to be compared with."""
+        if not self.num_tokens:
+            return dict.fromkeys(MEASURES) | {"num_tokens": 0}
+        return {
+            "token_agreement": self.num_equal / self.num_tokens,
+            "logit_distance_mean": finite(self.distance / self.num_tokens),
+            "logit_distance_max": finite(self.distance_max),
+            "logit_std": finite(self.spread / self.num_tokens),
+            "kl": finite(max(0.0, self.divergence / self.num_tokens)),
+            "num_tokens": self.num_tokens,
+        }
+
+
+@dataclass
+class DualityTally:
+    """All pairs of modes, and what each mode cost, over the first `num_rows` rows."""
+
+    pairs: dict[str, PairTally]
+    solvers: dict[str, SolverTally] = field(default_factory=dict)
+    num_rows: int = 0
+    num_nonfinite_rows: int = 0
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> DualityTally:
+        return cls({_key(pair): PairTally() for pair in pairs})
+
+    def add(self, outputs: Mapping[str, ModeOutput], compared: Mapping[str, PairTally]) -> None:
+        """Count a batch; `compared` is what `compare` made of it."""
+        for name, output in outputs.items():
+            self.solvers.setdefault(name, SolverTally()).add(output.stats, output.states.shape[:2])  # type: ignore[arg-type]
+        for key, tally in compared.items():
+            self.pairs[key].merge(tally)
+
+    def pair(self, pair: tuple[str, str]) -> PairTally:
+        return self.pairs[_key(pair)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `from_dict` gives an equal tally back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DualityTally:
+        pairs = {key: PairTally(**fields) for key, fields in values["pairs"].items()}
+        solvers = {key: SolverTally(**fields) for key, fields in values["solvers"].items()}
+        return cls(pairs, solvers, values["num_rows"], values["num_nonfinite_rows"])
+
+
+def _key(pair: tuple[str, str]) -> str:
+    return "|".join(pair)
+
+
+def compare(outputs: Mapping[str, ModeOutput], pairs: Iterable[str]) -> dict[str, PairTally]:
+    """The pairs of modes on one batch, a piece of the positions at a time."""
+    found = {key: PairTally() for key in pairs}
+    batch, length = next(iter(outputs.values())).states.shape[:2]
+    step = max(1, reading.LOSS_TOKENS // (batch * len(outputs)))
+    for start in range(0, length, step):
+        logits = {name: output.logits(slice(start, start + step)) for name, output in outputs.items()}
+        for key, tally in found.items():
+            mode, reference = key.split("|")
+            tally.add(logits[mode], logits[reference])
+    return found
+
+
+def is_finite(outputs: Mapping[str, ModeOutput]) -> bool:
+    """Whether no mode has a NaN or infinite state."""
+    return all(bool(torch.isfinite(output.states).all()) for output in outputs.values())
+
+
+QUANTILES = {"median": 0.5, "q90": 0.9}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """residual_GB by sequence, residual_GBL by token, predictions_GBL: the most likely next tokens."""
+
+    residual_GB: np.ndarray
+    residual_GBL: np.ndarray
+    predictions_GBL: np.ndarray
+
+
+class TracedModel(nn.Module):
+    """A model whose output is the trace of its simultaneous iteration; its solver is not asked and stays as it is."""
+
+    def __init__(self, model: Any, solver: SolverConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.config = model.config
+        self.solver = solver
+        self.evaluations = looked_at(solver.eval_budget)
+
+    def forward(self, input_ids: Tensor) -> Trace:
+        base, wanted = self.model.base, set(self.evaluations)
+        embedding_BLD = base.get_input_embeddings()(input_ids)
+        x = base.stack_input(embedding_BLD, None, None, None)
+        measure = sequence_rule(self.solver.tol)
+        z_BLD = torch.zeros_like(embedding_BLD)
+        by_sequence, by_token, predictions = [], [], []
+        for evaluation in range(1, self.solver.eval_budget + 1):
+            fz_BLD = base.apply_stack(z_BLD, x)[0]
+            if evaluation in wanted:
+                progress = measure(z_BLD, fz_BLD)
+                by_sequence.append(progress.residual_B)
+                by_token.append(progress.residual_BL)
+                predictions.append(self._predict(fz_BLD))
+            z_BLD = torch.lerp(z_BLD, fz_BLD, self.solver.tau)
+        if not bool(torch.isfinite(z_BLD).all()):
+            raise FloatingPointError("the simultaneous iteration became NaN or infinite; no convergence is reported")
+        return Trace(*(torch.stack(parts).cpu().numpy() for parts in (by_sequence, by_token, predictions)))
+
+    def _predict(self, hidden_BLD: Tensor) -> Tensor:
+        step = max(1, reading.LOSS_TOKENS // len(hidden_BLD))
+        parts = hidden_BLD.split(step, dim=1)
+        return torch.cat([self.model.lm_head(part_BLD).argmax(-1) for part_BLD in parts], dim=1)
+
+
+@dataclass
+class TraceTally:
+    """Traces of all batches together; `tol` is the solver's."""
+
+    evaluations: tuple[int, ...]
+    tol: float
+    by_sequence: list[np.ndarray] = field(default_factory=list)
+    by_token: list[np.ndarray] = field(default_factory=list)
+    num_equal: np.ndarray = field(init=False)
+    num_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_equal = np.zeros(len(self.evaluations), dtype=np.int64)
+
+    def add(self, trace: Trace) -> None:
+        shape = (len(self.evaluations), -1)
+        self.by_sequence.append(trace.residual_GB.astype(np.float32))
+        self.by_token.append(trace.residual_GBL.reshape(shape).astype(np.float32))
+        same_GBL = trace.predictions_GBL == trace.predictions_GBL[-1:]
+        self.num_equal += same_GBL.reshape(shape).sum(axis=1)
+        self.num_tokens += same_GBL[0].size
+
+    def values(self) -> dict[str, list[Any]]:
+        """The curve by the number of f-evaluations: quantiles of the residual, share of tokens at or above tol, share
+        of predictions equal to those of the last evaluation."""
+        residuals = {"sequence": np.concatenate(self.by_sequence, 1), "token": np.concatenate(self.by_token, 1)}
+        curve: dict[str, list[Any]] = {"f_evaluations": list(self.evaluations)}
+        for over, residual_GN in residuals.items():
+            for name, quantile in QUANTILES.items():
+                values = np.quantile(residual_GN.astype(np.float64), quantile, axis=1)
+                curve[f"residual_{over}_{name}"] = [finite(value) for value in values.tolist()]
+        curve["unconverged_share"] = (residuals["token"] >= self.tol).mean(axis=1).tolist()
+        curve["agreement_with_last"] = (self.num_equal / self.num_tokens).tolist()
+        return curve
+
+
+def looked_at(budget: int) -> tuple[int, ...]:
+    """The evaluations of f that are looked at: all up to eight, then four to each doubling, and the last."""
+    return tuple(sorted({*position_bins(budget).tolist(), budget}))
