@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from implicit_llm.evaluation.tallies import finite
 from implicit_llm.models.backbone import ImplicitMamba2Model
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
+from implicit_llm_contracts.config.jacobian import JacobianConfig
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.groups import load_monoid
@@ -62,7 +63,7 @@ def run(context: StageContext) -> StageResult:
     config = fill(JacobianConfig, context.config, where)
     trained = model_input(context)
     role, dataset = _shortest(context)
-    positions = config.positions_in(dataset.length)
+    positions = positions_in(config, dataset.length)
     if positions[-1] > dataset.length:
         raise EvaluateInputError(
             f"{where}.positions: {positions[-1]} is beyond the {dataset.length} tokens of a row of {role}; "
@@ -173,37 +174,10 @@ RANDOM_LAYER = {"hidden_size": 64, "expand": 1, "head_dim": 64, "state_size": 1,
 RANDOM_VOCAB, RANDOM_TOKENS, RANDOM_SEEDS = 60, 6, (0, 1, 2, 3)
 
 
-@dataclass(frozen=True)
-class JacobianConfig:
-    """Which tokens of the test rows to measure, and in which layer.
-
-    `positions` count tokens from 1; empty: 16 of them, spread evenly from the second token to the last or the 256th.
-    `num_sequences` are the first rows of the shortest test set: with the defaults there are at least 128 tokens where
-    rows have 16 or more. At the last position of each row, `checked_rows` rows of the Jacobian are compared with
-    autograd through the iteration, which costs a solve each.
-    """
-
-    kind: Literal["jacobian"]
-    positions: tuple[int, ...] = ()
-    num_sequences: int = 9
-    layer: int = 0
-    checked_rows: int = 4
-
-    def __post_init__(self) -> None:
-        if self.positions and min(self.positions) < 2:
-            raise ValueError(
-                f"positions: {list(self.positions)} must name tokens from the second on, which have a state before them"
-            )
-        for key in ("num_sequences", "checked_rows"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key}: {getattr(self, key)} is not a positive integer; use 1 or more")
-        if self.layer < 0:
-            raise ValueError(f"layer: {self.layer} is negative; layers count from 0")
-
-    def positions_in(self, length: int) -> tuple[int, ...]:
-        """The positions in a row of `length` tokens, in order."""
-        spread = torch.linspace(2, min(length, LAST_POSITION), NUM_POSITIONS).round().long().tolist()
-        return tuple(sorted(set(self.positions or spread)))
+def positions_in(config: JacobianConfig, length: int) -> tuple[int, ...]:
+    """The positions in a row of `length` tokens, in order."""
+    spread = torch.linspace(2, min(length, LAST_POSITION), NUM_POSITIONS).round().long().tolist()
+    return tuple(sorted(set(config.positions or spread)))
 
 
 def prepare(model: ImplicitMamba2Model) -> ImplicitMamba2Model:

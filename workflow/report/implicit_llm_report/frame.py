@@ -14,20 +14,15 @@ from typing import Any
 
 import pandas as pd
 
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_report.config import ReportError
 from implicit_llm_report.model_groups import family_of
 from implicit_llm_report.results import Spread
 
 MEASURED, MISSING = "measured", "missing"
 COSTS = ("f_evaluations_per_token", "unconverged_share")
-# The numbers that a record of a kind has, in the order in which they are shown; one that it lacks is missing.
-METRICS = {
-    "word_problem": ("accuracy_last10", "accuracy_sequence", "accuracy_token", "chance_last10"),
-    "perplexity": ("perplexity", "perplexity_within_documents", "loss"),
-    "catbabi": ("accuracy", "lm_accuracy", "lm_perplexity"),
-    "duality": ("token_agreement", "kl", "logit_distance_mean", "logit_distance_max"),
-    "jacobian": ("off_diagonal_share", "transition_radius", "f_radius", "relative_difference"),
-}
+# The numbers that a record of a kind has; one that it lacks is missing.
+METRICS = {name: kind.metrics for name, kind in EVALUATION_KINDS.items()}
 # Numbers that only some records of a kind have, beside COSTS.
 EXTRAS = ("logit_std", "against_f_evaluations_per_token")
 ABOUT = (

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation_kinds import EvaluationKind
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.places import downloads_folder
@@ -30,8 +31,7 @@ class ByHand:
 
     command: str
     config: Mapping[str, Any]
-    data_kinds: tuple[str, ...]
-    needs_data: bool
+    kind: EvaluationKind
     model: Path
     data: tuple[Path, ...]
     out: Path | None
@@ -52,11 +52,11 @@ class Finished:
     files: tuple[str, ...]
 
 
-def evaluate_by_hand(asked: ByHand, columns: Mapping[str, str]) -> None:
+def evaluate_by_hand(asked: ByHand) -> None:
     """Import the model if it is none of ours, evaluate it, print the numbers. Raises: UserError."""
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT.parent.resolve() / 'mlflow.db'}")
     test_sets = _test_sets(asked)
-    config = _with_lengths(dict(asked.config), test_sets)
+    config = _with_lengths(asked, test_sets)
     model = _model(asked)
     upstream = {"model": model.fingerprint, **{role: run.fingerprint for role, run in test_sets.items()}}
     code = job_digest(job_code("evaluate", config, model.config.get("model")))
@@ -65,23 +65,23 @@ def evaluate_by_hand(asked: ByHand, columns: Mapping[str, str]) -> None:
     run_dir = asked.out or ROOT / "evaluate" / identity.name
     inputs = [f"model={model.dir}", *(f"{role}={run.dir}" for role, run in test_sets.items())]
     run_job(Job("evaluate", run_dir, identity.to_json(), inputs, asked.log, asked.runtime))
-    _show(_finished(run_dir), columns)
+    _show(_finished(run_dir), asked.kind.columns)
 
 
 def _test_sets(asked: ByHand) -> dict[str, Finished]:
     """By role, which is what the data set is called. Raises: OptionError."""
-    if not asked.data and asked.needs_data:
+    if not asked.data and asked.kind.reads != (TOKENIZER,):
         raise OptionError(
-            f"--data: is missing; add the run directory of a data set of kind {' or '.join(asked.data_kinds)}"
+            f"--data: is missing; add the run directory of a data set of kind {' or '.join(asked.kind.reads)}"
         )
     found: dict[str, Finished] = {}
     for folder in asked.data:
         run = _finished(folder)
         kind = run.config.get("kind")
-        if run.stage != "data" or kind not in asked.data_kinds:
+        if run.stage != "data" or kind not in asked.kind.reads:
             raise OptionError(
                 f"--data {folder}: is of kind {kind or run.stage}, and {asked.command} reads "
-                f"{' or '.join(asked.data_kinds)}; give the run directory of such a data set"
+                f"{' or '.join(asked.kind.reads)}; give the run directory of such a data set"
             )
         role = TOKENIZER if kind == TOKENIZER else run.name
         if role in found:
@@ -90,11 +90,10 @@ def _test_sets(asked: ByHand) -> dict[str, Finished]:
     return found
 
 
-def _with_lengths(config: dict[str, Any], test_sets: Mapping[str, Finished]) -> dict[str, Any]:
-    """Where the lengths are left open, those that the streams were made for."""
-    if config.get("lengths", 0) is None:
-        config["lengths"] = sorted({run.config["length"] for run in test_sets.values()})
-    return config
+def _with_lengths(asked: ByHand, test_sets: Mapping[str, Finished]) -> dict[str, Any]:
+    """The config; where all lengths are wanted and none is named, those that the streams were made for."""
+    lengths = sorted({run.config["length"] for run in test_sets.values()}) if asked.kind.lengths == "all" else None
+    return {**({} if lengths is None else {"lengths": lengths}), **asked.config}
 
 
 def _model(asked: ByHand) -> Finished:

@@ -1,24 +1,22 @@
-"""How a sub-command of `evaluate` is made: the options that all kinds share, and those of its kind.
-
-A kind is a function whose parameters are its options and which returns its settings, as the experiment file has them.
-"""
+"""How a sub-command of `evaluate` is made: the options that all kinds share, and the settings of its kind."""
 
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, EvaluationKind
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.commands.evaluate_by_hand import ByHand, evaluate_by_hand
 from implicit_llm_workflow.commands.job import Device, Job, Kernels, Log, OptionError, Threads, run_job
-from implicit_llm_workflow.experiment_files.evaluations import KINDS
+from implicit_llm_workflow.experiment_files.evaluations import completed_settings
 
-DEFAULT_MODE = "blockwise"
 # What a mode of this name is solved by; "published" is also the name of a stopping rule, which the job knows.
 EVAL_MODES = {
     "blockwise": "blockwise",
@@ -77,21 +75,6 @@ Sha256 = Annotated[
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=0, help="Sequences at a time; 0 takes the default.", metavar="N")]
-
-
-@dataclass(frozen=True)
-class EvaluateKind:
-    """`data`: kinds of data it can read; `columns`: fields of a record that the table shows, with their headings."""
-
-    kind: str
-    data: tuple[str, ...]
-    columns: Mapping[str, str]
-    needs_data: bool = True
-    default_modes: tuple[str, ...] = (DEFAULT_MODE,)
-
-    @property
-    def command(self) -> str:
-        return self.kind.replace("_", "-")
 
 
 def job_options(
@@ -161,25 +144,59 @@ def mode_options(
     """The options of the kinds that have modes; only the signature counts."""
 
 
-def make_command(kind: EvaluateKind, settings_of: Callable[..., dict[str, Any]]) -> Callable[..., None]:
-    """The function that Typer makes a command of; help and example are the docstring of `settings_of`."""
-    groups: list[Callable[..., Any]] = [
-        settings_of,
-        *([mode_options] if KINDS[kind.kind].has_modes else []),
-        job_options,
-    ]
-    parameters = {group: _parameters(group) for group in groups}
+def make_command(name: str) -> Callable[..., None]:
+    """The function that Typer makes the sub-command of a kind of."""
+    kind, command_name = EVALUATION_KINDS[name], name.replace("_", "-")
+    own, modes, job = _settings(kind), _parameters(mode_options) if kind.has_modes else {}, _parameters(job_options)
 
     def command(**values: Any) -> None:
-        given = {group: {key: values[key] for key in its} for group, its in parameters.items()}
-        _evaluate(kind, given[settings_of], given.get(mode_options), given[job_options], settings_of)
+        given = ({key: values[key] for key in group} for group in (own, modes, job))
+        _evaluate(name, *given)
 
-    merged = [parameter for group in groups for parameter in parameters[group].values()]
+    merged = [*own.values(), *modes.values(), *job.values()]
     command.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in merged}
-    command.__doc__ = settings_of.__doc__
-    command.__name__ = kind.command
+    example = textwrap.wrap(f"implicit-llm evaluate {command_name} {kind.example}", 100, break_on_hyphens=False)
+    command.__doc__ = f"{kind.summary}\n\n**Example**\n\n    " + " \\\n        ".join(example)
+    command.__name__ = command_name
     return command
+
+
+def _settings(kind: EvaluationKind) -> dict[str, inspect.Parameter]:
+    """The settings of a kind as options, None where one is not given."""
+    hints = get_type_hints(kind.config)
+    return {name: _option(name, _without_none(hints[name]), text) for name, text in kind.settings.items()}
+
+
+def _option(name: str, hint: Any, text: str) -> inspect.Parameter:
+    is_number = hint in (int, float)
+    metavar = "N" if is_number else "A,B" if get_origin(hint) is tuple else "NAME"
+    annotation = Annotated[(hint if is_number else str) | None, typer.Option(help=text, metavar=metavar)]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _without_none(hint: Any) -> Any:
+    is_optional = get_origin(hint) in (Union, UnionType)
+    return next(member for member in get_args(hint) if member is not type(None)) if is_optional else hint
+
+
+def _parsed(kind: EvaluationKind, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were given, as an experiment file has them. Raises: OptionError."""
+    hints = get_type_hints(kind.config)
+    found: dict[str, Any] = {}
+    for name, value in own.items():
+        if value is None:
+            continue
+        hint = _without_none(hints[name])
+        if get_origin(hint) is not tuple:
+            found[name] = value
+            continue
+        words = [word for word in value.split(",") if word]
+        try:
+            found[name] = [int(word) for word in words] if get_args(hint)[0] is int else words
+        except ValueError as error:
+            raise OptionError(f"--{name} {value}: must be integers, divided by commas") from error
+    return found
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -191,13 +208,8 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     }
 
 
-def _evaluate(
-    kind: EvaluateKind,
-    own: Mapping[str, Any],
-    modes: Mapping[str, Any] | None,
-    job: Mapping[str, Any],
-    settings_of: Callable[..., dict[str, Any]],
-) -> None:
+def _evaluate(name: str, own: Mapping[str, Any], modes: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    kind, command = EVALUATION_KINDS[name], name.replace("_", "-")
     runtime = {key: job[key] for key in ("device", "kernels")}
     runtime |= {key: job[key] or None for key in ("threads", "batch_size")}
     if job["model"] is None:
@@ -206,20 +218,19 @@ def _evaluate(
                 "--model: is missing; add --model DIR and --data DIR to evaluate by hand (a job of a workflow has "
                 "--run-dir and --identity instead)"
             )
-        run_job(Job("evaluate", job["run_dir"], job["identity"], job["inputs"], job["log"], runtime, kind.kind))
+        run_job(Job("evaluate", job["run_dir"], job["identity"], job["inputs"], job["log"], runtime, name))
         return
     if job["run_dir"] is not None or job["identity"] is not None or job["inputs"]:
         raise OptionError("--model: is for evaluation by hand; leave out --run-dir, --identity and --input")
-    config: dict[str, Any] = {"kind": kind.kind}
-    if modes is not None:
+    config: dict[str, Any] = {"kind": name}
+    if kind.has_modes:
         config["modes"] = parse_modes(modes, kind.default_modes)
         sweep = parse_sweep(modes["sweep"] or [])
         config |= {"sweep": sweep} if sweep else {}
     asked = ByHand(
-        command=kind.command,
-        config=config | settings_of(**own),
-        data_kinds=kind.data,
-        needs_data=kind.needs_data,
+        command=command,
+        config=config | completed_settings(name, _parsed(kind, own), f"evaluate {command}"),
+        kind=kind,
         model=job["model"],
         data=tuple(job["data"] or ()),
         out=job["out"],
@@ -227,7 +238,7 @@ def _evaluate(
         log=job["log"],
         runtime=runtime,
     )
-    evaluate_by_hand(asked, kind.columns)
+    evaluate_by_hand(asked)
 
 
 def parse_modes(options: Mapping[str, Any], default: Sequence[str]) -> list[dict[str, Any]]:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation_kinds import LM_EVAL
 from implicit_llm_contracts.config.flops import forward_flops, num_parameters
 from implicit_llm_workflow.estimates.hardware import Hardware
 from implicit_llm_workflow.estimates.throughput import Price, Throughput, TrainingWork, variant_of
-from implicit_llm_workflow.experiment_files.evaluations import LM_EVAL
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.prefetching.prefetch_needs import read_evaluation_data

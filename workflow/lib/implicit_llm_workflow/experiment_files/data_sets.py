@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation_kinds import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.groups import vocabulary_size
-
-WORD_PROBLEM, CATBABI, LANGUAGE_MODEL = "word_problem", "catbabi", "language_model"
 
 DEFAULT_SEED = 0
 DEFAULT_SHARD_SAMPLES = 131_072

@@ -7,39 +7,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL, EvaluationKind
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.data_sets import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM, DataSet
-from implicit_llm_workflow.experiment_files.lm_eval_settings import SETTINGS as LM_EVAL_SETTINGS
+from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.lm_eval_settings import lm_eval_settings
-
-PERPLEXITY, LM_EVAL, DUALITY, JACOBIAN = "perplexity", "lm_eval", "duality", "jacobian"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """`data`: kinds of data whose models it applies to; `settings`: its own keys of the experiment file.
-
-    `parts`: the setting that says of which parts of the data there are numbers, all of them where it is left out.
-    """
-
-    data: tuple[str, ...]
-    settings: tuple[str, ...] = ()
-    has_modes: bool = True
-    parts: str = "lengths"
-
-
-KINDS = {
-    WORD_PROBLEM: Kind((WORD_PROBLEM,), ("lengths",)),
-    CATBABI: Kind((CATBABI,), ("protocols", "carried_max_tokens"), parts="protocols"),
-    PERPLEXITY: Kind((LANGUAGE_MODEL,), ("lengths", "max_tokens", "precision")),
-    LM_EVAL: Kind((LANGUAGE_MODEL,), LM_EVAL_SETTINGS, parts="tasks"),
-    DUALITY: Kind((LANGUAGE_MODEL,), ("lengths", "max_tokens", "trace_tokens", "precision")),
-    JACOBIAN: Kind(
-        (WORD_PROBLEM, CATBABI, LANGUAGE_MODEL),
-        ("positions", "num_sequences", "layer", "checked_rows"),
-        has_modes=False,
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -58,7 +29,7 @@ class Evaluation:
 
     def applies_to(self, run: str, data: DataSet) -> bool:
         """Whether it is done for the run of this name, trained on `data`."""
-        return data.kind in KINDS[self.kind].data and any(fnmatchcase(run, pattern) for pattern in self.runs)
+        return data.kind in EVALUATION_KINDS[self.kind].data and any(fnmatchcase(run, pattern) for pattern in self.runs)
 
     def repeats(self, other: Evaluation, *, is_implicit: bool | None) -> bool:
         """Whether both give the same number of a model they are done for; `is_implicit` None: not known.
@@ -67,7 +38,10 @@ class Evaluation:
         """
         if self.kind != other.kind or self.sweep or other.sweep or not self.modes:
             return False
-        mine, theirs = (self.settings.get(KINDS[self.kind].parts), other.settings.get(KINDS[self.kind].parts))
+        mine, theirs = (
+            self.settings.get(EVALUATION_KINDS[self.kind].parts),
+            other.settings.get(EVALUATION_KINDS[self.kind].parts),
+        )
         is_same_part = mine is None or theirs is None or not set(mine).isdisjoint(theirs)
         names = {mode["name"] for mode in self.modes}
         return is_same_part and (not is_implicit or any(mode["name"] in names for mode in other.modes))
@@ -75,25 +49,31 @@ class Evaluation:
 
 def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluation:
     """An evaluation from validated values. Raises: ConfigError that starts with `source`, the file."""
-    at, kind = f"{source}: evaluations.{name}", KINDS[item["kind"]]
+    at, kind = f"{source}: evaluations.{name}", EVALUATION_KINDS[item["kind"]]
     settings = {key: value for key, value in item.items() if key not in ("kind", "runs", "modes", "sweep")}
     foreign = next((key for key in settings if key not in kind.settings), None)
     if foreign is not None:
-        owners = " or ".join(other for other, its in KINDS.items() if foreign in its.settings)
+        owners = " or ".join(other for other, its in EVALUATION_KINDS.items() if foreign in its.settings)
         raise ConfigError(f"{at}.{foreign}: belongs to kind {owners}; remove it")
-    if item["kind"] == LM_EVAL:
-        settings = lm_eval_settings(settings, at)
     return Evaluation(
         name=name,
         kind=item["kind"],
         runs=tuple(item.get("runs", ("*",))),
         modes=_modes(item, kind, at),
         sweep=_sweep(item.get("sweep", {})),
-        settings=settings,
+        settings=completed_settings(item["kind"], settings, at),
     )
 
 
-def _modes(item: Mapping[str, Any], kind: Kind, at: str) -> tuple[Mapping[str, Any], ...]:
+def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+    """The settings as the job is told them: of the harness with the tasks of a suite and the digests of task files.
+
+    Raises: ConfigError that starts with `at`.
+    """
+    return lm_eval_settings(settings, at) if kind == LM_EVAL else settings
+
+
+def _modes(item: Mapping[str, Any], kind: EvaluationKind, at: str) -> tuple[Mapping[str, Any], ...]:
     modes = item.get("modes", ())
     if kind.has_modes and not modes:
         raise ConfigError(f"{at}.modes: is missing; add for example [{{name: blockwise, eval_mode: blockwise}}]")

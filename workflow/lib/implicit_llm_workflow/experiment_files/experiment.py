@@ -8,10 +8,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.config_files import ConfigFiles
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
-from implicit_llm_workflow.experiment_files.evaluations import KINDS, Evaluation, build_evaluation
+from implicit_llm_workflow.experiment_files.evaluations import Evaluation, build_evaluation
 from implicit_llm_workflow.experiment_files.excerpts import Excerpt, build_excerpt, check_origins
 from implicit_llm_workflow.experiment_files.grids import GridPoint, expand_grids
 from implicit_llm_workflow.experiment_files.peers import Peer, build_peer, check_peers
@@ -92,7 +93,7 @@ def _check_evaluations(experiment: Experiment) -> None:
             continue
         if any(peer.has(item, experiment.data[peer.data]) for peer in experiment.peers.values()):
             continue
-        kinds = KINDS[item.kind].data
+        kinds = EVALUATION_KINDS[item.kind].data
         if any(experiment.data[run.data].kind in kinds for run in experiment.runs.values()):
             run = "implicit run" if item.sweep else "run"
             raise ConfigError(
@@ -121,7 +122,7 @@ def _refuse_repeated(
 ) -> None:
     for first, second in combinations(evaluations, 2):
         if first.repeats(second, is_implicit=is_implicit):
-            parts = KINDS[first.kind].parts
+            parts = EVALUATION_KINDS[first.kind].parts
             raise ConfigError(
                 f"{source}: evaluations.{second.name}.{parts}: {first.name} gives the same numbers of {model}; "
                 f"let them have different {parts}, or choose one by {choose}"

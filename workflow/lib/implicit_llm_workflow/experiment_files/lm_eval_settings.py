@@ -15,7 +15,6 @@ from implicit_llm_workflow.project_dirs import CONFIG_DIR, REPORT, package_dir
 TASK_FOLDERS = CONFIG_DIR / "lm_eval"
 SUITES_FILE = package_dir(REPORT) / "downstream.yaml"
 IGNORED = "__pycache__"
-SETTINGS = ("tasks", "num_fewshot", "limit", "precision", "task_path", "bootstrap_draws")
 
 
 def lm_eval_settings(settings: Mapping[str, Any], at: str) -> dict[str, Any]:
@@ -28,7 +27,9 @@ def lm_eval_settings(settings: Mapping[str, Any], at: str) -> dict[str, Any]:
             f"{at}.tasks: is missing; give the name of a suite ({', '.join(_suites())}) or a list of tasks"
         )
     tasks = settings["tasks"]
-    completed = {**settings, "tasks": _tasks_of(tasks, at) if isinstance(tasks, str) else list(tasks)}
+    names = [tasks] if isinstance(tasks, str) else list(tasks)
+    is_suite = isinstance(tasks, str) or (len(names) == 1 and names[0] in _suites())
+    completed = {**settings, "tasks": _tasks_of(names[0], at) if is_suite else names}
     if "task_path" in settings:
         completed["task_files"] = _digests(_folder(settings["task_path"], at))
     return completed
@@ -39,10 +40,6 @@ def _tasks_of(suite: str, at: str) -> list[str]:
     if suite not in suites:
         raise ConfigError(f"{at}.tasks: no suite {suite!r} in {SUITES_FILE.name}; {nearest(suite, suites)}")
     return list(dict.fromkeys(column["task"] for column in suites[suite]["columns"]))
-
-
-def suite_names() -> list[str]:
-    return list(_suites())
 
 
 def _suites() -> dict[str, Mapping[str, Any]]:

@@ -8,17 +8,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation_kinds import CATBABI, EVALUATION_KINDS, LM_EVAL, PERPLEXITY, WORD_PROBLEM
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
-from implicit_llm_workflow.experiment_files.evaluations import (
-    CATBABI,
-    KINDS,
-    LM_EVAL,
-    PERPLEXITY,
-    WORD_PROBLEM,
-    Evaluation,
-)
+from implicit_llm_workflow.experiment_files.evaluations import Evaluation
 from implicit_llm_workflow.file_digests import safe_digests
 from implicit_llm_workflow.node import Node
 
@@ -41,7 +35,7 @@ class Peer:
 
     def has(self, evaluation: Evaluation, data: DataSet) -> bool:
         """Whether the evaluation is done for it."""
-        if data.kind not in KINDS[evaluation.kind].data:
+        if data.kind not in EVALUATION_KINDS[evaluation.kind].data:
             return False
         if self.evaluations is None:
             return evaluation.kind in DEFAULT_KINDS and not evaluation.sweep

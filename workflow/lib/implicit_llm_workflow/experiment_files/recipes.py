@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation_kinds import CATBABI, LANGUAGE_MODEL
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.data_sets import CATBABI, LANGUAGE_MODEL
 
 # How the labels of a kind of data are stored decides what training may do with them. A word problem allows both: the
 # published script shifts its aligned labels.

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_workflow.experiment_files.curricula import Phase
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, LanguageModel
-from implicit_llm_workflow.experiment_files.evaluations import DUALITY, LM_EVAL, PERPLEXITY, Evaluation
+from implicit_llm_workflow.experiment_files.evaluations import Evaluation
 from implicit_llm_workflow.experiment_files.excerpts import check_shown
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.peers import PHASE, Peer
@@ -118,10 +119,11 @@ def _evaluate_node(model: Node, name: str, evaluation: Evaluation, data: DataSet
         config["modes"] = [dict(mode) for mode in evaluation.modes]
     if evaluation.sweep:
         config["sweep"] = {key: list(values) for key, values in evaluation.sweep.items()}
-    if isinstance(data, LanguageModel) and evaluation.kind in (PERPLEXITY, DUALITY):
-        config["lengths"] = list(data.test_lengths) if evaluation.kind == PERPLEXITY else [min(data.test_lengths)]
+    kind = EVALUATION_KINDS[evaluation.kind]
+    if isinstance(data, LanguageModel) and kind.lengths is not None:
+        config["lengths"] = list(data.test_lengths) if kind.lengths == "all" else [min(data.test_lengths)]
     config |= evaluation.settings
-    if evaluation.kind == LM_EVAL and isinstance(data, LanguageModel):
+    if "tokenizer" in kind.reads and isinstance(data, LanguageModel):
         read = {"tokenizer": tokenizer_node(data).key}
     else:
         read = {node.name: node.key for node in nodes_of_test_data(data)}

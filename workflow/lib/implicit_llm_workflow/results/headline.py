@@ -10,16 +10,10 @@ from typing import Any
 
 from rich.table import Table
 
+from implicit_llm_contracts.config.evaluation_kinds import CATBABI, PERPLEXITY, WORD_PROBLEM
 from implicit_llm_contracts.runs.logs import without_password
-from implicit_llm_workflow.experiment_files.data_sets import (
-    CATBABI,
-    WORD_PROBLEM,
-    Catbabi,
-    DataSet,
-    LanguageModel,
-    WordProblem,
-)
-from implicit_llm_workflow.experiment_files.evaluations import PERPLEXITY, Evaluation
+from implicit_llm_workflow.experiment_files.data_sets import Catbabi, DataSet, LanguageModel, WordProblem
+from implicit_llm_workflow.experiment_files.evaluations import Evaluation
 from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.planning.data_nodes import nodes_of_test_data
 from implicit_llm_workflow.planning.plan import Plan

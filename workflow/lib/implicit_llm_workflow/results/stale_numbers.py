@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
@@ -17,16 +18,7 @@ from implicit_llm_workflow.planning.plan import LOCAL_PROFILE
 from implicit_llm_workflow.planning.recorded import METRICS
 from implicit_llm_workflow.results.verify import sha256_of
 
-# What jobs of each kind give.
-NUMBERS_OF = {
-    "word_problem": "accuracies",
-    "perplexity": "perplexities",
-    "lm_eval": "downstream results",
-    "catbabi": "answers to CatbAbI",
-    "duality": "agreement of modes",
-    "jacobian": "Jacobians",
-    "train": "losses and solver health",
-}
+OF_TRAINING = "losses and solver health"
 
 
 class StaleNumbers(UserError):
@@ -52,7 +44,9 @@ def number_words(job: str, kind: str | None) -> str:
     places = {"tables": registry().tables, "figures": registry().figures}
     shown = {place: [name for name, item in entries.items() if kind in item.kinds] for place, entries in places.items()}
     words = "; ".join(f"{place} {', '.join(names)}" for place, names in shown.items() if names)
-    return NUMBERS_OF.get(kind or "", "results") + (f" ({words})" if words else "")
+    evaluated = EVALUATION_KINDS.get(kind or "")
+    numbers = OF_TRAINING if kind == "train" else "results" if evaluated is None else evaluated.numbers
+    return numbers + (f" ({words})" if words else "")
 
 
 def stale_numbers(upstream: Mapping[str, str], directories: Mapping[str, Path]) -> list[StaleNumber]:

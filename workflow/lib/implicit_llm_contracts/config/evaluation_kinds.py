@@ -1,0 +1,177 @@
+"""The kinds of evaluation: the one table that the experiment files, the rules, the commands and the report read.
+
+A new kind is an entry here, the dataclass of its settings, and a module of its name in `implicit_llm/evaluation/kinds`
+whose function `run` is the body of its jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from implicit_llm_contracts.config.duality import DualityConfig
+from implicit_llm_contracts.config.evaluation import CatbabiConfig, EvaluateConfig, PerplexityConfig
+from implicit_llm_contracts.config.jacobian import JacobianConfig
+from implicit_llm_contracts.config.lm_eval import LmEvalConfig
+
+WORD_PROBLEM, CATBABI, LANGUAGE_MODEL = "word_problem", "catbabi", "language_model"  # kinds of data
+PERPLEXITY, LM_EVAL, DUALITY, JACOBIAN = "perplexity", "lm_eval", "duality", "jacobian"
+
+_LENGTHS = "Lengths at which the test stream is cut; by default those of the data."
+_MAX_TOKENS = "Tokens of each test set, the first ones, at most."
+_PRECISION = "Precision of the model, fp32 (the default) or bf16 by autocast; losses are fp32 always."
+_COSTS = {"f_evaluations_per_token": "f-evaluations per token", "unconverged_share": "unconverged"}
+
+
+@dataclass(frozen=True)
+class EvaluationKind:
+    """What the parts of the project must know of a kind.
+
+    `data`: kinds of data whose models an experiment evaluates in this way. `reads`: kinds of the jobs whose data sets
+    it can read. `settings`: a sentence on each of its own keys. `metrics`: numbers of a record, in the order in which
+    the report shows them; `columns`: fields of a record with their headings, in the table of an evaluation by hand.
+    `numbers`: what they are in messages. `parts`: the setting that names the parts of the data there are numbers of,
+    all of them where it is left out. `lengths`: which lengths of a language model's data it takes by default.
+    """
+
+    config: type
+    data: tuple[str, ...]
+    reads: tuple[str, ...]
+    summary: str
+    example: str
+    numbers: str
+    metrics: tuple[str, ...]
+    columns: Mapping[str, str]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    parts: str = "lengths"
+    lengths: Literal["all", "shortest"] | None = None
+    default_modes: tuple[str, ...] = ("blockwise",)
+
+    @property
+    def has_modes(self) -> bool:
+        return "modes" in self.fields
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of `config` by name."""
+        return {item.name: item for item in fields(self.config)}
+
+    @property
+    def is_large(self) -> bool:
+        """Whether models and their logits fill a card: those of language models do."""
+        return self.data == (LANGUAGE_MODEL,)
+
+
+EVALUATION_KINDS: dict[str, EvaluationKind] = {
+    WORD_PROBLEM: EvaluationKind(
+        EvaluateConfig,
+        data=(WORD_PROBLEM,),
+        reads=("word_problem",),
+        summary="Accuracy on word problems: by position, on the last ten tokens, of whole sequences; in every mode.",
+        example="--model results/demo/train/a5-implicit-s1/free --data results/demo/data/a5-test-L64-h0.5 "
+        "--mode blockwise --mode sequential --max-iter 64 --block-len 8",
+        numbers="accuracies",
+        metrics=("accuracy_last10", "accuracy_sequence", "accuracy_token", "chance_last10"),
+        columns={"accuracy_last10": "last ten", "accuracy_sequence": "sequences", **_COSTS},
+        settings={"lengths": "Lengths of the word problems to take; by default all of the data."},
+    ),
+    CATBABI: EvaluationKind(
+        CatbabiConfig,
+        data=(CATBABI,),
+        reads=("catbabi",),
+        summary="Accuracy at the questions of CatbAbI, in all and for each task, and of every word; in every mode.",
+        example="--model results/miniature/train/babi-implicit-s0/free --data results/miniature/data/babi-test "
+        "--tol 0.03 --protocols windowed,carried",
+        numbers="answers to CatbAbI",
+        metrics=("accuracy", "lm_accuracy", "lm_perplexity"),
+        columns={"protocol": "protocol", "accuracy": "questions", "lm_accuracy": "words", **_COSTS},
+        settings={
+            "protocols": "How CatbAbI is read. windowed, the default, reads every row from an empty state; carried "
+            "reads the stories as one row, with the state carried over, as published.",
+            "carried_max_tokens": "Words read in the protocol carried, at most; it reads one window at a time.",
+        },
+        parts="protocols",
+    ),
+    PERPLEXITY: EvaluationKind(
+        PerplexityConfig,
+        data=(LANGUAGE_MODEL,),
+        reads=("token_stream",),
+        summary="Perplexity on held-out text, at each length, in every mode.\n\n"
+        "The text must have been encoded with the tokens that the model was trained with.",
+        example="--model models/pythia-160m --data results/paper/data/pile-test --lengths 2048,4096 "
+        "--max-tokens 1000000",
+        numbers="perplexities",
+        metrics=("perplexity", "perplexity_within_documents", "loss"),
+        columns={"perplexity": "perplexity", "loss": "loss", "num_tokens": "tokens", **_COSTS},
+        settings={"lengths": _LENGTHS, "max_tokens": _MAX_TOKENS, "precision": _PRECISION},
+        lengths="all",
+    ),
+    LM_EVAL: EvaluationKind(
+        LmEvalConfig,
+        data=(LANGUAGE_MODEL,),
+        reads=("tokenizer",),
+        summary="Downstream tasks by the Language Model Evaluation Harness, in every mode.\n\n"
+        "The tokenizer is the model's own, or that of `--data DIR`, the run directory of a tokenizer.",
+        example="--model results/miniature/train/text-mamba2-implicit-s0/free-80 "
+        "--data results/miniature/data/text-tokenizer --tasks local_cloze --task-path local --limit 20",
+        numbers="downstream results",
+        metrics=(),
+        columns={"metrics": "metrics", **_COSTS},
+        settings={
+            "tasks": "Tasks of the harness, or the name of a suite, such as paper.",
+            "task_path": "A folder with tasks in the harness's YAML format, by path or by its name in "
+            "workflow/config/lm_eval/.",
+            "num_fewshot": "Examples before a question; by default 0.",
+            "limit": "Documents of each task, the first ones, at most.",
+            "precision": _PRECISION,
+            "bootstrap_draws": "Draws behind the standard error of a task's perplexity; 0 gives none, the default is "
+            "100000.",
+        },
+        parts="tasks",
+    ),
+    DUALITY: EvaluationKind(
+        DualityConfig,
+        data=(LANGUAGE_MODEL,),
+        reads=("word_problem", "catbabi", "token_stream"),
+        summary="Whether the modes of solving agree on the same tokens, and how fast the simultaneous iteration "
+        "converges.",
+        example="--model results/miniature/train/text-mamba2-implicit-s0/free-80 "
+        "--data results/miniature/data/text-test --max-tokens 16384 --max-iter 64",
+        numbers="agreement of modes",
+        metrics=("token_agreement", "kl", "logit_distance_mean", "logit_distance_max"),
+        columns={"against": "against", "token_agreement": "agreement", "logit_distance_mean": "logit distance"},
+        settings={
+            "lengths": "Lengths at which the test stream is cut; by default the shortest of the data.",
+            "max_tokens": _MAX_TOKENS,
+            "trace_tokens": "Tokens on which the convergence by iteration is followed; by default 16384.",
+            "precision": _PRECISION,
+        },
+        lengths="shortest",
+        default_modes=("simultaneous", "blockwise", "sequential"),
+    ),
+    JACOBIAN: EvaluationKind(
+        JacobianConfig,
+        data=(WORD_PROBLEM, CATBABI, LANGUAGE_MODEL),
+        reads=("word_problem", "catbabi", "token_stream"),
+        summary="The Jacobian of the state of a Mamba2 model (Theorem 1): diagonal for an explicit layer, not at a "
+        "fixed point.",
+        example="--model results/demo/train/a5-implicit-s1/free --data results/demo/data/a5-test-L16-h0.5",
+        numbers="Jacobians",
+        metrics=("off_diagonal_share", "transition_radius", "f_radius", "relative_difference"),
+        columns={
+            "setting": "of",
+            "position": "token",
+            "off_diagonal_share": "off the diagonal",
+            "f_radius": "radius of df/dz",
+        },
+        settings={
+            "positions": "Tokens of a test row, counted from 1, at which the Jacobian is taken; by default 16, evenly "
+            "from the second token to the last or the 256th.",
+            "num_sequences": "Rows of the test set at which it is taken; by default 9.",
+            "layer": "The layer whose state it is, from 0; by default 0.",
+            "checked_rows": "Rows of the Jacobian that are compared with autograd through the iteration at the last "
+            "position, a solve each; by default 4.",
+        },
+    ),
+}
