@@ -229,7 +229,7 @@ def _evaluate(name: str, own: Mapping[str, Any], modes: Mapping[str, Any], job: 
         config |= {"sweep": sweep} if sweep else {}
     asked = ByHand(
         command=command,
-        config=config | completed_settings(name, _parsed(kind, own), f"evaluate {command}"),
+        config={**config, **completed_settings(name, _parsed(kind, own), f"evaluate {command}")},
         kind=kind,
         model=job["model"],
         data=tuple(job["data"] or ()),
