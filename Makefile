@@ -43,10 +43,11 @@ test-all: $(READY)  ## Run all tests that this machine can run
 	@$(ACTIVATE); $(PYTEST)
 
 # Of Snakemake's complaints one is not followed: jobs run in this very environment, not in one for each rule.
-check: $(READY)  ## Check style, types and rules
+check: $(READY)  ## Check style, types, imports between packages, and rules
 	@$(ACTIVATE); ruff check .
 	@$(ACTIVATE); ruff format --check .
 	@$(ACTIVATE); mypy
+	@$(ACTIVATE); lint-imports --no-logo --no-cache
 	@$(ACTIVATE); snakefmt --check Snakefile workflow/rules
 	@$(ACTIVATE); ! snakemake --lint 2>&1 | grep '^    \* ' | grep -v 'Specify a conda environment'
 

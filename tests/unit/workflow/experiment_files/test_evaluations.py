@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
+from implicit_llm_workflow.project_dirs import SCHEMA_DIR
 from tests.unit.workflow.experiments import ExperimentFile
 
 ITEM = "evaluations:\n  word-problem:\n    kind: word_problem\n"
@@ -85,3 +88,16 @@ def test_a_number_that_two_evaluations_would_give_is_refused(tiny: ExperimentFil
         tiny.load()
     tiny.edit("  long:\n", "  long:\n    runs: [implicit]\n")
     tiny.load()
+
+
+def test_the_schema_has_every_kind_and_setting_of_the_table_of_kinds() -> None:
+    schema = read_yaml(SCHEMA_DIR / "experiment.schema.yaml")["$defs"]["evaluation"]["properties"]
+    settings = {name for kind in EVALUATION_KINDS.values() for name in kind.settings}
+    assert schema["kind"]["enum"] == list(EVALUATION_KINDS)
+    assert schema.keys() - {"kind", "runs", "modes", "sweep"} == settings
+
+
+@pytest.mark.parametrize("name", EVALUATION_KINDS)
+def test_every_setting_of_a_kind_is_a_field_of_its_jobs(name: str) -> None:
+    kind = EVALUATION_KINDS[name]
+    assert kind.settings.keys() == kind.fields.keys() - {"kind", "modes", "sweep", "task_files"}
