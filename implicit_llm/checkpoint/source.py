@@ -2,8 +2,7 @@
 
 {"path": "models/pythia-70m"}                     below the folder of fetched files, or else the working directory
 {"hub": "EleutherAI/pythia-70m", "revision": ...}  as `implicit-llm prefetch` fetched it:
-    models/<owner>/<name>/<revision, or main>/                    its files
-    models/<owner>/<name>/<revision, or main>.fetched.json        its commit, and size and sha256 of each file
+    models/<owner>/<name>/<revision, or main>/
 """
 
 from __future__ import annotations
@@ -72,16 +71,16 @@ class Checkpoint:
 
 def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> Checkpoint:
     """Look for the checkpoint and compare its files with the digests. Raises: CheckpointError, FetchedFilesError."""
+    about: dict[str, Any] = {"path": wanted.path}
     if wanted.hub is not None:
-        folder = fetched_model(wanted.hub, wanted.revision, downloads)
+        folder, commit = fetched_model(wanted.hub, wanted.revision, downloads)
+        about = {"hub": wanted.hub, "revision": wanted.revision, "commit": commit}
     else:
         folder = _folder_of(Path(str(wanted.path)), downloads)
     config = _config(folder)
     weights = _weights(folder, wanted)
     digests = {name: sha256_of(folder / name) for name in (CONFIG_FILE, *weights)}
     _compare(folder, wanted.digests, digests)
-    about: dict[str, Any] = {"hub" if wanted.hub else "path": wanted.hub or wanted.path}
-    about |= {"revision": wanted.revision, "commit": _commit(folder)} if wanted.hub is not None else {}
     about["sha256"] = digests
     others = tuple(name for name in (*TOKENIZER_FILES, "generation_config.json") if (folder / name).is_file())
     return Checkpoint(folder, config, weights, others, about)
@@ -148,12 +147,3 @@ def _compare(folder: Path, wanted: Mapping[str, str], found: Mapping[str, str]) 
             raise CheckpointError(
                 f"{folder / name}: {what}, expected {digest}; correct checkpoint.sha256, or bring back that file"
             )
-
-
-def _commit(folder: Path) -> str | None:
-    """The commit that was fetched; None for what somebody put there by hand."""
-    try:
-        record = json.loads(folder.with_name(f"{folder.name}.fetched.json").read_bytes())
-        return str(record["fetches"][0]["commit"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return None

@@ -91,7 +91,7 @@ def _pretrained(fields: dict[str, Any], where: str) -> PreTrainedModel:
 def _folder_of(fields: dict[str, Any], where: str) -> Path:
     name, revision, downloads = fields["pretrained"], fields.get("revision"), downloads_folder()
     if revision is not None:
-        return fetched_model(name, revision, downloads)
+        return fetched_model(name, revision, downloads)[0]
     folder = local_folder(Path(name), downloads)
     if folder is None:
         raise ModelError(

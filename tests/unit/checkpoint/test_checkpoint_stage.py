@@ -19,7 +19,7 @@ from implicit_llm.checkpoint.source import CheckpointError
 from implicit_llm.checkpoint.stage import CheckpointLayoutError
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest, sha256_of
-from implicit_llm_data.fetched_files import FetchedFilesError
+from implicit_llm_data.fetched_files import Fetched, FetchedFilesError, HubFiles
 from implicit_llm_jobs.stage import run_stage
 from tests.unit.checkpoint.foreign import VOCAB, save_foreign, save_original_mamba2
 from tests.unit.evaluation.finished_runs import request
@@ -125,10 +125,8 @@ def fetch(downloads: Path, revision: str | None) -> Path:
     """A model of the hub, as prefetch leaves it."""
     folder = downloads / "models" / "owner" / "neox" / (revision or "main")
     save_foreign("gpt_neox", folder)
-    files = [{"path": path.name, "size": path.stat().st_size, "sha256": sha256_of(path)} for path in folder.iterdir()]
-    need = {"kind": "model", "name": "owner/neox", "revision": revision, "split": None}
-    record = {"fetches": [{"need": need, "commit": COMMIT, "files": files}]}
-    folder.with_name(f"{folder.name}.fetched.json").write_text(json.dumps(record))
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    Fetched(revision, COMMIT, sizes).write(HubFiles("model", "owner/neox", revision).record(downloads))
     return folder
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_data.fetched_files import Wanted, fetched_files
+from implicit_llm_data.fetched_files import Fetched, HubFiles, fetched_files
 from implicit_llm_data.text.corpus import CorpusConfig, open_share
 from implicit_llm_data.text.tokenizer import TokenizerConfig, make_tokenizer
 from tests.unit.data.text_samples import write_corpus, write_jsonl
@@ -33,13 +32,11 @@ def folder_of(downloads: Path) -> Path:
 
 
 def record(downloads: Path, *names: str, **need: Any) -> Path:
-    """The record of a fetch of these files, beside those that are recorded already."""
-    folder = folder_of(downloads)
-    path = folder.with_name("what.fetched.json")
-    fetches = json.loads(path.read_text())["fetches"] if path.exists() else []
-    files = [{"path": name, "size": (folder / name).stat().st_size, "sha256": "0" * 64} for name in names]
-    path.write_text(json.dumps({"fetches": [*fetches, {"need": {**NEED, **need}, "commit": COMMIT, "files": files}]}))
-    return path
+    """The record of a fetch of these files."""
+    wanted = HubFiles(**{**NEED, **need})
+    sizes = {name: (folder_of(downloads) / name).stat().st_size for name in names}
+    Fetched(wanted.revision, COMMIT, sizes).write(wanted.record(downloads))
+    return wanted.record(downloads)
 
 
 def names(downloads: Path, **changes: Any) -> list[str]:
@@ -62,7 +59,7 @@ def test_a_fetch_that_was_not_finished_is_not_taken_for_the_corpus(downloads: Pa
 def test_files_put_there_by_hand_are_taken(downloads: Path) -> None:
     (folder_of(downloads) / ".cache" / "huggingface").rmdir()
     assert names(downloads) == ["data/train-0.jsonl", "data/train-1.jsonl"]
-    assert fetched_files(downloads / "hub" / "who" / "nobody", Wanted("dataset", None, "train")) is None
+    assert fetched_files(HubFiles("dataset", "who/nobody", None, "train"), downloads) is None
 
 
 @pytest.mark.parametrize("revision", [None, "v1", COMMIT, COMMIT[:8]])
@@ -97,7 +94,7 @@ def test_a_file_that_is_gone_or_of_another_size_is_named(downloads: Path) -> Non
     assert refusal(downloads) == f"{path}: is missing; {AGAIN}"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"fetches": [1]}', '{"fetches": [{"need": {}}]}', '{"files": []}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"sizes": [1]}', '{"sizes": {"a": "b"}}', '{"files": []}'])
 def test_a_damaged_record_is_named(downloads: Path, text: str) -> None:
     path = record(downloads, "data/train-0.jsonl")
     path.write_text(text)

@@ -1,105 +1,133 @@
-"""Which files prefetch has fetched of a repository of the Hugging Face hub, by the record that it writes beside them.
+"""What `prefetch` has fetched of the Hugging Face hub into the folder of downloads, and the record of it.
 
-    hub/<owner>/<name>/...              the files
-    hub/<owner>/<name>.fetched.json     {"fetches": [{"need": {kind, name, revision, split}, "commit", "files": [...]}]}
-    models/<owner>/<name>/<revision>/   the same for models, of which several revisions can be wanted; "main" for None
+    hub/<owner>/<name>/...                  files of a data set or of a tokenizer
+    models/<owner>/<name>/<revision>/...    files of a model; the folder is "main" where no revision is named
+    <folder>/.fetched/<split or kind>.json  {"revision": ..., "commit": ..., "sizes": {"path": bytes}}
 
-The record is written after the last file, so that a fetch that was interrupted is not taken for the whole.
+The record is written after the last file, so that nobody takes an interrupted fetch for the whole.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 
-FOLDER, MODELS = "hub", "models"  # below the folder of fetched files, with one folder for each repository in it
 FETCH = "type `implicit-llm prefetch --config FILE` with the experiment's FILE where there is a network"
 
 
 class FetchedFilesError(UserError):
-    """What lies in a folder is a part, or another version, of what is wanted; the message names it and the fix."""
+    """A folder holds a part, or another version, of what is wanted; the message names it and the fix."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """kind: "dataset", "tokenizer" or "model"; revision None takes any; split: of a data set, else None."""
+class HubFiles:
+    """What is wanted of a repository of the hub. `revision` None takes any.
+
+    kind: "dataset", of which the text files of `split` are needed; "tokenizer", of which tokenizer.json is; "model", of
+    which config, weights and tokenizer are.
+    """
 
     kind: str
+    name: str
     revision: str | None
     split: str | None = None
 
+    def folder(self, downloads: Path) -> Path:
+        if self.kind == "model":
+            return downloads / "models" / self.name / (self.revision or "main")
+        return downloads / "hub" / self.name
 
-def fetched_files(folder: Path, wanted: Wanted) -> list[Path] | None:
-    """The fetched files in the order of their paths; None where nothing was fetched, but perhaps put there by hand.
+    def record(self, downloads: Path) -> Path:
+        return self.folder(downloads) / ".fetched" / f"{self.split or self.kind}.json"
 
-    Raises: FetchedFilesError when the fetch was not finished, is of another revision, or a file is not as fetched.
-    """
-    record = folder.with_name(f"{folder.name}.fetched.json")
-    if not record.exists():
-        traces = folder / ".cache" / "huggingface"
-        if traces.exists():
-            raise FetchedFilesError(
-                f"{folder}: a fetch into it was not finished; {FETCH}, or remove {traces} if all files are there"
-            )
-        return None
-    sizes = _sizes(record, wanted)
-    for name, size in sizes.items():
-        path = folder / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            state = "is missing" if found is None else f"has {found} bytes instead of {size}"
-            raise FetchedFilesError(f"{path}: {state}; {FETCH}")
-    return sorted(folder / name for name in sizes)
-
-
-def fetched_model(name: str, revision: str | None, downloads: Path) -> Path:
-    """The folder of a model of the hub, fetched or put there by hand.
-
-    Raises: FetchedFilesError when it is not there, or not as it was fetched.
-    """
-    folder = downloads / MODELS / name / (revision or "main")
-    if fetched_files(folder, Wanted("model", revision)) is None and not folder.is_dir():
-        raise FetchedFilesError(f"{folder}: {name} has not been fetched; {FETCH}")
-    return folder
-
-
-def _sizes(record: Path, wanted: Wanted) -> dict[str, int]:
-    """Bytes of each file of the fetch that is wanted. Raises: FetchedFilesError."""
-    try:
-        fetches = [_Fetch.of(values) for values in json.loads(record.read_bytes())["fetches"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FetchedFilesError(f"{record}: no record of a fetch ({error}); remove it and {FETCH}") from error
-    fetches = [fetch for fetch in fetches if (fetch.kind, fetch.split) == (wanted.kind, wanted.split)]
-    if not fetches:
-        what = wanted.kind if wanted.split is None else f"split '{wanted.split}' of the {wanted.kind}"
-        raise FetchedFilesError(f"{record}: the {what} is not among what was fetched; {FETCH}")
-    fitting = [fetch for fetch in fetches if fetch.is_of(wanted.revision)]
-    if not fitting:
-        found = f"revision {fetches[0].revision or 'main'} (commit {fetches[0].commit[:12]})"
-        raise FetchedFilesError(f"{record}: {found} was fetched, the config names {wanted.revision}; {FETCH}")
-    return fitting[0].sizes
+    def all_records(self, downloads: Path) -> list[Path]:
+        """Those of every split, and of the tokenizer, in the folder."""
+        return sorted(self.record(downloads).parent.glob("*.json"))
 
 
 @dataclass(frozen=True)
-class _Fetch:
-    kind: str
-    split: str | None
+class Fetched:
+    """A finished fetch. `sizes`: bytes of each file by its path."""
+
     revision: str | None
     commit: str
     sizes: dict[str, int]
 
     @classmethod
-    def of(cls, values: Any) -> _Fetch:
-        """Raises: KeyError, TypeError or ValueError for anything but an entry of the record."""
-        need, sizes = values["need"], {file["path"]: int(file["size"]) for file in values["files"]}
-        return cls(need["kind"], need["split"], need["revision"], str(values["commit"]), sizes)
+    def read(cls, path: Path) -> Fetched:
+        """Raises: FetchedFilesError for anything but a record."""
+        try:
+            values = json.loads(path.read_bytes())
+            sizes = {str(name): int(size) for name, size in values["sizes"].items()}
+            return cls(values["revision"], str(values["commit"]), sizes)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FetchedFilesError(f"{path}: no record of a fetch ({error}); remove it and {FETCH}") from error
+
+    def __str__(self) -> str:
+        return f"{len(self.sizes)} files, {sum(self.sizes.values()) / 1e9:,.2f} GB, commit {self.commit[:12]}"
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(asdict(self), indent=1) + "\n")
 
     def is_of(self, revision: str | None) -> bool:
-        """Whether it may stand for `revision`: its name, or its commit, of which the first characters suffice."""
+        """Whether it has this revision, given by its name or by its commit, of which the first digits suffice."""
         if revision is None or revision == self.revision:
             return True
         return len(revision) >= 7 and self.commit.startswith(revision)
+
+    def changed_files(self, folder: Path) -> Iterator[str]:
+        """In what the files are not as they were fetched, a line for each."""
+        for name, size in self.sizes.items():
+            path = folder / name
+            found = path.stat().st_size if path.is_file() else None
+            if found != size:
+                yield f"{path}: {'is missing' if found is None else f'has {found} bytes instead of {size}'}"
+
+
+def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:
+    """The finished fetch of what is wanted; None where nothing was fetched, but perhaps put there by hand.
+
+    Raises: FetchedFilesError when the fetch was not finished, is of another revision, or a file is not as fetched.
+    """
+    folder, record = wanted.folder(downloads), wanted.record(downloads)
+    if not record.exists():
+        others, traces = wanted.all_records(downloads), folder / ".cache" / "huggingface"
+        if others:
+            what = wanted.kind if wanted.split is None else f"split '{wanted.split}' of the {wanted.kind}"
+            raise FetchedFilesError(f"{folder}: the {what} is not among what was fetched; {FETCH}")
+        if traces.exists():
+            raise FetchedFilesError(
+                f"{folder}: a fetch into it was not finished; {FETCH}, or remove {traces} if all files are there"
+            )
+        return None
+    found = Fetched.read(record)
+    if not found.is_of(wanted.revision):
+        has = f"revision {found.revision or 'main'} (commit {found.commit[:12]})"
+        raise FetchedFilesError(f"{record}: {has} was fetched, the config names {wanted.revision}; {FETCH}")
+    for line in found.changed_files(folder):
+        raise FetchedFilesError(f"{line}; {FETCH}")
+    return found
+
+
+def fetched_files(wanted: HubFiles, downloads: Path) -> list[Path] | None:
+    """The files of `find_fetched` in the order of their paths. Raises: FetchedFilesError."""
+    found, folder = find_fetched(wanted, downloads), wanted.folder(downloads)
+    return None if found is None else sorted(folder / name for name in found.sizes)
+
+
+def fetched_model(name: str, revision: str | None, downloads: Path) -> tuple[Path, str | None]:
+    """The folder of a model of the hub and its commit, None for what somebody put there by hand.
+
+    Raises: FetchedFilesError when it is not there, or not as it was fetched.
+    """
+    wanted = HubFiles("model", name, revision)
+    folder, found = wanted.folder(downloads), find_fetched(wanted, downloads)
+    if found is None and not folder.is_dir():
+        raise FetchedFilesError(f"{folder}: {name} has not been fetched; {FETCH}")
+    return folder, None if found is None else found.commit

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_data.fetched_files import HubFiles
 from implicit_llm_workflow.file_digests import FileDigests, safe_digests
 from implicit_llm_workflow.planning.report_outputs import report_tables
-from implicit_llm_workflow.prefetching.prefetch_needs import HubCheckpoint, HubFiles, needs_of
+from implicit_llm_workflow.prefetching.needs import HubCheckpoint, needs_of
 from implicit_llm_workflow.results.holes import find_holes
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.tiny_jobs import finish

@@ -13,20 +13,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class FileServer:
-    """files: what there is by path; cuts: after how many bytes of a body the next connections end; requests: each
-    method, path and range that was asked for.
+    """files: what there is by path; cuts: by path, after how many bytes the next answers end; requests: each method,
+    path and range that was asked for.
     """
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     headers: dict[str, dict[str, str]] = field(default_factory=dict)
-    cuts: list[int] = field(default_factory=list)
-    statuses: list[int] = field(default_factory=list)
+    cuts: dict[str, list[int]] = field(default_factory=dict)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
-    knows_ranges: bool = True
-
-    def ranges(self) -> list[str]:
-        return [asked for _, _, asked in self.requests]
 
 
 @contextmanager
@@ -61,19 +56,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, has_body: bool) -> None:
         state, path = self.server_state, self.path.partition("?")[0]
         state.requests.append((self.command, path, self.headers.get("Range", "")))
-        status = state.statuses.pop(0) if state.statuses else 0
         content = state.files.get(path)
-        if status or content is None:
-            self.send_error(status or 404)
+        if content is None:
+            self.send_error(404)
             return
         etag = f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
-        start = self._start(etag, state.knows_ranges)
-        if start > len(content) or (start == len(content) and start):
-            self.send_response(416)
-            self.send_header("Content-Range", f"bytes */{len(content)}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
+        start = self._start(etag)
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
@@ -82,14 +70,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         if has_body:
-            cut = state.cuts.pop(0) if state.cuts else len(content)
+            cut = state.cuts[path].pop(0) if state.cuts.get(path) else len(content)
             self.wfile.write(content[start : start + cut])
             self.close_connection = True
 
-    def _start(self, etag: str, knows_ranges: bool) -> int:
+    def _start(self, etag: str) -> int:
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         is_same = self.headers.get("If-Range", etag) == etag
-        return int(asked[1]) if asked and knows_ranges and is_same else 0
+        return int(asked[1]) if asked and is_same else 0
 
     def log_message(self, *_: object) -> None:
         """Says nothing."""

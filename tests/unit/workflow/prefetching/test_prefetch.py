@@ -14,15 +14,10 @@ import pytest
 
 from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_data.babi import archive as babi_archive
+from implicit_llm_data.fetched_files import HubFiles
 from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.prefetching.needs import BabiArchive, EvaluationData, LocalFile, needs_of
 from implicit_llm_workflow.prefetching.prefetch import BABI_NAME, satisfy
-from implicit_llm_workflow.prefetching.prefetch_needs import (
-    BabiArchive,
-    EvaluationData,
-    HubFiles,
-    LocalFile,
-    needs_of,
-)
 from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.prefetching.file_server import FileServer, serving
@@ -118,6 +113,16 @@ def test_something_else_than_babi_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_a_network_the_archive_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    with serving() as state:
+        url = state.url  # of a server that is gone
+    outcome = satisfy(BabiArchive(()), tmp_path, babi_url=f"{url}/x")
+    assert (outcome.state, "\n" in outcome.what) == ("failed", False)
+    assert "Connection refused" in outcome.what
+    assert f"put it at {tmp_path / BABI_NAME}" in outcome.what
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.usefixtures("small_babi")
 def test_an_archive_with_fewer_files_serves_experiments_that_do_without_them(
     server: FileServer, tmp_path: Path
@@ -162,7 +167,7 @@ def test_the_command_reports_every_need_and_fails_for_one_that_cannot_be_had(
 ) -> None:
     (tmp_path / "here.json").touch()
     needs = [LocalFile("gone.json", "tokenizer.file"), LocalFile("here.json", "tokenizer.file")]
-    monkeypatch.setattr("implicit_llm_workflow.prefetching.prefetch_needs.needs_of", lambda _: needs)
+    monkeypatch.setattr("implicit_llm_workflow.prefetching.needs.needs_of", lambda _: needs)
     log = tmp_path / "logs" / "prefetch.log"
     words = ("--config", str(tiny.path), "--downloads", str(tmp_path), "--log", str(log))
     code, out, _ = run(capsys, "prefetch", *words)
@@ -186,13 +191,11 @@ def test_absolute_names_and_patterns_are_looked_for_too(tmp_path: Path) -> None:
 
 def test_checking_an_archive_loads_no_models(tiny: ExperimentFile, tmp_path: Path) -> None:
     (tmp_path / BABI_NAME).write_bytes(b"damaged")
-    needs = "prefetch_needs.needs_of = lambda plan: [prefetch_needs.BabiArchive(())]"
+    fetch = "needs.needs_of = lambda plan: [needs.BabiArchive(())]"
     words = ["prefetch", "--config", str(tiny.path), "--downloads", str(tmp_path)]
     call = f"try:\n    main({words!r})\nexcept SystemExit as error:\n    assert error.code == 1"
-    start = (
-        "from implicit_llm_workflow.prefetching import prefetch_needs; from implicit_llm_workflow.console import main"
-    )
-    assert loaded_after(start, needs, f"exec({call!r})") == []
+    start = "from implicit_llm_workflow.prefetching import needs; from implicit_llm_workflow.console import main"
+    assert loaded_after(start, fetch, f"exec({call!r})") == []
 
 
 def test_prefetching_nothing_loads_no_heavy_package(tiny: ExperimentFile) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.prefetching.prefetch_needs import EvaluationData, needs_of
+from implicit_llm_workflow.prefetching.needs import EvaluationData, needs_of
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.prefetching.file_server import FileServer, serving
-from tests.unit.workflow.prefetching.test_prefetch_hub import COMMIT, publish, satisfy
+from tests.unit.workflow.prefetching.test_hub import COMMIT, publish, satisfy
 
 NAME, DATA = "owner/questions", "data/test.jsonl"
 CARD = f"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: test\n    path: {DATA}\n---\n"

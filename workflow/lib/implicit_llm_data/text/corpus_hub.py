@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_data.fetched_files import FETCH, FOLDER, Wanted, fetched_files
+from implicit_llm_data.fetched_files import FETCH, HubFiles, fetched_files
 from implicit_llm_data.text.corpus_file import CorpusError, CorpusFile, Document, TextFormat, checked
 from implicit_llm_data.text.corpus_paths import hand_put_files, named_files
 
@@ -42,8 +42,8 @@ def open_hub(name: tuple[str, str | None, str], downloads: Path, text_format: Te
     Raises: CorpusError when it is neither fetched nor to be had; FetchedFilesError when it is not what was fetched.
     """
     dataset, revision, split = name
-    folder = downloads / FOLDER / dataset
-    paths = fetched_files(folder, Wanted("dataset", revision, split))
+    wanted = HubFiles("dataset", dataset, revision, split)
+    folder, paths = wanted.folder(downloads), fetched_files(wanted, downloads)
     if paths is None:
         paths = hand_put_files(folder, split)
     if paths:

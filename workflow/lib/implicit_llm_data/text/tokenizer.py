@@ -11,7 +11,7 @@ from typing import Literal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_data.fetched_files import FETCH, FOLDER, Wanted, fetched_files
+from implicit_llm_data.fetched_files import FETCH, HubFiles, find_fetched
 from implicit_llm_data.shard_format import token_dtype
 from implicit_llm_data.text.corpus import CorpusConfig, open_share
 from implicit_llm_data.text.corpus_hub import is_offline
@@ -127,10 +127,10 @@ def _from_file(config: TokenizerConfig, downloads: Path) -> str:
 def _from_hub(config: TokenizerConfig, downloads: Path) -> str:
     """From the folder of fetched files, else from the hub's cache or the network. Raises: FetchedFilesError."""
     assert config.name is not None
-    folder = downloads / FOLDER / config.name
-    fetched = folder / FILE_NAME
+    wanted = HubFiles("tokenizer", config.name, config.revision)
+    fetched = wanted.folder(downloads) / FILE_NAME
     if fetched.is_file():
-        fetched_files(folder, Wanted("tokenizer", config.revision))  # for its errors
+        find_fetched(wanted, downloads)  # for its errors
     else:
         fetched = _download(config.name, config.revision)
     return _decoded(fetched.read_bytes(), fetched)

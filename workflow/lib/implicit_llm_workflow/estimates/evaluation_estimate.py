@@ -16,7 +16,7 @@ from implicit_llm_workflow.estimates.hardware import Hardware
 from implicit_llm_workflow.estimates.throughput import Price, Throughput, TrainingWork, variant_of
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.prefetching.prefetch_needs import read_evaluation_data
+from implicit_llm_workflow.prefetching.needs import read_evaluation_data
 
 SEQUENTIAL = "sequential"
 

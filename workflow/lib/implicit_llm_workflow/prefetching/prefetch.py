@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import glob
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.manifest import sha256_of
+from implicit_llm_data.fetched_files import Fetched, HubFiles
 from implicit_llm_workflow.file_digests import PICKLE_FILE
-from implicit_llm_workflow.prefetching.prefetch_http import Download, FetchError, fetch
-from implicit_llm_workflow.prefetching.prefetch_hub import (
-    FetchedFile,
+from implicit_llm_workflow.prefetching.hub import (
+    FetchError,
     fetch_hub_files,
     fetched_before,
-    find_fetch,
-    hub_folder,
+    first_line,
     put_by_hand,
 )
-from implicit_llm_workflow.prefetching.prefetch_needs import (
-    BabiArchive,
-    EvaluationData,
-    HubCheckpoint,
-    HubFiles,
-    LocalFile,
-    Need,
-)
+from implicit_llm_workflow.prefetching.needs import BabiArchive, EvaluationData, HubCheckpoint, LocalFile, Need
 
 BABI_URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
 BABI_NAME = "tasks_1-20_v1-2.tar.gz"
-BABI_MAX_BYTES = 1 << 27  # several times the archive
 
 
 @dataclass(frozen=True)
@@ -74,33 +67,43 @@ def _babi(need: BabiArchive, downloads: Path, url: str) -> Outcome:
                 break  # whole, but with fewer files than are wanted: the official one has them all
             return Outcome("there", f"{path}, every file of it checked")
 
-    def check(path: Path) -> None:
-        try:
-            read_archive(path)
-        except BabiArchiveError as error:
-            reason = str(error).partition("; ")[0].replace(f"{path}: ", "")
-            raise FetchError(f"{url}: sent something else than bAbI v1.2 ({reason}); {download.by_hand}") from error
+    path = downloads / BABI_NAME
+    by_hand = f"fetch it where there is a network and put it at {path}"
+    _download(url, path, by_hand)
+    try:
+        read_archive(path)
+    except BabiArchiveError as error:
+        path.unlink()
+        reason = str(error).partition("; ")[0].replace(f"{path}: ", "")
+        raise FetchError(f"{url}: sent something else than bAbI v1.2 ({reason}); {by_hand}") from error
+    return Outcome("fetched", f"{path}, every file of it checked")
 
-    download = Download(url, downloads / BABI_NAME, check, BABI_MAX_BYTES)
-    fetch(download)
-    return Outcome("fetched", f"{download.target}, every file of it checked")
+
+def _download(url: str, path: Path, by_hand: str) -> None:
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")
+    try:
+        bar = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=60)
+        pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent, downloader=bar)
+    except OSError as error:  # of `requests`, too
+        raise FetchError(f"{url}: cannot be fetched ({first_line(error)}); {by_hand}") from error
 
 
-def _hub_files(need: HubFiles, downloads: Path) -> Outcome:
-    folder = hub_folder(need, downloads)
-    found = fetched_before(need, downloads)
-    if found is not None:
-        return Outcome("there", f"{folder}: {found}")
-    by_hand = put_by_hand(need, downloads)
-    if by_hand:
-        return Outcome("there", f"{folder}: put there by hand ({by_hand} files), not compared with the hub")
-    return Outcome("fetched", f"{folder}: {fetch_hub_files(need, downloads)}")
+def _hub_files(need: HubFiles, downloads: Path) -> tuple[Outcome, Fetched | None]:
+    folder, fetched = need.folder(downloads), fetched_before(need, downloads)
+    if fetched is not None:
+        return Outcome("there", f"{folder}: {fetched}"), fetched
+    if by_hand := put_by_hand(need, downloads):
+        return Outcome("there", f"{folder}: put there by hand ({by_hand} files), not compared with the hub"), None
+    fetched = fetch_hub_files(need, downloads)
+    return Outcome("fetched", f"{folder}: {fetched}"), fetched
 
 
 def _hub_safe_files(need: HubFiles, downloads: Path) -> Outcome:
     """The files of data, of a tokenizer, or of a model that training begins with."""
-    outcome = _hub_files(need, downloads)
-    if _fetched_pickle(need, downloads) is None:
+    outcome, fetched = _hub_files(need, downloads)
+    if fetched is None or PICKLE_FILE not in fetched.sizes:
         return outcome
     return Outcome(
         "failed",
@@ -111,24 +114,18 @@ def _hub_safe_files(need: HubFiles, downloads: Path) -> Outcome:
 
 def _hub_checkpoint(need: HubCheckpoint, downloads: Path) -> Outcome:
     """The files; and what to write into the experiment file, so that the import is what was meant."""
-    outcome = _hub_files(need.files, downloads)
-    fetch = find_fetch(need.files, downloads)
-    pickle = _fetched_pickle(need.files, downloads)
+    outcome, fetched = _hub_files(need.files, downloads)
     at = f"peers.{need.peer}.checkpoint"
-    if pickle is not None and not need.is_vouched:
+    if fetched is not None and PICKLE_FILE in fetched.sizes and not need.is_vouched:
+        digest = sha256_of(need.files.folder(downloads) / PICKLE_FILE)
         return Outcome(
             "failed",
             f"{outcome.what}; its {PICKLE_FILE} is a pickle, which is read only if the experiment file names its "
-            f"digest: if you trust it, write {at}.sha256: {{{PICKLE_FILE}: {pickle.sha256}}}",
+            f"digest: if you trust it, write {at}.sha256: {{{PICKLE_FILE}: {digest}}}",
         )
-    if fetch is not None and need.files.revision is None:
-        return Outcome(outcome.state, f"{outcome.what}; to pin it, write {at}.revision: {fetch.commit}")
+    if fetched is not None and need.files.revision is None:
+        return Outcome(outcome.state, f"{outcome.what}; to pin it, write {at}.revision: {fetched.commit}")
     return outcome
-
-
-def _fetched_pickle(need: HubFiles, downloads: Path) -> FetchedFile | None:
-    fetch = find_fetch(need, downloads)
-    return None if fetch is None else next((file for file in fetch.files if file.path == PICKLE_FILE), None)
 
 
 def _evaluation_data(need: EvaluationData) -> Outcome:
@@ -141,7 +138,7 @@ def _evaluation_data(need: EvaluationData) -> Outcome:
         )
     except Exception as error:  # of the hub, `datasets` and the network
         raise FetchError(
-            f"{name}: {_first_line(error)}; run prefetch where there is a network with the same HF_HOME, "
+            f"{name}: {first_line(error)}; run prefetch where there is a network with the same HF_HOME, "
             "or copy that folder from there"
         ) from error
     return Outcome("fetched", f"{name} in the cache of datasets")
@@ -159,7 +156,3 @@ def _local_file(need: LocalFile, downloads: Path) -> Outcome:
         "failed",
         f"{need.key}: {need.name} is neither below {downloads} nor below the working directory; put it there",
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_data.fetched_files import HubFiles
 from implicit_llm_workflow.experiment_files.validation import validate
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.file_digests import PICKLE_FILE
@@ -21,20 +22,6 @@ class BabiArchive:
     """The bAbI archive, without the files that the experiment does without."""
 
     missing_files: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class HubFiles:
-    """Files of a repository on the Hugging Face hub that go below the downloads folder.
-
-    kind: "dataset", of which the text files of `split` are needed; "tokenizer", of which tokenizer.json is; "model", of
-    which config, weights and tokenizer are.
-    """
-
-    kind: str
-    name: str
-    revision: str | None
-    split: str | None = None
 
 
 @dataclass(frozen=True)

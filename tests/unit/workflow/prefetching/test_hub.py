@@ -13,17 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_data.fetched_files import FetchedFilesError
+from implicit_llm_data.fetched_files import FetchedFilesError, HubFiles
 from implicit_llm_data.text.corpus import CorpusConfig, open_share
-from implicit_llm_workflow.prefetching.prefetch_http import FetchError
-from implicit_llm_workflow.prefetching.prefetch_hub import (
-    RemoteFile,
+from implicit_llm_workflow.prefetching.hub import (
+    FetchError,
     fetched_before,
     put_by_hand,
     require_space,
     wanted_files,
 )
-from implicit_llm_workflow.prefetching.prefetch_needs import HubCheckpoint, HubFiles
+from implicit_llm_workflow.prefetching.needs import HubCheckpoint
 from tests.unit.workflow.prefetching.file_server import FileServer, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -66,19 +65,19 @@ def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes], co
         state.files[url], state.headers[url] = json.dumps(value).encode(), as_json
 
 
-def satisfy(hub: FileServer, need: HubFiles | HubCheckpoint, downloads: Path) -> tuple[str, str]:
+def satisfy(hub: FileServer, need: HubFiles | HubCheckpoint, downloads: Path, **variables: str) -> tuple[str, str]:
     """State and line, of a process of its own: the client reads the address of its hub once."""
     code = (
         "import json, pathlib, sys; from implicit_llm_workflow.prefetching.prefetch import satisfy; "
-        "from implicit_llm_workflow.prefetching import prefetch_needs; "
+        "from implicit_llm_workflow.prefetching import needs; "
         "values = json.loads(sys.argv[1]); "
-        "values |= {'files': prefetch_needs.HubFiles(**values['files'])} if 'files' in values else {}; "
-        "need = getattr(prefetch_needs, sys.argv[3])(**values); "
+        "values |= {'files': needs.HubFiles(**values['files'])} if 'files' in values else {}; "
+        "need = getattr(needs, sys.argv[3])(**values); "
         "outcome = satisfy(need, pathlib.Path(sys.argv[2])); "
         "print(json.dumps([outcome.state, outcome.what]))"
     )
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment = {**inherited, "HF_ENDPOINT": hub.url, "HF_HOME": str(downloads / "home")}
+    environment = {**inherited, "HF_ENDPOINT": hub.url, "HF_HOME": str(downloads / "home"), **variables}
     words = [sys.executable, "-c", code, json.dumps(asdict(need)), str(downloads), type(need).__name__]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=True)
     state, what = json.loads(done.stdout.splitlines()[-1])
@@ -91,12 +90,9 @@ def test_the_files_of_the_split_are_fetched_checked_and_recorded(hub: FileServer
     folder = tmp_path / "hub" / "owner" / "texts"
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.jsonl")}
     assert found == {path for path in TEXTS if "train" in path}
-    manifest = json.loads((tmp_path / "hub" / "owner" / "texts.fetched.json").read_text())
-    (fetch,) = manifest["fetches"]
-    assert fetch["commit"] == COMMIT
-    assert {item["path"]: item["sha256"] for item in fetch["files"]} == {
-        path: hashlib.sha256(TEXTS[path]).hexdigest() for path in found
-    }
+    fetched = fetched_before(DATASET, tmp_path)
+    assert fetched is not None
+    assert (fetched.commit, fetched.sizes) == (COMMIT, {path: len(TEXTS[path]) for path in found})
     assert "2 files" in str(fetched_before(DATASET, tmp_path))
     asked = len(hub.requests)
     assert satisfy(hub, DATASET, tmp_path)[0] == "there"
@@ -111,6 +107,25 @@ def test_a_file_that_has_gone_is_fetched_again_alone(hub: FileServer, tmp_path: 
     assert satisfy(hub, DATASET, tmp_path)[0] == "fetched"
     gets = {path.rpartition("/")[2] for method, path, _ in hub.requests if method == "GET" and "/resolve/" in path}
     assert gets == {"train-00000-of-00002.jsonl"}
+
+
+def test_a_fetch_that_was_cut_goes_on_where_it_ended(hub: FileServer, tmp_path: Path) -> None:
+    content = TEXTS[IN_LARGE_FILE_STORAGE] * 150  # the client writes 10 MiB at a time
+    publish(hub, "datasets", DATASET.name, {IN_LARGE_FILE_STORAGE: content})
+    url = f"/datasets/{DATASET.name}/resolve/{COMMIT}/{IN_LARGE_FILE_STORAGE}"
+    hub.cuts[url] = [11_000_000]
+    state, what = satisfy(hub, DATASET, tmp_path)
+    assert state == "fetched", what
+    ranges = [asked for method, path, asked in hub.requests if (method, path) == ("GET", url)]
+    assert ranges == ["", f"bytes={10 * 2**20}-"]
+
+
+def test_offline_what_was_fetched_is_there_and_the_rest_is_one_line(hub: FileServer, tmp_path: Path) -> None:
+    assert satisfy(hub, TOKENIZER, tmp_path)[0] == "fetched"
+    hub.requests.clear()
+    assert satisfy(hub, TOKENIZER, tmp_path, HF_HUB_OFFLINE="1")[0] == "there"
+    state, what = satisfy(hub, DATASET, tmp_path, HF_HUB_OFFLINE="1")
+    assert (state, "dataset owner/texts: " in what, "\n" in what, hub.requests) == ("failed", True, False, [])
 
 
 @pytest.mark.parametrize("path", [IN_LARGE_FILE_STORAGE, "data/train-00001-of-00002.jsonl"])
@@ -181,10 +196,9 @@ def test_a_pretrained_model_that_is_a_pickle_cannot_be_trained(hub: FileServer, 
 
 def test_more_than_fits_the_disk_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
     (tmp_path / "here.txt").write_bytes(b"x" * 10)
-    there = RemoteFile("here.txt", 10, None, "")
-    require_space(tmp_path, [there])
+    require_space(tmp_path, {"here.txt": 10})
     with pytest.raises(FetchError, match=r"1,000,000\.0 GB are to be fetched and .* GB are free"):
-        require_space(tmp_path, [there, RemoteFile("huge.txt", 10**15, None, "")])
+        require_space(tmp_path, {"here.txt": 10, "huge.txt": 10**15})
 
 
 def test_a_repository_that_is_not_there_is_one_line_with_advice(hub: FileServer, tmp_path: Path) -> None:
@@ -206,10 +220,12 @@ def test_files_put_there_by_hand_are_accepted_without_a_network(tmp_path: Path) 
 
 
 def test_without_a_split_in_any_name_all_texts_are_wanted() -> None:
-    files = [RemoteFile(path, 1, None, "") for path in ("a.parquet", "b.txt.gz", "weights.bin", ".hidden.txt")]
-    assert [file.path for file in wanted_files(DATASET, files)] == ["a.parquet", "b.txt.gz"]
+    assert [*wanted_files(DATASET, dict.fromkeys(("a.parquet", "b.txt.gz", "weights.bin", ".hidden.txt"), 1))] == [
+        "a.parquet",
+        "b.txt.gz",
+    ]
     with pytest.raises(FetchError, match=r"dataset owner/texts: has no file of text"):
-        wanted_files(DATASET, files[2:])
+        wanted_files(DATASET, {"weights.bin": 1, ".hidden.txt": 1})
 
 
 MODEL = {
@@ -231,7 +247,9 @@ def test_of_a_peer_the_safetensors_and_no_code_are_fetched(
     state, what = satisfy(hub, peer, tmp_path)
     assert state == "fetched", what
     folder = tmp_path / "models" / "owner" / "model" / (revision or "main")
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if ".cache" not in path.parts}
+    found = {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not {".cache", ".fetched"} & {*path.parts}
+    }
     assert {name for name in found if (folder / name).is_file()} == {
         "config.json",
         "model.safetensors",
@@ -260,7 +278,6 @@ def test_shards_of_a_model_are_fetched_with_their_index() -> None:
         "model-00001-of-00002.safetensors",
         "onnx/model.safetensors",
     )
-    files = [RemoteFile(name, 1, None, "") for name in names]
-    assert [file.path for file in wanted_files(HubFiles("model", "owner/model", None), files)] == list(names[:3])
+    assert [*wanted_files(HubFiles("model", "owner/model", None), dict.fromkeys(names, 1))] == list(names[:3])
     with pytest.raises(FetchError, match=r"owner/model: has no config\.json with"):
-        wanted_files(HubFiles("model", "owner/model", None), files[1:])
+        wanted_files(HubFiles("model", "owner/model", None), dict.fromkeys(names[1:], 1))
