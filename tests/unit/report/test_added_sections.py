@@ -7,19 +7,15 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from implicit_llm_report import stage
-from implicit_llm_report.config import MinimumLayersConfig, ReportConfig
+from implicit_llm_report.config import MinimumLayersConfig
 from implicit_llm_report.inputs import load_inputs
 from implicit_llm_report.jacobian import CLASSES, class_legend
 from implicit_llm_report.minimum_layers import layers_needed, minimum_layers_section
-from implicit_llm_report.published import Published
-from implicit_llm_report.results import Point, Results
-from implicit_llm_report.section import SectionInputs
-from tests.unit.report.sample_runs import Record, SampleRun, config_of, finish, make_context, make_runs
+from tests.unit.report.sample_runs import Record, SampleRun, config_of, finish, given_of, make_context, make_runs
 
 RUNS = (
     SampleRun("s5-implicit", "S5", True, 0.5, (0.5,), steps=200, seeds=(0, 1), train_length=16, lengths=(16, 64)),
@@ -148,28 +144,23 @@ def test_heat_maps_are_drawn_in_the_colours_of_their_legend(made: Path) -> None:
     assert "<image" not in svg
 
 
-def point(record: dict[str, Any]) -> Point:
-    return Point.from_record(record, "evaluate:" + record["run"])
-
-
-def depth_points(accuracies: dict[tuple[str, int, int], list[float | None]]) -> Results:
-    """Points by (kind, length, layers), one a seed."""
-    points = []
+def depth_records(accuracies: dict[tuple[str, int, int], list[float | None]]) -> list[Record]:
+    """Records by (kind, length, layers), one a seed."""
+    records = []
     for (kind, length, layers), values in accuracies.items():
         for seed, value in enumerate(values):
             record = {"run": f"{kind}-{length}-{layers}", "is_implicit": kind == "implicit", "num_layers": layers}
             record |= {"group": "S5", "monoid": "none", "length": length, "train_length": length, "hard_fraction": 1.0}
             record |= {"train_hard_fraction": 1.0, "mode": "parallel", "data": f"L{length}", "seed": seed}
-            points.append(point(record | {"accuracy_last10": value}))
-    return Results(tuple(points))
+            records.append(record | {"accuracy_last10": value})
+    return records
 
 
 def words(accuracies: dict[tuple[str, int, int], list[float | None]], length: int) -> tuple[str, str]:
     """Layers that an explicit model needs, by the mean and by the best seed."""
-    (needed,) = layers_needed(depth_points(accuracies), MinimumLayersConfig("S5", threshold=0.9))
-    at = needed.at(length)
-    assert at is not None
-    return at.by_mean.words, at.by_best.words
+    rows = given_of({"word_problem": depth_records(accuracies)}).words
+    (needed,) = layers_needed(rows, LAYERS)
+    return needed.fewest(length).words, needed.fewest(length, is_best_seed=True).words
 
 
 @pytest.mark.parametrize(
@@ -191,9 +182,9 @@ def test_the_fewest_layers_are_those_that_reach_the_threshold(
 
 
 def test_only_tests_at_the_training_length_count() -> None:
-    results = depth_points({("explicit", 8, 1): [0.2], ("explicit", 8, 2): [0.95]})
-    beyond = tuple(replace(item, length=32) for item in results.points)
-    assert layers_needed(Results(beyond), MinimumLayersConfig("S5")) == ()
+    records = depth_records({("explicit", 8, 1): [0.2], ("explicit", 8, 2): [0.95]})
+    beyond = given_of({"word_problem": [record | {"length": 32} for record in records]})
+    assert layers_needed(beyond.words, LAYERS) == ()
 
 
 def test_a_section_that_is_asked_for_and_has_no_runs_says_so(tmp_path: Path) -> None:
@@ -212,10 +203,9 @@ def test_a_depth_whose_evaluation_is_missing_shows_as_missing(tmp_path: Path) ->
     context = make_context(tmp_path, {"train:s5-deep-s0/explicit": folder})
     inputs = load_inputs(context.inputs, config_of(context))
     record = {"run": "s5-deep", "is_implicit": False, "group": "S5", "monoid": "none", "length": 8, "mode": "parallel"}
-    lost = point(record | {"hard_fraction": 1.0, "data": "L8", "seed": 0})
-    given = SectionInputs(
-        replace(inputs, points=(lost,)), ReportConfig("demo", minimum_layers=LAYERS), Published({}, ())
-    )
+    lost = record | {"hard_fraction": 1.0, "data": "L8", "seed": 0}
+    given = given_of({"word_problem": [lost]}, minimum_layers=LAYERS)
+    given = replace(given, inputs=replace(inputs, frame=given.inputs.frame))
     section = minimum_layers_section(given)
     assert section is not None
     (row,) = csv.DictReader(section.files["minimum-layers"]["csv"].splitlines())

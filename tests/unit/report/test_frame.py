@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_report.config import ReportError
-from implicit_llm_report.frame import frame_of, groups, line_names
+from implicit_llm_report.frame import frame_of, groups
 from implicit_llm_report.inputs import load_inputs
+from implicit_llm_report.training_runs import Solver
 from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import MODES, SampleRun, config_of, make_context, make_runs
 
@@ -76,11 +75,12 @@ def test_a_number_that_is_no_number_is_missing_and_seeds_come_in_order() -> None
     (group,) = groups(frame_of({"perplexity": records}, {}), ("run",))
     assert (group.spread("perplexity").values, group.spread("perplexity").num_missing) == ((2.0,), 1)
     assert group.roles == ("0", "1")
-    assert math.isnan(group.rows[group.rows["metric"] == "perplexity"]["value"].iloc[0])
+    assert group.rows[group.rows["metric"] == "perplexity"]["value"].isna().sum() == 1
 
 
 def test_a_model_is_called_by_its_phase_only_where_several_of_its_phases_are_there() -> None:
-    rows = [("a", "free", "(24+4)"), ("b", "free", "(24+4)"), ("b", "bounded", "(4+1)")]
-    rows += [("c", "one", "(4+1)"), ("c", "two", "(4+1)")]
-    names = line_names(pd.DataFrame(rows, columns=["run", "phase", "phase_label"]))
-    assert list(names.values()) == ["a", "b (24+4)", "b (4+1)", "c one", "c two"]
+    models = [("a", "free", 24), ("b", "free", 24), ("b", "bounded", 4), ("c", "one", 4), ("c", "two", 4)]
+    solvers = {max_iter: Solver("fixed_point", max_iter, 4) for _, _, max_iter in models}
+    records = [{"run": run, "phase": phase, "solver": solvers[max_iter]} for run, phase, max_iter in models]
+    names = frame_of({"perplexity": records}, {})["name"].unique()
+    assert list(names) == ["a", "b (24+4)", "b (4+4)", "c one", "c two"]

@@ -19,7 +19,6 @@ from implicit_llm_report.inputs import ReportInputs
 from implicit_llm_report.perplexity import PerplexityPoint
 from implicit_llm_report.published import MARK_WORDS, Published, load_published
 from implicit_llm_report.published_section import published_section
-from implicit_llm_report.results import Point
 from implicit_llm_report.section import SectionInputs
 from implicit_llm_report.training_runs import Solver
 
@@ -33,10 +32,8 @@ def rows(given: SectionInputs) -> dict[str, dict[str, str]]:
     return {row["id"]: row for row in csv.DictReader(io.StringIO(text))}
 
 
-def inputs(records: dict[str, Any] | None = None, points: Any = (), perplexities: Any = ()) -> SectionInputs:
-    read = ReportInputs(
-        tuple(points), tuple(perplexities), (), (), {}, records or {}, frame=frame_of(records or {}, {})
-    )
+def inputs(records: dict[str, Any] | None = None, perplexities: Any = ()) -> SectionInputs:
+    read = ReportInputs(tuple(perplexities), (), (), {}, records or {}, frame=frame_of(records or {}, {}))
     return SectionInputs(read, ReportConfig("paper"), PUBLISHED, SUITES)
 
 
@@ -76,7 +73,7 @@ def test_every_entry_stands_in_the_table_with_source_and_mark() -> None:
 def test_ours_stands_beside_the_published_number_of_the_same_thing() -> None:
     word = {"run": "a5m", "is_implicit": True, "group": "A5", "monoid": "aperiodic", "num_layers": 1, "length": 1024}
     word |= {"hard_fraction": 0.1, "train_length": 256, "train_hard_fraction": 0.1, "mode": "published", "data": "x"}
-    points = [Point.from_record(word | {"seed": seed, "accuracy_last10": 0.6 + seed / 10}, "r") for seed in (0, 1)]
+    words = [word | {"role": "r", "seed": seed, "accuracy_last10": 0.6 + seed / 10} for seed in (0, 1)]
     about = {
         "run": "m",
         "seed": 0,
@@ -88,13 +85,14 @@ def test_ours_stands_beside_the_published_number_of_the_same_thing() -> None:
     about |= {"model_type": "implicit_mamba2", "num_parameters": 790_000_000, "train_tokens": 207e9, "role": "r"}
     ppl = PerplexityPoint.from_record(about | {"data": "pile-test", "length": 2048, "perplexity": 8.4}, "r")
     records = {
+        "word_problem": words,
         "duality": [
             about | {"measure": "pair", "data": "t", "length": 2048, "mode": "simultaneous", "token_agreement": 0.97}
             | {"eval_mode": "simultaneous", "against": "sequential", "num_parameters": 1_361_000_000}
         ],
         "lm_eval": [about | {"task": "piqa", "metrics": {"acc": 0.73}, "data": "piqa", "sweep": None, "source": None}],
     }  # fmt: skip
-    found = rows(inputs(records, points, [ppl]))
+    found = rows(inputs(records, [ppl]))
     assert float(found["reference-a5m-1024-published"]["ours_mean"]) == pytest.approx(0.65)
     assert found["reference-a5m-1024-published"]["num_seeds"] == "2"
     assert found["d-pile-mamba2-760m-24-4"]["ours_mean"] == "8.4"

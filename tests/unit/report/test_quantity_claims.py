@@ -13,11 +13,11 @@ from implicit_llm_report.claims import judge as judge_found
 from implicit_llm_report.config import MinimumLayersConfig, ReportConfig
 from implicit_llm_report.downstream import load_suites
 from implicit_llm_report.findings import find
+from implicit_llm_report.frame import frame_of
 from implicit_llm_report.inputs import ReportInputs
 from implicit_llm_report.measures import PairMeasure, Quantity
 from implicit_llm_report.perplexity import PerplexityPoint
 from implicit_llm_report.published import Published
-from implicit_llm_report.results import Point
 from implicit_llm_report.section import SectionInputs
 from implicit_llm_report.training_runs import Phase, Solver, TrainingRun
 
@@ -33,11 +33,10 @@ AGREE = {"name": "record", "kind": "duality", "key": "token_agreement", "where":
 
 def inputs(
     records: Mapping[str, Sequence[Record]] | None = None,
-    points: Sequence[Point] = (),
     perplexities: Sequence[PerplexityPoint] = (),
     training: Sequence[TrainingRun] = (),
 ) -> SectionInputs:
-    read = ReportInputs(tuple(points), tuple(perplexities), (), tuple(training), {}, records or {})
+    read = ReportInputs(tuple(perplexities), (), tuple(training), {}, records or {}, frame=frame_of(records or {}, {}))
     config = ReportConfig("demo", minimum_layers=MinimumLayersConfig("S5", threshold=0.98))
     return SectionInputs(read, config, Published({}, ()), SUITES)
 
@@ -99,23 +98,23 @@ def test_without_records_it_was_not_run_at_this_scale() -> None:
     assert judge(inputs(), AGREE, at_least=0.9).verdict == "not run at this scale"
 
 
-def depth(num_layers: int, length: int, accuracy: float, *, is_implicit: bool = False) -> Point:
+def depth(num_layers: int, length: int, accuracy: float, *, is_implicit: bool = False) -> Record:
     about = {"run": f"n{num_layers}-{length}-{is_implicit}", "seed": 0, "is_implicit": is_implicit, "group": "S5"}
     about |= {"monoid": "none", "num_layers": num_layers, "length": length, "hard_fraction": 1.0, "data": f"L{length}"}
     about |= {"train_length": length, "train_hard_fraction": 1.0, "mode": "blockwise" if is_implicit else "parallel"}
-    return Point.from_record(about | {"accuracy_last10": accuracy, "chance_last10": 0.01}, f"evaluate:{num_layers}")
+    return about | {"role": f"evaluate:{num_layers}", "accuracy_last10": accuracy, "chance_last10": 0.01}
 
 
 def test_layers_grow_with_the_length_also_where_no_depth_solves_it() -> None:
     points = [depth(1, 4, 1.0), depth(2, 4, 1.0), depth(1, 8, 0.2), depth(2, 8, 0.4)]
     grow = {"name": "growth_of_layers", "kind": "word_problem", "model": "explicit"}
-    judgement = judge(inputs(points=points), grow, at_least=1)
+    judgement = judge(inputs({"word_problem": points}), grow, at_least=1)
     assert (judgement.verdict, judgement.spread.mean) == ("holds", 2.0)
     assert judgement.evidence is not None
     assert "1 at 4, > 2 at 8" in judgement.evidence.text
     needed = {"name": "layers_needed", "kind": "word_problem", "model": "implicit"}
     implicit = [depth(1, length, 1.0, is_implicit=True) for length in (4, 8)]
-    assert judge(inputs(points=[*points, *implicit]), needed, at_most=1).verdict == "holds"
+    assert judge(inputs({"word_problem": [*points, *implicit]}), needed, at_most=1).verdict == "holds"
 
 
 def test_iterations_at_test_time_are_compared_seed_by_seed() -> None:

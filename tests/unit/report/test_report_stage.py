@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 import pytest
 
 from implicit_llm_report import stage
-from implicit_llm_report.accuracy_figures import accuracy_by_length
 from implicit_llm_report.config import ReportError
 from implicit_llm_report.inputs import load_inputs
-from implicit_llm_report.results import Results
+from implicit_llm_report.published import Published
+from implicit_llm_report.section import SectionInputs
+from implicit_llm_report.word_problems import accuracy_section
 from tests.unit.report.sample_runs import MODES, Record, SampleRun, config_of, make_context, make_runs
 
 FIGURES = (
@@ -225,8 +226,10 @@ def test_an_experiment_of_its_own_has_its_own_title_and_no_claims_of_the_paper(t
 def test_no_two_lines_of_the_accuracy_figure_look_alike(tmp_path: Path) -> None:
     deep = tuple(SampleRun(f"s3-{n}", "S3", True, 0.5, (0.5,), steps=50, lengths=(16, 64)) for n in ("one", "two"))
     context = make_context(tmp_path / "report", make_runs(tmp_path / "results", (*SMALL, *deep)))
-    results = Results(load_inputs(context.inputs, config_of(context)).points)
-    figure = accuracy_by_length(results)
+    inputs, config = load_inputs(context.inputs, config_of(context)), config_of(context)
+    section = accuracy_section(SectionInputs(inputs, config, Published({}, ())))
+    assert section is not None
+    figure = section.figures[0]
     assert figure is not None
     looks = [(series.color, series.marker, series.dashes) for series in figure.legend]
     assert len(set(looks)) == len(looks) == len({series.label for series in figure.legend})

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from implicit_llm_report import stage
-from implicit_llm_report.accuracy_figures import without_fraction_sweep
-from implicit_llm_report.results import Point, Results
+from implicit_llm_report.word_problems import without_fraction_sweep
 from tests.unit.report.sample_language_runs import LanguageRun, make_language_runs
-from tests.unit.report.sample_runs import SampleRun, make_context, make_runs
+from tests.unit.report.sample_runs import Record, SampleRun, given_of, make_context, make_runs
 
 
 def make_report(folder: Path, roles: dict[str, Path], **config: Any) -> Path:
@@ -81,14 +80,17 @@ def test_shares_of_hard_tokens_in_training_have_their_figure(tmp_path: Path) -> 
 
 
 def test_of_many_shares_those_evaluated_in_one_mode_leave_the_figures_by_length() -> None:
-    def point(share: float, mode: str, *, is_implicit: bool = True) -> Point:
+    def point(share: float, mode: str, *, is_implicit: bool = True) -> Record:
         kind = "i" if is_implicit else "e"
         record = {"run": f"{kind}{share}", "seed": 0, "is_implicit": is_implicit, "group": "A5", "monoid": "none"}
         record |= {"length": 16, "hard_fraction": 0.2, "train_length": 16, "train_hard_fraction": share, "mode": mode}
-        return Point.from_record(record | {"data": "x", "chance_last10": 0.1, "accuracy_last10": 1.0}, "r")
+        return record | {"data": "x", "chance_last10": 0.1, "accuracy_last10": 1.0}
 
     sweep = [point(share, "blockwise") for share in (0.0, 0.1, 0.5, 1.0)]
     sweep += [point(share, "parallel", is_implicit=False) for share in (0.1, 0.5)]
-    everything = Results((*sweep, point(0.1, "sequential")))
-    assert without_fraction_sweep(everything).run_names == {"i0.1", "e0.1"}
-    assert without_fraction_sweep(Results(tuple(sweep[:3]))).run_names == {"i0.0", "i0.1", "i0.5"}
+
+    def shown(records: list[Record]) -> set[str]:
+        return set(without_fraction_sweep(given_of({"word_problem": records}).words)["run"])
+
+    assert shown([*sweep, point(0.1, "sequential")]) == {"i0.1", "e0.1"}
+    assert shown(sweep[:3]) == {"i0.0", "i0.1", "i0.5"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -31,9 +31,21 @@ def mark_training(axis: Axes, lengths: Iterable[int | None], shown: tuple[int, i
 def length_axis(axis: Axes, lengths: Sequence[int]) -> None:
     """Test lengths on a logarithmic axis, each with its tick."""
     axis.set_xscale("log", base=2)
-    axis.xaxis.set(major_locator=FixedLocator(list(lengths)), minor_locator=NullLocator())
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ticks_at(axis, lengths)
     axis.set(xlim=(lengths[0] / 1.25, lengths[-1] * 1.25), xlabel="test length (tokens)")
+    axis.grid(visible=False, axis="x")
+
+
+def ticks_at(axis: Axes, values: Sequence[float], words: Callable[[float], str] = "{:g}".format) -> None:
+    """A tick at each of the values and nowhere else."""
+    axis.xaxis.set(major_locator=FixedLocator(list(values)), minor_locator=NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words(value)))
+
+
+def accuracy_axis(axis: Axes, label: str) -> None:
+    """A vertical axis from 0 to 1."""
+    axis.set(ylim=(-0.03, 1.05), ylabel=label)
+    axis.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
     axis.grid(visible=False, axis="x")
 
 

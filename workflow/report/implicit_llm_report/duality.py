@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from implicit_llm_report.axes import tell_if_empty, tell_missing
-from implicit_llm_report.frame import Group, groups, line_names
+from implicit_llm_report.frame import Group, groups
 from implicit_llm_report.published import Published, PublishedDuality
 from implicit_llm_report.results import mode_rank
 from implicit_llm_report.section import Section, SectionInputs
@@ -72,10 +72,10 @@ def duality_section(given: SectionInputs) -> Section | None:
 def duality_tables(frame: pd.DataFrame, published: Published) -> list[Table]:
     """One a data set and length: explicit models last, of each model the pairs with the nearest to generation first."""
     pairs = _rows_of(frame, "pair")
-    names, tables = line_names(pairs), []
+    tables = []
     for test in groups(pairs, ("data", "length"), order=lambda test: (test.data, test.length)):
         found = groups(test.rows, ("run", "phase", "mode", "against"), order=_order)
-        rows = (Row(names[pair.run, pair.phase], pair, published.duality_beside(pair)) for pair in found)
+        rows = (Row(pair.name, pair, published.duality_beside(pair)) for pair in found)
         tables.append(Table(test.data, test.length, tuple(rows)))
     return tables
 
@@ -122,11 +122,10 @@ def _latex_row(row: Row) -> list[str]:
 def _figure(frame: pd.DataFrame) -> Figure | None:
     """Two panels a data set and length, of every implicit model: its residual, and how many predictions are final."""
     traces = _rows_of(frame, "convergence")
-    names = line_names(traces)
-    series = series_of_names((name, True) for name in sorted(names.values()))
+    series = series_of_names((name, True) for name in sorted(traces["name"].unique()))
     panels, roles = [], []
     for test in groups(traces, ("data", "length"), order=lambda test: (test.data, test.length)):
-        lines = [Line(names[model.run, model.phase], model) for model in groups(test.rows, ("run", "phase"))]
+        lines = [Line(model.name, model) for model in groups(test.rows, ("run", "phase"))]
         lines.sort(key=lambda line: line.name)
         title = f"{test.data}, {test.length} tokens"
         residual, agreement = partial(_draw_residual, lines, series), partial(_draw_agreement, lines, series)

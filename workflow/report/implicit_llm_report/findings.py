@@ -15,16 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import pandas as pd
+
 from implicit_llm_report.claims import Claim, Found
 from implicit_llm_report.downstream import groups_of, points_of
 from implicit_llm_report.downstream_section import swept_downstream
+from implicit_llm_report.frame import Group, groups
 from implicit_llm_report.measures import Measure, Quantity
 from implicit_llm_report.minimum_layers import needed_of
 from implicit_llm_report.pairs import find_pairs, iterations_of
 from implicit_llm_report.perplexity import PerplexityCell, branches_of
-from implicit_llm_report.results import Cell, Point, Results, Spread, seeds_words
+from implicit_llm_report.results import Spread, seeds_words, shares_of
 from implicit_llm_report.section import SectionInputs
 from implicit_llm_report.test_time import ITERATIONS, SweptCell, swept_panels
+from implicit_llm_report.word_problems import CELL, is_harder
 
 HEADLINE = "headline"
 COUNTED = ("accuracy_last10", "accuracy_sequence", "accuracy_token")  # shares of what was asked
@@ -35,70 +39,67 @@ Record = Mapping[str, Any]
 def find(claim: Claim, given: SectionInputs) -> list[Found]:
     """Of every model that competes for it; one that was tested and gave no number has a spread that counts it."""
     if claim.measure is not None:
-        return list(word_numbers(claim.measure, given.results))
+        return list(word_numbers(claim.measure, given.words))
     if claim.compare is not None:
         return list(find_pairs(claim.compare, given))
     return list(_FINDERS[claim.quantity.name](claim.quantity, given)) if claim.quantity is not None else []
 
 
-def word_numbers(measure: Measure, results: Results) -> Iterator[Found]:
-    """Of each run and test set that a measure means."""
-    for cells in _candidates(measure, results):
-        spread, point, modes = _measured(measure, cells), cells[0].first, tuple(cell.first.mode for cell in cells)
-        test = f"length {point.length}, {100 * point.hard_fractions[-1]:g} % hard"
-        text = f"{point.run}, {' and '.join(modes)}, {test}, {seeds_words(spread)}"
+def word_numbers(measure: Measure, rows: pd.DataFrame) -> Iterator[Found]:
+    """Of each model and test set that a measure means."""
+    for cells in _candidates(measure, groups(rows, CELL)):
+        spread, first, modes = _measured(measure, cells), cells[0], tuple(cell.mode for cell in cells)
+        test = f"length {first.length}, {100 * shares_of(first.hard_fraction)[-1]:g} % hard"
+        text = f"{first.name}, {' and '.join(modes)}, {test}, {seeds_words(spread)}"
         roles = tuple(sorted({role for cell in cells for role in cell.roles}))
         is_count = measure.kind == "value" and measure.metric in COUNTED
-        num_samples = min(point.num_samples or 0 for point in cells[0].points) if is_count else None
-        yield Found(spread, text, point.run, point.data, modes, len(spread.values), roles, num_samples)
+        num_samples = min(number or 0 for number in first.rows["num_samples"]) if is_count else None
+        yield Found(spread, text, first.name, first.data, modes, len(spread.values), roles, num_samples)
 
 
-def _candidates(measure: Measure, results: Results) -> list[tuple[Cell, ...]]:
+def _candidates(measure: Measure, cells: list[Group]) -> Iterator[tuple[Group, ...]]:
     """The cells (pairs of cells for a difference or ratio) that the claim speaks of."""
-    cells = [cell for cell in results.cells if _is_meant(measure, cell.first)]
-    if measure.modes is None:
-        return [(cell,) for cell in cells if _is_mode(measure.mode, cell, results)]
-    pairs: list[tuple[Cell, ...]] = []
-    first, second = measure.modes
-    for cell in cells:
-        if _is_mode(first, cell, results):
-            same = (c for c in cells if (c.first.run, c.first.data) == (cell.first.run, cell.first.data))
-            pairs += [(cell, other) for other in same if _is_mode(second, other, results) and other is not cell]
-    return pairs
+    meant = [cell for cell in cells if _is_meant(measure, cell)]
+    first, second = measure.modes or (measure.mode, None)
+    for cell in (cell for cell in meant if _is_mode(first, cell)):
+        if measure.modes is None:
+            yield (cell,)
+        else:
+            same = [other for other in meant if (other.name, other.data) == (cell.name, cell.data)]
+            yield from ((cell, other) for other in same if _is_mode(second, other) and other is not cell)
 
 
-def _is_mode(mode: str | None, cell: Cell, results: Results) -> bool:
-    wanted = results.headline_of(cell.first.run) if mode == HEADLINE else mode
-    return wanted is None or cell.first.mode == wanted
+def _is_mode(mode: str | None, cell: Group) -> bool:
+    return cell.is_headline if mode == HEADLINE else mode in (None, cell.mode)
 
 
-def _is_meant(measure: Measure, point: Point) -> bool:
-    for key in ("group", "monoid", "num_layers", "train_length", "train_hard_fraction", "is_harder"):
-        wanted = getattr(measure, key)
-        if wanted is not None and getattr(point, key) != wanted:
+def _is_meant(measure: Measure, cell: Group) -> bool:
+    for key in ("group", "monoid", "num_layers", "train_length", "train_hard_fraction"):
+        if getattr(measure, key) not in (None, getattr(cell, key)):
             return False
-    if measure.model is not None and point.is_implicit != (measure.model == "implicit"):
+    if measure.is_harder not in (None, is_harder(cell)):
         return False
-    if measure.most_iterations is not None and not 0 < iterations_of(point.solver) <= measure.most_iterations:
+    if measure.model not in (None, "implicit" if cell.is_implicit else "explicit"):
         return False
-    return measure.length_factor is None or _factor(point) == measure.length_factor
+    if measure.most_iterations is not None and not 0 < iterations_of(cell.solver) <= measure.most_iterations:
+        return False
+    factor = cell.length / cell.train_length if cell.train_length else None
+    return measure.length_factor in (None, factor)
 
 
-def _factor(point: Point) -> float | None:
-    return point.length / point.train_length if point.train_length else None
-
-
-def _measured(measure: Measure, cells: tuple[Cell, ...]) -> Spread:
-    def read(point: Point) -> float | None:
-        if measure.metric == "above_chance":
-            return _difference(point.accuracy_last10, point.chance_last10)
-        return getattr(point, measure.metric)
-
-    if measure.kind == "value":
-        return cells[0].spread(read)
-    second = {point.seed: read(point) for point in cells[1].points}
+def _measured(measure: Measure, cells: tuple[Group, ...]) -> Spread:
+    first, *others = (_by_seed_of(measure.metric, cell) for cell in cells)
+    if not others:
+        return Spread.of(first.values())
     combine = _difference if measure.kind == "difference" else _ratio
-    return Spread.of(combine(read(point), second.get(point.seed)) for point in cells[0].points)
+    return Spread.of(combine(value, others[0].get(seed)) for seed, value in first.items())
+
+
+def _by_seed_of(metric: str, cell: Group) -> Mapping[Any, float | None]:
+    if metric != "above_chance":
+        return cell.by_seed(metric)
+    chance = cell.by_seed("chance_last10")
+    return {seed: _difference(value, chance[seed]) for seed, value in cell.by_seed("accuracy_last10").items()}
 
 
 def _difference(first: float | None, second: float | None) -> float | None:
@@ -206,19 +207,18 @@ def _layers(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
     for needed in needed_of(given):
         if quantity.model not in (None, "implicit" if needed.is_implicit else "explicit"):
             continue
-        counts = [_count(at.by_mean.num_layers, at.by_mean.deepest, at.by_mean.is_bound) for at in needed.at_lengths]
-        lengths = [at.length for at in needed.at_lengths]
+        fewest = {length: needed.fewest(length) for length in needed.models}
+        counts = [_count(found.num_layers, found.deepest, found.is_bound) for found in fewest.values()]
         if quantity.name == "growth_of_layers":
             if len(counts) < 2:
                 continue
-            ends = (counts[0], counts[-1])
-            value = None if ends[0] is None or ends[1] is None else float(ends[1] - ends[0])
+            value = _difference(counts[-1], counts[0])
         else:
-            value = None if None in counts else float(max(count for count in counts if count is not None))
-        words = ", ".join(f"{at.by_mean.words} at {at.length}" for at in needed.at_lengths)
-        name = f"{needed.label}: {words}"
-        data = f"lengths {lengths[0]} to {lengths[-1]}"
-        yield _found(Spread.of([value]), name, needed.label, data, (), needed.roles)
+            value = None if None in counts else max(count for count in counts if count is not None)
+        name = f"{needed.label}: " + ", ".join(f"{found.words} at {length}" for length, found in fewest.items())
+        data = f"lengths {min(fewest)} to {max(fewest)}"
+        spread = Spread.of([None if value is None else float(value)])
+        yield _found(spread, name, needed.label, data, (), needed.roles)
 
 
 def _count(num_layers: int | None, deepest: int | None, is_bound: bool) -> int | None:

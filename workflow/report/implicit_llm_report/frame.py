@@ -8,55 +8,102 @@ does not apply to a kind is None. Curves and other details stay in `detail`, a m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.runs.natural_order import natural
 from implicit_llm_report.config import ReportError
 from implicit_llm_report.model_groups import family_of
-from implicit_llm_report.results import Spread
+from implicit_llm_report.results import BestSeed, Spread, headline_mode, mode_rank, shares_of
 
 MEASURED, MISSING = "measured", "missing"
 COSTS = ("f_evaluations_per_token", "unconverged_share")
 # The numbers that a record of a kind has; one that it lacks is missing.
 METRICS = {name: kind.metrics for name, kind in EVALUATION_KINDS.items()}
 # Numbers that only some records of a kind have, beside COSTS.
-EXTRAS = ("logit_std", "against_f_evaluations_per_token")
+EXTRAS = (
+    "logit_std", "against_f_evaluations_per_token", "iterations_per_token", "residual", "token_match_sequential",
+)  # fmt: skip
 ABOUT = (
-    "role", "run", "seed", "phase", "solver", "is_implicit", "model_type", "num_layers", "num_parameters", "source",
-    "train_length", "train_tokens", "train_flops", "setting", "task", "data", "data_set", "split", "protocol",
-    "measure", "mode", "against", "eval_mode", "length", "group", "monoid", "hard_fraction", "train_hard_fraction",
-    "sweep", "num_tokens", "eval_tol", "record",
+    "role", "run", "name", "seed", "phase", "solver", "is_implicit", "is_headline", "model_type", "num_layers",
+    "num_parameters", "source", "train_length", "train_tokens", "train_flops", "setting", "task", "data", "data_set",
+    "split", "protocol", "measure", "mode", "against", "eval_mode", "length", "group", "monoid", "hard_fraction",
+    "train_hard_fraction", "sweep", "num_samples", "num_tokens", "eval_tol", "record",
 )  # fmt: skip
 COLUMNS = ("kind", *ABOUT, "family", "phase_label", "origin", "reason", "metric", "value", "detail")
 
 
-def frame_of(records: Mapping[str, Sequence[Mapping[str, Any]]], reasons: Mapping[str, str]) -> pd.DataFrame:
-    """The rows of all records, by kind in the order of their files. `reasons`: by role, why a result is missing."""
-    rows = [
-        row
-        for kind, mine in sorted(records.items())
-        for number, record in enumerate(mine)
-        for row in _rows(kind, {**record, "record": number}, reasons)
-    ]
+def frame_of(
+    records: Mapping[str, Sequence[Mapping[str, Any]]], reasons: Mapping[str, str], wanted_mode: str | None = None
+) -> pd.DataFrame:
+    """The rows of all records, by kind in the order of their files.
+
+    `reasons`: by role, why a result is missing. `wanted_mode`: the mode that is the headline of a model that has it.
+    `name` is the run of a model, with its phase where several phases of the run have results of this kind;
+    `is_headline` marks the records in the mode that stands for the model in figures and claims.
+    """
+    rows: list[dict[str, Any]] = []
+    for kind, mine in sorted(records.items()):
+        plain = [record for record in mine if not record.get("sweep")]
+        names, modes = _names(plain), _headline_modes(plain, wanted_mode)
+        for number, record in enumerate(mine):
+            name = names.get((record.get("run"), record.get("phase")), record.get("run"))
+            is_headline = not record.get("sweep") and record.get("mode") == modes[_reading(record)]
+            derived = {"record": number, "name": name, "is_headline": is_headline}
+            rows += _rows(kind, {**record, **derived}, reasons)
     frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
     return frame.astype({"value": float})
 
 
 def _rows(kind: str, record: Mapping[str, Any], reasons: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    about = {key: record.get(key) for key in ABOUT} | {"kind": kind, "family": family_of(record.get("model_type"))}
+    about = {key: _hashable(record.get(key)) for key in ABOUT}
+    about |= {"kind": kind, "family": family_of(record.get("model_type"))}
     solver = about["solver"]
     about["phase_label"] = None if solver is None else solver.label
     about["reason"] = reasons.get(str(record.get("role")))
     about["detail"] = {key: value for key, value in record.items() if isinstance(value, list | dict)}
     numbers = {name: record.get(name) for name in METRICS.get(kind, ())}
     numbers |= record.get("metrics") or {}  # of lm_eval: those of its task
-    numbers |= {name: record.get(name) for name in COSTS} | {name: record[name] for name in EXTRAS if name in record}
+    numbers |= {name: record.get(name) for name in COSTS}
+    numbers |= {name: record[name] for name in EXTRAS if record.get(name) is not None}
     for metric, value in numbers.items():
         yield about | {"origin": MISSING if value is None else MEASURED, "metric": metric, "value": value}
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _names(records: Sequence[Mapping[str, Any]]) -> dict[tuple, str]:
+    """The name of each model, by run and phase."""
+    labels: dict[Any, dict[Any, str | None]] = {}
+    for record in records:
+        solver = record.get("solver")
+        labels.setdefault(record.get("run"), {})[record.get("phase")] = None if solver is None else solver.label
+    names = {}
+    for run, phases in labels.items():
+        for phase, label in phases.items():
+            is_unique = label is not None and list(phases.values()).count(label) == 1
+            names[run, phase] = run if len(phases) == 1 else f"{run} {label if is_unique else phase}"
+    return names
+
+
+def _reading(record: Mapping[str, Any]) -> tuple:
+    """What has one headline mode: a model, for CatbAbI in each protocol."""
+    return record.get("run"), record.get("phase"), record.get("protocol")
+
+
+def _headline_modes(records: Sequence[Mapping[str, Any]], wanted: str | None) -> defaultdict[tuple, str | None]:
+    modes: defaultdict[tuple, set[str]] = defaultdict(set)
+    for record in records:
+        modes[_reading(record)].add(record.get("mode") or "")
+    return defaultdict(lambda: None, {reading: headline_mode(mine, wanted) for reading, mine in modes.items()})
 
 
 @dataclass(frozen=True)
@@ -65,14 +112,23 @@ class Group:
 
     rows: pd.DataFrame
 
+    @cached_property
+    def _first(self) -> dict[str, Any]:
+        return dict(zip(self.rows.columns, self.rows.iloc[0], strict=True))
+
     def __getattr__(self, column: str) -> Any:
         if column not in COLUMNS:
             raise AttributeError(column)
-        return self.rows[column].iloc[0]
+        return self._first[column]
 
-    @property
+    @cached_property
+    def _by_seed(self) -> pd.DataFrame:
+        seeds = [seed or 0 for seed in self.rows["seed"]]
+        return self.rows.iloc[sorted(range(len(seeds)), key=seeds.__getitem__)] if len(set(seeds)) > 1 else self.rows
+
+    @cached_property
     def roles(self) -> tuple[str, ...]:
-        return tuple(self.rows["role"].drop_duplicates())
+        return tuple(self._by_seed["role"].drop_duplicates())
 
     @property
     def metrics(self) -> list[str]:
@@ -83,28 +139,65 @@ class Group:
 
         Raises: ReportError where rows differ in more than that: they are not one thing, and have no mean.
         """
-        mine = self.rows[self.rows["metric"] == metric]
-        if mine[over].duplicated().any():
-            first = mine.iloc[0]
-            raise ReportError(f"{first['role']}: {metric} stands in several records of one {over}, which have no mean")
-        return Spread.of(None if pd.isna(value) else value for value in mine["value"])
+        found = self._numbers(metric, over)
+        if len({key for key, _ in found}) < len(found):
+            raise ReportError(f"{self.role}: {metric} stands in several records of one {over}, which have no mean")
+        return Spread.of(value for _, value in found)
+
+    @property
+    def chance(self) -> float | None:
+        """Accuracy of the best constant answer of a word problem."""
+        return self.spread("chance_last10", over="record").high
+
+    def by_seed(self, metric: str) -> dict[int | None, float | None]:
+        return dict(self._numbers(metric, "seed"))
+
+    def best(self, metric: str, *, is_low_better: bool = False) -> BestSeed | None:
+        """The seed with the best number; None where there are not several to choose from."""
+        known = [BestSeed(value, seed) for seed, value in self.by_seed(metric).items() if value is not None]
+        return None if len(known) < 2 else (min if is_low_better else max)(known, key=lambda best: best.value)
+
+    def cells(self, column: str) -> dict[Any, Group]:
+        """The rows by their value in a column, in order; what has none there is left out."""
+        found = groups(self.rows[self.rows[column].notna()], (column,))
+        return {cell._first[column]: cell for cell in sorted(found, key=lambda cell: cell._first[column])}
+
+    def curves(self, name: str) -> list[Any]:
+        """A detail of the records that have it, one of each record."""
+        return [detail[name] for detail in self._by_seed.drop_duplicates("record")["detail"] if detail.get(name)]
+
+    def _numbers(self, metric: str, over: str) -> list[tuple[Any, float | None]]:
+        mine = self._by_seed["metric"].to_numpy() == metric
+        columns = (self._by_seed[column].to_numpy()[mine] for column in (over, "value"))
+        return [(key, None if value != value else value) for key, value in zip(*columns, strict=True)]  # NaN
 
 
-def line_names(rows: pd.DataFrame) -> dict[tuple[str, str | None], str]:
-    """What each model is called, by run and phase: its run, with the phase where several of it are among `rows`."""
-    models = rows[["run", "phase", "phase_label"]].drop_duplicates()
-    names: dict[tuple[str, str | None], str] = {}
-    for run, phases in models.groupby("run", sort=False):
-        for phase, label in zip(phases["phase"], phases["phase_label"], strict=True):
-            is_unique = list(phases["phase_label"]).count(label) == 1
-            names[run, phase] = run if len(phases) == 1 else f"{run} {label if is_unique else phase}"
-    return names
+def plain(frame: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """The rows of a kind of evaluation that belong to no sweep and to models trained here."""
+    return frame[(frame["kind"] == kind) & frame["sweep"].isna() & frame["source"].isna()]
+
+
+def word_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of word problems: by task, implicit models first, then by name, hard tokens, length and mode."""
+    rows = plain(frame, "word_problem")
+    columns = ("group", "monoid", "is_implicit", "name", "hard_fraction", "length", "mode")
+    keys = [
+        (group, monoid, not is_implicit, natural(name), shares_of(hard), length, mode_rank(mode))
+        for group, monoid, is_implicit, name, hard, length, mode in zip(*(rows[c] for c in columns), strict=True)
+    ]
+    return rows.iloc[sorted(range(len(rows)), key=keys.__getitem__)]
+
+
+def headlines(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows in the mode that stands for their model."""
+    return rows[rows["is_headline"].astype(bool)]
+
+
+def roles_of(found: Iterable[Group]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(role for group in found for role in group.roles))
 
 
 def groups(rows: pd.DataFrame, by: Sequence[str], order: Callable[[Group], Any] | None = None) -> list[Group]:
-    """The rows that agree in the columns `by`, each with its seeds in order; as they stand, or sorted by `order`."""
-    found = [
-        Group(mine.sort_values("seed", key=lambda seeds: seeds.fillna(0), kind="stable"))
-        for _, mine in rows.groupby(list(by), sort=False, dropna=False)
-    ]
+    """The rows that agree in the columns `by`, as they stand or sorted by `order`; a group has its seeds in order."""
+    found = [Group(mine) for _, mine in rows.groupby(list(by), sort=False, dropna=False)]
     return found if order is None else sorted(found, key=order)

@@ -22,7 +22,6 @@ from implicit_llm_report.babi import BabiPoint
 from implicit_llm_report.config import DataPart, Hole, Job, ReportConfig, ReportError
 from implicit_llm_report.frame import frame_of
 from implicit_llm_report.perplexity import PerplexityPoint
-from implicit_llm_report.results import Point, name_phases
 from implicit_llm_report.training_runs import Phase, Solver, TrainingRun
 
 DATA = "data"
@@ -144,7 +143,6 @@ class ReportInputs:
     lie beside the inputs.
     """
 
-    points: tuple[Point, ...]
     perplexities: tuple[PerplexityPoint, ...]
     babi: tuple[BabiPoint, ...]
     training: tuple[TrainingRun, ...]
@@ -174,14 +172,13 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> ReportInpu
     for kind, record in list(missing_records(config, records)):
         records.setdefault(kind, []).append(_placed(record, record["role"], config))
     return ReportInputs(
-        points=name_phases(_points(Point, records, "word_problem")),
         perplexities=tuple(_points(PerplexityPoint, records, "perplexity")),
         babi=tuple(_points(BabiPoint, records, "catbabi")),
         training=training,
         sources=sources,
         records=records,
         data=_data(sources, inputs),
-        frame=frame_of(records, {hole.role: hole.why for hole in config.holes}),
+        frame=frame_of(records, {hole.role: hole.why for hole in config.holes}, config.headline_mode),
     )
 
 

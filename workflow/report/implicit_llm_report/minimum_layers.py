@@ -7,39 +7,28 @@ Source: Schöne et al. 2025, Fig. 1 left; after Merrill, Petty and Sabharwal 202
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from implicit_llm_report.axes import tell_if_empty, tell_missing
+from implicit_llm_report.axes import tell_if_empty, tell_missing, ticks_at
 from implicit_llm_report.config import MinimumLayersConfig
+from implicit_llm_report.frame import Group, groups, headlines, roles_of
 from implicit_llm_report.inputs import TRAIN, ReportInputs
 from implicit_llm_report.measures import METRIC_WORDS
-from implicit_llm_report.results import BestSeed, Cell, Point, Results, Spread, Task
+from implicit_llm_report.results import Spread, shares_of
 from implicit_llm_report.section import Section, SectionInputs
 from implicit_llm_report.style import Series, run_series
 from implicit_llm_report.svg import Figure, Panel
-from implicit_llm_report.table_text import csv_text, escape, rounded
+from implicit_llm_report.table_text import csv_of, escape, fields, latex_of, spread_fields
+from implicit_llm_report.word_problems import is_harder
 
-
-@dataclass(frozen=True)
-class Depth:
-    """Models of one depth at one training length."""
-
-    num_layers: int
-    cell: Cell[Point]
-    measure: str
-
-    @property
-    def spread(self) -> Spread:
-        return self.cell.spread(self.measure)
-
-    @property
-    def best(self) -> BestSeed | None:
-        return self.cell.best(self.measure)
+NAME = "minimum-layers"
+ABOVE = 1.5  # how far over the deepest model a length stands that it does not solve
 
 
 @dataclass(frozen=True)
@@ -63,114 +52,55 @@ class Fewest:
 
 
 @dataclass(frozen=True)
-class AtLength:
-    """All depths of one kind of model at one training length, the shallowest first."""
-
-    length: int
-    depths: tuple[Depth, ...]
-    threshold: float
-
-    @property
-    def by_mean(self) -> Fewest:
-        return self._fewest([depth.spread.mean for depth in self.depths])
-
-    @property
-    def by_best(self) -> Fewest:
-        return self._fewest([depth.spread.high for depth in self.depths])
-
-    def at(self, num_layers: int) -> Depth | None:
-        return next((depth for depth in self.depths if depth.num_layers == num_layers), None)
-
-    def _fewest(self, values: list[float | None]) -> Fewest:
-        known = [depth.num_layers for depth, value in zip(self.depths, values, strict=True) if value is not None]
-        deepest, is_missing = max(known, default=None), False
-        for depth, value in zip(self.depths, values, strict=True):
-            if value is not None and value >= self.threshold:
-                return Fewest(depth.num_layers, is_missing, deepest)
-            is_missing |= value is None
-        return Fewest(None, is_missing, deepest)
-
-
-@dataclass(frozen=True)
 class LayersNeeded:
-    """One kind of model, explicit or implicit, over the training lengths."""
+    """One kind of model, explicit or implicit: by training length the models by depth, the shallowest first."""
 
     is_implicit: bool
-    at_lengths: tuple[AtLength, ...]
+    models: Mapping[int, Mapping[int, Group]]
+    config: MinimumLayersConfig
+
+    @property
+    def num_layers(self) -> list[int]:
+        return sorted({depth for models in self.models.values() for depth in models})
 
     @property
     def label(self) -> str:
-        counts = sorted({depth.num_layers for at in self.at_lengths for depth in at.depths})
+        counts = self.num_layers
         words = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         return f"{'implicit' if self.is_implicit else 'explicit'}, {words} layer{'' if counts == [1] else 's'}"
 
     @property
-    def num_layers(self) -> tuple[int, ...]:
-        return tuple(sorted({depth.num_layers for at in self.at_lengths for depth in at.depths}))
-
-    @property
     def roles(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(role for at in self.at_lengths for depth in at.depths for role in depth.cell.roles))
+        return roles_of(model for models in self.models.values() for model in models.values())
 
-    def at(self, length: int) -> AtLength | None:
-        return next((at for at in self.at_lengths if at.length == length), None)
+    def spread(self, length: int, num_layers: int) -> Spread:
+        return self.models[length][num_layers].spread(self.config.measure)
 
-
-def layers_needed(results: Results, config: MinimumLayersConfig) -> tuple[LayersNeeded, ...]:
-    """Both kinds of model, implicit first, as far as there are runs of the group; each in its headline mode."""
-    task = Task(config.group, config.monoid)
-    cells = [cell for cell in results.headline_cells() if _is_meant(cell.first, task, config.hard_fraction)]
-    found = []
-    for is_implicit in (True, False):
-        mine = [cell for cell in cells if cell.first.is_implicit == is_implicit]
-        lengths = sorted({cell.first.length for cell in mine})
-        at_lengths = tuple(
-            AtLength(length, _depths([c for c in mine if c.first.length == length], config.measure), config.threshold)
-            for length in lengths
-        )
-        if at_lengths:
-            found.append(LayersNeeded(is_implicit, at_lengths))
-    return tuple(found)
-
-
-def _is_meant(point: Point, task: Task, hard_fraction: float | None) -> bool:
-    """Tested at the length it was trained on, with no more hard tokens than in training."""
-    if point.task != task or not point.is_trained_length or point.num_layers is None:
-        return False
-    return not point.is_harder and hard_fraction in (None, point.hard_fraction)
-
-
-def _depths(cells: Iterable[Cell[Point]], measure: str) -> tuple[Depth, ...]:
-    """One a depth: on the hardest of the tests, and of several runs the one of the highest mean."""
-    chosen: dict[int, Depth] = {}
-    for cell in cells:
-        depth = Depth(cell.first.num_layers or 0, cell, measure)
-        other = chosen.get(depth.num_layers)
-        if other is None or _rank(depth) > _rank(other):
-            chosen[depth.num_layers] = depth
-    return tuple(chosen[num_layers] for num_layers in sorted(chosen))
-
-
-def _rank(depth: Depth) -> tuple[float, float]:
-    mean = depth.spread.mean
-    return (max(depth.cell.first.hard_fractions), float("-inf") if mean is None else mean)
-
-
-NAME = "minimum-layers"
-ABOVE = 1.5  # how far over the deepest model a length stands that it does not solve
+    def fewest(self, length: int, *, is_best_seed: bool = False) -> Fewest:
+        """By the mean over seeds, or by the best of them."""
+        spreads = {depth: self.spread(length, depth) for depth in self.models[length]}
+        values = {depth: spread.high if is_best_seed else spread.mean for depth, spread in spreads.items()}
+        known = {depth: value for depth, value in values.items() if value is not None}
+        solved = next((depth for depth, value in known.items() if value >= self.config.threshold), None)
+        is_bound = any(value is None for depth, value in values.items() if solved is None or depth < solved)
+        return Fewest(solved, is_bound, max(known, default=None))
 
 
 @dataclass(frozen=True)
 class MinimumLayersTable:
     """What the page shows: kinds of models by length, and the accuracies behind them."""
 
-    title: str
+    task: str
     config: MinimumLayersConfig
     kinds: tuple[LayersNeeded, ...]
 
     @property
-    def lengths(self) -> tuple[int, ...]:
-        return tuple(sorted({at.length for kind in self.kinds for at in kind.at_lengths}))
+    def title(self) -> str:
+        return f"{self.task}: layers needed"
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({length for kind in self.kinds for length in kind.models})
 
     @property
     def measure_words(self) -> str:
@@ -186,114 +116,117 @@ def minimum_layers_section(given: SectionInputs) -> Section | None:
     config = given.config.minimum_layers
     if config is None:
         return None
-    title = f"{Task(config.group, config.monoid).label}: layers needed"
-    table = MinimumLayersTable(title, config, needed_of(given))
-    files = {NAME: {"csv": _csv(table), "tex": _latex(table)}}
+    task = config.group if config.monoid == "none" else f"{config.group} × monoid"
+    table = MinimumLayersTable(task, config, needed_of(given))
+    files = {NAME: {"csv": csv_of(_csv_rows(table)), "tex": _latex(table)}}
     return Section(NAME, "sections/minimum-layers.html.j2", [table], [_figure(table)], files)
 
 
 def needed_of(given: SectionInputs) -> tuple[LayersNeeded, ...]:
-    """By kind of model; nothing where the report's configuration names no group."""
-    if given.config.minimum_layers is None:
+    """By kind of model, each in its headline mode; nothing where the report's configuration names no group."""
+    config = given.config.minimum_layers
+    if config is None:
         return ()
-    points = tuple(_placed(point, given.inputs) for point in given.results.points)
-    return layers_needed(Results(points, given.results.headline_mode), given.config.minimum_layers)
+    return layers_needed(_with_training(headlines(given.words), given.inputs), config)
 
 
-def _placed(point: Point, inputs: ReportInputs) -> Point:
-    """A missing result with what its training tells of it, so that its depth shows as missing."""
-    if point.num_layers is not None and point.train_length is not None:
-        return point
-    run = point.trained_run or point.run
-    for source in inputs.sources.values():
-        if source.stage == TRAIN and source.job.run == run:
-            layers = (source.config.get("model") or {}).get("num_hidden_layers")
-            length = (source.summary.get("data") or {}).get("length")
-            return replace(point, num_layers=point.num_layers or layers, train_length=point.train_length or length)
-    return point
+def layers_needed(rows: pd.DataFrame, config: MinimumLayersConfig) -> tuple[LayersNeeded, ...]:
+    """Both kinds of model, implicit first: tested at the length trained on, with no more hard tokens than in training.
+
+    On the hardest of the tests, and of several models of one depth that of the highest mean.
+    """
+    is_meant = (rows["group"] == config.group) & (rows["monoid"] == config.monoid) & rows["num_layers"].notna()
+    rows = rows[is_meant & (rows["length"] == rows["train_length"])]
+    found: dict[bool, dict[int, dict[int, Group]]] = {}
+    for model in sorted(groups(rows, ("name", "data")), key=lambda m: (not m.is_implicit, m.length, m.num_layers)):
+        if not is_harder(model) and config.hard_fraction in (None, model.hard_fraction):
+            depths = found.setdefault(model.is_implicit, {}).setdefault(model.length, {})
+            other = depths.setdefault(model.num_layers, model)
+            depths[model.num_layers] = max(other, model, key=partial(_rank, measure=config.measure))
+    return tuple(LayersNeeded(is_implicit, models, config) for is_implicit, models in found.items())
+
+
+def _rank(model: Group, measure: str) -> tuple[float, float]:
+    mean = model.spread(measure).mean
+    return max(shares_of(model.hard_fraction)), -1.0 if mean is None else mean
+
+
+def _with_training(rows: pd.DataFrame, inputs: ReportInputs) -> pd.DataFrame:
+    """Missing results with what their training tells of them, so that their depth shows as missing."""
+    trained = {source.job.run: source for source in inputs.sources.values() if source.stage == TRAIN}
+    layers = {run: (source.config.get("model") or {}).get("num_hidden_layers") for run, source in trained.items()}
+    lengths = {run: (source.summary.get("data") or {}).get("length") for run, source in trained.items()}
+    told = {"num_layers": rows["run"].map(layers), "train_length": rows["run"].map(lengths)}
+    return rows.assign(**{column: rows[column].fillna(values) for column, values in told.items()})
 
 
 def _figure(table: MinimumLayersTable) -> Figure:
     series = [run_series(kind.label, 0, is_implicit=kind.is_implicit) for kind in table.kinds]
-    panel = Panel(
-        f"{Task(table.config.group, table.config.monoid).label}, accuracy ≥ {table.config.threshold:g}",
-        partial(_draw, table=table, series=series),
-        f"{table.title} against training length",
-    )
+    title = f"{table.task}, accuracy ≥ {table.config.threshold:g}"
+    draw = partial(_draw, table=table, series=series)
+    panel = Panel(title, draw, f"{table.title} against training length")
     return Figure(NAME, "Layers needed by length", (panel,), tuple(series), table.roles)
 
 
 def _draw(axis: Axes, table: MinimumLayersTable, series: Sequence[Series]) -> None:
+    """A filled point by the mean over seeds, an empty one where fewer layers do for the best seed."""
     deepest = max((depth for kind in table.kinds for depth in kind.num_layers), default=1)
-    shown: list[AtLength] = []
     missing: list[str] = []
     for kind, style in reversed(list(zip(table.kinds, series, strict=True))):  # implicit ones on top
-        solved = [(at.length, at.by_mean.num_layers) for at in kind.at_lengths if at.by_mean.num_layers]
+        found = {length: kind.fewest(length) for length in kind.models}
+        solved = [(length, fewest.num_layers) for length, fewest in found.items() if fewest.num_layers]
         axis.plot([length for length, _ in solved], [layers for _, layers in solved], **style.line(), zorder=4)
-        shown += kind.at_lengths
-        for at in kind.at_lengths:
-            if at.by_mean.words == "missing":
-                missing.append(f"{kind.label} at {at.length}")
-            elif at.by_mean.num_layers is None and at.by_mean.deepest is not None:
-                axis.plot(at.length, ABOVE * at.by_mean.deepest, "^", color=style.color, markersize=7, zorder=4)
-            if at.by_best.num_layers not in (None, at.by_mean.num_layers):  # fewer layers do for one seed
-                mark = {"marker": style.marker, "color": style.color, "fillstyle": "none"}
-                axis.plot(at.length, at.by_best.num_layers, **mark, zorder=5)  # type: ignore[arg-type]
+        missing += [f"{kind.label} at {length}" for length, fewest in found.items() if fewest.words == "missing"]
+        for length, fewest in found.items():
+            if fewest.words.startswith(">"):
+                axis.plot(length, ABOVE * (fewest.deepest or 1), "^", color=style.color, markersize=7, zorder=4)
+            best = kind.fewest(length, is_best_seed=True).num_layers
+            if best not in (None, fewest.num_layers):
+                axis.plot(length, best, marker=style.marker, color=style.color, fillstyle="none", zorder=5)
     _axes(axis, table, deepest)
-    tell_if_empty(axis, shown)
+    tell_if_empty(axis, table.kinds)
     tell_missing(axis, missing)
 
 
 def _axes(axis: Axes, table: MinimumLayersTable, deepest: int) -> None:
-    ticks = [2**power for power in range(deepest.bit_length()) if 2**power <= deepest]
+    ticks = [2**power for power in range(deepest.bit_length())]
     axis.set_yscale("log", base=2)
     axis.set(ylim=(0.8, 2 * deepest), ylabel="layers needed", xlabel="length of training and test (tokens)")
     axis.yaxis.set(major_locator=FixedLocator([*ticks, ABOVE * deepest]), minor_locator=NullLocator())
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"> {deepest}" if value > deepest else f"{value:g}"))
-    axis.xaxis.set_major_locator(FixedLocator(list(table.lengths)))
+    ticks_at(axis, table.lengths)
     axis.grid(visible=False, axis="x")
 
 
-def _csv(table: MinimumLayersTable) -> str:
+def _csv_rows(table: MinimumLayersTable) -> Iterator[dict[str, object]]:
     """One line a kind, length and depth; empty where there is no number."""
     measure = table.config.measure
-    head = ["model", "length", "num_layers", "run", "mode", "num_seeds", "num_missing", f"{measure}_mean"]
-    head += [f"{measure}_low", f"{measure}_high", "best_seed", "threshold", "minimum_by_mean", "minimum_by_best_seed"]
-    return csv_text(head, _csv_rows(table))
-
-
-def _csv_rows(table: MinimumLayersTable) -> Iterator[list[object]]:
     for kind in table.kinds:
-        for at in kind.at_lengths:
-            for depth in at.depths:
-                point, spread, best = depth.cell.first, depth.spread, depth.best
-                about = ["implicit" if kind.is_implicit else "explicit", at.length, depth.num_layers]
-                numbers = [rounded(value) for value in (spread.mean, spread.low, spread.high)]
-                seeds = [len(spread.values), spread.num_missing]
-                fewest = [at.by_mean.words, at.by_best.words]
-                yield [*about, point.run, point.mode, *seeds, *numbers, best and best.seed, at.threshold, *fewest]
+        for length, models in kind.models.items():
+            for num_layers, model in models.items():
+                spread, best = model.spread(measure), model.best(measure)
+                yield {
+                    **{**fields(model, "model"), "length": length, "num_layers": num_layers, "run": model.name},
+                    **{"mode": model.mode, "num_seeds": len(spread.values), "num_missing": spread.num_missing},
+                    **spread_fields([measure], model.spread),
+                    **{"best_seed": best and best.seed, "threshold": table.config.threshold},
+                    "minimum_by_mean": kind.fewest(length).words,
+                    "minimum_by_best_seed": kind.fewest(length, is_best_seed=True).words,
+                }
 
 
 def _latex(table: MinimumLayersTable) -> str:
-    """Layers needed, by the mean over seeds and in parentheses by the best seed; needs the package booktabs."""
-    config = table.config
-    lines = [
-        f"% {table.title.replace('×', 'x')}: fewest layers with {table.measure_words} of {config.threshold:g} or more, "
-        "by the mean over seeds (by the best seed)",
-        rf"\begin{{tabular}}{{l{'r' * len(table.lengths)}}}",
-        r"\toprule",
-        " & ".join(["Model", *(f"$L={length}$" for length in table.lengths)]) + r" \\",
-        r"\midrule",
-    ]
-    for kind in table.kinds:
-        entries = [_latex_entry(kind, length) for length in table.lengths]
-        lines.append(" & ".join([escape(kind.label), *entries]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+    """Layers needed, by the mean over seeds and in parentheses by the best seed."""
+    what = f"fewest layers with {table.measure_words} of {table.config.threshold:g} or more"
+    head = ["Model", *(f"$L={length}$" for length in table.lengths)]
+    rows = [[escape(kind.label), *(_latex_entry(kind, length) for length in table.lengths)] for kind in table.kinds]
+    comment = f"{table.title}: {what}, by the mean over seeds (by the best seed)"
+    return latex_of(comment, head, rows, "l" + "r" * len(table.lengths))
 
 
 def _latex_entry(kind: LayersNeeded, length: int) -> str:
-    at = kind.at(length)
-    if at is None:
+    if length not in kind.models:
         return ""
-    words = [fewest.words.replace(">", "$>$").replace("≤", r"$\leq$") for fewest in (at.by_mean, at.by_best)]
+    found = [kind.fewest(length), kind.fewest(length, is_best_seed=True)]
+    words = [fewest.words.replace(">", "$>$").replace("≤", r"$\leq$") for fewest in found]
     return words[0] if words[0] == words[1] else f"{words[0]} ({words[1]})"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup
 
 from implicit_llm_report.axes import power_of_ten
@@ -22,10 +23,11 @@ from implicit_llm_report.lineage import SHORT, LineageJobs, lineage_jobs, lineag
 from implicit_llm_report.model_groups import short_count
 from implicit_llm_report.published import MARK_WORDS, Published
 from implicit_llm_report.registry import registry
-from implicit_llm_report.results import LAST_TEN, Cell, Results, Spread, seeds_words
+from implicit_llm_report.results import Spread, seeds_words
 from implicit_llm_report.section import Section
 from implicit_llm_report.svg import Figure, panel_svg, swatch_svg, theme_css
 from implicit_llm_report.training_runs import LOSS, TrainingRun
+from implicit_llm_report.word_problems import glances, of_lengths
 
 RESULT_FILE = "metrics.json"
 MAX_SHOWN = 6  # runs that one tooltip names
@@ -66,7 +68,7 @@ class PageContent:
     title: str
     config: ReportConfig
     fingerprint: str
-    results: Results
+    words: pd.DataFrame
     inputs: ReportInputs
     judgements: Sequence[Judgement]
     sections: Mapping[str, Section]
@@ -98,7 +100,7 @@ def render(content: PageContent) -> str:
             counts={
                 verdict: sum(judgement.verdict == verdict for judgement in content.judgements) for verdict in SYMBOLS
             },
-            glances=glances(content.results.of_lengths) if content.config.is_whole else [],
+            glances=glances(of_lengths(content.words)) if content.config.is_whole else [],
             lineage=Markup(lineage_svg(content.lineage, content.fingerprint[:SHORT], is_page=True)),
             figures=[_figure(index, figure) for index, figure in enumerate(content.figures, start=1)],
             training=[
@@ -147,32 +149,6 @@ def _environment(inputs: ReportInputs) -> jinja2.Environment:
 def caption(name: str) -> Markup:
     """A figure's caption: reStructuredText, which also serves `snakemake --report`, with ``code`` its only markup."""
     return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(registry().figures[name].caption)))
-
-
-def glances(results: Results) -> list[dict[str, Any]]:
-    """For each task, headline accuracies of both kinds of model at the shortest and longest of the easiest tests."""
-    found = []
-    for task in results.tasks:
-        cells = [cell for cell in results.headline_cells() if cell.first.task == task]
-        trained = [cell for cell in cells if cell.first.is_harder is False] or cells
-        easiest = min(cell.first.hard_fractions for cell in trained)
-        cells = [cell for cell in trained if cell.first.hard_fractions == easiest]
-        lengths = sorted({cell.first.length for cell in cells})
-        rows = [{"length": length, **_glance(cells, length)} for length in dict.fromkeys((lengths[0], lengths[-1]))]
-        found.append({"task": task, "hard_fractions": easiest, "rows": rows})
-    return found
-
-
-def _glance(cells: Sequence[Cell], length: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"implicit": None, "explicit": None, "chance": None, "is_trained": False}
-    for cell in cells:
-        if cell.first.length != length:
-            continue
-        key, spread = "implicit" if cell.first.is_implicit else "explicit", cell.spread(LAST_TEN)
-        if row[key] is None or (spread.mean or 0.0) > (row[key]["spread"].mean or 0.0):
-            row[key] = {"spread": spread, "mode": cell.first.mode, "roles": cell.roles}
-        row |= {"chance": cell.first.chance_last10, "is_trained": cell.first.is_trained_length}
-    return row
 
 
 def sources_of(inputs: ReportInputs, roles: Iterable[str]) -> list[Source]:

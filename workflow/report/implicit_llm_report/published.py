@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.config import FOLDER, ReportError, read_yaml
+from implicit_llm_report.frame import Group
 from implicit_llm_report.model_groups import FAMILIES
 from implicit_llm_report.perplexity import PerplexityPoint
-from implicit_llm_report.results import Point
 from implicit_llm_report.training_runs import Solver
 
 TOLERANCE = 0.1  # of sizes and tokens that count as the same
@@ -158,14 +158,14 @@ class PublishedNumber:
     f_evaluations_per_token: float | None = None
     note: str | None = None
 
-    def is_beside(self, point: Point) -> bool:
+    def is_beside(self, point: Group) -> bool:
         """Whether a measured point has the same task, model kind, depth, lengths, shares of hard tokens and mode."""
         return (
             (self.group, self.monoid, self.mode) == (point.group, point.monoid, point.mode)
             and (self.model == "implicit") == point.is_implicit
             and self.num_layers == point.num_layers
-            and self.test == Split(point.length, point.hard_fraction)  # type: ignore[arg-type]
-            and self.train == Split(point.train_length, point.train_hard_fraction)  # type: ignore[arg-type]
+            and self.test == Split(point.length, point.hard_fraction)
+            and self.train == Split(point.train_length, point.train_hard_fraction)
         )
 
 
@@ -274,7 +274,7 @@ class Published:
     duality: tuple[PublishedDuality, ...] = ()
     facts: tuple[PublishedFact, ...] = ()
 
-    def beside(self, point: Point, metric: str) -> PublishedNumber | None:
+    def beside(self, point: Group, metric: str) -> PublishedNumber | None:
         """The published number of the same thing, None where there is none."""
         return next((number for number in self.numbers if number.metric == metric and number.is_beside(point)), None)
 

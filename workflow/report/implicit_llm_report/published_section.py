@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from implicit_llm_report.downstream import DownstreamTable, Row, downstream_tables, groups_of, points_of
 from implicit_llm_report.duality import duality_tables
+from implicit_llm_report.frame import groups, roles_of
 from implicit_llm_report.measures import METRIC_WORDS
 from implicit_llm_report.model_groups import short_count
 from implicit_llm_report.published import PublishedDownstream, PublishedNumber, PublishedPerplexity
@@ -83,9 +84,9 @@ def _word_problem(entry: PublishedNumber, given: SectionInputs) -> PublishedRow:
         f"{100 * entry.train.hard_fraction:g} % hard, tested at {entry.test.length} with "
         f"{100 * entry.test.hard_fraction:g} % hard, {entry.mode}: {METRIC_WORDS.get(entry.metric, entry.metric)}"
     )
-    beside = [point for point in given.inputs.points if entry.is_beside(point)]
-    ours = Spread.of(getattr(point, entry.metric) for point in beside) if beside else None
-    roles = tuple(point.role for point in beside)
+    beside = [cell for cell in groups(given.words, ("run", "phase", "data", "mode")) if entry.is_beside(cell)]
+    ours = _together(cell.spread(entry.metric) for cell in beside) if beside else None
+    roles = roles_of(beside)
     return PublishedRow(entry.id, "word problems", what, entry.value, entry.mark, entry.source, entry.note, ours, roles)
 
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import pandas as pd
+
 from implicit_llm_report.babi import BabiResults
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.downstream import Suite
+from implicit_llm_report.frame import Group, roles_of, word_rows
 from implicit_llm_report.inputs import ReportInputs
 from implicit_llm_report.perplexity import PerplexityResults
 from implicit_llm_report.published import Published
-from implicit_llm_report.results import Results
 from implicit_llm_report.svg import Figure
 
 
@@ -33,6 +35,20 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Table:
+    """Rows of one thing by the values of a column, such as the lengths of a test; `group` is all of them together."""
+
+    title: str
+    group: Group
+    rows: Sequence[Group]
+    columns: Sequence[Any]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return roles_of(self.rows)
+
+
+@dataclass(frozen=True)
 class SectionInputs:
     """What every section is built from."""
 
@@ -42,8 +58,8 @@ class SectionInputs:
     suites: tuple[Suite, ...] = ()
 
     @cached_property
-    def results(self) -> Results:
-        return Results(self.inputs.points, self.config.headline_mode)
+    def words(self) -> pd.DataFrame:
+        return word_rows(self.inputs.frame)
 
     @cached_property
     def perplexities(self) -> PerplexityResults:

@@ -8,14 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from implicit_llm_report.accuracy_figures import (
-    accuracy_by_hard_fraction,
-    accuracy_by_length,
-    accuracy_by_mode,
-    accuracy_by_position,
-    without_fraction_sweep,
-)
-from implicit_llm_report.accuracy_tables import accuracy_tables, to_csv, to_latex
 from implicit_llm_report.babi import accuracy_by_babi_task, babi_csv, babi_latex, babi_tables
 from implicit_llm_report.downstream_section import downstream_section
 from implicit_llm_report.duality import duality_section
@@ -36,6 +28,7 @@ from implicit_llm_report.table_text import csv_text, escape
 from implicit_llm_report.test_time import test_time_section
 from implicit_llm_report.training_figures import solver_health, spectral_radius_along_training, training_curves
 from implicit_llm_report.training_runs import FLOPS, TOKENS
+from implicit_llm_report.word_problems import accuracy_section, of_lengths
 
 HOLES = "holes"
 HEAD = ("result", "state", "why", "made by")
@@ -51,22 +44,6 @@ def holes_section(given: SectionInputs) -> Section | None:
     head = [r"\begin{tabular}{lll}", r"\toprule", r"result & state & why \\", r"\midrule"]
     tex = "\n".join([*head, *lines, r"\bottomrule", r"\end{tabular}", ""])
     return Section(HOLES, "sections/holes.html.j2", holes, files={HOLES: {"csv": csv_text(HEAD, rows), "tex": tex}})
-
-
-def accuracy_section(given: SectionInputs) -> Section | None:
-    """Word problems."""
-    tables = accuracy_tables(given.results, given.published)
-    if not tables:
-        return None
-    shown = without_fraction_sweep(given.results.of_lengths)
-    figures = (
-        accuracy_by_length(shown, given.published.numbers),
-        accuracy_by_position(shown),
-        accuracy_by_mode(shown),
-        accuracy_by_hard_fraction(given.results),
-    )
-    files = {"accuracy": {"csv": to_csv(given.results, given.published), "tex": to_latex(tables)}}
-    return Section("accuracy", "sections/accuracy.html.j2", tables, figures, files)
 
 
 def perplexity_section(given: SectionInputs) -> Section | None:
@@ -100,10 +77,10 @@ def babi_section(given: SectionInputs) -> Section | None:
 
 def training_section(given: SectionInputs) -> Section | None:
     """Training curves and the solver's health, of all runs but those that only tell how many layers a length takes."""
-    left_out = given.results.run_names - given.results.of_lengths.run_names
+    left_out = set(given.words["run"]) - set(of_lengths(given.words)["run"])
     training = [run for run in given.inputs.training if run.run not in left_out] or given.inputs.training
     figures = (
-        training_curves(training, given.results, given.perplexities.groups),
+        training_curves(training, given.words, given.perplexities.groups),
         solver_health(training),
         spectral_radius_along_training(training),
     )

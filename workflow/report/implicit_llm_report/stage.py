@@ -55,7 +55,7 @@ def run(context: StageContext) -> StageResult:
         title=config.title or (DEFAULT_TITLE if is_papers else f"Experiment {config.experiment}"),
         config=config,
         fingerprint=context.fingerprint,
-        results=given.results,
+        words=given.words,
         inputs=inputs,
         judgements=judgements,
         sections=sections,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
+from implicit_llm_report.frame import Group
 from implicit_llm_report.results import Spread
 
 
@@ -26,10 +27,23 @@ def csv_of(rows: Iterable[Mapping[str, object]], columns: Sequence[str] | None =
     return pd.DataFrame(list(rows), columns=columns, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
-def latex_of(comment: str, head: Sequence[str], rows: Iterable[Sequence[str]], columns: str) -> str:
-    """A table of cells that are LaTeX already, for the package booktabs; `columns` are their places, as "llr"."""
+def latex_of(
+    comment: str, head: Sequence[str], rows: Iterable[Sequence[str]], columns: str, foot: Sequence[str] = ()
+) -> str:
+    """A table of cells that are LaTeX already, for the package booktabs; `columns` are their places, as "llr".
+
+    The lines `foot` stand below the rows.
+    """
     cells = pd.DataFrame(list(rows), columns=range(len(head))).set_axis(list(head), axis=1)
-    return f"% {comment}\n{cells.to_latex(index=False, escape=False, column_format=columns)}"
+    table = cells.to_latex(index=False, escape=False, column_format=columns)
+    end = "\\bottomrule"
+    return f"% {comment.replace('×', 'x')}\n" + table.replace(end, "\n".join([*foot, end]))
+
+
+def fields(group: Group, *names: str) -> dict[str, object]:
+    """What a group is of, by column; `model` is its kind in words."""
+    known = {"model": "implicit" if group.is_implicit else "explicit", "solver": group.phase_label}
+    return {name: known[name] if name in known else getattr(group, name) for name in names}
 
 
 def spread_fields(names: Iterable[str], spread_of: Callable[[str], Spread]) -> dict[str, float | None]:

@@ -19,7 +19,7 @@ from implicit_llm_contracts.runs.natural_order import natural
 from implicit_llm_report.axes import nice_log_ticks, tell_if_empty, tell_missing
 from implicit_llm_report.config import Hole
 from implicit_llm_report.model_groups import ModelGroup, Variant
-from implicit_llm_report.results import BestSeed, Cell, Spread, Task, from_record, hard_label
+from implicit_llm_report.results import BestSeed, Cell, Spread, from_record, shares_of
 from implicit_llm_report.section import Section, SectionInputs
 from implicit_llm_report.style import INK, PAPER, Series, series_of_names
 from implicit_llm_report.svg import Figure, Panel
@@ -151,8 +151,9 @@ def _title(record: Record, groups: Sequence[ModelGroup]) -> str:
         group = _group_of(record, groups)
         return f"{group.title if group else record['run']}, {record['data']}, length {record['length']}"
     hard = record["hard_fraction"]
-    shares = hard_label(hard if isinstance(hard, list | tuple) else [hard])
-    return f"{Task(record['group'], record['monoid']).label}, {shares}, length {record['length']}"
+    shares = " / ".join(f"{100 * share:g}" for share in shares_of(tuple(hard) if isinstance(hard, list) else hard))
+    task = record["group"] if record["monoid"] == "none" else f"{record['group']} × monoid"
+    return f"{task}, {shares} % hard, length {record['length']}"
 
 
 def _panel(title: str, key: str, measure: str, records: tuple[Sequence[Record], Sequence[Record]]) -> SweptPanel:

@@ -7,16 +7,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from implicit_llm_contracts.runs.natural_order import natural
 from implicit_llm_report.axes import tell_if_empty
 from implicit_llm_report.model_groups import ModelGroup
-from implicit_llm_report.results import Results
 from implicit_llm_report.style import BAND, MUTED, Series, run_series
 from implicit_llm_report.svg import Figure, Panel
 from implicit_llm_report.training_runs import LANGUAGE_MODEL, LOSS, TrainingRun
+from implicit_llm_report.word_problems import by_task, task_label
 
 WORD_PROBLEM, CATBABI = "word_problem", "catbabi"  # tasks of training runs
 KIND_WORDS = {WORD_PROBLEM: "word problems", CATBABI: "CatbAbI", LANGUAGE_MODEL: "text"}
@@ -37,10 +38,10 @@ MIN_POINTS = 10  # of a short branch
 MAX_POINTS = 120  # more points than this are averaged in equal bins: beyond, a line of 500 pixels shows noise only
 
 
-def training_curves(runs: Sequence[TrainingRun], results: Results, groups: Sequence[ModelGroup] = ()) -> Figure | None:
+def training_curves(runs: Sequence[TrainingRun], words: pd.DataFrame, groups: Sequence[ModelGroup]) -> Figure | None:
     """Loss against the global step, phases shaded, and training accuracy of word problems; a row of panels a task."""
     panels, legend, roles = [], [], []
-    for label, mine in _by_task(runs, results, groups).items():
+    for label, mine in _by_task(runs, words, groups).items():
         series = _series(mine, groups)
         curves = CURVES if all(run.task in (WORD_PROBLEM, None) for run in mine) else CURVES[:1]
         panels += [_curve_panel(label, mine, series, key, name) for key, name in curves]
@@ -183,13 +184,14 @@ def _mark_limit(axis: Axes, key: str, solvers: Sequence[Mapping]) -> None:
 
 
 def _by_task(
-    runs: Sequence[TrainingRun], results: Results, groups: Sequence[ModelGroup]
+    runs: Sequence[TrainingRun], words: pd.DataFrame, groups: Sequence[ModelGroup]
 ) -> dict[str, list[TrainingRun]]:
     """Runs under the label of their task, implicit first; a word problem is known from its evaluation."""
-    labels = {point.trained_run or point.run: point.task.label for point in results.points}
+    tasks = by_task(words)
+    labels = {run: task_label(task) for task in tasks for run in task.rows["run"].unique()}
     labels |= {run: group.title for group in groups for run in group.runs}
     labels |= {run.run: "CatbAbI" for run in runs if run.task == CATBABI}
-    grouped: dict[str, list[TrainingRun]] = {task.label: [] for task in results.tasks}
+    grouped: dict[str, list[TrainingRun]] = {task_label(task): [] for task in tasks}
     for run in sorted(runs, key=lambda run: (not run.is_implicit, natural(run.run), run.seed or 0)):
         grouped.setdefault(labels.get(run.run, "not evaluated"), []).append(run)
     return {label: mine for label, mine in grouped.items() if mine}

@@ -1,0 +1,347 @@
+"""Word problems: accuracy by length, position, mode and share of hard tokens; tables for the page, CSV and LaTeX.
+
+A cell is a model on a test set in a mode, over its seeds. Models that were tested at their training length only tell
+how many layers a length takes; the figures by length leave them out where others of the task go beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from implicit_llm_contracts.runs.natural_order import natural
+from implicit_llm_report.axes import accuracy_axis, length_axis, mark_training, tell_if_empty, ticks_at
+from implicit_llm_report.charts import Chart, Line, chart_figure
+from implicit_llm_report.frame import COSTS, Group, groups, headlines, roles_of
+from implicit_llm_report.published import Published, PublishedNumber
+from implicit_llm_report.results import LAST_TEN, Spread, mode_rank, shares_of
+from implicit_llm_report.section import Section, SectionInputs, Table
+from implicit_llm_report.style import INK, MUTED, Series, mode_series
+from implicit_llm_report.svg import Figure, Panel
+from implicit_llm_report.table_text import csv_of, escape, fields, latex_of, spread_fields
+
+CHANCE = Series("chance (best constant answer)", MUTED, "", (1, 2))
+PUBLISHED = Series("published or reference number, same mode", INK, "*", has_line=False)
+COST = COSTS[0]
+CSV_METRICS = (
+    "accuracy_last10", "accuracy_sequence", "accuracy_token", "f_evaluations_per_token", "iterations_per_token",
+    "residual", "unconverged_share", "token_match_sequential",
+)  # fmt: skip
+TASK, TEST, CELL = ["group", "monoid"], ["group", "monoid", "hard_fraction"], ["name", "data", "mode"]
+MANY_SHARES = 3
+MAX_POSITIONS = 512
+
+
+def task_label(test: Group) -> str:
+    return test.group if test.monoid == "none" else f"{test.group} × monoid"
+
+
+def title_of(test: Group) -> str:
+    """ "S5, 20 % hard"; several shares are mixed in equal parts."""
+    hard = " / ".join(f"{100 * share:g}" for share in shares_of(test.hard_fraction))
+    return f"{task_label(test)}, {hard} % hard"
+
+
+def is_harder(test: Group) -> bool | None:
+    """Whether the test has a larger share of hard tokens than anything in training; None when that is unknown."""
+    if test.train_hard_fraction is None:
+        return None
+    return max(shares_of(test.hard_fraction)) > max(shares_of(test.train_hard_fraction))
+
+
+def by_task(rows: pd.DataFrame, columns: Sequence[str] = TASK) -> list[Group]:
+    """The tests by task, that of the largest group first, then by share of hard tokens."""
+    chance = rows[rows["metric"] == "chance_last10"].groupby(TASK)["value"].min().fillna(1.0)
+
+    def order(test: Group) -> tuple:
+        task = (test.group, test.monoid)
+        return chance.get(task, 1.0), task, shares_of(test.hard_fraction)
+
+    return groups(rows, columns, order=order)
+
+
+def of_lengths(rows: pd.DataFrame) -> pd.DataFrame:
+    """Without the models that were tested at their training length only, where others of the task go beyond it."""
+    beyond = rows[rows["length"] != rows["train_length"]]
+    tasks = set(zip(beyond["group"], beyond["monoid"], strict=True))
+    is_other = np.array([task not in tasks for task in zip(rows["group"], rows["monoid"], strict=True)], bool)
+    return rows[rows["name"].isin(set(beyond["name"])) | is_other]
+
+
+def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
+    """Without the models of a task that stand for one of many shares of hard tokens; they fill a figure of their own.
+
+    The shares at which an implicit model was evaluated in several modes stay.
+    """
+    dropped: set[str] = set()
+    for task in groups(rows, TASK):
+        mine = task.rows
+        if mine["train_hard_fraction"].nunique(dropna=False) > MANY_SHARES:
+            several = mine.groupby("name")["mode"].transform("nunique") > 1
+            kept = set(mine[several]["train_hard_fraction"])
+            dropped |= set(mine[~mine["train_hard_fraction"].isin(kept)]["name"]) if kept else set()
+    return rows[~rows["name"].isin(dropped)]
+
+
+def accuracy_section(given: SectionInputs) -> Section | None:
+    """Word problems."""
+    rows = given.words
+    if rows.empty:
+        return None
+    tables = accuracy_tables(rows)
+    shown = without_fraction_sweep(of_lengths(rows))
+    figures = (
+        accuracy_by_length(shown, given.published.numbers),
+        accuracy_by_position(shown),
+        accuracy_by_mode(shown),
+        accuracy_by_hard_fraction(rows),
+    )
+    csv = csv_of(_csv_row(cell, given.published) for cell in groups(rows, CELL))
+    files = {"accuracy": {"csv": csv, "tex": "\n".join(map(_latex, tables))}}
+    return Section("accuracy", "sections/accuracy.html.j2", tables, figures, files)
+
+
+def accuracy_tables(rows: pd.DataFrame) -> list[Table]:
+    """One a task and share of hard tokens; of each model the headline mode first."""
+
+    def order(row: Group) -> tuple:
+        return not row.is_implicit, natural(row.name), not row.is_headline, mode_rank(row.mode)
+
+    return [
+        Table(title_of(test), test, groups(test.rows, ("name", "mode"), order=order), list(test.cells("length")))
+        for test in by_task(rows, TEST)
+    ]
+
+
+def _csv_row(cell: Group, published: Published) -> dict[str, object]:
+    """Every number, and every seed of the accuracy: none is left out."""
+    best, number, seeds = cell.best(LAST_TEN), published.beside(cell, LAST_TEN), cell.by_seed(LAST_TEN)
+    by_seed = "; ".join(f"{s}: {'missing' if v is None else f'{v:.6g}'}" for s, v in seeds.items())
+    return {
+        **{"run": cell.name, **fields(cell, "model", "num_layers", "num_parameters", "group", "monoid")},
+        "hard_fraction": " ".join(f"{share:g}" for share in shares_of(cell.hard_fraction)),
+        **fields(cell, "length", "train_length", "mode"),
+        **{"num_seeds": len(cell.spread(LAST_TEN).values), "num_samples": cell.num_samples},
+        "chance_last10": cell.spread("chance_last10").high,
+        **spread_fields(CSV_METRICS, cell.spread),
+        **{"best_seed": best and best.seed, "accuracy_last10_by_seed": by_seed if len(seeds) > 1 else None},
+        "published_accuracy_last10": number and number.value,
+        "published_mark": number and number.mark,
+    }
+
+
+def _latex(table: Table) -> str:
+    what = "accuracy on the last ten tokens, mean over seeds (range, best seed); f-evaluations per token"
+    head = ["Model", "Mode", *(f"$L={length}$" for length in table.columns)]
+    rows = [[escape(row.name), escape(row.mode), *_latex_cells(row, table.columns)] for row in table.rows]
+    chance = ["--" if (c := cell.chance) is None else f"{c:.3f}" for cell in table.group.cells("length").values()]
+    foot = [r"\midrule", r"\multicolumn{2}{l}{best constant answer} & " + " & ".join(chance) + r" \\"]
+    return latex_of(f"{table.title}: {what}", head, rows, "ll" + "r" * len(table.columns), foot)
+
+
+def _latex_cells(row: Group, lengths: Sequence[int]) -> list[str]:
+    texts = {}
+    for length, cell in row.cells("length").items():
+        accuracy, best, cost = cell.spread(LAST_TEN), cell.best(LAST_TEN), cell.spread(COST).mean
+        seeds = f" ({accuracy.low:.3f}--{accuracy.high:.3f}, seed {best.seed})" if best else ""
+        work = "" if cost is None else f"; {cost:.3g}"
+        texts[length] = "missing" if accuracy.mean is None else f"{accuracy.mean:.3f}{seeds}{work}"
+    return [texts.get(length, "") for length in lengths]
+
+
+def accuracy_by_length(rows: pd.DataFrame, published: Sequence[PublishedNumber] = ()) -> Figure | None:
+    """Last-ten accuracy against test length, implicit against explicit. Source: paper, Fig. 1 right and Fig. 3."""
+    shown, marks = headlines(rows), [CHANCE]
+    labels, charts = _labels(shown), []
+    for test in by_task(shown, TEST):
+        cells = groups(test.rows, CELL)
+        beside = [n for n in published if n.metric == LAST_TEN and any(n.is_beside(cell) for cell in cells)]
+        lines = [_line(labels[model.name], model, "length") for model in groups(test.rows, ("name",))]
+        charts.append(Chart(title_of(test), lines, partial(_decorate_lengths, test=test, known=beside)))
+        marks += [PUBLISHED] if beside and PUBLISHED not in marks else []
+    return chart_figure("accuracy-by-length", "Accuracy by sequence length", charts, marks)
+
+
+def _line(label: str, model: Group, column: str) -> Line:
+    cells = model.cells(column)
+    return Line(label, model.is_implicit, [(x, cell.spread(LAST_TEN)) for x, cell in cells.items()], groups=[model])
+
+
+def _labels(rows: pd.DataFrame) -> dict[str, str]:
+    """What the line of each model is called: the only model of its kind on a task by its kind."""
+    labels = {}
+    for kind in groups(rows, (*TASK, "is_implicit")):
+        models = groups(kind.rows, ("name",))
+        for model in models:
+            alone = f"implicit ({model.mode})" if model.is_implicit else "explicit"
+            labels[model.name] = alone if len(models) == 1 else model.name
+    return labels
+
+
+def _decorate_lengths(axis: Axes, test: Group, known: Sequence[PublishedNumber]) -> None:
+    cells = test.cells("length")
+    lengths = sorted({*cells, *(number.test.length for number in known)})
+    mark_training(axis, set(test.rows["train_length"]), (lengths[0], lengths[-1]), is_log=True)
+    chance = [(length, cell.chance) for length, cell in cells.items() if cell.chance is not None]
+    axis.plot(*zip(*chance, strict=True), **CHANCE.line(has_markers=False) | {"linewidth": 1.2})
+    for number in known:
+        axis.plot(number.test.length, number.value, **PUBLISHED.line(), zorder=6, clip_on=False)
+    length_axis(axis, lengths)
+
+
+def accuracy_by_position(rows: pd.DataFrame) -> Figure | None:
+    """Accuracy at each position of the longest test sequences: every mode of the only implicit model of a task."""
+    panels, shown = [], []
+    for test in by_task(rows, TEST):
+        length = max(test.rows["length"])
+        cells = groups(test.rows[test.rows["length"] == length], CELL, order=lambda cell: not cell.is_headline)
+        if len({cell.name for cell in cells if cell.is_implicit}) > 1:
+            cells = [cell for cell in cells if cell.is_headline]
+        panels.append(Panel(f"{title_of(test)}, length {length}", partial(_draw_positions, cells=cells)))
+        shown += cells
+    if not panels:
+        return None
+    title = "Accuracy at each position of the longest sequences"
+    return Figure("accuracy-by-position", title, tuple(panels), (*_modes(shown), CHANCE), roles_of(shown))
+
+
+def _draw_positions(axis: Axes, cells: Sequence[Group]) -> None:
+    """The headline mode is wide and drawn first, so that modes that agree with it show on top of it."""
+    length = cells[0].length
+    mark_training(axis, {cell.train_length for cell in cells}, (1, length), is_log=False)
+    chances = [curve for cell in cells for curve in cell.curves("chance_per_position")]
+    if chances:
+        axis.plot(*_by_position(chances[:1]), **CHANCE.line(has_markers=False) | {"linewidth": 1.2})
+    drawn = [(cell, curves) for cell in cells if (curves := cell.curves("accuracy_per_position"))]
+    for index, (cell, curves) in enumerate(drawn):
+        width = {"linewidth": 2.8 if index == 0 else 1.4}
+        axis.plot(*_by_position(curves), **mode_series(cell.mode).line(has_markers=False) | width)
+    axis.set(xlim=(1, max(2, length)), xlabel="position in the sequence (token)")
+    accuracy_axis(axis, "accuracy at this position")
+    tell_if_empty(axis, drawn)
+
+
+def _by_position(curves: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and the mean of the curves, over equal bins where there are more positions than can be seen."""
+    mean = np.mean(curves, axis=0)
+    parts = np.array_split(np.column_stack((np.arange(1, len(mean) + 1), mean)), min(len(mean), MAX_POSITIONS))
+    return tuple(np.array([part.mean(axis=0) for part in parts]).T)
+
+
+def accuracy_by_mode(rows: pd.DataFrame) -> Figure | None:
+    """Last-ten accuracy against f-evaluations a token: one line a mode, one point a test length."""
+    if not rows["is_implicit"].any():
+        return None
+    panels, shown = [], []
+    for test in by_task(rows, TEST):
+        cells = groups(test.rows, CELL)
+        best = _best_model(cells)
+        mine = [cell for cell in cells if cell.name == best or not cell.is_implicit]
+        panels.append(Panel(title_of(test), partial(_draw_modes, cells=mine)))
+        shown += mine
+    title = "Accuracy and work by evaluation mode"
+    return Figure("accuracy-by-mode", title, tuple(panels), _modes(shown), roles_of(shown))
+
+
+def _best_model(cells: Sequence[Group]) -> str | None:
+    """The implicit model with the best headline accuracy on the longest sequences."""
+    implicit = [cell for cell in cells if cell.is_implicit]
+    known = [cell for cell in implicit if cell.is_headline] or implicit
+    best = max(known, key=lambda cell: (cell.length, cell.spread(LAST_TEN).mean or 0.0), default=None)
+    return None if best is None else best.name
+
+
+def _modes(cells: Sequence[Group]) -> tuple[Series, ...]:
+    """The legend of the modes, explicit last, as in the tables."""
+    modes = sorted({cell.mode for cell in cells}, key=lambda mode: (mode == "parallel", mode_rank(mode)))
+    return tuple(map(mode_series, modes))
+
+
+def _draw_modes(axis: Axes, cells: Sequence[Group]) -> None:
+    """A line through the test lengths; the longer the test, the larger the point, the smaller ones in front."""
+    lengths = sorted({cell.length for cell in cells})
+    places: dict[tuple, list[tuple[int, float, float]]] = {}
+    for cell in cells:
+        cost, accuracy = cell.spread(COST).mean, cell.spread(LAST_TEN).mean
+        if cost is not None and accuracy is not None:
+            places.setdefault((cell.name, cell.mode), []).append((lengths.index(cell.length), cost, accuracy))
+    for (_, mode), points in places.items():
+        series = mode_series(mode)
+        _, costs, accuracies = zip(*points, strict=True)
+        axis.plot(costs, accuracies, **series.line(has_markers=False) | {"linewidth": 1.3})
+        for rank, cost, accuracy in points:
+            size = {"linestyle": "none", "markersize": 4 + 2.6 * rank, "zorder": 5 - rank / 10}
+            axis.plot(cost, accuracy, **series.line() | size, clip_on=False)
+    right = max([20.0, *(1.6 * cost for points in places.values() for _, cost, _ in points)])
+    axis.set_xscale("log")
+    axis.set(xlim=(0.8, right), xlabel="f-evaluations per token (fewer is cheaper)")
+    ticks_at(axis, [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if tick <= right])
+    accuracy_axis(axis, "accuracy, last 10 tokens")
+    tell_if_empty(axis, list(places))
+
+
+def accuracy_by_hard_fraction(rows: pd.DataFrame) -> Figure | None:
+    """A panel for each test of models that differ in the share of hard tokens in training; None without any."""
+    charts = []
+    shown = headlines(rows[rows["train_hard_fraction"].notna()])
+    for test in by_task(shown, TEST):
+        for length, cells in test.cells("length").items():
+            kinds = groups(cells.rows, ("is_implicit", "train_length"), lambda k: (not k.is_implicit, k.train_length))
+            lines = [_by_share(kind) for kind in kinds]
+            if any(len(line.points) > 1 for line in lines):
+                title = f"{title_of(test)} in the test, length {length}"
+                shares = sorted({share for line in lines for share, _ in line.points})
+                decorate = partial(_decorate_shares, shares=shares, chance=cells.chance)
+                charts.append(Chart(title, lines, decorate, f"{title}: accuracy by share of hard tokens in training"))
+    title = "Accuracy by the share of hard tokens in training"
+    return chart_figure("accuracy-by-hard-fraction", title, charts, [CHANCE])
+
+
+def _by_share(kind: Group) -> Line:
+    """Of several models that were trained with one share the most accurate."""
+    best: dict[float, tuple[Spread, Group]] = {}
+    for cell in groups(kind.rows, CELL):
+        share, spread = max(shares_of(cell.train_hard_fraction)), cell.spread(LAST_TEN)
+        if share not in best or (spread.mean or -1.0) > (best[share][0].mean or -1.0):
+            best[share] = spread, cell
+    label = f"{'implicit' if kind.is_implicit else 'explicit'}, trained at {kind.train_length}"
+    points = [(share, spread) for share, (spread, _) in sorted(best.items())]
+    return Line(label, kind.is_implicit, points, groups=[cell for _, cell in best.values()])
+
+
+def _decorate_shares(axis: Axes, shares: Sequence[float], chance: float | None) -> None:
+    if chance is not None:
+        axis.axhline(chance, **CHANCE.line(has_markers=False) | {"linewidth": 1.2})
+    axis.set_xscale("symlog", linthresh=0.02, linscale=0.4)
+    ticks_at(axis, shares, lambda share: f"{100 * share:g}")
+    axis.set(xlim=(min(0.0, shares[0]) if shares[0] < 0.02 else shares[0] / 1.25, shares[-1] * 1.25))
+    axis.set_xlabel("hard tokens in training (%)")
+
+
+def glances(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """For each task, headline accuracies of both kinds of model at the shortest and longest of the easiest tests."""
+    found = []
+    for task in by_task(headlines(rows)):
+        tests = groups(task.rows, TEST)
+        trained = [cell for test in tests for cell in groups(test.rows, CELL) if is_harder(cell) is False]
+        cells = trained or groups(task.rows, CELL)
+        easiest = min(shares_of(cell.hard_fraction) for cell in cells)
+        cells = [cell for cell in cells if shares_of(cell.hard_fraction) == easiest]
+        lengths = sorted({cell.length for cell in cells})
+        rows_of_task = [_glance(cells, length) for length in dict.fromkeys((lengths[0], lengths[-1]))]
+        found.append({"label": task_label(task), "hard_fractions": easiest, "rows": rows_of_task})
+    return found
+
+
+def _glance(cells: Sequence[Group], length: int) -> Mapping[str, Any]:
+    at = [cell for cell in cells if cell.length == length]
+    row: dict[str, Any] = {"length": length, "chance": at[-1].chance, "is_trained": at[-1].train_length == length}
+    for key, is_implicit in (("implicit", True), ("explicit", False)):
+        mine = [cell for cell in at if cell.is_implicit == is_implicit]
+        row[key] = max(mine, key=lambda cell: cell.spread(LAST_TEN).mean or 0.0, default=None)
+    return row
