@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -106,6 +106,7 @@ def render(content: PageContent) -> str:
             training=[
                 _training(run, content.inputs.sources) for run in content.inputs.training if content.config.is_whole
             ],
+            settings=hyperparameters(content.inputs),
             all_sources=list(content.inputs.sources.values()),
             anchors={source.fingerprint: source.anchor for source in content.inputs.sources.values()},
             used_marks=sorted(content.published.all_marks | {j.claim.mark for j in content.judgements if j.claim.mark}),
@@ -258,3 +259,29 @@ def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]
         "minutes": sum(busy_s) / 60 if busy_s else None,
         "devices": ", ".join(dict.fromkeys(record["device"] for record in records if record.get("device"))),
     }
+
+
+def hyperparameters(inputs: ReportInputs) -> dict[str, Any]:
+    """A row for each phase of each run with the settings that differ between them, and what all rows share."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for run in inputs.training:
+        for phase in run.phases:
+            config = inputs.sources[phase.role].config
+            values = {key: value for key, value in config.items() if key not in ("seed", "model_files")}
+            about = {"run": run.run, "phase": phase.label, "seeds": [], "settings": dict(_flat(values))}
+            row = rows.setdefault((run.run, phase.name), about)
+            row["seeds"] += [run.seed] if run.seed is not None else []
+    found = [row["settings"] for row in rows.values()]
+    keys = list(dict.fromkeys(key for values in found for key in values))
+    shared = {key: found[0][key] for key in keys if all(values.get(key) == found[0].get(key) for values in found)}
+    differing = [key for key in keys if key not in shared and key not in ("phase.index", "phase.name")]
+    return {"shared": shared, "differing": differing, "rows": list(rows.values())}
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by their path; those without a value are left out."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        elif value is not None:
+            yield before + key, value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 
 from implicit_llm_report import style
 from implicit_llm_report.style import Series
@@ -27,6 +28,7 @@ from implicit_llm_report.style import Series
 PANEL_INCHES = (3.45, 2.5)
 WIDE_PANEL_INCHES = (7.4, 2.6)
 MAX_COLUMNS = 3
+LEGEND_PT, HANDLE_EMS = 8, 2.6
 _PAD_INCHES = 0.09
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
@@ -61,7 +63,7 @@ def file_svg(figure: Figure) -> bytes:
     columns = 1 if figure.is_wide else min(len(figure.panels), 2 if len(figure.panels) in (2, 4) else MAX_COLUMNS)
     rows = math.ceil(len(figure.panels) / columns)
     width, height = figure.panel_inches
-    per_row = 4 if figure.is_wide else max(2, 2 * columns)
+    per_row = _entries_per_row(figure.legend, columns * width)
     legend_inches = 0.24 * math.ceil(len(figure.legend) / per_row) + 0.1
     with _style(figure.name, "path"):
         canvas = Canvas(
@@ -75,8 +77,16 @@ def file_svg(figure: Figure) -> bytes:
         for axis in axes[len(figure.panels) :]:
             axis.set_visible(False)
         handles = [_handle(series) for series in figure.legend]
-        canvas.legend(handles=handles, loc="outside lower center", ncols=per_row, handlelength=2.6, fontsize=8)
+        look = {"handlelength": HANDLE_EMS, "fontsize": LEGEND_PT}
+        canvas.legend(handles=handles, loc="outside lower center", ncols=per_row, **look)
         return _svg(canvas).encode()
+
+
+def _entries_per_row(legend: Sequence[Series], inches: float) -> int:
+    """As many as fit beside each other, all as wide as the widest."""
+    labels = [TextPath((0, 0), series.label, size=LEGEND_PT).get_extents().width for series in legend]
+    entry_pt = max(labels, default=0.0) + (HANDLE_EMS + 3) * LEGEND_PT  # the handle, and the spaces around it
+    return max(1, min(len(legend), int(72 * inches // entry_pt)))
 
 
 def panel_svg(figure: Figure, index: int) -> str:

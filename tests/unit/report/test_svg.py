@@ -1,0 +1,27 @@
+"""A figure as a file."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.textpath import TextPath
+
+from implicit_llm_report.style import run_series
+from implicit_llm_report.svg import Figure, Panel, file_svg
+
+
+@pytest.mark.parametrize("num_entries", [1, 6, 9])
+def test_no_entry_of_a_legend_is_cut(num_entries: int) -> None:
+    legend = tuple(run_series(f"implicit model {n}, bounded phase", n, is_implicit=True) for n in range(num_entries))
+    panels = tuple(Panel(str(n), lambda axis: None) for n in range(3))
+    root = ElementTree.fromstring(file_svg(Figure("x", "X", panels, legend, ())))
+    (drawn,) = (group for group in root.iter() if group.attrib.get("id") == "legend_1")
+    texts = [group[0] for group in drawn.iter() if group.attrib.get("id", "").startswith("text_")]
+    places = [re.match(r"translate\((\S+) ", text.attrib["transform"]) for text in texts]
+    lefts = [float(place[1]) for place in places if place]
+    assert len(lefts) == num_entries
+    assert min(lefts) > 0
+    width_pt = TextPath((0, 0), legend[0].label, size=8).get_extents().width
+    assert max(lefts) + width_pt < float(root.attrib["width"].removesuffix("pt"))
