@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from implicit_llm_report.axes import accuracy_axis, nice_log_ticks, tell_if_empty, tell_missing
 from implicit_llm_report.frame import Group, roles_of
 from implicit_llm_report.results import Spread
-from implicit_llm_report.style import Series, series_of_names
+from implicit_llm_report.style import PAPER, Series, series_of_names
 from implicit_llm_report.svg import Figure, Panel
 
 
@@ -24,6 +24,7 @@ class Line:
     points: Sequence[tuple[float, Spread]] = ()
     level: Spread | None = None
     groups: Sequence[Group] = ()
+    mark: tuple[float, Spread] | None = None  # a point beside the line, in its colour
 
     @property
     def spreads(self) -> list[Spread]:
@@ -88,3 +89,6 @@ def draw_line(axis: Axes, line: Line, series: Series) -> None:
         seeds = [(x, value) for x, spread in known for value in spread.values]
         axis.plot(*zip(*seeds, strict=True), ".", color=series.color, markersize=3, alpha=0.8)
     axis.plot(at, [spread.mean for _, spread in known], **series.line(), zorder=4, clip_on=False)  # type: ignore[arg-type]
+    if line.mark is not None and line.mark[1].mean is not None:
+        (dot,) = axis.plot(line.mark[0], line.mark[1].mean, "o", color=series.color, markersize=8, zorder=6)
+        dot.set(markeredgecolor=PAPER, clip_on=False)

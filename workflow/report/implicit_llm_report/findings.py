@@ -20,14 +20,14 @@ import pandas as pd
 from implicit_llm_report.claims import Claim, Found
 from implicit_llm_report.downstream import groups_of, points_of
 from implicit_llm_report.downstream_section import swept_downstream
-from implicit_llm_report.frame import Group, groups
+from implicit_llm_report.frame import Group, groups, roles_of
 from implicit_llm_report.measures import Measure, Quantity
 from implicit_llm_report.minimum_layers import needed_of
 from implicit_llm_report.pairs import find_pairs, iterations_of
 from implicit_llm_report.perplexity import PerplexityCell, branches_of
 from implicit_llm_report.results import Spread, seeds_words, shares_of
 from implicit_llm_report.section import SectionInputs
-from implicit_llm_report.test_time import ITERATIONS, SweptCell, swept_panels
+from implicit_llm_report.test_time import ITERATIONS, swept_panels
 from implicit_llm_report.word_problems import CELL, is_harder
 
 HEADLINE = "headline"
@@ -146,23 +146,22 @@ def _by_iterations(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
 
 
 def _swept_words(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
-    panels = swept_panels({quantity.kind: given.inputs.records.get(quantity.kind, ())}, ())
-    for panel in panels:
+    frame = given.inputs.frame
+    for panel in swept_panels(frame[frame["kind"] == quantity.kind], ()):
         if panel.key != ITERATIONS:
             continue
-        explicit = [panel.spread(reference.cell) for reference in panel.references]
+        explicit = [model.spread(panel.measure) for model in panel.references.values()]
         for line in panel.lines:
-            (_, fewest), (_, most) = line.cells[0], line.cells[-1]
-            values = _by_seed(most, panel.measure)
+            fewest, *_, most = line.cells[min(line.cells)], line.cells[max(line.cells)]
+            values = most.by_seed(panel.measure)
             if quantity.name == "gain_by_iterations":
-                spread = _minus(values, _by_seed(fewest, panel.measure))
+                spread = _minus(values, fewest.by_seed(panel.measure))
             elif explicit:
                 spread = _above(Spread.of(values.values()), explicit)
             else:
                 continue
-            first = most.first
-            name = f"{first.run}, {line.base}, {panel.title}"
-            yield _found(spread, name, first.run, first.data, (line.base,), line.roles)
+            name, roles = f"{most.run}, {line.base}, {panel.title}", roles_of(line.groups)
+            yield _found(spread, name, most.run, most.data, (line.base,), roles)
 
 
 def _swept_tasks(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
@@ -184,10 +183,6 @@ def _swept_tasks(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
             roles = tuple(dict.fromkeys(role for _, row in line.rows for role in row.roles))
             name = f"{panel.title}, {line.name}, {line.base}"
             yield _found(spread, name, first.run, panel.suite.name, (line.base,), roles)
-
-
-def _by_seed(cell: SweptCell, measure: str) -> dict[Any, float | None]:
-    return {point.seed: getattr(point, measure) for point in cell.points}
 
 
 def _minus(most: Mapping[Any, float | None], fewest: Mapping[Any, float | None]) -> Spread:

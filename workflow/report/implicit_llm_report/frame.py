@@ -34,7 +34,8 @@ ABOUT = (
     "role", "run", "name", "seed", "phase", "solver", "is_implicit", "is_headline", "model_type", "num_layers",
     "num_parameters", "source", "train_length", "train_tokens", "train_flops", "setting", "task", "data", "data_set",
     "split", "protocol", "measure", "mode", "against", "eval_mode", "length", "group", "monoid", "hard_fraction",
-    "train_hard_fraction", "sweep", "num_samples", "num_tokens", "eval_tol", "record",
+    "train_hard_fraction", "sweep", "swept", "base", "at", "num_samples", "num_tokens", "eval_tol", "eval_max_iter",
+    "layer", "state_size", "is_hard", "record",
 )  # fmt: skip
 COLUMNS = ("kind", *ABOUT, "family", "phase_label", "origin", "reason", "metric", "value", "detail")
 
@@ -46,6 +47,7 @@ def frame_of(
 
     `reasons`: by role, why a result is missing. `wanted_mode`: the mode that is the headline of a model that has it.
     `name` is the run of a model, with its phase where several phases of the run have results of this kind;
+    `swept`, `at` and `base` are the setting that a record sweeps, its value and the mode.
     `is_headline` marks the records in the mode that stands for the model in figures and claims.
     """
     rows: list[dict[str, Any]] = []
@@ -55,7 +57,7 @@ def frame_of(
         for number, record in enumerate(mine):
             name = names.get((record.get("run"), record.get("phase")), record.get("run"))
             is_headline = not record.get("sweep") and record.get("mode") == modes[_reading(record)]
-            derived = {"record": number, "name": name, "is_headline": is_headline}
+            derived = {"record": number, "name": name, "is_headline": is_headline, **_swept(record.get("sweep"))}
             rows += _rows(kind, {**record, **derived}, reasons)
     frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
     return frame.astype({"value": float})
@@ -74,6 +76,11 @@ def _rows(kind: str, record: Mapping[str, Any], reasons: Mapping[str, str]) -> I
     numbers |= {name: record[name] for name in EXTRAS if record.get(name) is not None}
     for metric, value in numbers.items():
         yield about | {"origin": MISSING if value is None else MEASURED, "metric": metric, "value": value}
+
+
+def _swept(sweep: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The setting that a record sweeps, its value, and the mode that is swept."""
+    return {"swept": sweep["key"], "base": sweep["base"], "at": float(sweep["value"])} if sweep else {}
 
 
 def _hashable(value: Any) -> Any:
@@ -161,6 +168,10 @@ class Group:
         """The rows by their value in a column, in order; what has none there is left out."""
         found = groups(self.rows[self.rows[column].notna()], (column,))
         return {cell._first[column]: cell for cell in sorted(found, key=lambda cell: cell._first[column])}
+
+    @property
+    def num_records(self) -> int:
+        return int(self.rows["record"].nunique())
 
     def curves(self, name: str) -> list[Any]:
         """A detail of the records that have it, one of each record."""

@@ -2,121 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from implicit_llm_report.axes import tell_if_empty
-from implicit_llm_report.results import Cell, Spread, from_record
+from implicit_llm_report.frame import Group, groups, roles_of
+from implicit_llm_report.results import Spread
 from implicit_llm_report.section import Section, SectionInputs
 from implicit_llm_report.style import Series
 from implicit_llm_report.svg import Figure, Panel
-from implicit_llm_report.table_text import csv_text, escape, rounded, spread_columns, spread_values
+from implicit_llm_report.table_text import csv_of, escape, fields, latex_of, rounded, spread_fields
 
+NAME = "jacobian"
+MAX_TRAINED = 4  # heat maps of trained models
+SHARES = {"off_diagonal_share_hard": True, "off_diagonal_share_identity": False}
+MEASURES = ("off_diagonal_share", "transition_radius", "f_radius", "relative_difference")
 RANDOM = "random layer"
-Entries = tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True)
-class JacobianPoint:
-    """One record of an evaluation of kind `jacobian`, of one token; None is a missing number."""
-
-    role: str
-    run: str
-    phase: str | None
-    seed: int | None
-    is_implicit: bool
-    setting: str
-    data: str | None
-    layer: int
-    position: int
-    state_size: int | None
-    is_hard: bool | None
-    off_diagonal_share: float | None
-    transition_radius: float | None
-    f_radius: float | None
-    relative_difference: float | None
-    entries: Entries | None
 
 
 @dataclass(frozen=True)
 class JacobianRow:
-    """A trained model, or the random layers of one kind."""
+    """A trained model, or the random layers of one kind; its records are single tokens."""
 
     name: str
-    cell: Cell[JacobianPoint]
-
-    @property
-    def first(self) -> JacobianPoint:
-        return self.cell.first
+    group: Group
 
     @property
     def is_random(self) -> bool:
-        return self.first.setting == RANDOM
+        return self.group.setting == RANDOM
 
-    def spread(self, field: str) -> Spread:
-        return self.cell.spread(field)
+    def spread(self, metric: str) -> Spread:
+        """Over tokens and seeds."""
+        return self.group.spread(metric, over="record")
 
     def share_of(self, *, is_hard: bool) -> Spread:
         """The share off the diagonal at hard tokens, or at identity tokens, of a word problem."""
-        return Spread.of(point.off_diagonal_share for point in self.cell.points if point.is_hard is is_hard)
-
-    @property
-    def worst_difference(self) -> float | None:
-        """The largest relative difference of formula and autograd."""
-        return self.spread("relative_difference").high
+        rows = self.group.rows
+        return JacobianRow(self.name, Group(rows[rows["is_hard"] == is_hard])).spread("off_diagonal_share")
 
     @property
     def num_reached(self) -> int:
         """Tokens at which there is a Jacobian: at the others the fixed point was not reached."""
         return len(self.spread("off_diagonal_share").values)
 
-    @property
-    def picture(self) -> JacobianPoint | None:
-        """A token with entries to draw."""
-        return next((point for point in self.cell.points if point.entries), None)
 
-
-def jacobian_rows(records: Iterable[Mapping[str, Any]]) -> tuple[JacobianRow, ...]:
+def jacobian_rows(frame: pd.DataFrame) -> list[JacobianRow]:
     """Random layers first, each kind once; then trained models. Explicit stands before implicit."""
-    points = [_point(record) for record in records]
-    by_key: dict[tuple, list[JacobianPoint]] = {}
-    for point in points:
-        is_random = point.setting == RANDOM
-        run, phase = ("", "") if is_random else (point.run, point.phase or "")
-        by_key.setdefault((not is_random, _stem(run), point.is_implicit, run, phase), []).append(point)
-    several = {(run, phase) for _, _, _, run, phase in by_key}
-    return tuple(_row(by_key[key], several) for key in sorted(by_key))
+    rows = frame[frame["kind"] == NAME]
+    is_random = rows["setting"] == RANDOM
+    kinds = groups(rows[is_random], ("is_implicit",), order=lambda kind: kind.is_implicit)
+    # The same in every evaluation of a kind.
+    random = [Group(kind.rows[kind.rows["role"] == min(kind.roles)]) for kind in kinds]
+    trained = groups(rows[~is_random], ("run", "phase"), order=_order)
+    named = [(f"random layer, {'implicit' if kind.is_implicit else 'explicit'}", kind) for kind in random]
+    named += [(model.name, model) for model in trained]
+    return [JacobianRow(name, group) for name, group in named]
 
 
-def _row(points: Sequence[JacobianPoint], several: set[tuple[str, str]]) -> JacobianRow:
-    first = points[0]
-    if first.setting == RANDOM:  # the same in every evaluation of its kind
-        points = [point for point in points if point.role == min(other.role for other in points)]
-        name = f"random layer, {'implicit' if first.is_implicit else 'explicit'}"
-    else:
-        is_alone = len([run for run, _ in several if run == first.run]) == 1
-        name = first.run if is_alone else f"{first.run} {first.phase}"
-    return JacobianRow(name, Cell(tuple(sorted(points, key=lambda p: (p.seed or 0, p.position)))))
-
-
-def _stem(run: str) -> str:
-    """The run without its kind, so that explicit and implicit runs of one experiment stand together."""
-    return run.replace("-explicit", "").replace("-implicit", "")
-
-
-def _point(record: Mapping[str, Any]) -> JacobianPoint:
-    point: JacobianPoint = from_record(JacobianPoint, dict(record), record["role"])
-    return point
+def _order(model: Group) -> tuple:
+    """By the run without its kind, so that explicit and implicit runs of one experiment stand together."""
+    stem = model.run.replace("-explicit", "").replace("-implicit", "")
+    return stem, model.is_implicit, model.run, model.phase or ""
 
 
 # Lower ends of the classes of absolute values. Cividis goes from dark to light for every kind of colour vision.
@@ -160,18 +116,12 @@ def _runs(is_in: np.ndarray) -> Iterator[tuple[int, int, int]]:
             yield row, int(start), int(end - start)
 
 
-NAME = "jacobian"
-MAX_TRAINED = 4  # heat maps of trained models
-SHARES = {"off_diagonal_share_hard": True, "off_diagonal_share_identity": False}
-MEASURES = ("off_diagonal_share", "transition_radius", "f_radius", "relative_difference")
-
-
 def jacobian_section(given: SectionInputs) -> Section | None:
     """How the state before a token moves the state after it."""
-    rows = jacobian_rows(given.inputs.records.get("jacobian", ()))
+    rows = jacobian_rows(given.inputs.frame)
     if not rows and not any(hole.config.get("kind") == "jacobian" for hole in given.config.holes):
         return None
-    files = {NAME: {"csv": _csv(rows), "tex": _latex(rows)}}
+    files = {NAME: {"csv": csv_of(map(_csv_row, rows)), "tex": _latex(rows)}}
     return Section(NAME, "sections/jacobian.html.j2", rows, [_figure(rows)], files)
 
 
@@ -181,21 +131,22 @@ def _figure(rows: Sequence[JacobianRow]) -> Figure:
         Panel(_title(row), partial(_draw, row=row), f"{row.name}: absolute values of the Jacobian") for row in shown
     )
     panels = panels or (Panel("Jacobian", _draw_nothing),)
-    roles = tuple(dict.fromkeys(role for row in shown for role in row.cell.roles))
+    roles = roles_of(row.group for row in shown)
     return Figure(NAME, "Jacobian of the state transition", panels, class_legend(), roles)
 
 
 def _title(row: JacobianRow) -> str:
-    kind = "implicit" if row.first.is_implicit else "explicit"
+    kind = "implicit" if row.group.is_implicit else "explicit"
     return row.name if kind in row.name else f"{row.name}, {kind}"
 
 
 def _draw(axis: Axes, row: JacobianRow) -> None:
-    picture = row.picture
-    if picture is None or picture.entries is None:
+    """One token that has entries to draw."""
+    pictures = row.group.curves("entries")
+    if not pictures:
         _draw_nothing(axis)
         return
-    draw_heat_map(axis, picture.entries)
+    draw_heat_map(axis, pictures[0])
     axis.set(xlabel="entry of the state before the token", ylabel="after the token")
 
 
@@ -204,35 +155,29 @@ def _draw_nothing(axis: Axes) -> None:
     tell_if_empty(axis, ())
 
 
-def _csv(rows: Sequence[JacobianRow]) -> str:
+def _csv_row(row: JacobianRow) -> dict[str, object]:
     """One line a model; empty where there is no number."""
-    head = ["model", "run", "phase", "kind", "setting", "data", "layer", "state_size"]
-    head += ["num_tokens", "num_reached", *spread_columns((*MEASURES, *SHARES))]
-    return csv_text(head, (_csv_row(row) for row in rows))
-
-
-def _csv_row(row: JacobianRow) -> Iterator[object]:
-    point = row.first
-    yield from (row.name, point.run, point.phase, "implicit" if point.is_implicit else "explicit", point.setting)
-    yield from (point.data, point.layer, point.state_size, len(row.cell.points), row.num_reached)
-    for measure in MEASURES:
-        yield from spread_values(row.spread(measure))
-    for is_hard in SHARES.values():
-        yield from spread_values(row.share_of(is_hard=is_hard))
+    shares = {name: row.share_of(is_hard=is_hard) for name, is_hard in SHARES.items()}
+    about = fields(row.group, "model")
+    return {
+        **{"model": row.name, "run": row.group.run, "phase": row.group.phase, "kind": about["model"]},
+        **fields(row.group, "setting", "data", "layer", "state_size"),
+        **{"num_tokens": row.group.num_records, "num_reached": row.num_reached},
+        **spread_fields(MEASURES, row.spread),
+        **spread_fields(SHARES, shares.__getitem__),
+    }
 
 
 def _latex(rows: Sequence[JacobianRow]) -> str:
-    """Means over tokens, and the largest difference; needs the package booktabs."""
-    lines = [
-        "% means over tokens: share of the Jacobian's norm off the diagonal, spectral radii of the transition and of",
-        "% df/dz; largest relative difference between the paper's formula and autograd",
-        r"\begin{tabular}{lrrrr}",
-        r"\toprule",
-        r"Model & off diagonal & $\rho(\partial h_t/\partial h_{t-1})$ & $\rho(\partial f/\partial z)$ & formula \\",
-        r"\midrule",
-    ]
+    """Means over tokens, and the largest difference between the paper's formula and autograd."""
+    comment = (
+        "means over tokens: share of the Jacobian's norm off the diagonal, spectral radii of the transition and of\n"
+        "% df/dz; largest relative difference between the paper's formula and autograd"
+    )
+    radii = [r"$\rho(\partial h_t/\partial h_{t-1})$", r"$\rho(\partial f/\partial z)$"]
+    cells = []
     for row in rows:
         means = [rounded(row.spread(measure).mean) for measure in MEASURES[:3]]
-        shown = ["--" if value is None else f"{value:.3g}" for value in (*means, row.worst_difference)]
-        lines.append(" & ".join([escape(row.name), *shown]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+        numbers = (*means, row.spread("relative_difference").high)
+        cells.append([escape(row.name), *("--" if value is None else f"{value:.3g}" for value in numbers)])
+    return latex_of(comment, ["Model", "off diagonal", *radii, "formula"], cells, "lrrrr")

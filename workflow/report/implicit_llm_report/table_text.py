@@ -52,6 +52,11 @@ def spread_fields(names: Iterable[str], spread_of: Callable[[str], Spread]) -> d
     return {f"{name}_{part}": rounded(getattr(spread_of(name), part)) for name in names for part in parts}
 
 
+def renamed(columns: Mapping[str, object], name: str, new: str) -> dict[str, object]:
+    """The columns with another name at their front."""
+    return {new + column.removeprefix(name): value for column, value in columns.items()}
+
+
 def spread_columns(names: Iterable[str]) -> list[str]:
     """Heads of the columns that `spread_values` fills."""
     return [f"{name}_{part}" for name in names for part in ("mean", "low", "high")]
