@@ -33,7 +33,7 @@ def causal_conv(
     else:
         padded = torch.cat([initial_BKC.to(x_BLC.dtype), x_BLC], dim=1)
     with torch.autocast(x_BLC.device.type, enabled=False):
-        correlate = _correlate if is_reference() else _DepthwiseConv.apply
+        correlate = _DepthwiseConv.apply if torch.is_grad_enabled() and not is_reference() else _correlate
         y = correlate(padded, weight_CK.to(x_BLC.dtype))
     if bias_C is not None:
         y = y + bias_C.to(x_BLC.dtype)

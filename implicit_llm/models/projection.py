@@ -2,7 +2,7 @@
 
 An implicit model applies the same weights dozens of times in one pass. Normalising (and under autocast casting) them in
 every iteration is waste, so a layer asks for `effective_weight()` once and hands the tensors to each iteration. That
-bypasses the modules, so it is done only where `is_plain` holds; elsewhere the layer calls its modules.
+bypasses the modules, so it is done only where `touched_module` finds none; elsewhere the layer calls its modules.
 """
 
 from __future__ import annotations
@@ -121,17 +121,6 @@ _OURS = frozenset({Projection, CausalConv, RMSNorm, nn.Embedding})
 _PLAIN_TENSORS = frozenset({nn.Parameter, Tensor, type(None)})
 
 
-def is_plain(module: nn.Module) -> bool:
-    """Whether a layer may use the weights of a module without children directly, without calling the module.
-
-    False if the module has a hook or its own `forward`, is of another class (adapters, parametrisations and quantisers
-    replace it), or has parameters of another class (quantised, sharded).
-    """
-    own = module.__dict__  # this runs for every projection at every decoded token
-    kinds = map(type, own["_parameters"].values())
-    return type(module) in _OURS and not _is_watched(own) and _PLAIN_TENSORS.issuperset(kinds)
-
-
 def modules_below(module: nn.Module) -> Iterator[nn.Module]:
     """Yield `module` and all modules in it, eight times as fast as `module.modules()`."""
     waiting = [module]
@@ -142,21 +131,26 @@ def modules_below(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def touched_module(module: nn.Module) -> nn.Module | None:
-    """The first module in `module` that has a hook, or has no children and is not plain.
+    """The first module in `module` that a layer must call, so that it may not use the weights directly; None if none.
 
-    If there is none, a layer may use all weights without calling modules. `fully_shard` adds hooks to what it shards.
+    That is a module with a hook or its own `forward`, and a module without children that is of another class (adapters,
+    parametrisations and quantisers replace it) or has parameters of another class (quantised, sharded). `fully_shard`
+    adds hooks to what it shards.
     """
-    for found in modules_below(module):
-        if _is_watched(found.__dict__) if found.__dict__["_modules"] else not is_plain(found):
+    waiting = [module]  # this runs for every layer at every decoded token, so it is one loop without calls
+    while waiting:
+        found = waiting.pop()
+        own = found.__dict__
+        if (
+            own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+            or "forward" in own
+        ):
+            return found
+        if children := own["_modules"]:
+            waiting.extend(children.values())
+        elif type(found) not in _OURS or not _PLAIN_TENSORS.issuperset(map(type, own["_parameters"].values())):
             return found
     return None
-
-
-def _is_watched(own: dict[str, Any]) -> bool:
-    return bool(
-        own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own["_backward_pre_hooks"]
-        or "forward" in own
-    )

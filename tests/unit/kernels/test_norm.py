@@ -47,3 +47,10 @@ def test_fp32_weights_serve_bf16_inputs() -> None:
     assert y.dtype == torch.bfloat16
     y.float().sum().backward()
     assert (x.grad.dtype, weight.grad.dtype) == (torch.float32, torch.float32)
+
+
+def test_values_with_and_without_gradient_are_equal_to_the_bit() -> None:
+    x, weight, gate = make_inputs(torch.bfloat16)
+    with torch.no_grad():
+        alone = gated_rms_norm(x, gate, weight, EPS)
+    torch.testing.assert_close(alone, gated_rms_norm(x, gate, weight, EPS).detach(), atol=0, rtol=0)
