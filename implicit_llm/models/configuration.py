@@ -146,7 +146,7 @@ class ImplicitLlama3Config(ImplicitConfig):
     """Llama blocks: attention with rotary positions and a SwiGLU MLP, each with pre-norm and residual.
 
     intermediate_size is the SwiGLU width (the published sizes take int(2/3 * 4 * hidden_size), odd at 1.3B).
-    num_key_value_heads: heads of keys and values, each shared by a group of query heads; None: one for each query head.
+    num_key_value_heads: heads of keys and values, each shared by a group of query heads; None becomes one a query head.
     head_dim: width of a head; None: hidden_size / num_attention_heads.
     rope_theta is the base of the rotary frequencies; positions beyond max_position_embeddings extrapolate plainly.
     rope_scaling: `rope_type` "linear" or "llama3" with its settings, as in Hugging Face's Llama; None: unscaled.
@@ -179,6 +179,7 @@ class ImplicitLlama3Config(ImplicitConfig):
                 if self.head_dim is None
                 else f"head_dim: {self.head_dim} is odd, and rotary positions turn pairs; choose an even width"
             )
+        self.num_key_value_heads = self.key_value_heads  # adapters compute with it
         if self.num_attention_heads % self.key_value_heads:
             raise ModelConfigError(
                 f"num_key_value_heads: {self.num_key_value_heads} does not divide the {self.num_attention_heads} query "
