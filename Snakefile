@@ -30,7 +30,7 @@ localrules:
 rule all:
     default_target: True
     input:
-        plan.wanted_manifests,
+        plan.target_manifests,
 
 
 rule data:
@@ -53,7 +53,7 @@ rule:
     name:
         plan.experiment.name
     input:
-        plan.wanted_manifests,
+        plan.target_manifests,
 
 
 # `snakemake figure_1_right`: one figure or table of the paper; `implicit-llm report --list` lists them.

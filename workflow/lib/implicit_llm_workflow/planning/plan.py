@@ -160,9 +160,23 @@ class Plan:
         return [key for key, node in self.nodes.items() if node.stage != EXCERPT]
 
     @property
-    def wanted_manifests(self) -> list[str]:
-        """Manifests of all wanted jobs; the report alone would not bring back a missing one below a fresh report."""
-        return [self.manifest(self.nodes[key]) for key in self.wanted]
+    def target_manifests(self) -> list[str]:
+        """Manifests from which Snakemake finds every wanted job: of those that are no input of another one.
+
+        The report alone would not bring back a missing manifest below a fresh report, and to name every job would make
+        Snakemake look for each of them twice.
+        """
+        wanted = [self.nodes[key] for key in self.wanted]
+        inputs = {item.key for node in wanted for item in self.read_by(node)}
+        return [self.manifest(node) for node in wanted if node.key not in inputs]
+
+    def read_by(self, node: Node, role: str | None = None) -> list[Node]:
+        """Jobs whose manifests are the inputs of the node's rule, of one role or of all."""
+        found = [self.nodes[key] for name, key in node.upstream.items() if role in (None, name)]
+        if self.statuses[node.key].state != "fresh":
+            return found
+        # Snakemake takes an ancient file for old only where it is there, so one that is made again must not be seen.
+        return [item for item in found if self.statuses[item.key].state != "missing"]
 
     @property
     def profile(self) -> str:

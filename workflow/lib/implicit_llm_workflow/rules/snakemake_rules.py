@@ -118,12 +118,8 @@ class RuleInputs:
         @_asked_by_snakemake
         def manifests(wildcards: Any) -> list[str]:
             node = self.node(stage, wildcards)
-            keys = [key for name, key in node.upstream.items() if role in (None, name)]
-            if not self._is_fresh(node):
-                return [self._plan.manifest(self._plan.nodes[key]) for key in keys]
-            # One that is made again must not be seen: Snakemake takes an ancient file for old only where it is there.
-            there = [self._plan.nodes[key] for key in keys if self._plan.statuses[key].state != "missing"]
-            return [self._ancient(self._plan.manifest(item)) for item in there]
+            found = [self._plan.manifest(item) for item in self._plan.read_by(node, role)]
+            return [self._ancient(manifest) for manifest in found] if self._is_fresh(node) else found
 
         return manifests
 
