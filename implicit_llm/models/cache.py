@@ -101,7 +101,7 @@ class ConvergedStateCache(Cache):
     def crop(self, tokens: int) -> None:
         """Forget the last `-tokens` tokens; keep the first `tokens` if positive, as transformers up to 5.20 wants.
 
-        Raises: NotImplementedError for recurrent states.
+        Raises: NotImplementedError for recurrent states; ValueError for more tokens than the cache holds.
         """
         if self.prefix is None or tokens == 0:
             return
@@ -112,6 +112,10 @@ class ConvergedStateCache(Cache):
             )
         before = self.prefix.without_room()
         length = tokens if tokens > 0 else before.length + tokens
+        if not 0 <= length <= before.length:
+            raise ValueError(
+                f"past_key_values: the cache holds {before.length} tokens and cannot be cropped by {tokens}"
+            )
         layers = tuple(tuple(t[:, :, :length] for t in layer) for layer in before.layers)
         self.prefix = Prefix(layers, length, None if before.valid_BS is None else before.valid_BS[:, :length])
 

@@ -79,8 +79,9 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
 
         Args: labels (B, L), -100 ignored. aligned: logits at t are scored on labels at t (word problems);
             otherwise on labels at t+1, as everywhere in Hugging Face. logits_to_keep: only the last so many positions
-            (0: all), or an index of positions. return_logits=False: the loss alone, without ever holding all logits.
-            num_items_in_batch divides the sum of the losses instead of the number of labels. Others as in the backbone.
+            (0: all), or an index of positions; labels are then theirs. return_logits=False: the loss alone, without
+            ever holding all logits. num_items_in_batch divides the sum of the losses instead of the number of labels.
+            Others as in the backbone.
         """
         self.refuse_unknown(kwargs)
         inputs: dict[str, Any] = {
@@ -95,20 +96,25 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             "cache_params": cache_params,
         }
         is_bare = all(given is None or given is False for given in inputs.values())
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        is_bare = is_bare and isinstance(logits_to_keep, int) and logits_to_keep == 0
         if labels is not None and input_ids is not None and is_bare and can_replay_step(self, input_ids):
             with self.base.graphs_may_fail():
                 result = self._replay_step(input_ids, labels, aligned, return_logits, num_items_in_batch)
                 return result if return_dict is not False else result.to_tuple()
         output = self.base(input_ids, **inputs)
-        hidden_BLD, logits_BLV, loss = output.last_hidden_state, None, None
-        is_fp64 = hidden_BLD.dtype == torch.float64  # which the loss of transformers takes to fp32
+        kept_BLD, logits_BLV, loss = output.last_hidden_state[:, keep], None, None
+        is_fp64 = kept_BLD.dtype == torch.float64  # which the loss of transformers takes to fp32
         if labels is not None and (aligned or not return_logits or is_fp64):
-            total, logits_BLV = self.total_loss(hidden_BLD, labels, aligned, return_logits)
+            total, logits_BLV = self.total_loss(kept_BLD, labels, aligned, return_logits)
             loss = total / _count(labels, aligned, num_items_in_batch)
         elif return_logits:
-            logits_BLV, loss = self._logits_and_loss(hidden_BLD, labels, logits_to_keep, num_items_in_batch)
+            logits_BLV = self.lm_head(kept_BLD)
+            if labels is not None:
+                sizes = {"vocab_size": self.config.vocab_size, "num_items_in_batch": num_items_in_batch}
+                loss = self.loss_function(logits_BLV, labels, **sizes)
         states = output.past_key_values, output.hidden_states, output.solver_stats
-        result = ImplicitCausalLMOutput(loss, logits_BLV, hidden_BLD, *states)
+        result = ImplicitCausalLMOutput(loss, logits_BLV, output.last_hidden_state, *states)
         return result if return_dict is not False else result.to_tuple()
 
     def total_loss(
@@ -131,17 +137,6 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             hidden_BLD.flatten(0, 1), self.lm_head.weight, labels_BL.flatten(), ignore_index=IGNORED_LABEL
         )
         return total, None
-
-    def _logits_and_loss(
-        self, hidden_BLD: Tensor, labels_BL: Tensor | None, logits_to_keep: int | Tensor, num_items: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """Logits at the positions to keep and, with labels, the loss that models of transformers give."""
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits_BLV = self.lm_head(hidden_BLD[:, keep])
-        if labels_BL is None:
-            return logits_BLV, None
-        vocab_size, count = self.config.vocab_size, num_items
-        return logits_BLV, self.loss_function(logits_BLV, labels_BL, vocab_size, num_items_in_batch=count)
 
     def _replay_step(
         self, ids_BL: Tensor, labels_BL: Tensor, aligned: bool, return_logits: bool, num_items: Any

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import implicit_llm
@@ -285,9 +286,22 @@ def test_a_cropped_cache_goes_on_as_if_the_last_tokens_had_not_been(make_model, 
         assert cache.get_seq_length() == 5
         again = model(input_ids[:, 5:], attention_mask=mask, past_key_values=cache).logits
         torch.testing.assert_close(again, model(input_ids, attention_mask=mask).logits[:, 5:], atol=1e-7, rtol=1e-7)
+    for tokens in (-8, 8):
+        with pytest.raises(ValueError, match=f"^past_key_values: the cache holds 7 tokens .* by {tokens}$"):
+            cache.crop(tokens)
     recurrent = make_model("mamba2", kind)(input_ids, use_cache=True).past_key_values
     with pytest.raises(NotImplementedError, match=r"implicit_mamba2 .* cannot forget its last tokens"):
         recurrent.crop(-1)
+
+
+def test_a_loss_in_fp64_is_that_of_the_logits_that_are_kept(make_model) -> None:
+    model, input_ids = make_model("llama3", "explicit"), torch.randint(1, 23, (2, 7))
+    output = model(input_ids, labels=input_ids[:, -3:], logits_to_keep=3)
+    assert model.dtype == torch.float64
+    torch.testing.assert_close(output.logits, model(input_ids).logits[:, -3:])
+    torch.testing.assert_close(
+        output.loss, cross_entropy(output.logits[:, :-1].flatten(0, 1), input_ids[:, -2:].flatten())
+    )
 
 
 def test_generation_pipeline_runs_with_any_tokenizer(make_model) -> None:

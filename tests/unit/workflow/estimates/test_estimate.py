@@ -199,12 +199,15 @@ def test_the_measured_rate_of_tokenisation_is_taken_if_there_is_one(tmp_path: Pa
     assert tokenisation_rate(hardware, tmp_path).source.startswith("assumed: results/benchmarks/tokenisation-cpu.json")
 
 
-def test_evaluations_take_a_pass_for_each_mode_and_test_set(tiny: ExperimentFile, hardware: Hardware) -> None:
+@pytest.mark.parametrize(("solver", "iterations"), [(FREE, 24), ({"mode": "unrolled", "num_unroll": 4}, 32)])
+def test_evaluations_take_a_pass_for_each_mode_and_test_set(
+    tiny: ExperimentFile, hardware: Hardware, solver: dict[str, Any], iterations: int
+) -> None:
     model = model_fields("mamba2-130m-implicit", "test")
     explicit = model_fields("mamba2-130m-explicit", "test")
     modes = [{"name": name, "eval_mode": name} for name in ("simultaneous", "blockwise", "sequential")]
     config = {"kind": "perplexity", "lengths": [2048, 4096], "max_tokens": 1000, "modes": modes, "precision": "bf16"}
-    trained = {"m": train_node("m-s0/free", model, FREE), "e": train_node("e-s0/explicit", explicit, None)}
+    trained = {"m": train_node("m-s0/free", model, solver), "e": train_node("e-s0/explicit", explicit, None)}
     evaluations = [
         Node("evaluate", f"{node.name}/perplexity", config, {"model": node.key, "pile-test": "data/pile-test"})
         for node in trained.values()
@@ -217,7 +220,7 @@ def test_evaluations_take_a_pass_for_each_mode_and_test_set(tiny: ExperimentFile
     assert (of_implicit.tokens, of_explicit.tokens) == (2 * 2 * 1000, 2 * 1000)
     assert (of_implicit.has_sequential, of_explicit.has_sequential) == (True, False)
     passes = [flops.forward_flops(model, length) for length in (2048, 4096)]
-    assert of_implicit.flops == pytest.approx(2 * 1000 * sum(24 * one.stack + one.outside for one in passes))
+    assert of_implicit.flops == pytest.approx(2 * 1000 * sum(iterations * one.stack + one.outside for one in passes))
     assert of_implicit.prices["v100"] is None
     assert of_implicit.prices["h200"] is not None
 

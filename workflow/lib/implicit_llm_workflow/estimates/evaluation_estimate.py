@@ -1,6 +1,6 @@
 """What the evaluations of an experiment take: a forward pass over the test sets for each mode.
 
-How many f-evaluations a token takes there is assumed: as many as the training solver may take. Sequential modes wait
+How many f-evaluations a token takes there is assumed: `max_iter` of the solver. Sequential modes wait
 for launches and not for FLOPs, so they have no price.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from implicit_llm_contracts.config.evaluation_kinds import LM_EVAL
 from implicit_llm_contracts.config.flops import forward_flops, num_parameters
+from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_workflow.estimates.hardware import Hardware
 from implicit_llm_workflow.estimates.throughput import Price, Throughput, TrainingWork, variant_of
 from implicit_llm_workflow.node import Node
@@ -19,8 +20,6 @@ from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.prefetching.needs import read_evaluation_data
 
 SEQUENTIAL = "sequential"
-
-DEFAULT_MAX_ITER = 32  # of a solver that names no other
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def _estimate(plan: Plan, node: Node, hardware: Hardware, throughput: Throughput
 
 def _forward_flops(model: Mapping[str, Any], solver: Mapping[str, Any] | None, length: int) -> float:
     forward = forward_flops(model, length)
-    evaluations = 1 if solver is None else solver.get("max_iter") or solver.get("num_unroll") or DEFAULT_MAX_ITER
+    evaluations = 1 if solver is None else SolverConfig.of(solver).max_iter  # also of a model trained unrolled
     return evaluations * forward.stack + forward.outside
 
 
