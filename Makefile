@@ -12,7 +12,7 @@ PROFILE ?= profiles/local
 SNAKEMAKE_PROFILES := $(or $(XDG_CONFIG_HOME),$(HOME)/.config)/snakemake
 
 # The name of the stamp says what was installed and where: a changed requirement or a moved folder sets up again.
-STAMP_KEY := $(shell (cat pyproject.toml $(CONSTRAINTS); echo "$(CURDIR)") | sha256sum | cut -c1-16)
+STAMP_KEY := $(shell (cat pyproject.toml workflow/plugins/submitit/pyproject.toml $(CONSTRAINTS); echo "$(CURDIR)") | sha256sum | cut -c1-16)
 READY := $(VENV)/.ready-$(STAMP_KEY)
 ACTIVATE := export PATH="$(abspath $(VENV))/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -74,5 +74,5 @@ $(READY):
 	@rm -f $(VENV)/.ready-*
 	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) install --quiet torch==$$(sed -n 's/^torch==//p' $(CONSTRAINTS)) --constraint $(CONSTRAINTS)
-	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
+	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ./workflow/plugins/submitit --editable '.[dev]'
 	@touch $@

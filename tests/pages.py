@@ -12,6 +12,9 @@ PAGES = [
     "README.md",
     "results/README.md",
     "workflow/plugins/submitit/README.md",
+    *sorted(
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "workflow" / "plugins" / "submitit" / "docs").glob("*.md")
+    ),
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
 _COMMAND = re.compile(r"^(?: {4})?(?:\$ )?((?:implicit-llm|snakemake|make) (?:.*\\\n)*.*)$", re.MULTILINE)

@@ -32,6 +32,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
+def test_a_switch_makes_the_wheel_that_depends_on_the_executor_plugin(site: Path, tmp_path: Path) -> None:
+    assert (site / "snakemake_executor_plugin_submitit" / "__init__.py").is_file()
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    environment = {**os.environ, "IMPLICIT_LLM_PLUGIN": "separate"}
+    subprocess.run(build, cwd=PROJECT_DIR, env=environment, capture_output=True, check=True)
+    wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
+    assert not [name for name in wheel.namelist() if name.startswith("snakemake_executor_plugin_submitit")]
+    metadata = next(name for name in wheel.namelist() if name.endswith("METADATA"))
+    assert "Requires-Dist: snakemake-executor-plugin-submitit" in wheel.read(metadata).decode()
+
+
 def command(folder: Path, site: Path, *words: str) -> str:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW", "SNAKEMAKE"))}
     binaries = site.parent / "bin"

@@ -79,7 +79,7 @@ def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan
         UNROLLED: "queued",
         "train/implicit-s1/free": "ended",
     }
-    assert (slurm / "asked").read_text().split() == ["sacct", "squeue"]
+    assert (slurm / "asked").read_text().split() == ["squeue"]
 
 
 def test_the_class_and_the_words_of_a_failure_are_those_of_the_executor(plan: Plan) -> None:

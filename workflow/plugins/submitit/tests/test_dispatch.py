@@ -244,11 +244,16 @@ def test_a_retry_asks_for_more_memory_away_from_the_nodes_that_failed(slurm: Slu
     assert again.record.retries == {"oom": 1}
 
 
-def test_small_jobs_of_one_rule_make_an_array_and_others_do_not(slurm: Slurm) -> None:
+def test_short_jobs_of_one_rule_make_an_array_and_others_do_not(slurm: Slurm) -> None:
     one = driver(slurm, array_size=3)
-    jobs = [Job([f"a{i}"]) for i in range(4)] + [Job(["b"], name="other"), Job(["c"], resources={"nodes": 2})]
+    short = {"runtime": 10}
+    jobs = [Job([f"a{i}"], resources=short) for i in range(4)] + [Job(["b"], name="other", resources=short)]
+    jobs += [
+        Job(["c"], resources={**short, "nodes": 2}),
+        *(Job([f"long{i}"], resources={"runtime": 11}) for i in (1, 2)),
+    ]
     prepared = [prepare(job, "true", one.folder, one.settings) for job in jobs]
-    assert sorted(len(batch) for batch in batches(prepared, 3)) == [1, 1, 1, 3]
+    assert sorted(len(batch) for batch in batches(prepared, 3)) == [1, 1, 1, 1, 1, 3]
     assert all(len(batch) == 1 for batch in batches(prepared, 0))
     tracked, _ = one.dispatch(prepared[:3], one.known(prepared[:3]))
     assert [job.record.job_id for job in tracked] == ["100_0", "100_1", "100_2"]

@@ -17,7 +17,7 @@ import pytest
 from snakemake_executor_plugin_submitit import attempts, processes
 from snakemake_executor_plugin_submitit.job_files import JobFiles, read_json, write_json
 from snakemake_executor_plugin_submitit.step import JobStep
-from snakemake_executor_plugin_submitit.stop_signals import Relay, Sentinel, is_manager
+from snakemake_executor_plugin_submitit.stop_signals import Relay, Sentinel
 
 Requeued = type("Requeued", (Exception,), {})
 
@@ -180,11 +180,11 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
 
 
 def test_snakemake_and_srun_are_not_told() -> None:
-    assert is_manager(["/env/bin/python", "-m", "snakemake", "--snakefile", "x"])
-    assert is_manager(["/env/bin/python", "/env/bin/snakemake"])
-    assert is_manager(["/usr/bin/srun", "python", "train.py"])
-    assert not is_manager(["/env/bin/python", "/env/bin/implicit-llm", "train"])
-    assert not is_manager([])
+    assert processes.is_manager(["/env/bin/python", "-m", "snakemake", "--snakefile", "x"])
+    assert processes.is_manager(["/env/bin/python", "/env/bin/snakemake"])
+    assert processes.is_manager(["/usr/bin/srun", "python", "train.py"])
+    assert not processes.is_manager(["/env/bin/python", "/env/bin/implicit-llm", "train"])
+    assert not processes.is_manager([])
 
 
 def test_a_process_without_a_handler_is_left_alone() -> None:

@@ -9,52 +9,98 @@ from typing import Any
 import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_submitit.parameters import sbatch_options, slurm_parameters
+from snakemake_executor_plugin_submitit.parameters import not_understood, sbatch_options, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 
 
-def parameters(settings: ExecutorSettings | None = None, threads: int = 1, **resources: Any) -> dict[str, Any]:
-    return slurm_parameters(resources, threads, settings or ExecutorSettings())
+def request(settings: ExecutorSettings | None = None, threads: int = 1, **resources: Any) -> dict[str, Any]:
+    return sbatch_request(resources, threads, settings or ExecutorSettings())
 
 
-def test_resources_become_parameters() -> None:
-    found = parameters(threads=3, runtime=90, mem_mb=4000, gpus=2, gpu_model="h100", constraint="a&b", nodes=2)
-    assert found["time"] == 90
-    assert found["mem"] == "4000M"
-    assert found["cpus_per_task"] == 3
-    assert found["gpus_per_node"] == "h100:2"
-    assert found["constraint"] == "a&b"
-    assert found["nodes"] == 2
-    assert "--nodes=1" in found["srun_args"]
-    assert "--ntasks=1" in found["srun_args"]
+def test_resources_become_options_of_sbatch() -> None:
+    found = request(threads=3, runtime=90, mem_mb=4000, gpus=2, gpu_model="h100", constraint="a&b", nodes=2)
+    assert found == {
+        "time": 90,
+        "signal": "B:USR2@120",
+        "cpus-per-task": 3,
+        "mem": "4000M",
+        "gpus-per-node": "h100:2",
+        "constraint": "a&b",
+        "nodes": 2,
+        "ntasks-per-node": 1,
+        "requeue": True,
+    }
 
 
 def test_a_resource_comes_before_a_setting() -> None:
-    settings = ExecutorSettings(partition="p", account="a", qos="q", timeout_min=7)
-    assert parameters(settings)["partition"] == "p"
-    found = parameters(settings, slurm_partition="x", slurm_account="y", qos="z", runtime=8)
-    assert [found[name] for name in ("partition", "account", "qos", "time")] == ["x", "y", "z", 8]
+    settings = ExecutorSettings(partition="p", account="a", qos="q", reservation="r", timeout_min=7)
+    names = ("partition", "account", "qos", "reservation", "time")
+    assert [request(settings)[name] for name in names] == ["p", "a", "q", "r", 7]
+    found = request(settings, slurm_partition="x", slurm_account="y", qos="z", reservation="s", runtime=8)
+    assert [found[name] for name in names] == ["x", "y", "z", "s", 8]
 
 
 def test_gres_takes_the_place_of_gpus() -> None:
-    found = parameters(gpus=2, gres="gpu:v100:4")
+    found = request(gpus=2, gres="gpu:v100:4")
     assert found["gres"] == "gpu:v100:4"
-    assert "gpus_per_node" not in found
+    assert "gpus-per-node" not in found
+
+
+@pytest.mark.parametrize(
+    ("resources", "layout"),
+    [
+        ({"tasks": 6, "mpi": "mpirun"}, {"ntasks": 6}),
+        ({"tasks": 6, "nodes": 2}, {"ntasks": 6, "nodes": 2}),
+        ({"tasks_per_node": 3, "nodes": 2}, {"ntasks-per-node": 3, "nodes": 2}),
+        ({"tasks": 4, "tasks_per_node": 2}, {"ntasks": 4, "ntasks-per-node": 2}),
+    ],
+)
+def test_tasks_and_nodes_are_asked_for_as_the_rule_says(resources: dict[str, Any], layout: dict[str, int]) -> None:
+    found = request(**resources)
+    assert {name: found[name] for name in ("ntasks", "nodes", "ntasks-per-node") if name in found} == layout
 
 
 def test_memory_for_snakemake_comes_on_top() -> None:
-    assert parameters(ExecutorSettings(extra_mem_mb=500), mem_mb=1000)["mem"] == "1500M"
-    assert "mem" not in parameters(mem_mb_per_cpu=100, mem_mb=1000)
+    assert request(ExecutorSettings(extra_mem_mb=500), mem_mb=1000)["mem"] == "1500M"
+    assert "mem" not in request(mem_mb_per_cpu=100, mem_mb=1000)
 
 
 def test_further_options_of_the_resource_come_after_those_of_the_setting() -> None:
     settings = ExecutorSettings(extra="--nice=1 --exclusive")
-    further = parameters(settings, slurm_extra="--nice=2 --comment='a b'", reservation="r")["additional_parameters"]
-    assert further == {"requeue": True, "reservation": "r", "nice": "2", "exclusive": True, "comment": "a b"}
+    found = request(settings, slurm_extra="--nice=2 --comment='a b'")
+    assert {"nice": "2", "exclusive": True, "comment": "a b"}.items() <= found.items()
 
 
-def test_a_job_may_ask_not_to_be_requeued() -> None:
-    assert parameters(slurm_extra="--no-requeue")["additional_parameters"] == {"no-requeue": True}
+@pytest.mark.parametrize(
+    "found",
+    [
+        request(slurm_extra="--no-requeue"),
+        request(slurm_requeue=False),
+        request(ExecutorSettings(no_requeue=True)),
+    ],
+)
+def test_a_job_may_ask_not_to_be_requeued(found: dict[str, Any]) -> None:
+    assert found["no-requeue"] is True
+    assert "requeue" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("runtme", "did you mean runtime"),
+        ("slurm_partitoin", "did you mean slurm_partition"),
+        ("mail_type", "type slurm_extra='--mail-type=...'"),
+        ("slurm_nodelist", "type slurm_extra='--nodelist=...'"),
+    ],
+)
+def test_a_misspelt_resource_or_an_option_of_sbatch_is_refused(name: str, hint: str) -> None:
+    with pytest.raises(WorkflowError, match=f"resource {name}: not understood.*{hint}"):
+        not_understood([name], [None], ())
+
+
+def test_a_resource_that_nobody_uses_is_named_and_one_of_the_rule_or_of_a_limit_is_not() -> None:
+    names = ["mem_mb", "tmpdir", "device", "licence_slots", "floppies"]
+    assert not_understood(names, ["train --device {resources.device:q}"], {"licence_slots"}) == ["floppies"]
 
 
 def test_options_of_sbatch_are_read_in_both_spellings() -> None:
@@ -69,19 +115,12 @@ def test_options_of_sbatch_are_read_in_both_spellings() -> None:
 
 def test_a_time_limit_below_a_minute_is_refused() -> None:
     with pytest.raises(WorkflowError, match="runtime"):
-        parameters(runtime=-1)
-
-
-@pytest.mark.parametrize("resources", [{"tasks": 2}, {"mpi": "mpirun"}])
-def test_resources_that_would_be_dropped_are_refused(resources: dict[str, Any]) -> None:
-    with pytest.raises(WorkflowError, match=r"this executor starts one process; give `nodes` and `tasks_per_node`"):
-        parameters(**resources)
-    assert parameters(tasks=1)["ntasks_per_node"] == 1
+        request(runtime=-1)
 
 
 def test_the_signal_comes_within_the_time_limit() -> None:
-    assert parameters(runtime=1)["signal_delay_s"] == 20
-    assert parameters(runtime=600)["signal_delay_s"] == 120
+    assert request(runtime=1)["signal"] == "B:USR2@20"
+    assert request(runtime=600)["signal"] == "B:USR2@120"
 
 
 def test_the_plugin_costs_nothing_at_every_start_of_snakemake() -> None:
@@ -90,6 +129,16 @@ def test_the_plugin_costs_nothing_at_every_start_of_snakemake() -> None:
     code = f"import sys, snakemake_executor_plugin_submitit; print(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_catalog_of_plugins_can_write_the_settings_as_json() -> None:
+    """As the catalog does for its page of a plugin."""
+    import json
+
+    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+    settings = ExecutorPluginRegistry().get_plugin("submitit").get_settings_info()
+    assert {"name": "cluster", "default": "slurm"}.items() <= json.loads(json.dumps(settings))[0].items()
 
 
 def test_every_setting_has_a_help_text_and_reads_back_from_the_command_line() -> None:

@@ -1,4 +1,4 @@
-"""The plugin's README has every setting, with its default, and every class of failure."""
+"""docs/further.md has every setting, with its default, and every class of failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from snakemake_executor_plugin_submitit.failure import RETRIES
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 
-PAGE = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "further.md"
 
 
 def rows(heading: str) -> list[list[str]]:

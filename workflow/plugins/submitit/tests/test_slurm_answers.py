@@ -42,7 +42,7 @@ def asked(folder: Path) -> list[str]:
 
 
 def test_running_jobs_and_arrays_take_one_question(programs: Path) -> None:
-    answer(programs, "sacct", "7|RUNNING|0:0|n1", "8_[0-1,3%2]|PENDING|0:0|None assigned", "8_2|RUNNING|0:0|n2")
+    answer(programs, "squeue", "7|RUNNING||n1|None", "8_[0-1,3%2]|PENDING|||Priority", "8_2|RUNNING||n2|None")
     states = SlurmQueue(1, LOG).ask(["7", "8_0", "8_1", "8_2", "8_3"])
     assert {job: state.state for job, state in states.items()} == {
         "7": "RUNNING",
@@ -51,15 +51,14 @@ def test_running_jobs_and_arrays_take_one_question(programs: Path) -> None:
         "8_2": "RUNNING",
         "8_3": "PENDING",
     }
-    assert asked(programs) == ["sacct"]
+    assert asked(programs) == ["squeue"]
 
 
-def test_an_end_is_believed_only_when_squeue_does_not_know_better(programs: Path) -> None:
-    """Between the end and the requeue of a preempted job, sacct shows the end."""
-    answer(programs, "sacct", "7|PREEMPTED|0:0|n1", "8|CANCELLED by 1000|0:15|n2")
+def test_the_accounting_is_asked_about_jobs_that_squeue_has_forgotten(programs: Path) -> None:
     answer(programs, "squeue", "7|PENDING|||BeginTime")
+    answer(programs, "sacct", "7|PREEMPTED|0:0|n1", "8|CANCELLED by 1000|0:15|n2")
     states = SlurmQueue(1, LOG).ask(["7", "8"])
-    assert states["7"].state == "PENDING"
+    assert states["7"].state == "PENDING"  # between its end and its requeue, sacct shows the end
     assert states["8"].state == "CANCELLED"
     assert states["8"].is_ended
 
@@ -76,13 +75,13 @@ def test_an_unknown_state_is_no_state(programs: Path, state: str) -> None:
     assert SlurmQueue(1, LOG).ask(["7"]) == {}
 
 
-def test_without_accounting_squeue_is_asked_and_sacct_no_more(programs: Path) -> None:
+def test_a_cluster_without_accounting_is_asked_for_it_once(programs: Path) -> None:
     answer(programs, "sacct", code=1, error="Slurm accounting storage is disabled")
     answer(programs, "squeue", "7|FAILED||n1|NonZeroExitCode")
     queue = SlurmQueue(1, LOG)
-    assert queue.ask(["7"])["7"].state == "FAILED"
-    queue.ask(["7"])
-    assert asked(programs) == ["sacct", "squeue", "squeue"]
+    assert queue.ask(["7", "8"])["7"].state == "FAILED"
+    queue.ask(["7", "8"])
+    assert asked(programs) == ["squeue", "sacct", "squeue"]
 
 
 def test_a_job_that_slurm_has_forgotten_is_just_not_there(programs: Path) -> None:

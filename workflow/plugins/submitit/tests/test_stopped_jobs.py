@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
-from toy_project import ToyProject
+from toy_project import ToyProject, write_shim
 
 LOW = {"mem_mb": 500, "runtime": 10, "slurm_partition": "low"}
 pytestmark = pytest.mark.slow
@@ -39,10 +40,12 @@ def test_a_preempted_job_goes_on_where_it_was(on_slurm: ToyProject) -> None:
     assert on_slurm.cluster.job_count() == before + 3  # train, the one that preempted it, result
 
 
-def test_a_preempted_job_that_is_only_sent_sigterm_goes_on_where_it_was(on_slurm: ToyProject) -> None:
-    """As on clusters that are not set up to send the signal of --signal at a preemption."""
+def test_a_preempted_job_that_is_only_sent_sigterm_goes_on_where_it_was(on_slurm: ToyProject, tmp_path: Path) -> None:
+    """As on clusters that are not set up to send the signal of --signal at a preemption: its steps get it."""
     assert on_slurm.cluster
-    on_slurm.start(steps=20, resources=LOW)
+    on_slurm.shims = tmp_path / "shims"
+    write_shim(on_slurm.shims, "scontrol", ['"$REAL" "$@" | grep -v send_user_signal'])
+    on_slurm.start(steps=20, resources={**LOW, "runtime": 11})
     on_slurm.wait_until(lambda: len(on_slurm.steps()) > 3)
     job = on_slurm.record("train")["job_id"]
     on_slurm.cluster.run("scancel", "--signal=TERM", job)

@@ -26,7 +26,7 @@ def test_without_slurm_the_first_line_says_what_to_type(on_this_machine: ToyProj
         (tmp_path / "bin" / program).symlink_to(f"/usr/bin/{program}")
     on_this_machine.path_variable = str(tmp_path / "bin")
     said = on_this_machine.run("--submitit-cluster", "slurm")
-    assert "sbatch and srun are not on PATH" in said
+    assert "sbatch is not on PATH" in said
     assert "--submitit-cluster local" in said
     assert said.endswith("exit code 1")
 
@@ -53,7 +53,7 @@ def test_each_attempt_of_a_rule_is_a_slurm_job_with_its_own_request(on_slurm: To
 def test_it_runs_on_slurm_with_a_job_array(on_slurm: ToyProject) -> None:
     assert on_slurm.cluster
     before = set(on_slurm.cluster.states())
-    said = on_slurm.run("--submitit-array-size", "10", small=4)
+    said = on_slurm.run(small=4)
     assert said.endswith("exit code 0"), said
     assert (on_slurm.path / "result.txt").read_text().endswith("\n0\n1\n2\n3\n")
     arrays = {job for job in set(on_slurm.cluster.states()) - before if "_" in job}

@@ -74,6 +74,7 @@ rule train:
 
 rule small:
     output: "small/{i}.txt"
+    resources: runtime=5
     shell: "echo {wildcards.i} > {output}"
 
 rule growing:

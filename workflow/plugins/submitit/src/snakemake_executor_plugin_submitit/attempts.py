@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ SIGNAL_EARLY_S = 60  # Slurm sends the signal of --signal up to a minute before 
 
 @dataclass(frozen=True)
 class Start:
-    """`pid`: the process that the job runs in; `progress`: as the job had stated it before."""
+    """`pid`: the process that the job runs in; `progress`: as the job had stated it before; `waited_s`: since it was
+    submitted, or since its last attempt ended."""
 
     attempt: int
     submission: int
@@ -22,12 +23,15 @@ class Start:
     nodes: str
     pid: int
     progress: Any = None
+    unix_s: float = 0.0
+    waited_s: float = 0.0
     event: str = "start"
 
 
 @dataclass(frozen=True)
 class End:
-    """`exit_code`: of the job's command, None if it was killed; `asked`: the signal that asked it to stop, if any."""
+    """`exit_code`: of the job's command, None if it was killed; `asked`: the signal that asked it to stop, if any;
+    `used`: see usage.py."""
 
     attempt: int
     exit_code: int | None
@@ -35,6 +39,8 @@ class End:
     seconds: float
     is_time_limit: bool
     progress: Any = None
+    unix_s: float = 0.0
+    used: dict[str, Any] = field(default_factory=dict)
     event: str = "end"
 
 

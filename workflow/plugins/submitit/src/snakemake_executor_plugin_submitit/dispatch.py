@@ -15,11 +15,12 @@ from typing import Any
 
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
-from snakemake_executor_plugin_submitit import attempts, parameters, processes, record
+from snakemake_executor_plugin_submitit import attempts, processes, record
 from snakemake_executor_plugin_submitit.failure import MORE_MEMORY, is_provisional
 from snakemake_executor_plugin_submitit.job_files import JobFiles, read_json
 from snakemake_executor_plugin_submitit.local_jobs import stop_all
 from snakemake_executor_plugin_submitit.monitor import Tracked
+from snakemake_executor_plugin_submitit.parameters import signal_delay_s, with_changes
 from snakemake_executor_plugin_submitit.prepared import Prepared, has_all_outputs
 from snakemake_executor_plugin_submitit.record import Record
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
@@ -171,8 +172,17 @@ class Dispatcher:
         return self._start(jobs, records)
 
     def _new_record(self, job: Prepared, number: int) -> Record:
-        name = record.slurm_name(job.rule, job.key, number)
-        return Record(job.key, name, number, self.settings.cluster, str(job.files.submission(number)))
+        return Record(
+            job.key,
+            record.slurm_name(self.settings.jobname_prefix, job.rule, job.wildcards),
+            number,
+            self.settings.cluster,
+            str(job.files.submission(number)),
+            rule=job.rule,
+            wildcards=job.wildcards,
+            requested=job.requested,
+            logs=tuple(os.path.abspath(log) for log in job.job.log or ()),
+        )
 
     def _start(self, jobs: Sequence[Prepared], records: Sequence[Record]) -> list[Tracked]:
         """Write down what will be submitted, submit it, write down what it became. Raises: SubmissionError."""
@@ -182,9 +192,8 @@ class Dispatcher:
         folder = Path(first.folder)
         if len(jobs) > 1:
             folder = submission.unique_folder(self.folder / "arrays")
-            records = [
-                found.changed(folder=str(folder), name=first.name, task=task) for task, found in enumerate(records)
-            ]
+            name = record.slurm_name(self.settings.jobname_prefix, jobs[0].rule)
+            records = [found.changed(folder=str(folder), name=name, task=task) for task, found in enumerate(records)]
         if self.settings.cluster == "local":
             records = [found.changed(gpus=self._take_gpus(job.gpus)) for job, found in zip(jobs, records, strict=True)]
         for job, found in zip(jobs, records, strict=True):
@@ -205,10 +214,12 @@ class Dispatcher:
 
         first = records[0]
         if self.settings.cluster == "local":
-            gpus = {"gpus_per_node": len(first.gpus), "visible_gpus": list(first.gpus)}
-            return submission.submit_locally(folder, {**jobs[0].parameters, **gpus})
-        wanted = parameters.with_changes(jobs[0].parameters, first.excluded, first.memory)
-        submission.write_script(folder, first.name, wanted, len(jobs))
+            delay_s = signal_delay_s(jobs[0].limit_min, self.settings)
+            return submission.submit_locally(folder, jobs[0].limit_min, delay_s, first.gpus)
+        request = {**with_changes(jobs[0].request, first.excluded, first.memory), "job-name": first.name}
+        if len(jobs) > 1:
+            request["comment"] = jobs[0].rule
+        submission.write_script(folder, request, len(jobs))
         return submission.submit_to_slurm(folder, lambda: find_by_name(first.name, first.submitted_unix_s))
 
     def _take_gpus(self, count: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from snakemake_interface_executor_plugins.executors.real import RealExecutor
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_args
 
-from snakemake_executor_plugin_submitit import failure, record, report, slurm_queue
+from snakemake_executor_plugin_submitit import cleanup, efficiency, failure, partitions, record, report, slurm_queue
 from snakemake_executor_plugin_submitit.dispatch import Dispatcher
 from snakemake_executor_plugin_submitit.failure import Failure
 from snakemake_executor_plugin_submitit.job_files import private_folder
 from snakemake_executor_plugin_submitit.local_jobs import stop_all
 from snakemake_executor_plugin_submitit.monitor import Monitor, Tracked
+from snakemake_executor_plugin_submitit.notify import Event, Notifier
+from snakemake_executor_plugin_submitit.parameters import not_understood, sbatch_request
 from snakemake_executor_plugin_submitit.prepared import Prepared, members, prepare
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue
@@ -28,6 +31,7 @@ LARGEST_ARRAY = 500  # each of its jobs holds a lock, an open file, while it is 
 # The driver submits each attempt of a rule with its own resources, so the Snakemake inside a job must not retry. This
 # is the only option that overrides the `retries` of a rule, and a job has no other use for it.
 ONE_ATTEMPT = "--preemptible-rules --preemptible-retries 0"
+NO_RATE_LIMIT = "--max-jobs-per-timespan 1000/0s"  # of jobs; its timer keeps Snakemake for a second after the last one
 LOOKS_PER_S = 50  # at files, on a file system that others use too
 
 
@@ -38,16 +42,19 @@ class Executor(RemoteExecutor):
             self.folder = private_folder(Path(self.settings.folder))
         except OSError as error:
             raise WorkflowError(f"--submitit-folder: {error}") from error
-        if self.settings.cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
-            raise WorkflowError(
-                "sbatch and srun are not on PATH; start on a login node, or give --submitit-cluster local"
-            )
+        if self.settings.cluster == "slurm" and not shutil.which("sbatch"):
+            raise WorkflowError("sbatch is not on PATH; start on a login node, or give --submitit-cluster local")
+        self.site = partitions.look(self.settings) if self.settings.cluster == "slurm" else partitions.ANY_SITE
+        self._check_rules()
+        self.notifier = Notifier(self.settings, self.logger)
         interval = self.settings.poll_interval_s
         self.dispatcher = Dispatcher(self.settings, self.folder, SlurmQueue(interval, self.logger), self.logger)
         self.monitor = Monitor(SlurmQueue(interval, self.logger), self.settings.lost_after_s)
         self._registry_lock = threading.Lock()
         self._tracked: dict[int, Tracked] = {}  # by the id of its job; `active_jobs` is empty while they are checked
         self._reported: list[Tracked] = []
+        self._done, self._failed = 0, dict[int, str]()  # the failed ones by id of the job, each with its rule and class
+        self._begin_unix_s, self._has_moved = time.time(), False
         self.next_seconds_between_status_checks = 1.0
 
     # Snakemake calls these from its scheduler.
@@ -59,13 +66,18 @@ class Executor(RemoteExecutor):
             command = self.format_job_exec(job)
             if self.settings.cluster == "debug":
                 self._run_here(job, command)
-            else:
-                prepared.append(prepare(job, command, self.folder, self.settings, self._is_forced(job)))
+                continue
+            try:
+                forced = self._is_forced(job)
+                prepared.append(prepare(job, command, self.folder, self.settings, forced, self.site))
+            except WorkflowError as error:
+                self.report_job_error(SubmittedJobInfo(job=job), msg=f"not submitted: {error}. ")
         known = self.dispatcher.known(prepared)
         for batch in batches(prepared, self.settings.array_size):
             tracked, failed = self.dispatcher.dispatch(batch, known)
             for found in tracked:
                 self._track(found)
+                self._has_moved = True
                 self.report_job_submission(found.info)
                 self.logger.info(f"Job {found.info.job.jobid} is {self._whereabouts(found)}.")
             for given, why in failed:
@@ -77,7 +89,7 @@ class Executor(RemoteExecutor):
     def get_job_args(self, job: Any, **kwargs: Any) -> str:
         # Not RemoteExecutor's: it has the job wait for a temporary folder that does not outlive this process.
         wait_for = format_cli_arg("--wait-for-files", list(job.get_wait_for_files()))
-        return join_cli_args([RealExecutor.get_job_args(self, job, **kwargs), wait_for, ONE_ATTEMPT])
+        return join_cli_args([RealExecutor.get_job_args(self, job, **kwargs), wait_for, ONE_ATTEMPT, NO_RATE_LIMIT])
 
     def additional_general_args(self) -> str:
         return ""
@@ -87,6 +99,7 @@ class Executor(RemoteExecutor):
             jobs = list(self._tracked.values())
         if not jobs:
             return
+        self._failed.update((id(job.info.job), f"{job.prepared.rule} stopped by the user") for job in jobs)
         if self.settings.on_interrupt == "detach":
             self.logger.info(f"{len(jobs)} jobs go on without Snakemake; its next start takes them over.")
             return
@@ -102,6 +115,16 @@ class Executor(RemoteExecutor):
     def shutdown(self) -> None:
         super().shutdown()
         self._settle_reported()
+        if not self._done and not self._failed:
+            return
+        if self.settings.efficiency_report:
+            rules = efficiency.measure(self.folder, since_unix_s=self._begin_unix_s)
+            self.logger.info(f"Used of what was asked for:\n{efficiency.table(rules)}")
+        cleanup.clean(self.folder, self.settings.keep_logs == "failed", self.settings.keep_logs_days)
+        event: Event = "failed" if self._failed else "done"
+        whys = "; ".join(sorted(set(self._failed.values()))[:10])
+        text = f"{self._done} jobs done, {len(self._failed)} failed{f': {whys}' if whys else ''}"
+        self.notifier.send(event, text, done=self._done, failed=len(self._failed))
 
     # The thread that waits calls this.
 
@@ -117,12 +140,17 @@ class Executor(RemoteExecutor):
         except Exception as error:  # an exception here would leave Snakemake waiting for ever
             self.logger.warning(f"The jobs could not be looked at and are again soon: {error!r}")
             verdicts = {}
+        has_moved = self._has_moved or any(verdict.is_over for verdict in verdicts.values())
+        self._has_moved = False
+        self.notifier.look([job.files for job in jobs], has_moved)
         for index, job in enumerate(jobs):
             verdict = verdicts.get(index)
             if verdict is None or not verdict.is_over:
                 yield job.info
             elif verdict.failure is None:
                 self._finish(job)
+                self._done += 1
+                self._failed.pop(id(job.info.job), None)
                 self.report_job_success(job.info)
             else:
                 another = self._retry_or_report(job, verdict.failure)
@@ -145,9 +173,32 @@ class Executor(RemoteExecutor):
         except Exception as error:
             self.logger.warning(f"Job {job.info.job.jobid} could not be submitted again: {error}")
         self._finish(job)
+        self._failed[id(job.info.job)] = f"{job.prepared.rule} {job.prepared.wildcards} ({why.kind})"
         self._settle_reported()
         self.report_job_error(job.info, msg=report.message(job, why) + "\n", aux_logs=[str(job.files.output_log)])
         return None
+
+    def _check_rules(self) -> None:
+        """Before anything is submitted: the resources of each rule, and its partition, account and qos.
+
+        Raises: WorkflowError.
+        """
+        places: dict[tuple[Any, ...], tuple[dict[str, Any], str]] = {}
+        jobs = {job.rule.name: job for job in self.dag.needrun_jobs() if not job.is_local}
+        for rule, job in sorted(jobs.items()):
+            try:
+                resources = job.resources
+            except Exception:  # noqa: S112  they may depend on files that are not there yet
+                continue
+            limits = self.workflow.global_resources
+            for name in not_understood(resources.keys(), [job.rule.shellcmd], list(limits)):
+                self.logger.warning(f"rule {rule}: resource {name} is passed on to nobody; give it to the rule's shell")
+            if self.settings.cluster == "slurm":
+                request = sbatch_request(resources, job.threads, self.settings)
+                place = tuple(request.get(name) for name in partitions.PLACE)
+                places.setdefault(place, (request, f"rule {rule}"))
+        for request, source in places.values():
+            partitions.check_place(request, source)
 
     def _is_forced(self, job: Any) -> bool:
         return any(bool(self.dag.reason(member).forced) for member in members(job))
@@ -194,7 +245,7 @@ def batches(jobs: Sequence[Prepared], array_size: int) -> Iterator[list[Prepared
     """The jobs to be submitted together: small ones of one rule that ask for the same, at most `array_size` of them."""
     groups: dict[str, list[Prepared]] = {}
     for index, job in enumerate(jobs):
-        wants = {name: value for name, value in job.parameters.items() if name != "comment"}
+        wants = {name: value for name, value in job.request.items() if name != "comment"}
         is_array = array_size > 1 and job.is_small
         groups.setdefault(record.digest([job.rule, wants] if is_array else index), []).append(job)
     size = max(1, min(array_size, LARGEST_ARRAY))

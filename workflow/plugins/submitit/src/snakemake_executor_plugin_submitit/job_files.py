@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,14 @@ class JobFiles:
         except BlockingIOError:
             return True
         return False
+
+    def last_change(self) -> float:
+        """When the job last printed something, began, ended or made progress; seconds since the epoch, 0 for never."""
+        times = [0.0]
+        for path in (self.output_log, self.attempts, self.status):
+            with suppress(OSError):
+                times.append(path.stat().st_mtime)
+        return max(times)
 
     def start_afresh(self) -> None:
         """Forget earlier attempts: what follows is another job, not the continuation of one."""

@@ -5,9 +5,30 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Use:
+    """`rss_mb`: memory that it holds, shared pages included; `cpu_s`: of itself, in all its time."""
+
+    pid: int
+    start_ticks: int
+    rss_mb: float
+    cpu_s: float
+
+
+def use_of(pid: int) -> Use | None:
+    """None: gone."""
+    fields = _stat_fields(pid)
+    if fields is None or fields[0] == "Z":
+        return None
+    rss_mb = int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return Use(pid, int(fields[19]), rss_mb, (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
 
 
 def all_pids() -> list[int]:
@@ -73,6 +94,15 @@ def kill(pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def is_manager(command: list[str]) -> bool:
+    """Whether this is a Snakemake, which only waits for its job, or an srun, whose tasks Slurm tells by itself."""
+    names = {os.path.basename(part) for part in command[:1]}
+    is_snakemake = command[1:3] == ["-m", "snakemake"] or any(
+        os.path.basename(part) == "snakemake" for part in command[:2]
+    )
+    return "srun" in names or is_snakemake
 
 
 def _stat_fields(pid: int) -> list[str] | None:

@@ -30,7 +30,8 @@ DEFAULT_FOLDER = Path(".snakemake/submitit")  # in the working directory of Snak
 class Record:
     """`key`: of the job's content; `name`: in Slurm, unique; `job_id`: of Slurm, or the pid of submitit's controller;
     `folder`: submitit's; `task`: the index within a job array; `started`: the controller's start, in ticks since boot;
-    `excluded`: nodes to stay away from; `memory`: factor; `retries`: by failure class.
+    `excluded`: nodes to stay away from; `memory`: factor; `retries`: by failure class; `rule` and what follows: of the
+    job, for those who look at it.
     """
 
     key: str
@@ -48,6 +49,10 @@ class Record:
     memory: float = 1.0
     retries: dict[str, int] = field(default_factory=dict)
     gpus: tuple[int, ...] = ()
+    rule: str = ""
+    wildcards: str = ""
+    requested: dict[str, Any] = field(default_factory=dict)
+    logs: tuple[str, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -68,9 +73,8 @@ def load(files: JobFiles) -> Record | None:
     known = {f.name for f in fields(Record)}
     if not values or not {"key", "name", "number", "cluster", "folder"} <= values.keys() <= known:
         return None
-    values["excluded"] = tuple(values.get("excluded", ()))
-    values["gpus"] = tuple(values.get("gpus", ()))
-    return Record(**values)
+    tuples = {name: tuple(values.get(name, ())) for name in ("excluded", "gpus", "logs")}
+    return Record(**{**values, **tuples})
 
 
 def job_files(folder: Path, rule: str, outputs: list[str]) -> JobFiles:
@@ -83,10 +87,10 @@ def content_key(rule: str, outputs: list[str], params: Any) -> str:
     return digest([rule, outputs, params])
 
 
-def slurm_name(rule: str, key: str, number: int) -> str:
+def slurm_name(prefix: str, rule: str, wildcards: str = "") -> str:
     """A name that no other submission has, of this or of another folder: by it a job is found again."""
-    nonce = os.urandom(4).hex()
-    return f"{_plain(rule)[:40]}-{key[:12]}-{number}-{nonce}"
+    words = [prefix, _plain(rule)[:40], _plain(wildcards)[:60], os.urandom(4).hex()]
+    return "-".join(filter(None, words))
 
 
 def digest(value: Any) -> str:
@@ -101,4 +105,4 @@ def _as_json(value: Any) -> Any:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.]", "_", text)
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", text)

@@ -3,13 +3,13 @@
 # No `from __future__ import annotations` here: Snakemake calls the annotations to parse the values.
 # ruff: noqa: UP045  (nor does it know `str | None`)
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Optional
 
 from snakemake_interface_executor_plugins.settings import ExecutorSettingsBase
 
 CLUSTERS = ("slurm", "local", "debug")
 ON_INTERRUPT = ("cancel", "detach")
+KEEP_LOGS = ("all", "failed")
 
 
 @dataclass
@@ -22,8 +22,8 @@ class ExecutorSettings(ExecutorSettingsBase):
             "choices": CLUSTERS,
         },
     )
-    folder: Path = field(
-        default=Path(".snakemake/submitit"),
+    folder: str = field(  # not a Path: Snakemake's catalog of plugins writes the defaults as JSON
+        default=".snakemake/submitit",
         metadata={
             "help": "Folder for the record of what was submitted and for the logs, on a file system that all nodes "
             "share; only its owner may write there"
@@ -32,10 +32,23 @@ class ExecutorSettings(ExecutorSettingsBase):
     partition: Optional[str] = field(
         default=None, metadata={"help": "Partition of jobs without the resource 'slurm_partition'"}
     )
+    partition_table: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "YAML file with the limits of the partitions among which one is chosen for jobs that name none; "
+            "without it all that Slurm reports"
+        },
+    )
     account: Optional[str] = field(
         default=None, metadata={"help": "Account of jobs without the resource 'slurm_account'"}
     )
     qos: Optional[str] = field(default=None, metadata={"help": "Quality of service of jobs without the resource 'qos'"})
+    reservation: Optional[str] = field(
+        default=None, metadata={"help": "Reservation of jobs without the resource 'reservation'"}
+    )
+    jobname_prefix: str = field(
+        default="", metadata={"help": "What the names of jobs in Slurm begin with, before the rule and its wildcards"}
+    )
     timeout_min: int = field(
         default=60, metadata={"help": "Time limit in minutes of jobs without the resource 'runtime'"}
     )
@@ -47,10 +60,14 @@ class ExecutorSettings(ExecutorSettingsBase):
         },
     )
     array_size: int = field(
-        default=0,
+        default=500,
         metadata={
-            "help": "Submit up to this many jobs of one rule, ready at the same time, as one job array; 0: no arrays"
+            "help": "Submit up to this many short jobs of one rule, ready at the same time, as one job array; "
+            "0: no arrays"
         },
+    )
+    array_runtime_min: int = field(
+        default=10, metadata={"help": "Jobs with a time limit of at most so many minutes are short"}
     )
     extra_mem_mb: int = field(
         default=0,
@@ -66,12 +83,19 @@ class ExecutorSettings(ExecutorSettingsBase):
             "a job that twice in a row made no progress up to its time limit is stopped"
         },
     )
+    no_requeue: bool = field(
+        default=False,
+        metadata={
+            "help": "Do not let Slurm requeue jobs: one that was preempted or met its time limit is submitted as a new "
+            "job, by the driver"
+        },
+    )
     signal_delay_s: int = field(
         default=120,
         metadata={"help": "How long before its time limit a job gets SIGUSR2, to write a checkpoint and stop; seconds"},
     )
     poll_interval_s: int = field(
-        default=10,
+        default=30,
         metadata={"help": "Seconds between two questions to Slurm; one question is about all jobs"},
     )
     lost_after_s: int = field(
@@ -85,4 +109,37 @@ class ExecutorSettings(ExecutorSettingsBase):
             "Snakemake takes them over",
             "choices": ON_INTERRUPT,
         },
+    )
+    notify_command: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "Shell command to call when the workflow has ended, failed or stalled, with SUBMITIT_EVENT (done, "
+            "failed, stalled) and SUBMITIT_TEXT in its environment, and all of it as JSON on its standard input"
+        },
+    )
+    notify_url: Optional[str] = field(
+        default=None,
+        metadata={"help": "Webhook that gets the same as a POST of JSON; its address does not appear in any log"},
+    )
+    stalled_after_min: int = field(
+        default=60,
+        metadata={
+            "help": "A workflow has stalled when no job began, ended, printed or made progress for so many minutes; "
+            "0: never"
+        },
+    )
+    efficiency_report: bool = field(
+        default=False,
+        metadata={"help": "Show what the jobs used of what they asked for when the workflow has ended"},
+    )
+    keep_logs: str = field(
+        default="all",
+        metadata={
+            "help": "Of which jobs to keep the logs: 'all', or 'failed', so that those of a job that ended well go "
+            "when the workflow has ended",
+            "choices": KEEP_LOGS,
+        },
+    )
+    keep_logs_days: int = field(
+        default=30, metadata={"help": "Delete what is older when the workflow has ended; 0: keep everything"}
     )

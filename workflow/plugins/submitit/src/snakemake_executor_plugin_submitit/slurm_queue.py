@@ -6,7 +6,7 @@ import logging
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 QUESTION_TIMEOUT_S = 60
@@ -91,43 +91,37 @@ class SlurmQueue:
         return found
 
     def _ask(self, ids: list[str]) -> dict[str, SlurmState]:
-        recorded = self._accounting(ids)
-        # The accounting lags behind, and between an end and a requeue it shows the end.
-        doubtful = [job_id for job_id in ids if job_id not in recorded or recorded[job_id].is_ended]
-        if not doubtful:
-            return recorded
+        """One squeue; sacct only for those that it has forgotten, minutes after their end."""
         try:
-            current = self._current(doubtful)
+            current = self._current(ids)
         except NoAnswer:
+            # between an end and a requeue the accounting shows the end, so only what still runs is believed
+            recorded = {job_id: state for job_id, state in self._accounting(ids).items() if not state.is_ended}
             if not recorded:
                 raise
-            return {job_id: state for job_id, state in recorded.items() if not state.is_ended}
-        for job_id, state in current.items():
-            if job_id not in recorded or not state.is_ended:
-                recorded[job_id] = state
-        return recorded
+            return recorded
+        missing = [job_id for job_id in ids if job_id not in current]
+        return current | (self._accounting(missing) if missing else {})
 
     def _accounting(self, ids: list[str]) -> dict[str, SlurmState]:
         if not self._has_accounting:
             return {}
         command = ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode,NodeList", "-j", ",".join(_main_ids(ids))]
         try:
-            answer = _run(command)
+            answer = ask_slurm(command)
         except NoAnswer as error:
             if "disabled" in str(error):
                 self._has_accounting = False
-                self.log.info(
-                    "this cluster has no accounting; squeue is asked instead, which forgets jobs after minutes"
-                )
+                self.log.info("this cluster has no accounting; squeue forgets jobs minutes after their end")
             else:
-                self.log.warning(f"{error}; squeue is asked instead")
+                self.log.warning(str(error))
             return {}
         return _select(ids, (line.split("|") for line in answer.splitlines()))
 
     def _current(self, ids: list[str]) -> dict[str, SlurmState]:
         command = ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T||%N|%r", "-j", ",".join(_main_ids(ids))]
         try:
-            answer = _run(command)
+            answer = ask_slurm(command)
         except NoAnswer as error:
             if "Invalid job id" in str(error):  # none of them: forgotten some minutes after their end
                 return {}
@@ -142,10 +136,10 @@ def find_by_name(name: str, since_unix_s: float, tries: int = 3, pause_s: float 
     """
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since_unix_s - 3600))
     for last in reversed(range(tries)):
-        answer = _run(["squeue", "-h", "-t", "all", "-o", "%F|%j", "--name", name])
+        answer = ask_slurm(["squeue", "-h", "-t", "all", "-o", "%F|%j", "--name", name])
         if not answer.strip():
             try:
-                answer = _run(["sacct", "-X", "-n", "-P", "-o", "JobID,JobName%200", "--name", name, "-S", start])
+                answer = ask_slurm(["sacct", "-X", "-n", "-P", "-o", "JobID,JobName%200", "--name", name, "-S", start])
             except NoAnswer:
                 answer = ""
         for line in answer.splitlines():
@@ -161,10 +155,11 @@ def cancel(job_ids: Iterable[str]) -> None:
     """Cancel the jobs, pending or running. Raises: NoAnswer."""
     ids = sorted(set(job_ids))
     if ids:
-        _run(["scancel", *ids])
+        ask_slurm(["scancel", *ids])
 
 
-def _run(command: list[str]) -> str:
+def ask_slurm(command: Sequence[str]) -> str:
+    """What one of Slurm's commands prints. Raises: NoAnswer."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=QUESTION_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

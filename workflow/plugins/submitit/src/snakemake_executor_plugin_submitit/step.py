@@ -7,14 +7,17 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snakemake_executor_plugin_submitit import attempts, failure, kept_logs, memory, processes
+from snakemake_executor_plugin_submitit import attempts, failure, kept_logs, processes, usage
 from snakemake_executor_plugin_submitit.job_files import STATUS_VARIABLE, JobFiles, read_json, write_json
 from snakemake_executor_plugin_submitit.stop_signals import Relay, Sentinel, StopSignals
+from snakemake_executor_plugin_submitit.usage import Usage
 
 if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission
@@ -29,7 +32,7 @@ class JobStep:
     """One submission of a job; submitit pickles it and calls it on the node, again after a requeue.
 
     `command` is a line of shell; `logs`: of the rule, relative to `workdir`; `setup`: lines of shell before it;
-    `venv`: a virtual environment, "" for none.
+    `venv`: a virtual environment, `container`: an Apptainer image, "" for none; `gpus`: of this node.
     """
 
     files: JobFiles
@@ -42,6 +45,8 @@ class JobStep:
     requeue_limit: int
     setup: str = ""
     venv: str = ""
+    container: str = ""
+    gpus: int = 0
 
     def __call__(self) -> None:
         """Run the job once. Does not return when it is to be started again (submitit ends the process)."""
@@ -90,7 +95,7 @@ def run_attempt(step: JobStep) -> attempts.End | None:
     logs = [os.path.join(step.workdir, log) for log in step.logs]
     if attempt > 1:
         kept_logs.put_aside(logs, files.kept_logs)
-    begin, kills = time.monotonic(), memory.oom_kills()
+    begin, kills = time.monotonic(), usage.oom_kills()
     with StopSignals() as signals, Sentinel() as sentinel, open(files.output_log, "ab") as output:
         offset = output.tell()
         process = subprocess.Popen(
@@ -103,21 +108,31 @@ def run_attempt(step: JobStep) -> attempts.End | None:
             start_new_session=True,
         )
         attempts.add(files.attempts, _start(step, attempt, process.pid, before))
-        code = wait(process, signals, Relay(process.pid, str(files.status), sentinel), step.signal_delay_s)
+        with Usage(process.pid, str(files.status), step.gpus) as used:
+            relay = Relay(process.pid, str(files.status), sentinel)
+            code = wait(process, signals, relay, step.signal_delay_s, used.sample)
+            figures = used.figures()
         kept_logs.put_back(logs, files.kept_logs)
         seconds = time.monotonic() - begin
         if code != 0:
             code = failure.exit_code_of_command(_output_since(step, offset)) or (code if code > 0 else 128 - code)
-        if memory.oom_kills() > kills and code == 137:
+        if usage.oom_kills() > kills and code == 137:
             _say(step, "oom", "killed by the kernel for want of memory")
         asked = signal.SIGINT if signals.is_ended else signals.asked
         is_limit = asked is not None and attempts.is_time_limit(seconds, step.limit_s, step.signal_delay_s)
-        end = attempts.End(attempt, code, asked.name if asked else None, round(seconds, 1), is_limit, _progress(step))
+        name, now = asked.name if asked else None, round(time.time(), 1)
+        end = attempts.End(attempt, code, name, round(seconds, 1), is_limit, _progress(step), now, figures)
         attempts.add(files.attempts, end)
     return None if signals.is_ended else end
 
 
-def wait(process: subprocess.Popen[bytes], signals: StopSignals, relay: Relay, patience_s: float) -> int:
+def wait(
+    process: subprocess.Popen[bytes],
+    signals: StopSignals,
+    relay: Relay,
+    patience_s: float,
+    look: Callable[[], None] = lambda: None,
+) -> int:
     """Wait for the end of the job, telling its processes of a signal, and then for those that were told.
 
     A shell may die of a signal before the training below it has written its checkpoint, hence the patience with it.
@@ -134,6 +149,7 @@ def wait(process: subprocess.Popen[bytes], signals: StopSignals, relay: Relay, p
             return process.wait()
         if signals.asked is not None:
             relay.tell(signals.asked)
+        look()
         time.sleep(LOOK_EVERY_S)
     return process.returncode
 
@@ -173,17 +189,29 @@ def decide(step: JobStep, end: attempts.End) -> dict[str, Any] | None:
 def script(step: JobStep) -> str:
     """The job's shell script: a set-up that fails is told from a job that fails by its exit code."""
     lines = []
-    if step.setup or step.venv:
+    if step.setup or step.venv or step.container:
         lines.append(f"trap 'exit {failure.ENV_EXIT}' ERR")
         lines.extend(step.setup.splitlines())
     if step.venv:
         path = shlex.quote(os.path.join(step.workdir, os.path.expanduser(step.venv)))
         lines.append(f"[ -x {path}/bin/python ] || {{ echo {path}: no virtual environment here >&2; false; }}")
         lines.append(f'export VIRTUAL_ENV={path} PATH={path}/bin:"$PATH"')
+    if step.container:
+        lines.append("command -v apptainer > /dev/null || { echo apptainer: not on PATH of this node >&2; false; }")
     if lines:
         lines.append("trap - ERR")
     # Snakemake and its shell would die of the signal; ignored, it is so for what they start, until that has a handler
-    return "\n".join(["trap '' USR2", *lines, step.command])
+    return "\n".join(["trap '' USR2", *lines, in_container(step) if step.container else step.command])
+
+
+def in_container(step: JobStep) -> str:
+    """The command, run in the image by the `python` there; the working directory and the job's files are visible."""
+    command = step.command.replace(sys.executable, "python")
+    image = step.container if "://" in step.container else os.path.join(step.workdir, step.container)
+    binds = dict.fromkeys([step.workdir, str(step.files.path.parent.parent)])
+    gpu_options = ["--nv", "--rocm"] if step.gpus else []  # each does nothing but warn where its driver is not there
+    options = [*gpu_options, *(f"--bind={path}" for path in binds), f"--pwd={step.workdir}"]
+    return shlex.join(["apptainer", "exec", *options, image, "bash", "-c", command])
 
 
 def environment(step: JobStep) -> dict[str, str]:
@@ -201,8 +229,20 @@ def job_id() -> str:
 
 
 def _start(step: JobStep, attempt: int, pid: int, progress: Any) -> attempts.Start:
-    nodes = os.environ.get("SLURM_JOB_NODELIST", "")
-    return attempts.Start(attempt, step.number, job_id(), socket.gethostname(), nodes, pid, progress)
+    nodes, now = os.environ.get("SLURM_JOB_NODELIST", ""), time.time()
+    since = [float(read_json(step.files.record).get("submitted_unix_s") or now)]
+    since += [float(end["unix_s"]) for end in attempts.ends(step.files.attempts)[-1:]]
+    return attempts.Start(
+        attempt,
+        step.number,
+        job_id(),
+        socket.gethostname(),
+        nodes,
+        pid,
+        progress,
+        round(now, 1),
+        round(max(0.0, now - max(since)), 1),
+    )
 
 
 def _outcome(end: attempts.End, kind: str | None, message: str) -> dict[str, Any]:

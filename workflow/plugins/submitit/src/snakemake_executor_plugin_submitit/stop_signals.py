@@ -91,7 +91,7 @@ class Relay:
         for pid in self.members():
             started = processes.start_ticks(pid)
             is_told = pid in self._told and self._told[pid] == started
-            if is_told or not processes.catches(pid, number) or is_manager(processes.command_of(pid)):
+            if is_told or not processes.catches(pid, number) or processes.is_manager(processes.command_of(pid)):
                 continue
             self._told[pid] = started
             if not is_known:
@@ -102,12 +102,3 @@ class Relay:
     def is_awaited(self) -> bool:
         """Whether a process that was told is still at work."""
         return any(processes.is_alive(pid, started) for pid, started in self._told.items())
-
-
-def is_manager(command: list[str]) -> bool:
-    """Whether this is a Snakemake, which only waits for its job, or an srun, whose tasks Slurm tells by itself."""
-    names = {os.path.basename(part) for part in command[:1]}
-    is_snakemake = command[1:3] == ["-m", "snakemake"] or any(
-        os.path.basename(part) == "snakemake" for part in command[:2]
-    )
-    return "srun" in names or is_snakemake

@@ -6,18 +6,18 @@ The pickles are written and read by this plugin only, in a folder that nobody el
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission, JobPaths
-from submitit.local.local import LocalExecutor
-from submitit.slurm.slurm import SlurmExecutor
+from submitit.local.local import start_controller
 
 from snakemake_executor_plugin_submitit.processes import start_ticks
 from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer
@@ -69,31 +69,32 @@ def write_steps(folder: Path, steps: Sequence[JobStep], limit_min: float) -> Non
         delayed.dump(pickle_path(folder, task))
 
 
-class _SlurmExecutor(SlurmExecutor):
-    @property
-    def _submitit_command_str(self) -> str:
-        return super()._submitit_command_str.replace("submitit.core._submit", ENTRY)
+def write_script(folder: Path, request: Mapping[str, Any], count: int) -> None:
+    """Write what sbatch gets: for `count` steps, an array if more than one.
 
-    def script(self) -> str:
-        return self._make_submission_file_text(self._submitit_command_str, "")
-
-
-class _LocalExecutor(LocalExecutor):
-    @property
-    def _submitit_command_str(self) -> str:
-        return super()._submitit_command_str.replace("submitit.core._submit", ENTRY)
-
-    def start(self) -> Job[Any]:
-        return self._submit_command(self._submitit_command_str)
-
-
-def write_script(folder: Path, name: str, parameters: dict[str, Any], count: int) -> None:
-    """Write what sbatch gets: for `count` steps, an array if more than one."""
-    executor = _SlurmExecutor(folder, max_num_timeout=UNLIMITED)
-    executor.update_parameters(job_name=name, **parameters)
+    The job is the batch script itself: so it gets the signals, and Slurm's controller is not asked for a step. Only
+    where the signal is not for the batch script does srun start it.
+    """
+    paths = task_paths(folder, "%A_%a" if count > 1 else "%j")
+    options = {**request, "output": paths.stdout, "error": paths.stderr, "open-mode": "append"}
     if count > 1:
-        executor.parameters["map_count"] = count
-    (folder / SCRIPT).write_text(executor.script(), encoding="utf-8")
+        options["array"] = f"0-{count - 1}"
+    lines = [
+        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(value))}"
+        for name, value in sorted(options.items())
+    ]
+    srun = [
+        "srun",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={request['cpus-per-task']}",
+        "--overlap",
+        "--unbuffered",
+    ]
+    is_batch = str(request["signal"]).startswith("B:")
+    command = ["exec", *([] if is_batch else srun), sys.executable, "-u", "-m", ENTRY, str(folder)]
+    lines = ["#!/bin/bash", *lines, "trap '' USR2", "export SUBMITIT_EXECUTOR=slurm", shlex.join(command), ""]
+    (folder / SCRIPT).write_text("\n".join(lines), encoding="utf-8")
 
 
 def submit_to_slurm(
@@ -147,11 +148,15 @@ def _sbatch(path: Path) -> str:
     raise SubmissionError(f"sbatch failed with exit code {done.returncode}: {said}", is_transient)
 
 
-def submit_locally(folder: Path, parameters: dict[str, Any]) -> Submitted:
+def submit_locally(folder: Path, limit_min: int, delay_s: int, gpus: Sequence[int]) -> Submitted:
     """Start submitit's controller of one step, written to `folder` before."""
-    executor = _LocalExecutor(folder, max_num_timeout=UNLIMITED)
-    executor.update_parameters(**parameters)
-    process: subprocess.Popen[bytes] = executor.start()._process  # type: ignore[attr-defined]
+    process = start_controller(
+        folder,
+        shlex.join([sys.executable, "-u", "-m", ENTRY, str(folder)]),
+        cuda_devices=",".join(map(str, gpus)),
+        timeout_min=limit_min,
+        signal_delay_s=delay_s,
+    )
     return Submitted(str(process.pid), start_ticks(process.pid), process)
 
 

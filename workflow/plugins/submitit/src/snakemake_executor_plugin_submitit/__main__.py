@@ -1,0 +1,87 @@
+"""`snakemake-submitit`: look at the jobs of a workflow, and tidy up after them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from snakemake_executor_plugin_submitit import cleanup, efficiency, record
+from snakemake_executor_plugin_submitit.job_files import JobFiles
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Returns: the exit code."""
+    parser = argparse.ArgumentParser(prog="snakemake-submitit", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    logs = commands.add_parser("logs", help="show what a job, or all jobs of a rule, print")
+    logs.add_argument(
+        "job", metavar="RULE|JOB", help="a rule, a job's id in Slurm, or part of its wildcards or outputs"
+    )
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with what they print from now on")
+    use = commands.add_parser("efficiency", help="show by rule what jobs used of what they asked for")
+    use.add_argument("--json", action="store_true", help="all figures, for programs")
+    clean = commands.add_parser("clean", help="delete logs that nobody needs any more")
+    clean.add_argument("--successful", action="store_true", help="of jobs that ended well")
+    clean.add_argument("--older-than", type=int, default=0, metavar="DAYS", help="everything of jobs that are as old")
+    clean.add_argument("-n", "--dry-run", action="store_true", help="only say what would be deleted")
+    for command in (logs, use, clean):
+        command.add_argument("--folder", type=Path, default=record.DEFAULT_FOLDER, help="as --submitit-folder")
+    given = parser.parse_args(words)
+    if not (given.folder / "jobs").is_dir():
+        parser.error(
+            f"{given.folder}: no jobs were submitted from here; change to Snakemake's folder, or give --folder"
+        )
+    if given.command == "logs":
+        return show_logs(given.folder, given.job, given.follow)
+    if given.command == "efficiency":
+        rules = efficiency.measure(given.folder)
+        text = json.dumps([rule.as_json() for rule in rules], indent=1) if given.json else efficiency.table(rules)
+        sys.stdout.write(f"{text}\n")
+        return 0
+    if not given.successful and not given.older_than:
+        clean.error("say what to delete: --successful, --older-than DAYS, or both")
+    deleted = cleanup.clean(given.folder, given.successful, given.older_than, given.dry_run)
+    sys.stdout.writelines(f"{path}\n" for path in deleted)
+    return 0
+
+
+def logs_of(folder: Path, job: str) -> list[str]:
+    """The log files of the job with that id, else of the rule's jobs, else of those whose names contain the words; by
+    time of submission."""
+    known = []
+    for path in (folder / "jobs").glob("*/record.json"):
+        files = JobFiles(path.parent)
+        found = record.load(files)
+        if found is not None:
+            known.append((found, files))
+    known.sort(key=lambda pair: pair[0].submitted_unix_s)
+    tests = (
+        lambda found: job in (found.job_id, found.job_id.partition("_")[0]),
+        lambda found: job == found.rule,
+        lambda found: job in f"{found.rule}-{found.wildcards} {found.name}",
+    )
+    for is_wanted in tests:
+        chosen = [(found, files) for found, files in known if is_wanted(found)]
+        if chosen:
+            return [str(path) for found, files in chosen for path in (files.output_log, *found.logs)]
+    return []
+
+
+def show_logs(folder: Path, job: str, is_followed: bool) -> int:
+    """Become a `tail` of the logs; it names each file where there are several."""
+    logs = logs_of(folder, job)
+    there = logs if is_followed else [log for log in logs if os.path.exists(log)]
+    if not there:
+        sys.stderr.write(f"error: no logs of {job} in {folder}; type `ls {folder}/jobs` for all jobs\n")
+        return 2
+    sys.stdout.flush()
+    follow = ["--follow=name", "--retry"] if is_followed else []
+    os.execvp("tail", ["tail", "--lines=+1", *follow, "--", *there])  # noqa: S606  the file names need no shell
+
+
+if __name__ == "__main__":
+    sys.exit(main())

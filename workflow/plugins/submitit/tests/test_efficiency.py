@@ -1,0 +1,108 @@
+"""What jobs used of what they asked for: sampled within the job, added up by rule."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_submitit import attempts, efficiency, record
+from snakemake_executor_plugin_submitit.__main__ import main
+from snakemake_executor_plugin_submitit.job_files import JobFiles
+from snakemake_executor_plugin_submitit.step import JobStep
+from snakemake_executor_plugin_submitit.usage import amd_gpus, oom_kills
+
+HUNGRY = "held = bytearray(80_000_000); import time\nwhile time.process_time() < 1: pass"
+
+
+def make_job(folder: Path, name: str, **requested: object) -> JobFiles:
+    files = record.job_files(folder, "train", [name])
+    made = record.Record("k", "n", 1, "slurm", str(files.submission(1)), rule="train", requested=requested)
+    record.save(files, made.changed(state=record.REPORTED, job_id="7", submitted_unix_s=1000.0))
+    return files
+
+
+def add_attempt(files: JobFiles, number: int, seconds: float, exit_code: int = 0, **used: float) -> None:
+    start = attempts.Start(number, 1, "7", "host", "n1", 1, unix_s=2000.0 * number, waited_s=360.0)
+    attempts.add(files.attempts, start)
+    attempts.add(files.attempts, attempts.End(number, exit_code, None, seconds, False, used=used))
+
+
+def test_a_job_measures_its_memory_its_processor_time_and_the_start_of_its_rule(tmp_path: Path) -> None:
+    files = JobFiles(tmp_path / "job")
+    files.path.mkdir()
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    # a Snakemake, as far as its command line tells, with a rule that starts after half a second
+    (tmp_path / "snakemake").write_text(f"#!/bin/bash\nsleep 0.5\n{sys.executable} {tmp_path}/hungry.py\nexit 0\n")
+    (tmp_path / "snakemake").chmod(0o755)
+    JobStep(files, 1, f"bash {tmp_path}/snakemake; true", str(tmp_path), (), 3600.0, 60.0, 5)()
+    (end,) = attempts.ends(files.attempts)
+    assert end["used"]["mem_mb"] >= 80
+    assert 1 <= end["used"]["cpu_s"] < 3
+    assert end["used"]["start_s"] is not None
+    assert "gpu_percent" not in end["used"]
+
+
+def test_gpus_are_measured_by_the_tool_of_their_maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-smi").write_text(
+        '#!/bin/bash\necho "$@" > asked\nprintf "80, 1000\\n60, 3000\\n"; exec sleep 9\n'
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.chdir(tmp_path)
+    files = JobFiles(tmp_path / "job")
+    files.path.mkdir()
+    JobStep(files, 1, "sleep 1", str(tmp_path), (), 3600.0, 60.0, 5, gpus=2)()
+    (end,) = attempts.ends(files.attempts)
+    assert (end["used"]["gpu_percent"], end["used"]["gpu_mem_mb"]) == (70.0, 3000)
+    assert "--id=2,3" in (tmp_path / "asked").read_text()
+
+
+def test_gpus_of_amd_are_read_from_the_kernel(tmp_path: Path) -> None:
+    device = tmp_path / "card0" / "device"
+    device.mkdir(parents=True)
+    (device / "gpu_busy_percent").write_text("90\n")
+    (device / "mem_info_vram_used").write_text(f"{2**30}\n")
+    assert amd_gpus(tmp_path) == [(90.0, 1024.0)]
+
+
+def test_kills_for_want_of_memory_are_those_of_the_jobs_control_group(tmp_path: Path) -> None:
+    (tmp_path / "cgroup").write_text("0::/job_7\n")
+    (tmp_path / "job_7").mkdir()
+    (tmp_path / "job_7" / "memory.events").write_text("max 3\noom_kill 2\n")
+    assert oom_kills(tmp_path / "cgroup", tmp_path) == 2
+    assert oom_kills(tmp_path / "nowhere", tmp_path) == 0
+
+
+def test_hours_are_lost_to_waiting_to_the_start_and_to_failures(tmp_path: Path) -> None:
+    files = make_job(tmp_path, "a", mem_mb=4000, extra_mem_mb=500, threads=8, gpu=1)
+    add_attempt(files, 1, 1800, exit_code=1, start_s=36.0)
+    used = {"start_s": 36.0, "mem_mb": 1900, "cpu_s": 7200.0, "gpu_percent": 40.0, "gpu_mem_mb": 9000}
+    add_attempt(files, 2, 3600, exit_code=75, **used)
+    (use,) = efficiency.measure(tmp_path)
+    assert (use.jobs, use.hours, use.waiting_hours, use.start_hours, use.failure_hours) == (1, 1.5, 0.2, 0.02, 0.5)
+    assert use.proposed == {"runtime": 72, "mem_mb": 1800, "threads": 2}
+    shown = efficiency.table([use])
+    assert "1900 / 4500" in shown
+    assert "2.0 / 8" in shown
+    assert "40 % of 1, 9000 MB" in shown
+    assert efficiency.measure(tmp_path, since_unix_s=5000.0) == []
+
+
+def test_a_request_is_proposed_from_nearly_the_largest_use(tmp_path: Path) -> None:
+    for index in range(20):
+        add_attempt(make_job(tmp_path, str(index), mem_mb=9000), 1, 600, mem_mb=1000 + index, cpu_s=1.0)
+    (use,) = efficiency.measure(tmp_path)
+    assert use.jobs == 20
+    assert use.proposed == {"runtime": 12, "mem_mb": 1300}
+
+
+def test_the_command_shows_the_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_attempt(make_job(tmp_path, "a", mem_mb=1000), 1, 60, mem_mb=100)
+    assert main(["efficiency", "--folder", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["train", "1"]
+    main(["efficiency", "--json", "--folder", str(tmp_path)])
+    assert json.loads(capsys.readouterr().out)[0]["proposed"]["runtime"] == 2
