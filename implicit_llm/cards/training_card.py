@@ -11,17 +11,12 @@ from huggingface_hub import ModelCardData
 from implicit_llm.cards.model_card import render_card
 from implicit_llm.cards.model_facts import ModelFacts, solver_words
 from implicit_llm_contracts.config.solver import SolverConfig
+from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext
 
 TEMPLATE = "training.md.j2"
 DATA, START = "data", "start"
-TASKS = {
-    "word_problem": "a word problem: each token is an element of {group}, and the answer at each position is the "
-    "product of all elements so far",
-    "catbabi": "CatbAbI, bAbI stories one after another, with questions",
-    "language_model": "text, to predict the next token",
-}
 
 
 def training_card(context: StageContext, model: Any, summary: Mapping[str, Any]) -> str:
@@ -34,7 +29,8 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         "model": facts,
         "solver": {key: value for key, value in (facts.solver or {}).items() if value is not None},
         "config": config,
-        "task": TASKS[config["task"]].format(group=_group(data.identity["config"])),
+        "task": TASKS[config["task"]].learns.format(group=_group(data.identity["config"])),
+        "limits": TASKS[config["task"]].limits,
         "pretrained": pretrained,
         "revision": revision,
         "phases": _phases(context),

@@ -16,6 +16,7 @@ from implicit_llm.device import choose_device
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm.models.foreign import import_package_of
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.identity import run_and_phase
 from implicit_llm_contracts.runs.stage_context import Input, StageContext
 
 MODEL_ROLE = "model"
@@ -95,14 +96,14 @@ def about_model(model: Any, trained: Input) -> dict[str, Any]:
     A model that was trained elsewhere has no seed and the phase "checkpoint"; `source` says where it comes from.
     """
     summary = trained.manifest.summary
-    run_name, _, phase = trained.manifest.name.partition("/")
+    run, phase = run_and_phase(trained.manifest.name, trained.manifest.config)
     is_peer = trained.manifest.stage == CHECKPOINT
     learned_from = summary.get("data") or {}
     return {
-        "run": run_name if is_peer else re.sub(r"-s\d+$", "", run_name),
-        "phase": CHECKPOINT if is_peer else phase or None,
+        "run": run,
+        "phase": CHECKPOINT if is_peer else phase,
         "source": summary.get("source") if is_peer else None,
-        "seed": trained.manifest.identity["config"].get("seed"),
+        "seed": trained.manifest.config.get("seed"),
         "is_implicit": getattr(model, "solver", None) is not None,
         "model_type": getattr(model.config, "model_type", None),
         "num_layers": getattr(model.config, "num_hidden_layers", None),

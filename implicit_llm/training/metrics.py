@@ -16,16 +16,10 @@ from torch import Tensor
 
 from implicit_llm.training.distributed import max_tensor_over_ranks, mean_over_ranks
 from implicit_llm.training.totals import StepCost, Totals
-from implicit_llm_contracts.config.training import LAST_TOKENS
+from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_data.shard_format import IGNORED_LABEL
 
 RECENT_STEPS = 50
-# What accuracy means in a task: its name, and how many positions at the end of a sequence count (None: all).
-ACCURACY: dict[str, tuple[str, int | None] | None] = {
-    "word_problem": ("accuracy_last10", LAST_TOKENS),
-    "catbabi": ("accuracy", None),
-    "language_model": None,
-}
 _SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
 # Measured about ten times in a curriculum: mode_gap.py and spectral_radius.py.
 OCCASIONAL = ("mode_gap", "spectral_radius")
@@ -40,7 +34,7 @@ _RIGHT, _SCORED, _RESIDUAL = 2, 3, 4 + _SOLVER.index("residual")
 class StepMetrics:
     """One row of `columns` a step; NaN where a model has no such number.
 
-    loss: over the labels of the global batch. accuracy: see ACCURACY, on the training batch. num_iter: solver
+    loss: over the labels of the global batch. accuracy: that of the task, on the training batch. num_iter: solver
     iterations a token, f_evaluations: with phantom and unrolled steps; both are means over sequences. residual: the
     largest of the batch. unconverged_share: of the tokens. mode_gap, spectral_radius: see OCCASIONAL.
     totals: up to the last row that was pulled.
@@ -48,7 +42,7 @@ class StepMetrics:
 
     def __init__(self, task: str, cost: StepCost | None = None) -> None:
         self.totals = Totals()
-        name, self._last_tokens = ACCURACY[task] or ("accuracy", 0)
+        name, self._last_tokens = TASKS[task].accuracy or ("accuracy", 0)
         self.columns = tuple(name if column == "accuracy" else column for column in _COLUMNS)
         self._cost = cost
         self._micro: list[Tensor] = []

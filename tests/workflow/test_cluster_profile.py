@@ -67,7 +67,7 @@ def test_a_site_gives_each_rule_its_class_in_one_block(tmp_path: Path) -> None:
     assert "gpus=" not in evaluation
     checks = resources_of(output, "preflight")
     assert {re.search(r"slurm_partition=(\w+)", line)[1] for line in checks} == {"gpu", "old"}  # type: ignore[index]
-    assert all("slurm_partition" not in line for line in resources_of(output, "word_problem_data"))
+    assert all("slurm_partition" not in line for line in resources_of(output, "data_set"))
 
 
 @pytest.mark.parametrize("config", ["demo", pytest.param("paper", marks=pytest.mark.slow)])

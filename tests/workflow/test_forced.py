@@ -19,7 +19,7 @@ EVERYTHING = {
     [
         (["-R", "results/tiny/train/explicit-s0/explicit/manifest.json"], TRAINED),
         (["-R", "evaluate_word_problem"], {job for job in EVERYTHING if job.startswith(("evaluate", "report"))}),
-        (["-R", "word_problem_data"], EVERYTHING),
+        (["-R", "data_set"], EVERYTHING),
     ],
 )
 def test_what_the_user_forces_is_computed_again_and_its_log_keeps_both(

@@ -1,4 +1,5 @@
-rule word_problem_data:
+# Every kind of data but those below: one thread and little memory are enough.
+rule data_set:
     input:
         upstream=job.upstream("data"),
     output:
@@ -8,7 +9,7 @@ rule word_problem_data:
     benchmark:
         "results/{config}/data/{data}/benchmark.tsv"
     wildcard_constraints:
-        data=job.names("data", "word_problem"),
+        data=job.names_but("data", "tokenizer", "token_shard", "token_stream"),
     threads: 1
     resources:
         mem_mb=2000,
@@ -21,18 +22,8 @@ rule word_problem_data:
         " --identity {params.identity:q} {params.inputs:q} --log {log:q} --threads {threads}"
 
 
-use rule word_problem_data as babi_text with:
-    wildcard_constraints:
-        data=job.names("data", "babi_text"),
-
-
-use rule word_problem_data as catbabi_data with:
-    wildcard_constraints:
-        data=job.names("data", "catbabi"),
-
-
 # Training one counts pairs of tokens over the corpus, on all cores.
-use rule word_problem_data as tokenizer with:
+use rule data_set as tokenizer with:
     wildcard_constraints:
         data=job.names("data", "tokenizer"),
     threads: 8
@@ -42,7 +33,7 @@ use rule word_problem_data as tokenizer with:
 
 
 # Remembered pieces of text leave little to encode: several shards at once use a machine better than one on all cores.
-use rule word_problem_data as token_shard with:
+use rule data_set as token_shard with:
     wildcard_constraints:
         data=job.names("data", "token_shard"),
     threads: 2
@@ -52,7 +43,7 @@ use rule word_problem_data as token_shard with:
 
 
 # An index of the shards' files, or a copy of the small test split.
-use rule word_problem_data as token_stream with:
+use rule data_set as token_stream with:
     wildcard_constraints:
         data=job.names("data", "token_stream"),
     resources:

@@ -1,51 +1,47 @@
-rule train_word_problem:
-    input:
-        data=job.upstream("train", "data"),
-        start=job.upstream("train", "start"),
-        preflight=job.preflight("train", workflow),
-    output:
-        manifest="results/{config}/train/{run}/{phase}/manifest.json",
-    log:
-        "results/{config}/train/{run}/{phase}/job.log",
-    benchmark:
-        "results/{config}/train/{run}/{phase}/benchmark.tsv"
-    wildcard_constraints:
-        run=job.names("train", "word_problem"),
-    priority: 1  # the longest chain of jobs starts before the test sets are made
-    conda:
-        job.conda_env("train", workflow)
-    threads: 4  # of a node, for all its processes
-    resources:
-        mem_mb=16000,
-        runtime=1440,
-        device="auto",
-        kernels="auto",
-        nodes=1,
-        processes_per_node=1,
-        micro_batch_size=0,
-        gradient_checkpointing="off",
-        cuda_graphs="on",
-        save_every_s=60,
-        grace_s=120,
-        hang_s=1800,
-    params:
-        identity=job.identity("train"),
-        inputs=job.inputs("train"),
-    shell:
-        "implicit-llm train --run-dir results/{wildcards.config:q}/train/{wildcards.run:q}/{wildcards.phase:q}"
-        " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
-        " --nodes {resources.nodes:q} --processes-per-node {resources.processes_per_node:q} --threads {threads}"
-        " --device {resources.device:q} --kernels {resources.kernels:q} --micro-batch-size {resources.micro_batch_size:q}"
-        " --gradient-checkpointing {resources.gradient_checkpointing:q} --cuda-graphs {resources.cuda_graphs:q}"
-        " --save-every-s {resources.save_every_s:q} --grace-s {resources.grace_s:q} --hang-s {resources.hang_s:q}"
+from implicit_llm_contracts.config.tasks import TASKS
 
+# A rule for each task, train_word_problem and so on, so that a profile can give each its own machines.
+for task in TASKS:
 
-use rule train_word_problem as train_catbabi with:
-    wildcard_constraints:
-        run=job.names("train", "catbabi"),
-
-
-# Where pretraining runs, its batch is divided among GPUs and nodes.
-use rule train_word_problem as train_language_model with:
-    wildcard_constraints:
-        run=job.names("train", "language_model"),
+    rule:
+        name:
+            f"train_{task}"
+        input:
+            data=job.upstream("train", "data"),
+            start=job.upstream("train", "start"),
+            preflight=job.preflight("train", workflow),
+        output:
+            manifest="results/{config}/train/{run}/{phase}/manifest.json",
+        log:
+            "results/{config}/train/{run}/{phase}/job.log",
+        benchmark:
+            "results/{config}/train/{run}/{phase}/benchmark.tsv"
+        wildcard_constraints:
+            run=job.names("train", task),
+        priority: 1  # the longest chain of jobs starts before the test sets are made
+        conda:
+            job.conda_env("train", workflow)
+        threads: 4  # of a node, for all its processes
+        resources:
+            mem_mb=16000,
+            runtime=1440,
+            device="auto",
+            kernels="auto",
+            nodes=1,
+            processes_per_node=1,
+            micro_batch_size=0,
+            gradient_checkpointing="off",
+            cuda_graphs="on",
+            save_every_s=60,
+            grace_s=120,
+            hang_s=1800,
+        params:
+            identity=job.identity("train"),
+            inputs=job.inputs("train"),
+        shell:
+            "implicit-llm train --run-dir results/{wildcards.config:q}/train/{wildcards.run:q}/{wildcards.phase:q}"
+            " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
+            " --nodes {resources.nodes:q} --processes-per-node {resources.processes_per_node:q} --threads {threads}"
+            " --device {resources.device:q} --kernels {resources.kernels:q} --micro-batch-size {resources.micro_batch_size:q}"
+            " --gradient-checkpointing {resources.gradient_checkpointing:q} --cuda-graphs {resources.cuda_graphs:q}"
+            " --save-every-s {resources.save_every_s:q} --grace-s {resources.grace_s:q} --hang-s {resources.hang_s:q}"

@@ -29,7 +29,7 @@ from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mo
 from implicit_llm.evaluation.modes import ModeRunner, PartialResults
 from implicit_llm.evaluation.tallies import SolverTally
 from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig, ModeConfig, modes_of
-from implicit_llm_contracts.config.training import LAST_TOKENS
+from implicit_llm_contracts.config.tasks import LAST_TOKENS
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.manifest import Manifest

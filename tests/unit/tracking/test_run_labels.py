@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.training.metrics import ACCURACY, StepMetrics
+from implicit_llm.training.metrics import StepMetrics
+from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_jobs.tracking.metric_keys import SECTIONS, TRAINING, mlflow_key
 from implicit_llm_jobs.tracking.run_labels import labels, model_labels
 
@@ -61,7 +62,7 @@ def test_an_evaluation_has_the_labels_of_its_model_and_its_own_kind() -> None:
     assert labels("report", {}, {}) == {}
 
 
-@pytest.mark.parametrize("task", list(ACCURACY))
+@pytest.mark.parametrize("task", list(TASKS))
 def test_every_metric_of_training_is_in_the_list(task: str) -> None:
     listed = {key for section in TRAINING.values() for key in section}
     assert set(StepMetrics(task).columns) <= listed

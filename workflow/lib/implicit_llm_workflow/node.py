@@ -9,14 +9,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Node:
-    """One job. `upstream` maps the role an input has for this job to the key of the node it comes from."""
+    """One job. `upstream` maps the role an input has for this job to the key of the node it comes from.
+
+    `run` and `seed`: of the training that the job is or evaluates, None for other jobs.
+    """
 
     stage: str
     name: str
     config: Mapping[str, Any]
     upstream: Mapping[str, str] = field(default_factory=dict)
+    run: str | None = None
+    seed: int | None = None
 
     @property
     def key(self) -> str:
         """Path of its run directory below results/<config>: "train/a5-implicit-s1/free"; the one report is "report"."""
         return self.stage if self.stage == self.name else f"{self.stage}/{self.name}"
+
+    @property
+    def seedless_key(self) -> str:
+        """The key without the seed, the same for all seeds of a run: "train/a5-implicit/free"."""
+        return self.key if self.seed is None else f"{self.stage}/{self.run}/{self.name.partition('/')[2]}"

@@ -54,7 +54,7 @@ CASES = [
     (
         "batch_size: 8",
         "schedule: {decay_fraction: 0.1}",
-        "schedule.decay_fraction: goes with kind warmup_stable_decay only",
+        "schedule: decay_fraction: belongs to kind warmup_stable_decay and only to it",
     ),
     ("batch_size: 8", "schedule: {kind: cosine}", "override.task.schedule.kind: 'cosine' is not valid"),
     (

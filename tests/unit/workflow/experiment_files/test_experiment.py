@@ -8,8 +8,8 @@ from jsonschema import Draft202012Validator
 
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.config_files import experiment_path
+from implicit_llm_workflow.experiment_files.data_sets.word_problem import group_order
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
-from implicit_llm_workflow.experiment_files.groups import group_order
 from implicit_llm_workflow.experiment_files.library_configs import model_fields, override_fields
 from implicit_llm_workflow.experiment_files.overrides import overlay
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml

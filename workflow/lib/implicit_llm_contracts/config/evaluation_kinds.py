@@ -14,8 +14,8 @@ from implicit_llm_contracts.config.duality import DualityConfig
 from implicit_llm_contracts.config.evaluation import CatbabiConfig, EvaluateConfig, PerplexityConfig
 from implicit_llm_contracts.config.jacobian import JacobianConfig
 from implicit_llm_contracts.config.lm_eval import LmEvalConfig
+from implicit_llm_contracts.config.tasks import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
 
-WORD_PROBLEM, CATBABI, LANGUAGE_MODEL = "word_problem", "catbabi", "language_model"  # kinds of data
 PERPLEXITY, LM_EVAL, DUALITY, JACOBIAN = "perplexity", "lm_eval", "duality", "jacobian"
 
 _LENGTHS = "Lengths at which the test stream is cut; by default those of the data."

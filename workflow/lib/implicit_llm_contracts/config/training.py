@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-LAST_TOKENS = 10  # of a word problem: those whose accuracy the published experiments give
+from implicit_llm_contracts.config.tasks import TASKS
+from implicit_llm_contracts.hints import nearest
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -98,7 +100,7 @@ class TrainConfig:
     precision: of the matrix products; weights and optimizer are fp32 in any case, fp16 scales its gradients.
     """
 
-    task: Literal["word_problem", "catbabi", "language_model"]
+    task: str
     labels: Literal["aligned", "next_token"]
     model: dict[str, Any]
     phase: PhaseConfig
@@ -110,6 +112,8 @@ class TrainConfig:
     seed: int
 
     def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"task: {self.task!r} is unknown; {nearest(self.task, TASKS)}")
         if self.batch_size < 1:
             raise ValueError(f"batch_size: {self.batch_size} is below 1")
         if self.phase.end_step > self.total_steps:

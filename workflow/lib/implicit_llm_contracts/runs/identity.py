@@ -107,6 +107,12 @@ def again_file(identity_file: Path) -> Path:
     return identity_file.with_suffix(".again")
 
 
+def run_and_phase(name: str, config: Mapping[str, Any]) -> tuple[str, str | None]:
+    """The run of a job of training, as the experiment names it, without the seed of its config; and the phase."""
+    run, _, phase = name.partition("/")
+    return run.removesuffix(f"-s{config.get('seed')}"), phase or None
+
+
 def compute_fingerprint(stage: str, config: Mapping[str, Any], code: str, upstream: Mapping[str, str]) -> str:
     """sha256 (hex) of canonical JSON of {stage, config, code, upstream}; the name is not part of it."""
     return digest({"stage": stage, "config": config, "code": code, "upstream": upstream})

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_SEED = re.compile(r"-s\d+$")
+from implicit_llm_contracts.runs.identity import run_and_phase
+
 _SIZE = re.compile(r"(?:^|[-_])(\d+(?:\.\d+)?[kmb])(?=[-_]|$)", re.IGNORECASE)
 
 
@@ -16,7 +17,7 @@ def model_labels(stage: str, name: str, config: Mapping[str, Any], summary: Mapp
     run: the name without its seed, the same for all seeds. size: as in the name (130m), else layers x width (2x64).
     family: mamba2, llama3, or the type of the Hugging Face model. phase: "checkpoint" for an imported model.
     """
-    run, _, phase = name.partition("/")
+    run, phase = run_and_phase(name, config)
     model = config.get("model")
     model = model if isinstance(model, Mapping) else {}
     model_type = str(model.get("model_type") or summary.get("model_type") or "")
@@ -27,7 +28,7 @@ def model_labels(stage: str, name: str, config: Mapping[str, Any], summary: Mapp
         "task": config.get("task"),
         "family": model_type.removeprefix("implicit_"),
         "size": _size(run, model),
-        "run": _SEED.sub("", run),
+        "run": run,
         "phase": phase or ("checkpoint" if stage == "checkpoint" else None),
         "seed": None if seed is None else str(seed),
         "is_implicit": None if is_implicit is None else str(bool(is_implicit)).lower(),
@@ -44,7 +45,7 @@ def labels(stage: str, config: Mapping[str, Any], of_model: Mapping[str, str]) -
 
 
 def _size(run: str, model: Mapping[str, Any]) -> str | None:
-    found = _SIZE.search(_SEED.sub("", run))
+    found = _SIZE.search(run)
     if found is not None:
         return found.group(1).lower()
     layers, width = model.get("num_hidden_layers"), model.get("hidden_size")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +24,6 @@ from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 
 CPU: Literal["cpu"] = "cpu"
-_SEED = re.compile(r"-s\d+(?=/)")
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class CostModel:
         work = work_directory(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
         if (work / MANIFEST).is_file() and not (work / FREED).exists():
             return DONE_BEFORE
-        for key, words in ((node.key, "as last time"), (_without_seed(node.key), "as another seed")):
+        for key, words in ((node.key, "as last time"), (node.seedless_key, "as another seed")):
             if key in self._took:
                 earlier, cost = self._took[key]
                 return _scaled(cost, earlier.config, node.config, words)
@@ -81,7 +79,7 @@ class CostModel:
             cost = recorded_cost(run_dir, recorded.fingerprint) if recorded is not None else None
             if recorded is not None and cost is not None:
                 found[node.key] = (recorded, cost)
-                found.setdefault(_without_seed(node.key), (recorded, cost))
+                found.setdefault(node.seedless_key, (recorded, cost))
         return found
 
     def _modelled(self, node: Node) -> Cost:
@@ -159,7 +157,3 @@ def _sequences(config: Mapping[str, Any]) -> float | None:
         return (config["phase"]["end_step"] - config["phase"]["start_step"]) * config["batch_size"]
     except (KeyError, TypeError):
         return None
-
-
-def _without_seed(key: str) -> str:
-    return _SEED.sub("-s*", key)

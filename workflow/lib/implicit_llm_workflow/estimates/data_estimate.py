@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_workflow.estimates.hardware import Hardware
-from implicit_llm_workflow.experiment_files.groups import MONOID_ORDER, group_order
+from implicit_llm_workflow.experiment_files.data_sets.word_problem import MONOID_ORDER, group_order
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 

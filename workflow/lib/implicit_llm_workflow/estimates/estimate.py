@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,6 @@ from implicit_llm_workflow.planning.plan import Plan
 
 # A training state is the fp32 weights and AdamW's two moments; the model itself is saved once more, in fp32.
 CHECKPOINT_BYTES, MODEL_BYTES = 12, 4
-_TRAIN_NAME = re.compile(r"(?P<run>.+)-s(?P<seed>\d+)/(?P<phase>[^/]+)")
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,6 @@ class TrainingEstimator:
         length = self._plan.nodes[node.upstream["data"]].config["length"]
         tokens = (phase["end_step"] - phase["start_step"]) * config["batch_size"] * length
         evaluations = self._f_evaluations(node)
-        name = _TRAIN_NAME.fullmatch(node.name)
-        assert name is not None, node.name
         per_token, parameters = self._model_flops(config, length, solver, evaluations.value)
         flops = None if per_token is None else per_token * tokens
         card, gpus = self._place(config, parameters)
@@ -95,9 +91,9 @@ class TrainingEstimator:
         again = executed_share(solver, evaluations.value) if step is not None and step.is_recomputed else 1.0
         return TrainingEstimate(
             key=node.key,
-            run=name["run"],
-            seed=int(name["seed"]),
-            phase=name["phase"],
+            run=node.run or node.name,
+            seed=config["seed"],
+            phase=phase["name"],
             precision=config["precision"],
             tokens=tokens,
             f_evaluations=evaluations,
@@ -149,7 +145,7 @@ class TrainingEstimator:
             return Evaluations(most, "fixed")
         for key, source in (
             (node.key, "measured"),
-            (re.sub(r"-s\d+/", "-s*/", node.key), "measured with another seed"),
+            (node.seedless_key, "measured with another seed"),
             (canonical_json(solver), "measured with the same solver"),
         ):
             if key in self._measured:
@@ -175,11 +171,12 @@ class TrainingEstimator:
         """f-evaluations of finished jobs whose solver is still the wanted one: by key, by run and by solver."""
         values: dict[str, float] = {}
         for key, recorded in self._recorded.items():
-            solver = self._plan.nodes[key].config["phase"]["solver"]
+            node = self._plan.nodes[key]
+            solver = node.config["phase"]["solver"]
             value = recorded.summary.get("metrics", {}).get("f_evaluations")
             if solver is not None and value is not None and recorded.config.get("phase", {}).get("solver") == solver:
                 values[key] = value
-                values.setdefault(re.sub(r"-s\d+/", "-s*/", key), value)
+                values.setdefault(node.seedless_key, value)
                 values.setdefault(canonical_json(solver), value)
         return values
 

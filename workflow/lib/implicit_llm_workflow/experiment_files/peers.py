@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.config.evaluation_kinds import CATBABI, EVALUATION_KINDS, LM_EVAL, PERPLEXITY, WORD_PROBLEM
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL, PERPLEXITY
+from implicit_llm_contracts.config.tasks import CATBABI, WORD_PROBLEM
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.data_sets import DataSet

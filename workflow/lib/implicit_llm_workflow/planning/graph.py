@@ -16,7 +16,6 @@ from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.peers import PHASE, Peer
 from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.data_nodes import data_nodes, nodes_of_test_data, tokenizer_node, train_data_node
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 
 
@@ -30,7 +29,7 @@ def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = l
 
 def _all_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[Node]:
     for data in experiment.data.values():
-        yield from data_nodes(data)
+        yield from data.nodes()
     shown: dict[str, Node] = {}
     jobs: dict[str, dict[str, Any]] = {}
     for job, node in _model_nodes(experiment, digest):
@@ -51,10 +50,10 @@ def _all_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> 
 def _data_parts(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
     """What the report must know of the data sets that models read: by name the set and its split."""
     for data in experiment.data.values():
-        for node in (train_data_node(data), *nodes_of_test_data(data)):
+        for node in (data.train_node(), *data.test_nodes()):
             yield node.name, {"data": data.name, "split": node.config["split"]}
         if isinstance(data, LanguageModel):
-            yield tokenizer_node(data).name, {"data": data.name, "split": "tokenizer"}
+            yield data.tokenizer_node().name, {"data": data.name, "split": "tokenizer"}
 
 
 def _model_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[tuple[dict[str, Any], Node]]:
@@ -106,10 +105,10 @@ def _train_node(run: Run, seed: int, phase: Phase, previous: Node | None, data: 
         "precision": task.precision,
         "seed": seed,
     }
-    upstream = {"data": train_data_node(data).key}
+    upstream = {"data": data.train_node().key}
     if previous is not None:
         upstream["start"] = previous.key
-    return Node("train", f"{run.name}-s{seed}/{phase.name}", config, upstream)
+    return Node("train", f"{run.name}-s{seed}/{phase.name}", config, upstream, run.name, seed)
 
 
 def _evaluate_node(model: Node, name: str, evaluation: Evaluation, data: DataSet) -> Node:
@@ -124,7 +123,8 @@ def _evaluate_node(model: Node, name: str, evaluation: Evaluation, data: DataSet
         config["lengths"] = list(data.test_lengths) if kind.lengths == "all" else [min(data.test_lengths)]
     config |= evaluation.settings
     if "tokenizer" in kind.reads and isinstance(data, LanguageModel):
-        read = {"tokenizer": tokenizer_node(data).key}
+        read = {"tokenizer": data.tokenizer_node().key}
     else:
-        read = {node.name: node.key for node in nodes_of_test_data(data)}
-    return Node("evaluate", f"{name}/{evaluation.name}", config, {"model": model.key, **read})
+        read = {node.name: node.key for node in data.test_nodes()}
+    upstream = {"model": model.key, **read}
+    return Node("evaluate", f"{name}/{evaluation.name}", config, upstream, model.run, model.seed)

@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.table import Table
 
-from implicit_llm_contracts.config.evaluation_kinds import CATBABI, PERPLEXITY, WORD_PROBLEM
+from implicit_llm_contracts.config.evaluation_kinds import PERPLEXITY
+from implicit_llm_contracts.config.tasks import CATBABI, WORD_PROBLEM
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_workflow.experiment_files.data_sets import Catbabi, DataSet, LanguageModel, WordProblem
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation
 from implicit_llm_workflow.experiment_files.runs import Run
-from implicit_llm_workflow.planning.data_nodes import nodes_of_test_data
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.recorded import read_metrics
 from implicit_llm_workflow.results.shown_numbers import MISSING
@@ -73,7 +73,7 @@ def _evaluated(plan: Plan, data: DataSet, evaluation: Evaluation) -> Iterator[Ev
 
 def _word_problem_table(plan: Plan, data: WordProblem, rows: Sequence[Evaluated]) -> Table:
     """Last-ten accuracy by run, seed and mode (rows) and test set (columns)."""
-    tests = [node.name for node in nodes_of_test_data(data)]
+    tests = [node.name for node in data.test_nodes()]
     table = _table(f"{data.group}: accuracy on the last ten tokens", "run", "mode")
     for test in tests:
         table.add_column(test.removeprefix(f"{data.name}-test-"), justify="right")
@@ -104,7 +104,7 @@ def _perplexity_table(plan: Plan, data: LanguageModel, rows: Sequence[Evaluated]
 def _catbabi_table(plan: Plan, data: Catbabi, rows: Sequence[Evaluated]) -> Table:
     """Mean and spread over seeds of the accuracy over all questions, by run and mode (rows) and set (columns)."""
     table = _table(f"{data.name}: accuracy over all questions", "run", "mode", "seeds")
-    tests = [node.name for node in nodes_of_test_data(data)]
+    tests = [node.name for node in data.test_nodes()]
     for test in tests:
         table.add_column(test.removeprefix(f"{data.name}-"), justify="right")
     for row in rows:

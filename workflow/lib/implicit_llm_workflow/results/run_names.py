@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from implicit_llm_contracts.runs.errors import UserError
@@ -13,7 +13,6 @@ from implicit_llm_workflow.planning.plan import Plan
 
 MODEL_STAGES = ("train", "checkpoint")
 SHOWN_NAMES = 6
-_SEED = re.compile(r"-s\d+(?=/|$)")
 
 
 class NotComparable(UserError):
@@ -27,10 +26,6 @@ def run_and_phase(key: str) -> tuple[str, str]:
     return (run, phase) if run else (name, stage)
 
 
-def without_seed(name: str) -> str:
-    return _SEED.sub("", name)
-
-
 def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
     """What a name means: its full form, and the keys of the jobs, several only if they differ in nothing but the seed.
 
@@ -40,12 +35,13 @@ def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
     models = {key: node for key, node in plan.nodes.items() if node.stage in MODEL_STAGES}
     name = name.strip("/")
     for is_tail in (False, True):
-        for read, is_for_all_seeds in _READINGS:
+        for is_for_all_seeds, read in product((False, True), (_with_phase, _run)):
             found: dict[str, list[str]] = {}
             for key, node in models.items():
-                if any(_fits(name, text, is_tail=is_tail) for text in read(key, node)):
-                    full = "/".join(run_and_phase(key))
-                    found.setdefault(without_seed(full) if is_for_all_seeds else full, []).append(key)
+                texts = read(node.seedless_key if is_for_all_seeds else key, node)
+                if any(_fits(name, text, is_tail=is_tail) for text in texts):
+                    full = "/".join(run_and_phase(node.seedless_key if is_for_all_seeds else key))
+                    found.setdefault(full, []).append(key)
             if len(found) == 1:
                 return next(iter(found.items()))
             if found:
@@ -66,14 +62,6 @@ def _run(key: str, node: Node) -> list[str]:
     return [run_and_phase(key)[0]] if phase.get("end_step") == node.config.get("total_steps") else []
 
 
-_READINGS: tuple[tuple[Callable[[str, Node], list[str]], bool], ...] = (
-    (_with_phase, False),
-    (_run, False),
-    (lambda key, node: [without_seed(text) for text in _with_phase(key, node)], True),
-    (lambda key, node: [without_seed(text) for text in _run(key, node)], True),
-)
-
-
 def _fits(name: str, text: str, *, is_tail: bool) -> bool:
     if not is_tail:
         return name == text
@@ -81,7 +69,8 @@ def _fits(name: str, text: str, *, is_tail: bool) -> bool:
 
 
 def _hint(name: str, models: Mapping[str, Node], plan: Plan) -> str:
-    names = {text for key, node in models.items() for read, _ in _READINGS for text in read(key, node)}
+    keys = [(key, node) for node in models.values() for key in (node.key, node.seedless_key)]
+    names = {text for key, node in keys for read in (_with_phase, _run) for text in read(key, node)}
     close = difflib.get_close_matches(name, sorted(names - models.keys()), n=3, cutoff=0.5)
     listed = f"`implicit-llm runs --config {plan.experiment.source}` lists them"
     return f"did you mean {' or '.join(close)}?" if close else listed

@@ -99,10 +99,17 @@ class RuleInputs:
         folder. Numbered jobs are one pattern: Snakemake searches the text of a constraint for every job, and with
         thousands of names in it takes seconds.
         """
+        return self._names(stage, lambda found: found == kind)
+
+    def names_but(self, stage: str, *kinds: str) -> str:
+        """Likewise for jobs of all other kinds."""
+        return self._names(stage, lambda found: found not in kinds)
+
+    def _names(self, stage: str, is_wanted: Callable[[str], bool]) -> str:
         found = {
             node.name.split("/")[_KIND_WILDCARD[stage]]
             for node in self._plan.nodes.values()
-            if node.stage == stage and node.config.get("kind", node.config.get("task")) == kind
+            if node.stage == stage and is_wanted(node.config.get("kind", node.config.get("task")))
         }
         patterns = {_NUMBER.sub("[0-9]+", re.escape(name)) for name in found}
         return "|".join(sorted(patterns)) or _NOTHING

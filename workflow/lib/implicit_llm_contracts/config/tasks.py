@@ -1,0 +1,51 @@
+"""The tasks that models are trained on: the one table that recipes, training, rules and model cards read.
+
+A task is a kind of data. A new one is an entry here, a module with its data sets in the driver's
+`experiment_files/data_sets`, and one in `implicit_llm_data/stages` for each kind of job that makes its data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+WORD_PROBLEM, CATBABI, LANGUAGE_MODEL = "word_problem", "catbabi", "language_model"
+LAST_TOKENS = 10  # of a word problem: those whose accuracy the published experiments give
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """`labels`: how the labels of its data are stored, which decides what training may do with them; None allows both.
+
+    `accuracy`: what accuracy means, its name and how many positions at the end of a sequence count (None: all).
+    `learns` and `limits`: sentences of model cards; {group} is that of a word problem.
+    """
+
+    labels: Literal["aligned", "next_token"] | None
+    accuracy: tuple[str, int | None] | None
+    learns: str
+    limits: str
+
+
+TASKS = {
+    WORD_PROBLEM: TaskKind(
+        labels=None,  # the published script shifts its aligned labels
+        accuracy=("accuracy_last10", LAST_TOKENS),
+        learns="a word problem: each token is an element of {group}, and the answer at each position is the product of "
+        "all elements so far",
+        limits="It knows one task and no language: tokens are numbers of group elements.",
+    ),
+    CATBABI: TaskKind(
+        labels="aligned",
+        accuracy=("accuracy", None),
+        learns="CatbAbI, bAbI stories one after another, with questions",
+        limits="It knows the small world and vocabulary of the bAbI stories, and no other language.",
+    ),
+    LANGUAGE_MODEL: TaskKind(
+        labels="next_token",
+        accuracy=None,
+        learns="text, to predict the next token",
+        limits="A base model: it continues text, was tuned neither to follow instructions nor for safety, and repeats "
+        "what is wrong or harmful in its training text. It was not tested for bias.",
+    ),
+}
