@@ -22,7 +22,7 @@ def filled(config: dict[str, Any]) -> TrainConfig:
         ({"batch_size": 0}, "batch_size: 0"),
         ({"labels": "shifted"}, "aligned, next_token"),
         ({"precision": "fp8"}, "fp32, bf16, fp16"),
-        ({"task": "catbab"}, "word_problem, catbabi, language_model"),
+        ({"task": "catbab"}, "task: 'catbab' is unknown; did you mean 'catbabi'"),
         ({"phase": {"keep": [0]}}, r"phase.*keep: 0 is not above 0 and at most 8"),
         ({"phase": {"keep": [9]}}, "keep: 9"),
         ({"phase": {"solver": {"mode": "fixed_point", "stop": "batch"}}}, r"solver.stop: batch couples the sequences"),

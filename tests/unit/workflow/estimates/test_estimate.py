@@ -41,6 +41,7 @@ def solver_of(config: str) -> dict[str, Any] | None:
 
 
 def train_node(name: str, model: dict[str, Any], solver: dict[str, Any] | None, **phase: Any) -> Node:
+    run, seed = name.partition("/")[0].rsplit("-s", 1)
     config = {
         "task": "language_model",
         "model": model,
@@ -48,9 +49,9 @@ def train_node(name: str, model: dict[str, Any], solver: dict[str, Any] | None, 
         "total_steps": STEPS,
         "batch_size": BATCH,
         "precision": "bf16",
-        "seed": 0,
+        "seed": int(seed),
     }
-    return Node("train", name, config, {"data": "data/pile-train"})
+    return Node("train", name, config, {"data": "data/pile-train"}, run, int(seed))
 
 
 def language_plan(tiny: ExperimentFile, *nodes: Node) -> Plan:

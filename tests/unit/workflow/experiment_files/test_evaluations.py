@@ -6,10 +6,8 @@ import pytest
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
-from implicit_llm_workflow.project_dirs import SCHEMA_DIR
 from tests.unit.workflow.experiments import ExperimentFile
 
 ITEM = "evaluations:\n  word-problem:\n    kind: word_problem\n"
@@ -90,11 +88,10 @@ def test_a_number_that_two_evaluations_would_give_is_refused(tiny: ExperimentFil
     tiny.load()
 
 
-def test_the_schema_has_every_kind_and_setting_of_the_table_of_kinds() -> None:
-    schema = read_yaml(SCHEMA_DIR / "experiment.schema.yaml")["$defs"]["evaluation"]["properties"]
-    settings = {name for kind in EVALUATION_KINDS.values() for name in kind.settings}
-    assert schema["kind"]["enum"] == list(EVALUATION_KINDS)
-    assert schema.keys() - {"kind", "runs", "modes", "sweep"} == settings
+def test_a_value_that_the_job_would_refuse_is_refused_with_the_experiment(language: ExperimentFile) -> None:
+    language.edit("max_tokens: 4096", "max_tokens: 0")
+    with pytest.raises(ConfigError, match=r"evaluations\.perplexity: max_tokens: 0 is not a positive integer; use 1"):
+        language.load()
 
 
 @pytest.mark.parametrize("name", EVALUATION_KINDS)

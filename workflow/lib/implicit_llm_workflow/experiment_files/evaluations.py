@@ -9,6 +9,7 @@ from typing import Any
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL, EvaluationKind
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.lm_eval_settings import lm_eval_settings
 
@@ -26,6 +27,12 @@ class Evaluation:
     modes: tuple[Mapping[str, Any], ...]
     sweep: Mapping[str, tuple[Any, ...]]
     settings: Mapping[str, Any]
+
+    @property
+    def modes_config(self) -> dict[str, Any]:
+        """Modes and sweep as the job is told them."""
+        found: dict[str, Any] = {"modes": [dict(mode) for mode in self.modes]} if self.modes else {}
+        return found | ({"sweep": {key: list(values) for key, values in self.sweep.items()}} if self.sweep else {})
 
     def applies_to(self, run: str, data: DataSet) -> bool:
         """Whether it is done for the run of this name, trained on `data`."""
@@ -55,7 +62,7 @@ def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluat
     if foreign is not None:
         owners = " or ".join(other for other, its in EVALUATION_KINDS.items() if foreign in its.settings)
         raise ConfigError(f"{at}.{foreign}: belongs to kind {owners}; remove it")
-    return Evaluation(
+    evaluation = Evaluation(
         name=name,
         kind=item["kind"],
         runs=tuple(item.get("runs", ("*",))),
@@ -63,6 +70,9 @@ def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluat
         sweep=_sweep(item.get("sweep", {})),
         settings=completed_settings(item["kind"], settings, at),
     )
+    lengths = {"lengths": [2]} if kind.lengths is not None else {}  # which the data give where the file does not
+    fill(kind.config, {"kind": evaluation.kind, **evaluation.modes_config, **lengths, **evaluation.settings}, at)
+    return evaluation
 
 
 def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mapping[str, Any]:

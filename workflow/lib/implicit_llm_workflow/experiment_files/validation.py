@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.project_dirs import SCHEMA_DIR
@@ -44,9 +46,31 @@ def _validator(schema: str, is_partial: bool) -> Any:
 
     file, _, part = schema.partition("#")
     tree = read_yaml(SCHEMA_DIR / f"{file}.schema.yaml")
+    if file == "experiment":
+        _add_settings_of_evaluations(tree["$defs"]["evaluation"]["properties"])
     if part:
         tree = {"$ref": f"#/$defs/{part}", "$defs": tree["$defs"]}
     return extend(Draft202012Validator, {"pattern": _check_pattern})(_without_required(tree) if is_partial else tree)
+
+
+def _add_settings_of_evaluations(properties: dict[str, Any]) -> None:
+    """The kinds and their own settings; those that a file writes in another way than a job are in the schema's file."""
+    properties["kind"] = {**properties["kind"], "enum": list(EVALUATION_KINDS)}
+    for kind in EVALUATION_KINDS.values():
+        hints = get_type_hints(kind.config)
+        for name, text in kind.settings.items():
+            properties.setdefault(name, {"description": text, **_schema_of(hints[name])})
+
+
+def _schema_of(hint: Any) -> dict[str, Any]:
+    """The JSON schema of a field's type; its bounds are checked by the dataclass."""
+    if get_origin(hint) in (Union, UnionType):
+        return _schema_of(next(member for member in get_args(hint) if member is not type(None)))
+    if get_origin(hint) is Literal:
+        return {"enum": list(get_args(hint))}
+    if get_origin(hint) is tuple:
+        return {"type": "array", "minItems": 1, "uniqueItems": True, "items": _schema_of(get_args(hint)[0])}
+    return {"type": {int: "integer", float: "number", str: "string"}[hint]}
 
 
 def _check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:

@@ -113,11 +113,7 @@ def _train_node(run: Run, seed: int, phase: Phase, previous: Node | None, data: 
 
 def _evaluate_node(model: Node, name: str, evaluation: Evaluation, data: DataSet) -> Node:
     """`name`: of the model, with its phase."""
-    config: dict[str, Any] = {"kind": evaluation.kind}
-    if evaluation.modes:
-        config["modes"] = [dict(mode) for mode in evaluation.modes]
-    if evaluation.sweep:
-        config["sweep"] = {key: list(values) for key, values in evaluation.sweep.items()}
+    config: dict[str, Any] = {"kind": evaluation.kind, **evaluation.modes_config}
     kind = EVALUATION_KINDS[evaluation.kind]
     if isinstance(data, LanguageModel) and kind.lengths is not None:
         config["lengths"] = list(data.test_lengths) if kind.lengths == "all" else [min(data.test_lengths)]
