@@ -51,7 +51,7 @@ DATA = {"data/s3-train", "data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
         ("implicit_llm/training/stage.py", TRAINED),
         ("implicit_llm/evaluation/kinds/word_problem.py", EVALUATED),
         ("implicit_llm/evaluation/kinds/perplexity.py", set()),  # of a kind that the experiment does not have
-        ("implicit_llm/report/stage.py", {"report"}),
+        ("implicit_llm_report/stage.py", {"report"}),
         ("implicit_llm/models/llama3.py", set()),  # of a family that the experiment does not have
         ("implicit_llm/solver/fixed_point.py", {"train/implicit-s0/unrolled", *FREE}),
     ],

@@ -124,12 +124,11 @@ def _copy_driver(project: Project) -> Project:
 
 
 def _make_library(library: Path) -> None:
-    """The real configurations, with stages that write a line each."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(DATA / "packages", library.parent, ignore=ignored)
-    report = library.parent / "implicit_llm_report"
-    shutil.copytree(ROOT / "workflow" / "report" / report.name, report, ignore=ignored)
-    shutil.copy(DATA / "report_stage.py", report / "stage.py")
+    """The real packages for data and report and the real configurations, with stages that write a line each."""
+    site, ignored = library.parent, shutil.ignore_patterns("__pycache__")
+    for package in ("lib/implicit_llm_data", "report/implicit_llm_report"):
+        shutil.copytree(ROOT / "workflow" / package, site / Path(package).name, ignore=ignored)
+    shutil.copytree(DATA / "packages", site, ignore=ignored, dirs_exist_ok=True)
     shutil.copytree(LIBRARY / "configs", library / "configs")
 
 
