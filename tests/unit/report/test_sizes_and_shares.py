@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from implicit_llm_report import stage
-from implicit_llm_report.word_problems import without_fraction_sweep
+from implicit_llm_report.frame import groups
+from implicit_llm_report.word_problems import CELL, serial_steps, without_fraction_sweep
 from tests.unit.report.sample_language_runs import LanguageRun, make_language_runs
 from tests.unit.report.sample_runs import Record, SampleRun, given_of, make_context, make_runs
 
@@ -94,3 +95,21 @@ def test_of_many_shares_those_evaluated_in_one_mode_leave_the_figures_by_length(
 
     assert shown([*sweep, point(0.1, "sequential")]) == {"i0.1", "e0.1"}
     assert shown(sweep[:3]) == {"i0.0", "i0.1", "i0.5"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "eval_mode", "work", "steps"),
+    [
+        ("sequential", "sequential", 6.0, 6.0),  # every token waits for the one before it
+        ("blockwise", "blockwise", 10.0, 10.0 * 4 / 64),
+        ("published", "simultaneous", 40.0, 40.0 / 64),
+        ("parallel", None, 1.0, 1 / 64),
+    ],
+)
+def test_serial_depth_counts_the_evaluations_that_wait_for_one_another(
+    mode: str, eval_mode: str | None, work: float, steps: float
+) -> None:
+    record = {"run": "a", "seed": 0, "group": "A5", "monoid": "none", "data": "x", "length": 64, "hard_fraction": 0.2}
+    record |= {"mode": mode, "eval_mode": eval_mode, "eval_block_len": 16, "f_evaluations_per_token": work}
+    (cell,) = groups(given_of({"word_problem": [record | {"is_implicit": eval_mode is not None}]}).words, CELL)
+    assert serial_steps(cell) == {0: pytest.approx(steps)}

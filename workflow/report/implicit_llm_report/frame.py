@@ -35,7 +35,7 @@ ABOUT = (
     "num_parameters", "source", "train_length", "train_tokens", "train_flops", "setting", "task", "data", "data_set",
     "split", "protocol", "measure", "mode", "against", "eval_mode", "length", "group", "monoid", "hard_fraction",
     "train_hard_fraction", "sweep", "swept", "base", "at", "num_samples", "num_tokens", "eval_tol", "eval_max_iter",
-    "layer", "state_size", "is_hard", "record",
+    "eval_block_len", "layer", "state_size", "is_hard", "record",
 )  # fmt: skip
 COLUMNS = ("kind", *ABOUT, "family", "phase_label", "origin", "reason", "metric", "value", "detail")
 

@@ -6,6 +6,8 @@ how many layers a length takes; the figures by length leave them out where other
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -34,6 +36,7 @@ CSV_METRICS = (
 )  # fmt: skip
 TASK, TEST, CELL = ["group", "monoid"], ["group", "monoid", "hard_fraction"], ["name", "data", "mode"]
 MANY_SHARES = 3
+RECURRENT = ("lstm",)  # families that read a sequence token by token, without a solver
 MAX_POSITIONS = 512
 
 
@@ -96,9 +99,9 @@ def accuracy_section(given: SectionInputs) -> Section | None:
     tables = accuracy_tables(rows)
     shown = without_fraction_sweep(of_lengths(rows))
     figures = (
+        accuracy_by_mode(shown),
         accuracy_by_length(shown, given.published.numbers),
         accuracy_by_position(shown),
-        accuracy_by_mode(shown),
         accuracy_by_hard_fraction(rows),
     )
     csv = csv_of(_csv_row(cell, given.published) for cell in groups(rows, CELL))
@@ -233,27 +236,26 @@ def _by_position(curves: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndar
     return tuple(np.array([part.mean(axis=0) for part in parts]).T)
 
 
+def serial_steps(cell: Group) -> dict[int | None, float | None]:
+    """By seed, how many f-evaluations wait for one another, divided by the length: 1 for a recurrent network."""
+    blocks = {"sequential": cell.length, "blockwise": math.ceil(cell.length / (cell.eval_block_len or cell.length))}
+    share = 1.0 if cell.family in RECURRENT else blocks.get(cell.eval_mode, 1) / cell.length
+    return {seed: None if work is None else work * share for seed, work in cell.by_seed(COST).items()}
+
+
 def accuracy_by_mode(rows: pd.DataFrame) -> Figure | None:
-    """Last-ten accuracy against f-evaluations a token: one line a mode, one point a test length."""
+    """Last-ten accuracy against serial steps a token: a panel for each test and length, every model in every mode."""
     if not rows["is_implicit"].any():
         return None
     panels, shown = [], []
     for test in by_task(rows, TEST):
-        cells = groups(test.rows, CELL)
-        best = _best_model(cells)
-        mine = [cell for cell in cells if cell.name == best or not cell.is_implicit]
-        panels.append(Panel(title_of(test), partial(_draw_modes, cells=mine)))
-        shown += mine
-    title = "Accuracy and work by evaluation mode"
+        for length, of_length in test.cells("length").items():
+            cells = groups(of_length.rows, CELL)
+            title = f"{title_of(test)}, length {length}"
+            panels.append(Panel(title, partial(_draw_modes, cells=cells), f"{title}: accuracy against serial steps"))
+            shown += cells
+    title = "Accuracy against serial depth, by model and mode"
     return Figure("accuracy-by-mode", title, tuple(panels), _modes(shown), roles_of(shown))
-
-
-def _best_model(cells: Sequence[Group]) -> str | None:
-    """The implicit model with the best headline accuracy on the longest sequences."""
-    implicit = [cell for cell in cells if cell.is_implicit]
-    known = [cell for cell in implicit if cell.is_headline] or implicit
-    best = max(known, key=lambda cell: (cell.length, cell.spread(LAST_TEN).mean or 0.0), default=None)
-    return None if best is None else best.name
 
 
 def _modes(cells: Sequence[Group]) -> tuple[Series, ...]:
@@ -263,26 +265,27 @@ def _modes(cells: Sequence[Group]) -> tuple[Series, ...]:
 
 
 def _draw_modes(axis: Axes, cells: Sequence[Group]) -> None:
-    """A line through the test lengths; the longer the test, the larger the point, the smaller ones in front."""
-    lengths = sorted({cell.length for cell in cells})
-    places: dict[tuple, list[tuple[int, float, float]]] = {}
+    """A mark for each model and mode at the mean over seeds, their range as a line; models of one kind are named."""
+    axis.axvline(1, color=MUTED, linewidth=0.8, linestyle=(0, (1.2, 1.2)))
+    kinds = Counter(kind for kind, _ in {(cell.is_implicit, cell.name) for cell in cells})
+    places = []
     for cell in cells:
-        cost, accuracy = cell.spread(COST).mean, cell.spread(LAST_TEN).mean
-        if cost is not None and accuracy is not None:
-            places.setdefault((cell.name, cell.mode), []).append((lengths.index(cell.length), cost, accuracy))
-    for (_, mode), points in places.items():
-        series = mode_series(mode)
-        _, costs, accuracies = zip(*points, strict=True)
-        axis.plot(costs, accuracies, **series.line(has_markers=False) | {"linewidth": 1.3})
-        for rank, cost, accuracy in points:
-            size = {"linestyle": "none", "markersize": 4 + 2.6 * rank, "zorder": 5 - rank / 10}
-            axis.plot(cost, accuracy, **series.line() | size, clip_on=False)
-    right = max([20.0, *(1.6 * cost for points in places.values() for _, cost, _ in points)])
+        steps, accuracy = Spread.of(serial_steps(cell).values()).mean, cell.spread(LAST_TEN)
+        if steps is None or accuracy.mean is None:
+            continue
+        places.append(steps)
+        series = mode_series(cell.mode)
+        axis.plot([steps, steps], [accuracy.low, accuracy.high], color=series.color, linewidth=1)  # type: ignore[arg-type]
+        axis.plot(steps, accuracy.mean, **series.line() | {"linestyle": "none", "markersize": 6}, clip_on=False)
+        if cell.is_headline and kinds[cell.is_implicit] > 1:
+            place: dict[str, Any] = {"xytext": (5, -1), "textcoords": "offset points", "va": "top"}
+            axis.annotate(cell.name, (steps, accuracy.mean), **place, fontsize=6, color=series.color)
+    low, high = min([0.1, *places]) / 1.6, max([2.0, *places]) * 1.6
     axis.set_xscale("log")
-    axis.set(xlim=(0.8, right), xlabel="f-evaluations per token (fewer is cheaper)")
-    ticks_at(axis, [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if tick <= right])
+    ticks_at(axis, [tick for tick in (0.001, 0.01, 0.1, 1, 10, 100) if low <= tick <= high])
+    axis.set(xlim=(low, high), xlabel="serial steps per token (1: a recurrent network)")
     accuracy_axis(axis, "accuracy, last 10 tokens")
-    tell_if_empty(axis, list(places))
+    tell_if_empty(axis, places)
 
 
 def accuracy_by_hard_fraction(rows: pd.DataFrame) -> Figure | None:
