@@ -185,7 +185,7 @@ def _record(run: SampleRun, seed: int, length: int, hard_fraction: float, mode: 
     last = curve[-10:]
     return {
         "run": run.name, "seed": seed, "phase": "free", "is_implicit": run.is_implicit,
-        "num_layers": 1, "num_parameters": 41_856,
+        "model_type": "implicit_mamba2", "num_layers": 1, "num_parameters": 41_856,
         "data": f"{run.name.split('-')[0]}-test-L{length}-h{hard_fraction:g}", "group": run.group, "monoid": run.monoid,
         "length": length, "hard_fraction": hard_fraction, "train_length": run.train_length,
         "train_hard_fraction": run.train_hard_fraction, "mode": mode, "num_samples": 512,

@@ -36,6 +36,7 @@ def points(**values: float | None) -> tuple[Record, ...]:
     return tuple(POINT | {"run": run, "accuracy_last10": value} for run, value in values.items())
 
 
+FAMILIES = ("lstm", "implicit_mamba2")
 AT_LEAST, AT_MOST = Condition(at_least=0.9), Condition(at_most=0.5)
 
 
@@ -48,6 +49,12 @@ def test_claim_that_something_can_be_done_must_hold_on_every_test_set_of_the_run
     judgement = judge(claim(AT_LEAST), (POINT, harder), "demo")
     assert judgement.verdict == "fails"
     assert judgement.spread.mean == 0.2
+
+
+def test_a_claim_about_a_family_is_not_asked_of_others() -> None:
+    lstm, mamba2 = (record | {"model_type": kind} for record, kind in zip(points(a=0.9, b=0.1), FAMILIES, strict=True))
+    assert judge(claim(AT_MOST, family="Mamba2"), (lstm, mamba2), "demo").verdict == "holds"
+    assert judge(claim(AT_MOST, family="Llama"), (lstm, mamba2), "demo").verdict == "not run at this scale"
 
 
 def test_claim_that_something_cannot_be_done_must_hold_for_every_run() -> None:

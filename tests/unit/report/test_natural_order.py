@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from implicit_llm_contracts.runs.natural_order import natural
 from implicit_llm_report.test_time import swept_panels
+from tests.unit.report.sample_runs import given_of
 
 
 def test_numbers_in_names_are_counted() -> None:
@@ -36,5 +37,5 @@ def test_panels_of_shorter_sequences_come_first() -> None:
         }
         for length in (1024, 256)
     ]
-    panels = swept_panels({"word_problem": records}, ())
+    panels = swept_panels(given_of({"word_problem": records}).inputs.frame, ())
     assert [panel.title.rpartition(" ")[2] for panel in panels] == ["256", "1024"]

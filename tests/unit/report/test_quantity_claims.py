@@ -168,6 +168,24 @@ def test_branches_of_a_curriculum_are_told_by_the_share_of_their_bounded_phase()
     assert judgement.spread.mean == pytest.approx(18 / 19)
 
 
+def test_a_smaller_implicit_model_is_set_against_larger_explicit_ones_of_as_many_tokens() -> None:
+    explicit = replace(TEXT, is_implicit=False, solver=None, phase="explicit", mode="parallel")
+    points = [TEXT, replace(explicit, run="large", num_parameters=2000, perplexity=20.0)]
+    points += [replace(explicit, run="equal", perplexity=1.0), replace(explicit, run="huge", num_parameters=9000)]
+    points += [replace(explicit, run="longer", num_parameters=2000, train_tokens=9e6, perplexity=1.0)]
+    larger = {"name": "over_larger", "kind": "perplexity", "family": "Mamba2"}
+    judgement = judge(inputs(perplexities=points), larger, below=1)
+    assert (judgement.verdict, judgement.spread.values) == ("holds", (0.9,))
+    assert judge(inputs(perplexities=points[:1]), larger, below=1).verdict == "not run at this scale"
+
+
+def test_predictions_are_looked_at_after_a_quarter_of_the_iterations() -> None:
+    curve = {"f_evaluations": [1, 2, 4, 8, 16], "agreement_with_last": [0.1, 0.5, 0.95, 1.0, 1.0]}
+    record = PAIR | {"measure": "convergence", "convergence": curve}
+    judgement = judge(inputs({"duality": [record]}), {"name": "settled_early", "kind": "duality"}, at_least=0.9)
+    assert (judgement.verdict, judgement.spread.values) == ("holds", (0.95,))
+
+
 def answered(run: str, accuracy: float, task: str = "piqa", **about: Any) -> Record:
     base = {
         "role": f"evaluate:{run}",

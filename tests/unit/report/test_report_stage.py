@@ -112,7 +112,7 @@ def test_figures_as_files_carry_outlines_and_no_date(made: Path) -> None:
 
 def test_figures_on_the_page_are_text_in_the_colours_of_the_page(made: Path) -> None:
     svg = re.search(r'<div class="panels.*?</figure>', (made / "index.html").read_text(), re.DOTALL)[0]  # type: ignore[index]
-    assert ">test length (tokens)</text>" in svg
+    assert ">accuracy, last 10 tokens</text>" in svg
     assert "var(--blue)" in svg
     assert not re.search(r"#[0-9a-f]{6}\b", svg)
 

@@ -8,27 +8,33 @@ layers_needed, growth_of_layers: by the mean over seeds, as in minimum_layers.py
 solves counts as one layer more than the deepest, which it needs at least.
 growth_of_perplexity: seed by seed, in the mode that speaks for the model.
 over_other_shares: of the branches of one curriculum, seed by seed, at the training length.
+over_larger: every seed of an implicit model over every seed of a larger explicit one, at the training length.
+settled_early: of the traces of the simultaneous iteration, at a quarter of its f-evaluations.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import pandas as pd
 
+from implicit_llm_report.babi import SAME_TOKENS
 from implicit_llm_report.claims import Claim, Found
 from implicit_llm_report.downstream import groups_of, points_of
 from implicit_llm_report.downstream_section import swept_downstream
 from implicit_llm_report.frame import Group, groups, roles_of
 from implicit_llm_report.measures import Measure, Quantity
 from implicit_llm_report.minimum_layers import needed_of
+from implicit_llm_report.model_groups import family_of
 from implicit_llm_report.pairs import find_pairs, iterations_of
-from implicit_llm_report.perplexity import PerplexityCell, branches_of
+from implicit_llm_report.perplexity import PerplexityCell, branches_of, is_close, tokens_of
 from implicit_llm_report.results import Spread, seeds_words, shares_of
 from implicit_llm_report.section import SectionInputs
 from implicit_llm_report.test_time import ITERATIONS, swept_panels
-from implicit_llm_report.word_problems import CELL, is_harder
+from implicit_llm_report.word_problems import CELL, is_harder, serial_steps
 
 HEADLINE = "headline"
 COUNTED = ("accuracy_last10", "accuracy_sequence", "accuracy_token")  # shares of what was asked
@@ -74,7 +80,7 @@ def _is_mode(mode: str | None, cell: Group) -> bool:
 
 
 def _is_meant(measure: Measure, cell: Group) -> bool:
-    for key in ("group", "monoid", "num_layers", "train_length", "train_hard_fraction"):
+    for key in ("family", "group", "monoid", "num_layers", "train_length", "train_hard_fraction"):
         if getattr(measure, key) not in (None, getattr(cell, key)):
             return False
     if measure.is_harder not in (None, is_harder(cell)):
@@ -96,6 +102,8 @@ def _measured(measure: Measure, cells: tuple[Group, ...]) -> Spread:
 
 
 def _by_seed_of(metric: str, cell: Group) -> Mapping[Any, float | None]:
+    if metric == "serial_steps":
+        return serial_steps(cell)
     if metric != "above_chance":
         return cell.by_seed(metric)
     chance = cell.by_seed("chance_last10")
@@ -256,6 +264,36 @@ def _over_other_shares(quantity: Quantity, given: SectionInputs) -> Iterator[Fou
                 yield _found(_over(mine, others), name, run, comparison.data, modes, roles)
 
 
+def _over_larger(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    known = [(comparison.data, line) for comparison in given.perplexities.comparisons for line in comparison.headlines]
+    lines = [(data, line) for data, line in known if family_of(line.first.model_type) == quantity.family]
+    for (data, mine), (other_data, other) in product(lines, lines):
+        factor = (other.first.num_parameters or 0) / (mine.first.num_parameters or 1)
+        is_pair = mine.variant.is_implicit and not other.variant.is_implicit and data == other_data
+        cells = mine.at(mine.first.train_length), other.at(other.first.train_length)
+        if not is_pair or not 1.5 <= factor <= 2.5 or not is_close(tokens_of(mine), tokens_of(other), SAME_TOKENS):
+            continue
+        if cells[0] is not None and cells[1] is not None:
+            values = [
+                first.perplexity / second.perplexity if first.perplexity and second.perplexity else None
+                for first, second in product(cells[0].points, cells[1].points)
+            ]
+            name = f"{mine.variant.run} {mine.variant.phase_label or ''} over {other.variant.run}, {data}"
+            roles = (*cells[0].roles, *cells[1].roles)
+            yield _found(Spread.of(values), name, mine.variant.run, data, (mine.mode,), roles)
+
+
+def _settled_early(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
+    frame = given.inputs.frame
+    rows = frame[(frame["kind"] == quantity.kind) & (frame["measure"] == "convergence") & frame["sweep"].isna()]
+    for model in groups(rows, ("name", "data")):
+        values = []
+        for curve in model.curves("convergence"):
+            quarter = curve["f_evaluations"][-1] / 4
+            values.append(curve["agreement_with_last"][bisect_right(curve["f_evaluations"], quarter) - 1])
+        yield _found(Spread.of(values), f"{model.name}, {model.data}", model.run, model.data, (), model.roles)
+
+
 def _over(cell: PerplexityCell, others: list[PerplexityCell]) -> Spread:
     """Seed by seed the perplexity over the lowest of the others."""
     found = []
@@ -274,4 +312,6 @@ _FINDERS: dict[str, Callable[[Quantity, SectionInputs], Iterator[Found]]] = {
     "growth_of_layers": _layers,
     "growth_of_perplexity": _perplexity_growth,
     "over_other_shares": _over_other_shares,
+    "over_larger": _over_larger,
+    "settled_early": _settled_early,
 }

@@ -10,6 +10,7 @@ METRIC_WORDS = {
     "accuracy_sequence": "share of sequences with every answer right",
     "accuracy_token": "accuracy over all tokens",
     "f_evaluations_per_token": "f-evaluations per token",
+    "serial_steps": "evaluations of the layer stack that wait for one another, for each token",
     "unconverged_share": "share of unconverged tokens",
     "token_match_sequential": "share of tokens predicted as in sequential mode",
     "above_chance": "last-ten accuracy above the best constant answer",
@@ -30,6 +31,7 @@ class Measure:
     metric: str
     kind: Literal["value", "difference", "ratio"] = "value"
     model: Literal["implicit", "explicit"] | None = None
+    family: str | None = None
     group: str | None = None
     monoid: str | None = None
     num_layers: int | None = None
@@ -50,7 +52,7 @@ class Measure:
 
     @property
     def is_share(self) -> bool:
-        return self.kind != "ratio"
+        return self.kind != "ratio" and self.metric != "serial_steps"
 
     @property
     def words(self) -> str:
@@ -104,6 +106,8 @@ QuantityName = Literal[
     "growth_of_layers",
     "growth_of_perplexity",
     "over_other_shares",
+    "over_larger",
+    "settled_early",
 ]
 
 WORDS: dict[str, str] = {
@@ -113,6 +117,8 @@ WORDS: dict[str, str] = {
     "growth_of_layers": "fewest layers at the longest length minus those at the shortest",
     "growth_of_perplexity": "perplexity at {factor} times the training length over that at the training length",
     "over_other_shares": "perplexity with {share:.0%} of the steps bounded over the lowest with another share",
+    "over_larger": "perplexity over that of an explicit model of 1.5 to 2.5 times its size, at equal tokens",
+    "settled_early": "share of the predictions that are final after a quarter of the iterations",
 }
 OF_KIND = {"word_problem": "accuracy on the last ten tokens", "lm_eval": "average accuracy on the downstream tasks"}
 RECORD_WORDS = {
