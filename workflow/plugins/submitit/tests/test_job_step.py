@@ -71,6 +71,34 @@ def test_a_job_that_says_nonsense_of_itself_is_judged_by_its_exit_code(tmp_path:
     assert outcome["failure_class"] == "user"
 
 
+def test_a_job_runs_in_a_container_with_its_folders_and_its_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for Apptainer, which runs the command outside of any image."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    apptainer = tmp_path / "bin" / "apptainer"
+    apptainer.write_text(
+        f'#!/bin/bash\nwhile [ "$1" != bash ]; do echo "$1" >> {tmp_path}/words; shift; done\nexec "$@"\n'
+    )
+    apptainer.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    command = f"{sys.executable} -c 'print(\"it is\", 6 * 7)'"
+    assert run(make_step(tmp_path, command, container="image.sif", gpus=1))["exit_code"] == 0
+    assert (tmp_path / "job" / "output.log").read_text() == "it is 42\n"
+    words = (tmp_path / "words").read_text().split()
+    assert words[:3] == ["exec", "--nv", "--rocm"]
+    assert {f"--bind={tmp_path}", f"--pwd={tmp_path}"} <= set(words)
+    assert words[-1] == str(tmp_path / "image.sif")
+
+
+def test_a_node_without_apptainer_has_a_wrong_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    outcome = run(make_step(tmp_path, "true", container="docker://alpine"))
+    assert outcome["failure_class"] == "env"
+    assert "apptainer: not on PATH of this node" in (tmp_path / "job" / "output.log").read_text()
+
+
 def test_a_job_that_ends_well_has_no_class(tmp_path: Path) -> None:
     outcome = run(make_step(tmp_path, "echo fine"))
     assert outcome["failure_class"] is None

@@ -11,9 +11,8 @@ import pytest
 from snakemake_executor_plugin_submitit import attempts
 from snakemake_executor_plugin_submitit.failure import RETRIES
 from snakemake_executor_plugin_submitit.job_files import JobFiles, write_json
-from snakemake_executor_plugin_submitit.monitor import SETTLE_S, Monitor, Tracked, Verdict
+from snakemake_executor_plugin_submitit.monitor import SETTLE_S, Monitor, Tracked, Verdict, is_worth_another, message
 from snakemake_executor_plugin_submitit.record import Record
-from snakemake_executor_plugin_submitit.report import is_worth_another, message
 from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmState
 
 

@@ -18,8 +18,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_executor_plugin_submitit import attempts, processes, record
 from snakemake_executor_plugin_submitit.failure import MORE_MEMORY, is_provisional
 from snakemake_executor_plugin_submitit.job_files import JobFiles, read_json
-from snakemake_executor_plugin_submitit.local_jobs import stop_all
-from snakemake_executor_plugin_submitit.monitor import Tracked
+from snakemake_executor_plugin_submitit.monitor import Tracked, stop_all
 from snakemake_executor_plugin_submitit.parameters import signal_delay_s, with_changes
 from snakemake_executor_plugin_submitit.prepared import Prepared, has_all_outputs
 from snakemake_executor_plugin_submitit.record import Record

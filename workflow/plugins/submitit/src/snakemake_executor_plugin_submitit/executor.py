@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -15,12 +16,20 @@ from snakemake_interface_executor_plugins.executors.real import RealExecutor
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_args
 
-from snakemake_executor_plugin_submitit import cleanup, efficiency, failure, partitions, record, report, slurm_queue
+from snakemake_executor_plugin_submitit import (
+    cleanup,
+    efficiency,
+    failure,
+    monitor,
+    partitions,
+    record,
+    slurm_queue,
+    step,
+)
 from snakemake_executor_plugin_submitit.dispatch import Dispatcher
 from snakemake_executor_plugin_submitit.failure import Failure
 from snakemake_executor_plugin_submitit.job_files import private_folder
-from snakemake_executor_plugin_submitit.local_jobs import stop_all
-from snakemake_executor_plugin_submitit.monitor import Monitor, Tracked
+from snakemake_executor_plugin_submitit.monitor import Monitor, Tracked, stop_all
 from snakemake_executor_plugin_submitit.notify import Event, Notifier
 from snakemake_executor_plugin_submitit.parameters import not_understood, sbatch_request
 from snakemake_executor_plugin_submitit.prepared import Prepared, members, prepare
@@ -162,20 +171,20 @@ class Executor(RemoteExecutor):
         if job.record.cluster == "local":
             stop_all([job])  # what the job started may have outlived it
         try:
-            if report.is_worth_another(job, why, self.settings.requeue_limit):
-                nodes = report.nodes_of(why.nodes) if why.kind in failure.ELSEWHERE else []
+            if monitor.is_worth_another(job, why, self.settings.requeue_limit):
+                nodes = monitor.nodes_of(why.nodes) if why.kind in failure.ELSEWHERE else []
                 another = self.dispatcher.submit_again(job, why.kind, nodes)
                 another.info = job.info
                 another.info.external_jobid = another.record.job_id
                 self._track(another)
-                self.logger.warning(f"{report.message(job, why)}\nSubmitted again: {self._whereabouts(another)}.")
+                self.logger.warning(f"{monitor.message(job, why)}\nSubmitted again: {self._whereabouts(another)}.")
                 return another
         except Exception as error:
             self.logger.warning(f"Job {job.info.job.jobid} could not be submitted again: {error}")
         self._finish(job)
         self._failed[id(job.info.job)] = f"{job.prepared.rule} {job.prepared.wildcards} ({why.kind})"
         self._settle_reported()
-        self.report_job_error(job.info, msg=report.message(job, why) + "\n", aux_logs=[str(job.files.output_log)])
+        self.report_job_error(job.info, msg=monitor.message(job, why) + "\n", aux_logs=[str(job.files.output_log)])
         return None
 
     def _check_rules(self) -> None:
@@ -207,7 +216,9 @@ class Executor(RemoteExecutor):
         info = SubmittedJobInfo(job=job)
         self.report_job_submission(info)  # its end is reported here, not by the thread that waits
         prepared = prepare(job, command, self.folder, self.settings)
-        code = report.run_here(prepared.step(0, self.settings))
+        here = prepared.step(0, self.settings)
+        words = ["bash", "-c", step.script(here)]
+        code = subprocess.run(words, cwd=here.workdir, env=step.environment(here), check=False).returncode
         if code == 0:
             self.report_job_success(info)
         else:

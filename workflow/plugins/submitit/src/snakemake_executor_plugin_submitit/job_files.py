@@ -15,11 +15,12 @@ All of it can be deleted when no job runs.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,3 +178,43 @@ def last_lines(path: Path, number: int = 20, limit_bytes: int = 65536) -> str:
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-number:])
+
+
+def put_logs_aside(logs: Sequence[str], folder: Path) -> None:
+    """Keep the lines of a rule's logs in `folder`: Snakemake deletes the logs at the next attempt."""
+    for log in logs:
+        lines = _read_bytes(Path(log))
+        if lines:
+            kept = _read_bytes(_kept(log, folder))
+            # a crash right after `put_logs_back` leaves the kept lines in both places
+            _write_bytes(_kept(log, folder), lines if lines.startswith(kept) else kept + lines)
+
+
+def put_logs_back(logs: Sequence[str], folder: Path) -> None:
+    """Put the kept lines in front of those of the attempt that has ended."""
+    for log in logs:
+        kept = _read_bytes(_kept(log, folder))
+        if kept:
+            lines = _read_bytes(Path(log))
+            if not lines.startswith(kept):
+                Path(log).parent.mkdir(parents=True, exist_ok=True)
+                _write_bytes(Path(log), kept + lines)
+            _kept(log, folder).unlink(missing_ok=True)
+
+
+def _kept(log: str, folder: Path) -> Path:
+    return folder / hashlib.sha256(log.encode()).hexdigest()[:16]
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _write_bytes(path: Path, lines: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = path.with_name(f".{path.name}.tmp")
+    tmp.write_bytes(lines)
+    os.replace(tmp, path)

@@ -1,7 +1,12 @@
-"""How the submitted jobs are doing: from the files that they write, and from Slurm or the processes of this machine."""
+"""How the submitted jobs are doing: from the files that they write, and from Slurm or the processes of this machine.
+
+Of one that failed also what its user is told, and whether it is worth another submission.
+"""
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -13,12 +18,13 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from snakemake_executor_plugin_submitit import attempts, failure, processes
 from snakemake_executor_plugin_submitit.failure import Failure, is_provisional
-from snakemake_executor_plugin_submitit.job_files import JobFiles, last_lines, read_json
+from snakemake_executor_plugin_submitit.job_files import STATUS_VARIABLE, JobFiles, last_lines, read_json
 from snakemake_executor_plugin_submitit.prepared import Prepared
 from snakemake_executor_plugin_submitit.record import Record
 from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue, SlurmState
 from snakemake_executor_plugin_submitit.step import UNFRUITFUL_LIMIT
 
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
 SETTLE_S = 15  # for the job's last file to become visible here after Slurm has seen its end
 
 
@@ -162,3 +168,69 @@ def stderr_path(job: Tracked) -> Path:
 
     folder, job_id = Path(job.record.folder), job.record.job_id
     return task_paths(folder, job_id).stderr
+
+
+def is_worth_another(job: Tracked, why: Failure, requeue_limit: int) -> bool:
+    """The one retry rule of each class. A job that asks for it goes on until it makes no progress."""
+    limit = failure.RETRIES.get(why.kind, 0)
+    if limit is not None:
+        return job.record.retries.get(why.kind, 0) < limit
+    progress = read_json(job.files.status).get("progress")
+    return (
+        len(attempts.starts(job.files.attempts)) <= requeue_limit
+        and attempts.unfruitful(job.files.attempts, progress) < UNFRUITFUL_LIMIT
+    )
+
+
+def message(job: Tracked, why: Failure) -> str:
+    """All that helps to find the cause: class, states, codes, logs, last lines."""
+    state = why.state or (job.slurm.state if job.slurm else "")
+    facts = [f"class {why.kind}"]
+    if job.record.cluster == "slurm":
+        facts.append(f"Slurm state {state or 'not known'}")
+    if why.exit_code is not None:
+        facts.append(f"exit code {why.exit_code}")
+    if why.nodes:
+        facts.append(f"on {why.nodes}")
+    lines = [f"job {job.record.job_id} failed: {', '.join(facts)}{': ' + why.message if why.message else ''}"]
+    lines.append(f"next: {failure.NEXT.get(why.kind, 'see the log')}")
+    lines.append(f"output: {job.files.output_log}")
+    lines.append(f"submitit: {stderr_path(job)}")
+    tail = last_lines(job.files.output_log) or last_lines(stderr_path(job))
+    if tail:
+        lines += ["last lines:", *(f"    {line}" for line in tail.splitlines())]
+    return "\n".join(lines)
+
+
+def nodes_of(nodes: str) -> list[str]:
+    """The nodes to stay away from, as one word of sbatch's --exclude; [] if it is not known where the job was."""
+    return [nodes] if re.fullmatch(r"[\w.,\[\]-]+", nodes) else []
+
+
+def stop_all(jobs: Sequence[Tracked]) -> None:
+    """SIGTERM to every process of the jobs, SIGKILL to those that are there after a while."""
+    if not jobs:
+        return
+    processes.kill(pids_of(jobs), signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline:
+        for job in jobs:
+            if job.process is not None:
+                job.process.poll()
+        if not pids_of(jobs):
+            return
+        time.sleep(0.1)
+    processes.kill(pids_of(jobs), signal.SIGKILL)
+
+
+def pids_of(jobs: Sequence[Tracked]) -> list[int]:
+    """The processes below submitit's controllers, and those that were started by a job and went out of its family."""
+    found: dict[int, None] = {}
+    for job in jobs:
+        controller = int(job.record.job_id)
+        if processes.is_alive(controller, job.record.started):
+            found.update(dict.fromkeys(processes.descendants(controller)))
+        for pid in processes.with_environment(**{STATUS_VARIABLE: str(job.files.status)}):
+            if processes.start_ticks(pid) is not None:
+                found[pid] = None
+    return list(found)

@@ -14,8 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snakemake_executor_plugin_submitit import attempts, failure, kept_logs, processes, usage
-from snakemake_executor_plugin_submitit.job_files import STATUS_VARIABLE, JobFiles, read_json, write_json
+from snakemake_executor_plugin_submitit import attempts, failure, processes, usage
+from snakemake_executor_plugin_submitit.job_files import (
+    STATUS_VARIABLE,
+    JobFiles,
+    put_logs_aside,
+    put_logs_back,
+    read_json,
+    write_json,
+)
 from snakemake_executor_plugin_submitit.stop_signals import Relay, Sentinel, StopSignals
 from snakemake_executor_plugin_submitit.usage import Usage
 
@@ -94,7 +101,7 @@ def run_attempt(step: JobStep) -> attempts.End | None:
     files.outcome(step.number).unlink(missing_ok=True)  # of an attempt after which Slurm itself requeued the job
     logs = [os.path.join(step.workdir, log) for log in step.logs]
     if attempt > 1:
-        kept_logs.put_aside(logs, files.kept_logs)
+        put_logs_aside(logs, files.kept_logs)
     begin, kills = time.monotonic(), usage.oom_kills()
     with StopSignals() as signals, Sentinel() as sentinel, open(files.output_log, "ab") as output:
         offset = output.tell()
@@ -112,7 +119,7 @@ def run_attempt(step: JobStep) -> attempts.End | None:
             relay = Relay(process.pid, str(files.status), sentinel)
             code = wait(process, signals, relay, step.signal_delay_s, used.sample)
             figures = used.figures()
-        kept_logs.put_back(logs, files.kept_logs)
+        put_logs_back(logs, files.kept_logs)
         seconds = time.monotonic() - begin
         if code != 0:
             code = failure.exit_code_of_command(_output_since(step, offset)) or (code if code > 0 else 128 - code)
