@@ -28,22 +28,26 @@ localrules:
 
 
 rule all:
+    """Make every result of the experiment, to the report."""
     default_target: True
     input:
         plan.target_manifests,
 
 
 rule data:
+    """Make all data sets."""
     input:
         plan.manifests("data"),
 
 
 rule train:
+    """Train all runs, through all phases."""
     input:
         plan.manifests("train"),
 
 
 rule evaluate:
+    """Evaluate all trained and imported models."""
     input:
         plan.manifests("evaluate"),
 

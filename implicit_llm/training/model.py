@@ -16,9 +16,9 @@ from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.fetched_files import fetched_model
 from implicit_llm_contracts.runs.manifest import sha256_of
 from implicit_llm_contracts.runs.places import downloads_folder, local_folder
-from implicit_llm_data.fetched_files import fetched_model
 
 SEE = "see the documentation of transformers"
 

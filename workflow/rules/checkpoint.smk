@@ -1,5 +1,5 @@
-# A model that was trained elsewhere. Converting one holds its weights in memory twice.
 rule import_checkpoint:
+    """Import a model that was trained elsewhere; converting one holds its weights in memory twice."""
     output:
         manifest="results/{config}/checkpoint/{peer}/manifest.json",
     log:

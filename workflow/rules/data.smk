@@ -1,5 +1,5 @@
-# Every kind of data but those below: one thread and little memory are enough.
 rule data_set:
+    """Make one data set, for training or for a test length: every kind but those below, which need more of a machine."""
     input:
         upstream=job.upstream("data"),
     output:
@@ -22,8 +22,8 @@ rule data_set:
         " --identity {params.identity:q} {params.inputs:q} --log {log:q} --threads {threads}"
 
 
-# Training one counts pairs of tokens over the corpus, on all cores.
 use rule data_set as tokenizer with:
+    """Take the tokenizer of the language models, or train one: that counts pairs over the corpus, on all cores."""
     wildcard_constraints:
         data=job.names("data", "tokenizer"),
     threads: 8
@@ -32,8 +32,8 @@ use rule data_set as tokenizer with:
         runtime=120,
 
 
-# Remembered pieces of text leave little to encode: several shards at once use a machine better than one on all cores.
 use rule data_set as token_shard with:
+    """Tokenise one share of the corpus (the deduplicated Pile); several shards at once use a machine best."""
     wildcard_constraints:
         data=job.names("data", "token_shard"),
     threads: 2
@@ -42,8 +42,8 @@ use rule data_set as token_shard with:
         runtime=720,
 
 
-# An index of the shards' files, or a copy of the small test split.
 use rule data_set as token_stream with:
+    """Join the shards to a stream of tokens: an index of their files, or a copy of the small test split."""
     wildcard_constraints:
         data=job.names("data", "token_stream"),
     resources:

@@ -4,6 +4,7 @@ from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 for kind in EVALUATION_KINDS:
 
     rule:
+        """Evaluate one phase of one run, or an imported model, on its test sets, in every mode of solving."""
         name:
             f"evaluate_{kind}"
         input:

@@ -3,21 +3,16 @@ from snakemake.logging import logger
 
 from implicit_llm_workflow.project_dirs import require_own_package
 from implicit_llm_workflow.rules.invocation import announce
-from implicit_llm_workflow.rules.snakemake_driver import (
-    errors_in_one_line,
-    force_stale,
-    make_mlflow_store,
-    request_again,
-)
+from implicit_llm_workflow.rules.snakemake_driver import Driver, errors_in_one_line
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
 
 with errors_in_one_line(logger):
     require_own_package(Path(workflow.basedir))
     plan = plan_from_snakemake(config, workflow.configfiles)
-    force_stale(workflow, plan, logger)
-
-if workflow.is_main_process:
-    announce()
+    driver = Driver(workflow, plan, logger)
+    if workflow.is_main_process:
+        driver.force_stale()
+        announce()
 
 job = RuleInputs(plan, ancient)
 
@@ -27,5 +22,5 @@ wildcard_constraints:
 
 
 onstart:
-    request_again(workflow, plan)
-    make_mlflow_store(workflow, plan, logger)
+    if workflow.is_main_process:
+        driver.before_first_job()

@@ -2,8 +2,8 @@ localrules:
     prefetch,
 
 
-# Fetches what the jobs need from the network, where there is one; the jobs themselves then need none.
 rule prefetch:
+    """Fetch what the jobs need from the network, where there is one; the jobs themselves then need none."""
     log:
         f"results/{plan.experiment.name}/prefetch.log",
     params:

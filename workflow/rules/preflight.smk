@@ -1,7 +1,7 @@
-# A profile that gives hardware classes to rules (resource `hardware`) has each class looked at, in seconds, before its
-# first long job; a profile without classes has no such job. What it finds changes no result: nothing depends on it but
-# by `ancient`.
+# For profiles that give rules a hardware class (resource `hardware`). It changes no result: nothing depends on it but by
+# `ancient`.
 rule preflight:
+    """Look, in seconds, whether a class of machines can do its jobs, before its first long job."""
     output:
         report="results/{config}/.preflight/{hardware}.json",
     log:

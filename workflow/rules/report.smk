@@ -1,4 +1,5 @@
 rule report:
+    """Draw every figure and table of the experiment, and judge every claim, from the results of all jobs."""
     input:
         results=job.upstream("report"),
     output:
@@ -50,8 +51,8 @@ rule report:
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
 
 
-# A figure or table of the paper by itself, from the jobs behind it alone.
 rule excerpt:
+    """Draw a figure or table of the paper by itself, from the jobs behind it alone."""
     input:
         results=job.upstream("excerpt"),
     output:

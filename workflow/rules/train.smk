@@ -4,6 +4,7 @@ from implicit_llm_contracts.config.tasks import TASKS
 for task in TASKS:
 
     rule:
+        """Train one phase of one run; a later phase starts from the checkpoint of the one before it."""
         name:
             f"train_{task}"
         input:

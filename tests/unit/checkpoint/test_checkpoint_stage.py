@@ -18,8 +18,8 @@ from implicit_llm.checkpoint import stage
 from implicit_llm.checkpoint.source import CheckpointError
 from implicit_llm.checkpoint.stage import CheckpointLayoutError
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.fetched_files import Fetched, FetchedFilesError, HubFiles
 from implicit_llm_contracts.runs.manifest import Manifest, sha256_of
-from implicit_llm_data.fetched_files import Fetched, FetchedFilesError, HubFiles
 from implicit_llm_jobs.stage import run_stage
 from tests.unit.checkpoint.foreign import VOCAB, save_foreign, save_original_mamba2
 from tests.unit.evaluation.finished_runs import request

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_data.fetched_files import Fetched, HubFiles, fetched_files
+from implicit_llm_contracts.runs.fetched_files import Fetched, HubFiles, fetched_files
 from implicit_llm_data.text.corpus import CorpusConfig, open_share
 from implicit_llm_data.text.tokenizer import TokenizerConfig, make_tokenizer
 from tests.unit.data.text_samples import write_corpus, write_jsonl

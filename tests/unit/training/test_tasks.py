@@ -16,9 +16,9 @@ from implicit_llm.training.model import ModelError, build_model
 from implicit_llm_contracts.config.training import TrainConfig
 from implicit_llm_contracts.runs.errors import ConfigError, Preempted
 from implicit_llm_contracts.runs.faults import FaultInjected
+from implicit_llm_contracts.runs.fetched_files import FetchedFilesError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.manifest import Manifest, sha256_of
-from implicit_llm_data.fetched_files import FetchedFilesError
 from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_data.fetched_files import HubFiles
+from implicit_llm_contracts.runs.fetched_files import HubFiles
 from implicit_llm_workflow.file_digests import FileDigests, safe_digests
 from implicit_llm_workflow.planning.report_outputs import report_tables
 from implicit_llm_workflow.prefetching.needs import HubCheckpoint, needs_of

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_data.fetched_files import FetchedFilesError, HubFiles
+from implicit_llm_contracts.runs.fetched_files import FetchedFilesError, HubFiles
 from implicit_llm_data.text.corpus import CorpusConfig, open_share
 from implicit_llm_workflow.prefetching.hub import (
     FetchError,

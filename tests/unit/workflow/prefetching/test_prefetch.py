@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from implicit_llm_contracts.runs.fetched_files import HubFiles
 from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_data.babi import archive as babi_archive
-from implicit_llm_data.fetched_files import HubFiles
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.prefetching.needs import BabiArchive, EvaluationData, LocalFile, needs_of
 from implicit_llm_workflow.prefetching.prefetch import BABI_NAME, satisfy

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.rules.snakemake_driver import (
-    DriverRunning,
-    UnsupportedSnakemake,
-    force_stale,
-    hold_lock,
-    report_stale,
-)
+from implicit_llm_workflow.rules.snakemake_driver import DriverRunning, hold_lock, report_stale
 
 HOLDER = """
 from implicit_llm_workflow.rules.snakemake_driver import *
@@ -60,11 +54,3 @@ def test_many_stale_results_are_summed_up() -> None:
     report_stale({f"results/x/{number}/manifest.json": "why" for number in range(20)}, "x.yaml", said.append)
     assert said[0] == "stale: results/x/0 (why)"
     assert said[-1] == "stale: 8 more; `implicit-llm status --jobs --config x.yaml` lists them"
-
-
-def test_a_snakemake_that_cannot_be_told_is_refused() -> None:
-    class Workflow:
-        is_main_process = True
-
-    with pytest.raises(UnsupportedSnakemake, match="snakemake>="):
-        force_stale(Workflow(), None, None)  # type: ignore[arg-type]

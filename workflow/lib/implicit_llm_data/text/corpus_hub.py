@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_data.fetched_files import FETCH, HubFiles, fetched_files
+from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_files
 from implicit_llm_data.text.corpus_file import CorpusError, CorpusFile, Document, TextFormat, checked
 from implicit_llm_data.text.corpus_paths import hand_put_files, named_files
 

@@ -11,7 +11,7 @@ from typing import Literal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_data.fetched_files import FETCH, HubFiles, find_fetched
+from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, find_fetched
 from implicit_llm_data.shard_format import token_dtype
 from implicit_llm_data.text.corpus import CorpusConfig, open_share
 from implicit_llm_data.text.corpus_hub import is_offline

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_data.fetched_files import Fetched, FetchedFilesError, HubFiles, find_fetched
+from implicit_llm_contracts.runs.fetched_files import Fetched, FetchedFilesError, HubFiles, find_fetched
 from implicit_llm_workflow.file_digests import CONFIG_FILE, INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE
 
 MODEL_FILES = (

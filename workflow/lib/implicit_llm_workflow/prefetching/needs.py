@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from implicit_llm_data.fetched_files import HubFiles
+from implicit_llm_contracts.runs.fetched_files import HubFiles
 from implicit_llm_workflow.experiment_files.validation import validate
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.file_digests import PICKLE_FILE

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.fetched_files import Fetched, HubFiles
 from implicit_llm_contracts.runs.manifest import sha256_of
-from implicit_llm_data.fetched_files import Fetched, HubFiles
 from implicit_llm_workflow.file_digests import PICKLE_FILE
 from implicit_llm_workflow.prefetching.hub import (
     FetchError,

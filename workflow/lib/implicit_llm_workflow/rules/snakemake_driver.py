@@ -27,13 +27,18 @@ from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_workflow.experiment_files.config_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
 from implicit_llm_workflow.rules.invocation import profile_in_use
+from implicit_llm_workflow.rules.snakemake_internals import (
+    around_job_graph,
+    does_run_jobs,
+    force,
+    forced_outputs,
+    is_made,
+    outputs_to_make,
+    targets,
+)
 
 SHOWN_STALE = 12
 SQLITE = "sqlite:///"
-
-
-class UnsupportedSnakemake(UserError):
-    """This release of Snakemake cannot be told which results are stale."""
 
 
 class AcceptedJobForced(UserError):
@@ -44,43 +49,54 @@ class DriverRunning(UserError):
     """Another Snakemake works on the same experiment."""
 
 
-def force_stale(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
-    """Have the jobs of stale results run, as far as the requested targets need them, and write what they are given.
+class Driver:
+    """The main process of a call of Snakemake, which the jobs that it starts in processes of their own do not have."""
 
-    Where the job graph is made, an unknown target or another driver ends the process.
-    Only in the main process: a job that Snakemake starts in a process of its own has been decided on already.
-    Snakemake knows its targets only after the Snakefile has been read, hence the detour over the creation of the job
-    graph; `--forcerun` would also make every stale result a target.
-    Raises: UnsupportedSnakemake.
-    """
-    if not workflow.is_main_process:
-        return
-    prepare = getattr(workflow, "_prepare_dag", None)
-    if prepare is None:
-        raise UnsupportedSnakemake(
-            "this release of Snakemake builds its job graph in another way; install snakemake>=9.12,<10"
-        )
+    def __init__(self, workflow: Any, plan: Plan, logger: logging.Logger) -> None:
+        self._workflow, self._plan, self._logger = workflow, plan, logger
+        self._lock: TextIO | None = None
+        self._forced: set[str] = set()
 
-    stale = plan.stale()
-    report_stale(stale, plan.experiment.source, logger.info)
+    def force_stale(self) -> None:
+        """Have the jobs of stale results run, as far as the requested targets need them, and write what they are given.
 
-    def prepare_and_force(*args: Any, **kwargs: Any) -> None:
-        with errors_in_one_line(logger):
-            check_targets(workflow, plan)
-            if not workflow.dryrun and workflow.executor_plugin is not None:
-                workflow.driver_lock = hold_lock(plan.root / ".driver.lock")
+        Where the job graph is made, an unknown target or another driver ends the process. Raises: UnsupportedSnakemake.
+        """
+        report_stale(self._plan.stale(), self._plan.experiment.source, self._logger.info)
+        around_job_graph(self._workflow, self._before_graph, self._after_graph)
+
+    def _before_graph(self) -> None:
+        plan = self._plan
+        with errors_in_one_line(self._logger):
+            check_targets(self._workflow, plan)
+            if does_run_jobs(self._workflow):
+                self._lock = hold_lock(plan.root / ".driver.lock")
                 write_atomic(plan.root / DRIVER_RECORD, json.dumps({"profile": profile_in_use()}))
                 plan.write_job_files()
                 plan.record_code()
                 if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
                     signal.signal(signal.SIGINT, _interrupt)
-        prepare(*args, **kwargs)
-        with errors_in_one_line(logger):
-            workflow.forced_by_user = forced_by_user(workflow, plan)
-        plan.force(workflow.forced_by_user)
-        workflow.dag.forcefiles.update(plan.stale())
 
-    workflow._prepare_dag = prepare_and_force
+    def _after_graph(self) -> None:
+        with errors_in_one_line(self._logger):
+            self._forced = forced_by_user(self._workflow, self._plan)
+        self._plan.force(self._forced)
+        force(self._workflow, self._plan.stale())
+
+    def before_first_job(self) -> None:
+        """For `onstart`, when Snakemake knows which jobs it will run."""
+        self._request_again()
+        make_mlflow_store(self._plan.root.parent, self._logger)
+
+    def _request_again(self) -> None:
+        """Ask the jobs that the user forces to compute again; a job otherwise returns the result that it finds.
+
+        The request is a file beside a job's identity. The first attempt removes it, so later attempts resume from what
+        the first one saved. Jobs that read these results are asked too, since their numbers may change, in this run or
+        in the next.
+        """
+        for node in self._plan.made_from(self._forced & outputs_to_make(self._workflow)):
+            again_file(self._plan.identity_file(node)).touch()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -98,9 +114,7 @@ def forced_by_user(workflow: Any, plan: Plan) -> set[str]:
 
     Raises: AcceptedJobForced for one that would have to be computed by the code of an accepted result.
     """
-    rules, files = workflow.dag.forcerules, workflow.dag.forcefiles
-    manifests = {plan.manifest(node) for node in plan.nodes.values()} if rules or files else set()
-    forced = {path for path in manifests if path in files or any(rule.is_producer(path) for rule in rules)}
+    forced = forced_outputs(workflow, lambda: {plan.manifest(node) for node in plan.nodes.values()})
     accepted = [node.key for node in plan.made_from(forced) if node.key in plan.accepted]
     if accepted:
         config = plan.experiment.source
@@ -111,28 +125,15 @@ def forced_by_user(workflow: Any, plan: Plan) -> set[str]:
     return forced
 
 
-def request_again(workflow: Any, plan: Plan) -> None:
-    """Ask the jobs that the user forces to compute again; a job otherwise returns the result that it finds.
+def make_mlflow_store(results: Path, logger: logging.Logger) -> None:
+    """Make MLflow's SQLite store if there is none: clients that open an empty one at the same time break it.
 
-    For `onstart`, when Snakemake knows which jobs it will run. The request is a file beside a job's identity. The first
-    attempt removes it, so later attempts resume from what the first one saved. Jobs that read these results are asked
-    too, since their numbers may change, in this run or in the next.
-    """
-    if workflow.is_main_process:
-        running = {str(path) for job in workflow.dag.needrun_jobs() for path in job.output}
-        for node in plan.made_from(workflow.forced_by_user & running):
-            again_file(plan.identity_file(node)).touch()
-
-
-def make_mlflow_store(workflow: Any, plan: Plan, logger: logging.Logger) -> None:
-    """Make MLflow's SQLite store before the first job: clients that open an empty one at the same time break it.
-
-    For `onstart`. A job that is run by hand takes the same lock. No job waits for a store, so a failure is reported
+    A job that is run by hand takes the same lock. No job waits for a store, so a failure is reported
     and stops nothing.
     """
-    uri, results = os.environ.get("MLFLOW_TRACKING_URI", ""), plan.root.parent
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
     is_server = bool(uri) and not uri.startswith(SQLITE)
-    if not workflow.is_main_process or is_server or Path(uri.removeprefix(SQLITE) or results / "mlflow.db").exists():
+    if is_server or Path(uri.removeprefix(SQLITE) or results / "mlflow.db").exists():
         return
     command = [sys.executable, "-m", "implicit_llm_workflow.console", "mlflow", "init", "--results", str(results)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -162,11 +163,11 @@ def check_targets(workflow: Any, plan: Plan) -> None:
     Raises: UnknownTarget, with the nearest target and with all that have a name.
     """
     manifests = {plan.manifest(node) for node in plan.nodes.values()}
-    for target in workflow.dag_settings.targets:
+    for target in targets(workflow):
         path = os.path.normpath(target)
         if workflow.is_rule(target) or path in manifests:
             continue
-        if Path(path).name != MANIFEST and any(rule.is_producer(path) for rule in workflow.rules):
+        if Path(path).name != MANIFEST and is_made(workflow, path):
             continue
         source = plan.experiment.source
         if target in experiment_names():

@@ -5,18 +5,21 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_workflow.estimates.training_memory import STATE_BYTES
 from implicit_llm_workflow.experiment_files.config_files import ConfigFiles, shown_path
 from implicit_llm_workflow.experiment_files.experiment import build_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import ENVIRONMENTS_DIR
-from implicit_llm_workflow.rules.hardware_classes import hardware_of, largest_checkpoint_bytes, rule_of
+from implicit_llm_workflow.rules.snakemake_internals import resource_of
 
 # The wildcards of a stage's rules, in the order in which they make up a node's name.
 _NAME_WILDCARDS = {
@@ -29,6 +32,8 @@ _NAME_WILDCARDS = {
 }
 # Which of them tells the kind of a job.
 _KIND_WILDCARD = {"data": -1, "train": 0, "evaluate": -1}
+
+HARDWARE = "hardware"  # the resource by which a profile gives a rule a class of machines
 
 _FUNCTION = TypeVar("_FUNCTION", bound=Callable[..., Any])
 _NUMBER = re.compile(r"(?<=-)[0-9]{5}$")
@@ -140,7 +145,7 @@ class RuleInputs:
         def report(wildcards: Any) -> list[str]:
             node = self.node(stage, wildcards)
             # A fresh result must not see it: Snakemake reruns what depends on a file that it makes for the first time.
-            hardware = None if self._is_fresh(node) else hardware_of(workflow, rule_of(node))
+            hardware = None if self._is_fresh(node) else resource_of(workflow, rule_of(node), HARDWARE)
             return [self._ancient(f"{self._plan.root}/.preflight/{hardware}.json")] if hardware else []
 
         return report
@@ -150,14 +155,23 @@ class RuleInputs:
 
         @_asked_by_snakemake
         def environment(wildcards: Any) -> str | None:
-            hardware = hardware_of(workflow, rule_of(self.node(stage, wildcards)))
+            hardware = resource_of(workflow, rule_of(self.node(stage, wildcards)), HARDWARE)
             return str(path) if (path := ENVIRONMENTS_DIR / f"{hardware}.yaml").is_file() else None
 
         return environment
 
     def largest_checkpoint_bytes(self) -> Callable[[Any], int]:
-        """A parameter function: what a disk must hold."""
-        return lambda wildcards: largest_checkpoint_bytes(self._plan)
+        """A parameter function: bytes of the largest training state; models of unknown size count nothing."""
+
+        def largest(wildcards: Any) -> int:
+            sizes = [0]
+            for node in self._plan.nodes.values():
+                if node.stage == "train":
+                    with suppress(UncountedModel):
+                        sizes.append(STATE_BYTES * num_parameters(node.config["model"]))
+            return max(sizes)
+
+        return largest
 
     def identity(self, stage: str) -> Callable[[Any], str]:
         """A parameter function: the identity of a job, as @FILE, which keeps commands short enough to be read."""
@@ -181,3 +195,8 @@ class RuleInputs:
             return [word for role, path in directories for word in ("--input", f"{role}={path}")]
 
         return options
+
+
+def rule_of(node: Node) -> str:
+    """The rule that does a job of training or evaluation."""
+    return f"{node.stage}_{node.config.get('kind', node.config.get('task'))}"

@@ -1,0 +1,106 @@
+"""What Snakemake's private parts, on which the driver builds, do: seen in what a small workflow runs.
+
+Without a job graph that is made after the targets are known, or without its forced files, a stale result would silently
+count as fresh: these tests fail then, also where the names are still there.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.tiny_project import LIBRARY, NOTHING, ROOT, Project
+
+SNAKEFILE = """
+from implicit_llm_workflow.rules import snakemake_internals as internals
+
+def before():
+    print("targets", internals.targets(workflow), internals.does_run_jobs(workflow))
+    print("is made", [name for name in ("b", "./b", "x") if internals.is_made(workflow, name)])
+
+def after():
+    print("forced", sorted(internals.forced_outputs(workflow, lambda: ["a", "b", "c"])))
+    internals.force(workflow, config.get("stale", "").split(","))
+
+if workflow.is_main_process:
+    internals.around_job_graph(workflow, before, after)
+
+onstart:
+    print("makes", sorted(internals.outputs_to_make(workflow)))
+
+rule all:
+    input: "b", "c"
+
+rule a:
+    output: "a"
+    resources: hardware="h100"
+    params: hardware=lambda wildcards: internals.resource_of(workflow, "a", "hardware")
+    shell: "echo {params.hardware} > {output}"
+
+rule b:
+    input: "a"
+    output: "b"
+    shell: "touch {output}"
+
+rule c:
+    output: "c"
+    shell: "touch {output}"
+"""
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A finished workflow of which Snakemake has no records, so that it decides by the files alone."""
+    folder = tmp_path_factory.mktemp("internals")
+    (folder / "Snakefile").write_text(SNAKEFILE)
+    project = Project(folder, LIBRARY, variables={"PYTHONPATH": str(ROOT / "workflow" / "lib")})
+    said = project.command("snakemake", "--cores", "1")
+    assert "targets [] True\nis made ['b', './b']\nforced []\nmakes ['a', 'b', 'c']\n" in said
+    assert (folder / "a").read_text() == "h100\n"
+    shutil.rmtree(folder / ".snakemake")
+    return project
+
+
+def planned(project: Project, *words: str) -> set[str]:
+    said = project.command("snakemake", "--dry-run", "--cores", "1", *words)
+    return set(re.findall(r"^ +output: (\w)$", said, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("words", "jobs"),
+    [
+        ([], set()),
+        (["--config", "stale=a"], {"a", "b"}),  # what is made from it follows
+        (["--config", "stale=b"], {"b"}),
+        (["c", "--config", "stale=a"], set()),  # no target needs it
+    ],
+)
+def test_a_forced_result_and_what_follows_runs_as_far_as_a_target_needs_it(
+    done: Project, words: list[str], jobs: set[str]
+) -> None:
+    assert planned(done, *words) == jobs
+
+
+def test_targets_and_what_the_user_forces_are_known_when_the_graph_is_made(done: Project) -> None:
+    said = done.command("snakemake", "--dry-run", "--cores", "1", "b", "-R", "a")
+    assert "targets ['b'] False\n" in said
+    assert "forced ['a']\n" in said
+    assert "forced ['b']\n" in done.command("snakemake", "--dry-run", "--cores", "1", "-f", "b")
+    assert NOTHING in done.command("snakemake", "--dry-run", "--cores", "1")
+
+
+def test_a_snakemake_that_cannot_be_told_is_refused() -> None:
+    from implicit_llm_workflow.rules.snakemake_internals import UnsupportedSnakemake, around_job_graph
+
+    with pytest.raises(UnsupportedSnakemake, match="snakemake>="):
+        around_job_graph(object(), lambda: None, lambda: None)
+
+
+def test_no_other_module_of_the_driver_uses_them() -> None:
+    private = re.compile(r"_prepare_dag|forcefiles|forcerules|needrun_jobs|is_producer|dag_settings|get_rule\(")
+    sources = [path for folder in ("workflow/lib", "workflow/rules") for path in Path(ROOT, folder).rglob("*.*")]
+    users = {path.name for path in sources if path.suffix in (".py", ".smk") and private.search(path.read_text())}
+    assert users == {"snakemake_internals.py"}
