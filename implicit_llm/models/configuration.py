@@ -29,7 +29,7 @@ class ImplicitConfig(PreTrainedConfig):
 
     is_implicit: iterate the layer stack to a fixed point; False is the explicit baseline of the same architecture.
     weight_norm: weight normalisation on linear and convolution weights; None means "as is_implicit", as published.
-    solver: a `SolverConfig` or a dict of its settings, held as the dict of all of them; None for explicit models.
+    solver: a `SolverConfig`, also given as a dict of its settings; None for explicit models.
     dropout: variational, one mask for all iterations of a forward pass; the paper trains without.
     initializer_range: standard deviation of the embedding at initialisation.
     """
@@ -78,7 +78,11 @@ class ImplicitConfig(PreTrainedConfig):
 
     def __setattr__(self, key: str, value: Any) -> None:
         is_solver = key == "solver" and value is not None
-        super().__setattr__(key, SolverConfig.of(value).to_dict() if is_solver else value)
+        super().__setattr__(key, SolverConfig.of(value) if is_solver else value)
+
+    def to_dict(self) -> dict[str, Any]:
+        values = super().to_dict()
+        return values | {"solver": self.solver.to_dict()} if isinstance(self.solver, SolverConfig) else values
 
     @property
     def has_weight_norm(self) -> bool:

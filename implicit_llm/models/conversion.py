@@ -82,7 +82,7 @@ def to_implicit(model: ImplicitForCausalLM, solver: SolverConfig | None = None) 
     values = model.config.to_dict() | {
         "is_implicit": True,
         "weight_norm": True,
-        "solver": (solver or SolverConfig()).to_dict(),
+        "solver": solver or SolverConfig(),
     }
     implicit = type(model)(type(model.config)(**values))
     implicit.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg]  # transformers' wrapper loses its self

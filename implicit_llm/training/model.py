@@ -43,7 +43,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
     if solver is not None and getattr(model, "solver", None) is None:
         raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
     if solver is not None:
-        setattr(model, "solver", SolverConfig.of(solver))  # noqa: B010  (a property: nn.Module's types hide it)
+        setattr(model, "solver", solver)  # noqa: B010  (a property: nn.Module's types hide it)
     elif getattr(model, "solver", None) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
     if model.config.get_text_config().vocab_size < vocab_size:
@@ -101,7 +101,7 @@ def _folder_of(fields: dict[str, Any], where: str) -> Path:
     return folder
 
 
-def _from_config(fields: dict[str, Any], solver: dict[str, Any] | None, where: str) -> PreTrainedModel:
+def _from_config(fields: dict[str, Any], solver: SolverConfig | None, where: str) -> PreTrainedModel:
     import_package_of(fields)
     kind = fields["model_type"]
     if kind not in CONFIG_MAPPING:
@@ -114,5 +114,5 @@ def _from_config(fields: dict[str, Any], solver: dict[str, Any] | None, where: s
             raise ModelError(f"{where}.model.{key}: {kind} has no such field; {hint}")
     given = {key: value for key, value in fields.items() if key not in ("model_type", "package")}
     if solver is not None:
-        given["solver"] = dict(solver)
+        given["solver"] = solver
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **given), dtype=torch.float32)

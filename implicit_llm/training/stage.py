@@ -203,7 +203,7 @@ def _headline(context: StageContext, setup: Setup, layout: BatchLayout) -> str:
     phase = setup.config.phase
     first = phase.start_step if setup.start is None else setup.start.global_step
     solver = setup.config.phase.solver
-    how = "explicit" if solver is None else str(solver.get("mode", "fixed_point"))
+    how = "explicit" if solver is None else solver.mode
     return (
         f"{context.name}: steps {first} to {phase.end_step}, {how}, {setup.model.num_parameters():,} parameters, "
         f"{layout.batch_size} x {setup.dataset.length} tokens a step in {layout.accumulation_steps} micro-batch(es) on "

@@ -41,8 +41,7 @@ class StepCost:
         self.tokens = batch_size * length
         self._model = {**model.config.to_dict(), "num_parameters": model.num_parameters()}
         self._length = length
-        solver = getattr(model, "solver", None)
-        self._solver = None if solver is None else solver.to_dict()
+        self._solver = getattr(model, "solver", None)
 
     def flops(self, f_evaluations: float) -> float:
         """FLOPs of a step; f_evaluations is NaN where none were counted."""

@@ -198,4 +198,4 @@ def test_an_index_of_shards_leads_to_no_other_folder(tmp_path: Path) -> None:
 
 def test_published_config_uses_the_published_stopping_rules() -> None:
     solver = AutoConfig.from_pretrained(PARITY / "mamba2-implicit").solver
-    assert (solver["stop"], solver["eval_stop"], solver["eval_mode"]) == ("batch", "batch", "simultaneous")
+    assert (solver.stop, solver.eval_stop, solver.eval_mode) == ("batch", "batch", "simultaneous")

@@ -26,6 +26,8 @@ def filled(config: dict[str, Any]) -> TrainConfig:
         ({"phase": {"keep": [0]}}, r"phase.*keep: 0 is not above 0 and at most 8"),
         ({"phase": {"keep": [9]}}, "keep: 9"),
         ({"phase": {"solver": {"mode": "fixed_point", "stop": "batch"}}}, r"solver.stop: batch couples the sequences"),
+        ({"phase": {"solver": {**FREE, "max_itr": 3}}}, "phase.solver: .*max_iter"),
+        ({"phase": {"solver": {**FREE, "tol": 3.0}}}, "phase.solver: solver.tol: 3.0"),
         ({"phase": {"keep": [6, 3]}}, "not in order, each once"),
         ({"phase": {"keep": [3, 3]}}, "not in order, each once"),
         ({"seed": -1}, "seed: -1"),
@@ -69,8 +71,6 @@ def test_a_wrong_runtime_option_is_refused(values: dict[str, Any], message: str)
         (LLAMA, FREE, r"phase\.solver: the model is explicit"),
         (IMPLICIT, None, r"phase\.solver: the model is implicit"),
         ({**IMPLICIT, "head_dim": 7}, FREE, "head_dim"),
-        (IMPLICIT, {**FREE, "max_itr": 3}, "max_iter"),
-        (IMPLICIT, {**FREE, "tol": 3.0}, "tol"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused_as_the_users_error(

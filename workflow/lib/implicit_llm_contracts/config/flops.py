@@ -59,7 +59,7 @@ def forward_flops(model: Mapping[str, Any], length: int) -> ForwardFlops:
 
 
 def training_flops(
-    model: Mapping[str, Any], length: int, solver: Mapping[str, Any] | None, f_evaluations: float | None
+    model: Mapping[str, Any], length: int, solver: SolverConfig | Mapping[str, Any] | None, f_evaluations: float | None
 ) -> float:
     """FLOPs per token of a training step: forward, and backward through what is differentiated.
 
@@ -80,7 +80,7 @@ def training_flops(
     return of_stack * forward.stack + (1 + BACKWARD_FORWARDS) * forward.outside
 
 
-def differentiated_evaluations(solver: Mapping[str, Any] | None) -> int:
+def differentiated_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
     """Evaluations of f that a training step differentiates; 1 for an explicit model.
 
     The products that solve for an implicit gradient depend on the data and are not counted.
@@ -91,7 +91,7 @@ def differentiated_evaluations(solver: Mapping[str, Any] | None) -> int:
     return settings.num_unroll if settings.mode == "unrolled" else settings.differentiated_steps
 
 
-def max_evaluations(solver: Mapping[str, Any] | None) -> int:
+def max_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
     """The most evaluations of f that a training step spends on a token; 1 for an explicit model."""
     differentiated = differentiated_evaluations(solver)
     if solver is None or (settings := SolverConfig.of(solver)).mode == "unrolled":

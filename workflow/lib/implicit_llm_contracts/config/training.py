@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.hints import nearest
 
@@ -70,7 +71,7 @@ class PhaseConfig:
     index: int
     start_step: int
     end_step: int
-    solver: dict[str, Any] | None
+    solver: SolverConfig | None
     keep: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -83,7 +84,7 @@ class PhaseConfig:
                 raise ValueError(f"keep: {step} is not above {self.start_step} and at most {self.end_step}")
         if list(self.keep) != sorted(set(self.keep)):
             raise ValueError(f"keep: {list(self.keep)} are not in order, each once")
-        if (self.solver or {}).get("stop") == "batch":
+        if self.solver is not None and self.solver.stop == "batch":
             raise ValueError(
                 "solver.stop: batch couples the sequences of a micro-batch, whose size is the machine's choice; "
                 "use sequence or token"
