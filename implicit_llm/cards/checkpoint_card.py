@@ -7,8 +7,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from implicit_llm.cards.model_card import render_card
-from implicit_llm.cards.model_facts import ModelFacts
+from implicit_llm.cards.model_card import ModelFacts, render_card
 from implicit_llm_contracts.runs.stage_context import StageContext
 
 TEMPLATE = "checkpoint.md.j2"

@@ -8,8 +8,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from implicit_llm.cards.model_card import render_card
-from implicit_llm.cards.model_facts import ModelFacts, solver_words
+from implicit_llm.cards.model_card import ModelFacts, render_card, solver_words
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.runs.manifest import Manifest

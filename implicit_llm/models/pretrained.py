@@ -66,8 +66,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save the model, with a card that says how to load it unless there is already a README.md."""
         super().save_pretrained(save_directory, *args, **kwargs)
-        from implicit_llm.cards.model_card import FILE_NAME
-        from implicit_llm.cards.saved_card import saved_card
+        from implicit_llm.cards.model_card import FILE_NAME, saved_card
 
         card = Path(save_directory) / FILE_NAME
         if kwargs.get("is_main_process", True) and card.parent.is_dir() and not card.exists():

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, set_seed
 
+from implicit_llm.analysis.spectral_radius import mean_spectral_radius
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.training.batches import BatchLayout, Dataset, MicroBatches
 from implicit_llm.training.distributed import gather_objects, is_main, rank, total_over_ranks, world_size
@@ -29,12 +30,10 @@ from implicit_llm.training.operations.save_schedule import SaveSchedule
 from implicit_llm.training.operations.speed import SpeedMeter
 from implicit_llm.training.operations.status import StatusLine
 from implicit_llm.training.operations.watchdog import Watchdog
-from implicit_llm.training.optimizer import build_optimizer
+from implicit_llm.training.optimizer import build_optimizer, learning_rate
 from implicit_llm.training.precision import MAX_SKIPPED_IN_A_ROW, autocast, load_scaler, make_scaler, scaler_values
 from implicit_llm.training.replicas import require_equal_replicas
 from implicit_llm.training.sampler import StepSampler
-from implicit_llm.training.schedule import learning_rate
-from implicit_llm.training.spectral_radius import mean_spectral_radius
 from implicit_llm.training.state import (
     load_model,
     load_optimizer,

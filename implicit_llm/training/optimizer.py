@@ -1,10 +1,12 @@
-"""AdamW as the recipe wants it."""
+"""AdamW as the recipe wants it, and the learning rate as a pure function of the global step."""
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn, optim
 
-from implicit_llm_contracts.config.training import OptimizerConfig
+from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> optim.AdamW:
@@ -24,3 +26,22 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> optim.AdamW:
 def is_matrix(parameter: Tensor) -> bool:
     """At least two axes longer than one: no norm, bias or A_log, nor the gain (N, 1) of a normalised weight."""
     return sum(size > 1 for size in parameter.shape) >= 2
+
+
+def learning_rate(schedule: ScheduleConfig, step: int, total_steps: int) -> float:
+    """Learning rate of the update that follows `step` finished ones, for step in 0..total_steps - 1.
+
+    Warm-up reaches the peak with its last update; its first one is not wasted on a rate of zero. Then either a straight
+    line to `final_learning_rate`, or the peak followed by 1 - sqrt over the last `decay_fraction`.
+    Source: Schöne et al. 2025 (release script and section 4); the published linear schedule starts from zero.
+    """
+    warmup_steps = math.ceil(schedule.warmup_fraction * total_steps)
+    peak, final = schedule.peak_learning_rate, schedule.final_learning_rate
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if schedule.kind == "linear":
+        share = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    else:
+        decay_steps = math.ceil((schedule.decay_fraction or 0.0) * total_steps)
+        share = math.sqrt(max(0.0, (step - (total_steps - decay_steps)) / max(1, decay_steps)))
+    return final + (peak - final) * (1 - share)

@@ -46,8 +46,8 @@ from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import commit_directory, temporary_name, write_atomic
 from implicit_llm_contracts.runs.errors import Preempted
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.logs import wants_bar
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_contracts.runs.terminal import wants_bar
 from implicit_llm_data.shards import open_dataset
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"

@@ -31,7 +31,7 @@ from implicit_llm.evaluation.lm_eval_harness.tokenizer import load_tokenizer, mo
 from implicit_llm.evaluation.tallies import SolverTally
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.terminal import wants_bar
+from implicit_llm_contracts.runs.logs import wants_bar
 
 log = logging.getLogger(__name__)
 

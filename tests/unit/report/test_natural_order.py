@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from implicit_llm_contracts.runs.natural_order import natural
+from implicit_llm_contracts.hints import natural
 from implicit_llm_report.test_time import swept_panels
 from tests.unit.report.sample_runs import given_of
 

@@ -23,7 +23,7 @@ def test_text_and_file_give_the_same_identity(values: dict[str, Any], tmp_path: 
 
 
 def test_the_driver_computes_the_same_fingerprint(values: dict[str, Any]) -> None:
-    from implicit_llm_contracts.runs.canonical import digest
+    from implicit_llm_contracts.runs.identity import digest
 
     hard = {
         "config": {"ü": [1e-3, 1, True, None, 1e22], "b": "\u2028"},

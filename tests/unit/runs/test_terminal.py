@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from implicit_llm_contracts.runs.terminal import wants_bar
+from implicit_llm_contracts.runs.logs import wants_bar
 
 
 def test_a_bar_is_for_terminals_outside_of_snakemake(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from implicit_llm_contracts.runs import visibility
+from implicit_llm_contracts.runs import atomic
+from implicit_llm_contracts.runs.atomic import WAIT, default_wait_s, wait_for_files
 from implicit_llm_contracts.runs.manifest import ManifestError
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_contracts.runs.visibility import WAIT, default_wait_s, wait_for_files
 from implicit_llm_jobs.stage import StageRequest, run_stage
 
 
@@ -32,9 +32,9 @@ class LateFileSystem:
             self.listings -= 1
             return listdir(path)
 
-        late_path = SimpleNamespace(exists=late_exists)
-        patch.setattr(visibility, "os", SimpleNamespace(listdir=counted_listdir, environ=os.environ, path=late_path))
-        patch.setattr(visibility, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
+        late_path = SimpleNamespace(**vars(os.path) | {"exists": late_exists})
+        patch.setattr(atomic, "os", SimpleNamespace(**vars(os) | {"listdir": counted_listdir, "path": late_path}))
+        patch.setattr(atomic, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -92,7 +92,7 @@ def test_a_stage_reads_an_input_that_comes_into_sight_late(
         if late.now >= 30 and not os.path.exists(hidden):
             (tmp_path / "elsewhere").rename(hidden)
 
-    monkeypatch.setattr(visibility.time, "sleep", show)
+    monkeypatch.setattr(atomic.time, "sleep", show)
     request = StageRequest(
         tmp_path / "x", identity_text("train", "x", {"data": manifest.fingerprint}), {"data": tmp_path / "d"}
     )

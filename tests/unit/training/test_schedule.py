@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from implicit_llm.training.schedule import learning_rate
+from implicit_llm.training.optimizer import learning_rate
 from implicit_llm_contracts.config.training import ScheduleConfig
 
 LINEAR = ScheduleConfig("linear", peak_learning_rate=1.0, final_learning_rate=0.0, warmup_fraction=0.1)

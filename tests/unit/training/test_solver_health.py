@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from implicit_llm.analysis.spectral_radius import mean_spectral_radius
 from implicit_llm.training import loop
 from implicit_llm.training.metrics import OCCASIONAL
 from implicit_llm.training.mode_gap import SEQUENCES, is_due, mode_gap
 from implicit_llm.training.operations.solver_alarm import SolverAlarm
-from implicit_llm.training.spectral_radius import mean_spectral_radius
 from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.runs.journal import Journal, read_events
 from implicit_llm_data.shard_format import IGNORED_LABEL

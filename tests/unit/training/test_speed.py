@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from implicit_llm.training.operations.device_peak import peak_flops
-from implicit_llm.training.operations.speed import SpeedMeter
+from implicit_llm.training.operations.speed import SpeedMeter, peak_flops
 from implicit_llm.training.totals import Totals
 from implicit_llm_contracts.config.training import Runtime
 

@@ -1,8 +1,9 @@
-"""The hint in an error about a misspelt name."""
+"""Names in messages: the nearest valid name to a misspelt one, and the natural order of names with numbers."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 SHOWN_NAMES = 20
@@ -16,3 +17,8 @@ def nearest(name: str, valid: Iterable[str], otherwise: str = "") -> str:
         return f"did you mean {close[0]!r}?" if close else otherwise
     more = f" and {len(names) - SHOWN_NAMES:,} more" if len(names) > SHOWN_NAMES else ""
     return f"valid: {', '.join(names[:SHOWN_NAMES]) or 'none'}{more}"
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sorting key of a name with numbers in it: `layers4` before `layers16`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]

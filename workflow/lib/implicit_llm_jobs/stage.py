@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from implicit_llm_contracts.runs import faults, job_status, logs, provenance, signals
+from implicit_llm_contracts.runs.atomic import wait_for_files
 from implicit_llm_contracts.runs.errors import Preempted, UserError, failure_class_of
 from implicit_llm_contracts.runs.identity import Identity, IdentityError, again_file, compute_fingerprint
 from implicit_llm_contracts.runs.journal import Journal
@@ -30,7 +31,6 @@ from implicit_llm_contracts.runs.manifest import (
 )
 from implicit_llm_contracts.runs.run_directory import PROVENANCE, RunDirectory
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
-from implicit_llm_contracts.runs.visibility import wait_for_files
 from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.invocation import Invocation
 

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
-from implicit_llm_contracts.runs.natural_order import natural
+from implicit_llm_contracts.hints import natural
 from implicit_llm_report.config import ReportError
 from implicit_llm_report.model_groups import family_of
 from implicit_llm_report.results import BestSeed, Spread, headline_mode, mode_rank, shares_of

@@ -14,9 +14,9 @@ from typing import Any
 
 import pandas as pd
 
+from implicit_llm_contracts.hints import natural
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.manifest import FILE_NAME, FileRecord, Manifest, ManifestError
-from implicit_llm_contracts.runs.natural_order import natural
 from implicit_llm_contracts.runs.stage_context import Input
 from implicit_llm_report.babi import BabiPoint
 from implicit_llm_report.config import DataPart, Hole, Job, ReportConfig, ReportError

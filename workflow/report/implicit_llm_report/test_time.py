@@ -14,7 +14,7 @@ from functools import partial
 import pandas as pd
 from matplotlib.axes import Axes
 
-from implicit_llm_contracts.runs.natural_order import natural
+from implicit_llm_contracts.hints import natural
 from implicit_llm_report.axes import tell_if_empty, ticks_at
 from implicit_llm_report.charts import Chart, Line, chart_figure
 from implicit_llm_report.config import Hole

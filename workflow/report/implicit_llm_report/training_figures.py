@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from implicit_llm_contracts.runs.natural_order import natural
+from implicit_llm_contracts.hints import natural
 from implicit_llm_report.axes import tell_if_empty
 from implicit_llm_report.model_groups import ModelGroup
 from implicit_llm_report.style import BAND, MUTED, Series, run_series

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from implicit_llm_contracts.runs.natural_order import natural
+from implicit_llm_contracts.hints import natural
 from implicit_llm_report.axes import accuracy_axis, length_axis, mark_training, tell_if_empty, ticks_at
 from implicit_llm_report.charts import Chart, Line, chart_figure
 from implicit_llm_report.frame import COSTS, Group, groups, headlines, roles_of

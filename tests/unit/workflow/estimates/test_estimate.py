@@ -266,7 +266,7 @@ def test_downstream_tasks_take_their_requests_once_for_each_mode_and_swept_value
 
 
 def test_the_peaks_are_those_of_the_utilisation_that_training_reports(hardware: Hardware) -> None:
-    from implicit_llm.training.operations.device_peak import peak_flops
+    from implicit_llm.training.operations.speed import peak_flops
 
     for card in hardware.cards.values():
         for precision in ("fp32", "fp16", "bf16"):

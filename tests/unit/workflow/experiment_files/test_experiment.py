@@ -11,7 +11,7 @@ from implicit_llm_workflow.experiment_files.config_files import experiment_path
 from implicit_llm_workflow.experiment_files.data_sets.word_problem import group_order
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.library_configs import model_fields, override_fields
-from implicit_llm_workflow.experiment_files.overrides import overlay
+from implicit_llm_workflow.experiment_files.runs import overlay
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR, SCHEMA_DIR
 from tests.unit.workflow.experiments import ExperimentFile

@@ -1,7 +1,8 @@
-"""The identity of a run: what its result depends on, and the fingerprint made of it."""
+"""The identity of a run: what its result depends on, the fingerprint made of it, and the JSON behind all digests."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -9,9 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs.canonical import canonical_json, digest
+from implicit_llm_contracts.runs.atomic import wait_for_files
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.visibility import wait_for_files
 
 
 class IdentityError(UserError):
@@ -116,3 +116,13 @@ def run_and_phase(name: str, config: Mapping[str, Any]) -> tuple[str, str | None
 def compute_fingerprint(stage: str, config: Mapping[str, Any], code: str, upstream: Mapping[str, str]) -> str:
     """sha256 (hex) of canonical JSON of {stage, config, code, upstream}; the name is not part of it."""
     return digest({"stage": stage, "config": config, "code": code, "upstream": upstream})
+
+
+def canonical_json(value: Any) -> str:
+    """Compact JSON with sorted keys: equal values give equal text. Raises: ValueError for NaN and infinities."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """sha256 (hexadecimal) of the canonical JSON of `value`."""
+    return hashlib.sha256(canonical_json(value).encode("utf-8")).hexdigest()

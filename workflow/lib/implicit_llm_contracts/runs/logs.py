@@ -74,3 +74,10 @@ def without_password(text: str) -> str:
 def _is_for_stderr(record: logging.LogRecord) -> bool:
     is_own = record.name.partition(".")[0] in PACKAGES
     return (is_own or record.levelno >= logging.ERROR) and not getattr(record, "file_only", False)
+
+
+def wants_bar(progress: str = "auto") -> bool:
+    """Whether the runtime's `progress` means a bar here: on a terminal, and not among Snakemake's own lines."""
+    if progress != "auto":
+        return progress == "bar"
+    return sys.stderr.isatty() and not any(key.startswith("SNAKEMAKE") for key in os.environ)

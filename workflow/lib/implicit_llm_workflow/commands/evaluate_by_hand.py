@@ -13,6 +13,7 @@ from typing import Any
 from implicit_llm_contracts.config.evaluation_kinds import EvaluationKind
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_workflow.commands.job import Job, OptionError, run_job
 from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
@@ -134,16 +135,10 @@ def _given_digests(options: tuple[str, ...]) -> dict[str, str]:
 
 
 def _finished(folder: Path) -> Finished:
-    path = folder / MANIFEST
-    try:
-        values = json.loads(path.read_bytes())
-        identity = values["identity"]
-        files = tuple(file["path"] for file in values["files"])
-        return Finished(folder, values["stage"], values["name"], values["fingerprint"], identity["config"], files)
-    except FileNotFoundError as error:
-        raise OptionError(f"{path}: no manifest there; give the run directory of a finished job") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OptionError(f"{path}: is no manifest ({error}); give the run directory of a finished job") from error
+    """Raises: ManifestError."""
+    found = Manifest.read(folder / MANIFEST)
+    files = tuple(record.path for record in found.files)
+    return Finished(folder, found.stage, found.name, found.fingerprint, found.config, files)
 
 
 def _show(run: Finished, columns: Mapping[str, str]) -> None:

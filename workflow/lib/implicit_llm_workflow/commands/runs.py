@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from implicit_llm_contracts.hints import natural
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.natural_order import natural
 from implicit_llm_workflow.commands import options
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from implicit_llm_contracts.runs.canonical import canonical_json
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.identity import canonical_json
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_contracts.runs.run_directory import FREED, PROVENANCE, work_directory

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from implicit_llm_contracts.config.flops import UncountedModel, max_evaluations, num_parameters, training_flops
-from implicit_llm_contracts.runs.canonical import canonical_json
+from implicit_llm_contracts.runs.identity import canonical_json
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_workflow.estimates.hardware import Hardware
 from implicit_llm_workflow.estimates.throughput import Price, Throughput, TrainingWork, executed_share, variant_of

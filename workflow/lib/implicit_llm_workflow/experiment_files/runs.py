@@ -14,7 +14,6 @@ from implicit_llm_workflow.experiment_files.config_files import ConfigFiles
 from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.library_configs import check_widths, model_fields, override_fields
-from implicit_llm_workflow.experiment_files.overrides import overlay
 from implicit_llm_workflow.experiment_files.recipes import Task, build_task
 from implicit_llm_workflow.experiment_files.validation import check_keys, validate
 from implicit_llm_workflow.file_digests import safe_digests
@@ -176,3 +175,12 @@ def _check_solvers(model: Mapping[str, Any], phases: tuple[Phase, ...], item: Ma
             f"{where}: model {item['model']!r} is {kind}, so phase {wrong[0]!r} of {item['curriculum']!r} needs {needs}"
             "; name another model or another curriculum"
         )
+
+
+def overlay(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `changes`, mappings merged key by key; neither is mutated."""
+    merged = dict(base)
+    for key, value in changes.items():
+        below = merged.get(key)
+        merged[key] = overlay(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged

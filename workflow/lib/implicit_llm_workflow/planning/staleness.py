@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from implicit_llm_contracts.runs.canonical import canonical_json
-from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.identity import Identity, canonical_json
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.accepted import Acceptance

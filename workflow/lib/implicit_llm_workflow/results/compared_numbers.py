@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from implicit_llm_contracts.runs.natural_order import natural
+from implicit_llm_contracts.hints import natural
 from implicit_llm_contracts.runs.run_directory import PROVENANCE
 from implicit_llm_workflow.estimates.cost import recorded_cost
 from implicit_llm_workflow.planning.recorded import MLFLOW, read_object

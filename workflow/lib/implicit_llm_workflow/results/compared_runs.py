@@ -202,10 +202,9 @@ def _identity_in(folder: Path) -> tuple[Identity | None, Manifest | None]:
     try:
         recorded = Manifest.of_run(folder)
         if recorded is not None:
-            values = json.loads((folder / MANIFEST).read_bytes())
-            identity = Identity(values["stage"], values["name"], recorded.config, recorded.code, recorded.upstream)
+            identity = Identity(recorded.stage, recorded.name, recorded.config, recorded.code, recorded.upstream)
             return identity, recorded
-    except (ManifestError, OSError, ValueError, KeyError) as error:
+    except ManifestError as error:
         raise NotComparable(
             f"{folder / MANIFEST}: cannot be read ({error}); run the workflow to make it again"
         ) from error

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from implicit_llm_contracts.runs.canonical import canonical_json
-from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.identity import Identity, canonical_json
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.code_record import changed_files, read_code_record
 from implicit_llm_workflow.results.compared_runs import Compared, Subject

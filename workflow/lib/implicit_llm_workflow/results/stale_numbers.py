@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_report.registry import registry
 from implicit_llm_workflow.planning.plan import LOCAL_PROFILE
@@ -60,7 +59,8 @@ def stale_numbers(upstream: Mapping[str, str], directories: Mapping[str, Path]) 
 
 def changed_result(run_dir: Path) -> str | None:
     """How the metrics of a finished evaluation differ from its manifest; None where they do not, or there are none."""
-    return _changed(run_dir, _manifest(run_dir) or {})
+    manifest = Manifest.find(run_dir / MANIFEST)
+    return None if manifest is None else _changed(run_dir, manifest)
 
 
 def stale_error(found: list[StaleNumber], experiment: str) -> StaleNumbers:
@@ -76,36 +76,27 @@ def stale_error(found: list[StaleNumber], experiment: str) -> StaleNumbers:
 
 
 def _checked(job: str, run_dir: Path, wanted: str | None) -> Iterator[tuple[str, str | None, str]]:
-    values = _manifest(run_dir)
-    if values is None:
+    manifest = Manifest.find(run_dir / MANIFEST)
+    if manifest is None:
         yield job, None, f"{run_dir / MANIFEST} is not there or cannot be read"
         return
-    kind = values.get("identity", {}).get("config", {}).get("kind")
-    found = str(values.get("fingerprint"))
+    kind, found = manifest.config.get("kind"), manifest.fingerprint
     if wanted is not None and found != wanted:
         digits = FINGERPRINT_DIGITS
         yield job, kind, f"its manifest carries fingerprint {found[:digits]}, wanted is {wanted[:digits]}"
-    elif (changed := _changed(run_dir, values)) is not None:
+    elif (changed := _changed(run_dir, manifest)) is not None:
         yield job, kind, changed
 
 
-def _changed(run_dir: Path, values: Mapping[str, Any]) -> str | None:
-    for record in values.get("files", ()):
-        if record["path"].rpartition("/")[2] != METRICS:
+def _changed(run_dir: Path, manifest: Manifest) -> str | None:
+    for record in manifest.files:
+        if record.path.rpartition("/")[2] != METRICS:
             continue
-        path = run_dir / record["path"]
+        path = run_dir / record.path
         try:
             found = sha256_of(path)
         except OSError as error:
             return f"{path} cannot be read ({error.strerror})"
-        if found != record["sha256"]:
-            return f"{path} was changed: expected sha256 {record['sha256'][:16]}, found {found[:16]}"
+        if found != record.sha256:
+            return f"{path} was changed: expected sha256 {record.sha256[:16]}, found {found[:16]}"
     return None
-
-
-def _manifest(run_dir: Path) -> dict[str, Any] | None:
-    try:
-        values = json.loads((run_dir / MANIFEST).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return values if isinstance(values, dict) else None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from implicit_llm_contracts.runs.canonical import digest
+from implicit_llm_contracts.runs.identity import digest
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.run_directory import DECLARED, FREED, work_directory
 from implicit_llm_workflow.node import Node
