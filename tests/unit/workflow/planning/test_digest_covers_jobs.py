@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import json
 import os
@@ -152,6 +153,7 @@ def traced(work: Callable[[], None], module: str, found: Path) -> set[str]:
     is cached yet.
     """
     entry = file_of(module)
+    gc.collect()  # what earlier tests left is not to be closed, and so run, in the fork
     child = os.fork()
     if child == 0:
         ran: set[str] = set()

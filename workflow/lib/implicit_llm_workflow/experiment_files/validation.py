@@ -9,6 +9,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.project_dirs import SCHEMA_DIR
@@ -48,6 +49,9 @@ def _validator(schema: str, is_partial: bool) -> Any:
     tree = read_yaml(SCHEMA_DIR / f"{file}.schema.yaml")
     if file == "experiment":
         _add_settings_of_evaluations(tree["$defs"]["evaluation"]["properties"])
+        _add_tasks(tree["$defs"]["data_set"])
+    elif file == "task":
+        tree["properties"]["kind"] = {"enum": list(TASKS)}
     if part:
         tree = {"$ref": f"#/$defs/{part}", "$defs": tree["$defs"]}
     return extend(Draft202012Validator, {"pattern": _check_pattern})(_without_required(tree) if is_partial else tree)
@@ -60,6 +64,18 @@ def _add_settings_of_evaluations(properties: dict[str, Any]) -> None:
         hints = get_type_hints(kind.config)
         for name, text in kind.settings.items():
             properties.setdefault(name, {"description": text, **_schema_of(hints[name])})
+
+
+def _add_tasks(data_set: dict[str, Any]) -> None:
+    """A data set is of the kind of one of the tasks, and has the definition of that name."""
+    data_set["properties"]["kind"] = {"enum": list(TASKS)}
+    data_set["allOf"] = [
+        {
+            "if": {"properties": {"kind": {"const": task}}, "required": ["kind"]},
+            "then": {"$ref": f"#/$defs/{task}"},
+        }
+        for task in TASKS
+    ]
 
 
 def _schema_of(hint: Any) -> dict[str, Any]:
