@@ -327,7 +327,7 @@ def _decorate_shares(axis: Axes, shares: Sequence[float], chance: float | None) 
 
 
 def glances(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """For each task, headline accuracies of both kinds of model at the shortest and longest of the easiest tests."""
+    """For each task, headline accuracies of both kinds of model at a few lengths of the easiest tests."""
     found = []
     for task in by_task(headlines(rows)):
         tests = groups(task.rows, TEST)
@@ -336,7 +336,8 @@ def glances(rows: pd.DataFrame) -> list[dict[str, Any]]:
         easiest = min(shares_of(cell.hard_fraction) for cell in cells)
         cells = [cell for cell in cells if shares_of(cell.hard_fraction) == easiest]
         lengths = sorted({cell.length for cell in cells})
-        rows_of_task = [_glance(cells, length) for length in dict.fromkeys((lengths[0], lengths[-1]))]
+        beyond = {4 * cell.train_length for cell in cells if cell.train_length} & set(lengths)  # as in the paper
+        rows_of_task = [_glance(cells, length) for length in sorted({lengths[0], *beyond, lengths[-1]})]
         found.append({"label": task_label(task), "hard_fractions": easiest, "rows": rows_of_task})
     return found
 
