@@ -14,6 +14,7 @@ SNAKEMAKE_PROFILES := $(or $(XDG_CONFIG_HOME),$(HOME)/.config)/snakemake
 # The name of the stamp says what was installed and where: a changed requirement or a moved folder sets up again.
 STAMP_KEY := $(shell (cat pyproject.toml workflow/plugins/submitit/pyproject.toml $(CONSTRAINTS); echo "$(CURDIR)") | sha256sum | cut -c1-16)
 READY := $(VENV)/.ready-$(STAMP_KEY)
+TOOLS := $(VENV)/.tools-$(STAMP_KEY)
 ACTIVATE := export PATH="$(abspath $(VENV))/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # A worker for each core; their tensors are small, so a second thread would only wait.
@@ -33,17 +34,17 @@ demo: $(READY)  ## Run the word-problem slice of the paper on this machine, from
 miniature: $(READY)  ## Run the whole paper in small, every figure and table; three hours of processor time
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/miniature.yaml
 
-test: $(READY)  ## Run the tests, minutes
+test: $(TOOLS)  ## Run the tests, minutes
 	@$(ACTIVATE); $(PYTEST) -m "not slow and not gpu and not integration"
 
-test-integration: $(READY)  ## Run the tests with packages that users bring
+test-integration: $(TOOLS)  ## Run the tests with packages that users bring
 	@$(ACTIVATE); $(PYTEST) -m "integration and not slow and not gpu"
 
-test-all: $(READY)  ## Run all tests that this machine can run
+test-all: $(TOOLS)  ## Run all tests that this machine can run
 	@$(ACTIVATE); $(PYTEST)
 
 # Of Snakemake's complaints one is not followed: jobs run in this very environment, not in one for each rule.
-check: $(READY)  ## Check style, types, imports between packages, and rules
+check: $(TOOLS)  ## Check style, types, imports between packages, and rules
 	@$(ACTIVATE); ruff check .
 	@$(ACTIVATE); ruff format --check .
 	@$(ACTIVATE); mypy
@@ -59,10 +60,10 @@ profiles:  ## Link the profiles where Snakemake finds them by name: snakemake --
 	    ln -sfn "$(CURDIR)/profiles/$$name" "$$link"; echo "$$link -> $(CURDIR)/profiles/$$name"; \
 	done
 
-format: $(READY)  ## Rewrite the sources in the project's style
+format: $(TOOLS)  ## Rewrite the sources in the project's style
 	@$(ACTIVATE); ruff check --fix .; ruff format .; snakefmt Snakefile workflow/rules
 
-bench: $(READY)  ## Run the benchmarks; each prints a table
+bench: $(TOOLS)  ## Run the benchmarks; each prints a table
 	@$(ACTIVATE); for script in tests/benchmarks/*.py; do echo "== $$script"; python "$$script"; done
 
 # Its name changes with its contents, so it has no prerequisites: a checkout that only changes file times installs nothing.
@@ -71,8 +72,13 @@ $(READY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=python3.11 or newer" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; type: sudo apt-get install python3-venv" >&2; exit 2; }
 	@echo "Setting up $(VENV): a few minutes, once."
-	@rm -f $(VENV)/.ready-*
+	@rm -f $(VENV)/.ready-* $(VENV)/.tools-*
 	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) install --quiet torch==$$(sed -n 's/^torch==//p' $(CONSTRAINTS)) --constraint $(CONSTRAINTS)
+	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ./workflow/plugins/submitit --editable .
+	@touch $@
+
+# What the tests and checks need beside it, Triton among it, which the demo does without.
+$(TOOLS): $(READY)
 	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ./workflow/plugins/submitit --editable '.[dev]'
 	@touch $@

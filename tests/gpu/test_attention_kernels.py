@@ -13,7 +13,7 @@ from implicit_llm.kernels.operations import Room
 from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.configuration import ImplicitLlama3Config
 from implicit_llm.models.llama3 import rope_tables
-from tests.unit.kernels.reference import relative_error
+from tests.unit.kernels.reference import DEVICE, relative_error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,12 +24,12 @@ HEADS = [(1, 64), (3, 24), (12, 64), (4, 16), (2, 96), (2, 128)]  # heads and th
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, device="cuda").to(dtype)
+    return torch.randn(shape, device=DEVICE).to(dtype)
 
 
 def tables(length: int, width: int, start: int = 0, batch: int = 1) -> tuple[Tensor, Tensor]:
     """Rotary tables of consecutive positions, of each sequence its own if there are several."""
-    positions = start + torch.arange(length, device="cuda") + torch.arange(batch, device="cuda")[:, None]
+    positions = start + torch.arange(length, device=DEVICE) + torch.arange(batch, device=DEVICE)[:, None]
     return rope_tables(positions, width, ImplicitLlama3Config.rope_theta, torch.float32)
 
 
@@ -52,7 +52,7 @@ def test_a_token_in_one_kernel_equals_the_plain_attention(
     # What follows the token in the room is not zero, and must not count.
     kept = [normal(batch, heads, room, width, dtype=dtype) for _ in range(2)]
     exact = [t.double() for t in kept]
-    at = torch.tensor([position], device="cuda")
+    at = torch.tensor([position], device=DEVICE)
     for rope in (tables(1, width, position), tables(1, width, position, batch)):
         found = operations.room_attention(qkv, injection, rope, Room(*kept, at))
         with kernels("torch"):
@@ -66,8 +66,8 @@ def test_a_token_in_one_kernel_equals_the_plain_attention(
 @torch.no_grad()
 def test_a_captured_token_reads_its_position_from_the_device() -> None:
     heads, width, room = 4, 64, 200
-    qkv, at = normal(2, 1, 3 * heads * width), torch.zeros(1, dtype=torch.long, device="cuda")
-    kept = [torch.zeros(2, heads, room, width, device="cuda") for _ in range(2)]
+    qkv, at = normal(2, 1, 3 * heads * width), torch.zeros(1, dtype=torch.long, device=DEVICE)
+    kept = [torch.zeros(2, heads, room, width, device=DEVICE) for _ in range(2)]
     exact = [torch.zeros_like(t) for t in kept]
     rope = tables(1, width)
     operations.room_attention(qkv, None, rope, Room(*kept, at))  # compiles
@@ -87,8 +87,8 @@ def test_a_captured_token_reads_its_position_from_the_device() -> None:
 def test_a_block_in_a_room_equals_its_tokens_one_by_one() -> None:
     heads, width, room, length = 4, 64, 40, 7
     qkv = normal(2, length, 3 * heads * width)
-    kept = [[torch.zeros(2, heads, room, width, device="cuda") for _ in range(2)] for _ in range(2)]
-    positions = torch.arange(length, device="cuda")
+    kept = [[torch.zeros(2, heads, room, width, device=DEVICE) for _ in range(2)] for _ in range(2)]
+    positions = torch.arange(length, device=DEVICE)
     whole = operations.room_attention(qkv, None, tables(length, width), Room(*kept[0], positions))
     single = [
         operations.room_attention(qkv[:, t : t + 1], None, tables(1, width, t), Room(*kept[1], positions[t : t + 1]))
@@ -103,7 +103,7 @@ def outcome(function: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor]) -
     """Outputs and gradients by name, for fixed gradients of the outputs."""
     leaves = [t.detach().requires_grad_() for t in inputs]
     outputs = function(*leaves)
-    given = [torch.linspace(-2, 2, t.numel(), device="cuda").bfloat16().to(t.dtype).view(t.shape) for t in outputs]
+    given = [torch.linspace(-2, 2, t.numel(), device=DEVICE).bfloat16().to(t.dtype).view(t.shape) for t in outputs]
     gradients = torch.autograd.grad(outputs, leaves, given)
     named = {f"output {i}": t.detach() for i, t in enumerate(outputs)}
     return named | {f"gradient {i}": t for i, t in enumerate(gradients)}

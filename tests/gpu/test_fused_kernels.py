@@ -15,7 +15,7 @@ from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.solver.best import Best
 from implicit_llm.solver.residual import make_rule
-from tests.unit.kernels.reference import relative_error
+from tests.unit.kernels.reference import DEVICE, relative_error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,20 +41,20 @@ def test_a_mixer_in_one_kernel_equals_the_plain_one(
         vocab_size=64, hidden_size=128, num_hidden_layers=1, expand=2, head_dim=head_dim, state_size=state_size,
         n_groups=groups,
     )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config).cuda().eval()
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
     layer, x = (
         model.backbone.layers[0],
-        model.backbone.stack_input(torch.zeros(3, length, 128).cuda(), None, None, None),
+        model.backbone.stack_input(torch.zeros(3, length, 128).to(DEVICE), None, None, None),
     )
-    u = torch.randn(3, length, 128, device="cuda")
+    u = torch.randn(3, length, 128, device=DEVICE)
     mixer = layer.mixer
     state = None
     if has_state:
         state = (
-            torch.randn(3, mixer.heads, head_dim, state_size).cuda(),
-            torch.randn(3, 3, mixer.conv_channels).cuda(),
+            torch.randn(3, mixer.heads, head_dim, state_size).to(DEVICE),
+            torch.randn(3, 3, mixer.conv_channels).to(DEVICE),
         )
-    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16), torch.no_grad():
+    with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16), torch.no_grad():
         weights = mixer.weights()
         found, found_state = mixer(u, weights, x, state, True)
         with kernels("torch"):
@@ -68,11 +68,11 @@ def test_a_mixer_in_one_kernel_equals_the_plain_one(
 @pytest.mark.parametrize("vocab", [100, 5000, 50277])
 def test_the_fused_head_equals_its_logits(vocab: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    hidden = torch.randn(300, 64, device="cuda", requires_grad=True)
-    weight = (torch.randn(vocab, 64, device="cuda") * 0.3).requires_grad_()
-    labels = torch.randint(vocab, (300,), device="cuda")
+    hidden = torch.randn(300, 64, device=DEVICE, requires_grad=True)
+    weight = (torch.randn(vocab, 64, device=DEVICE) * 0.3).requires_grad_()
+    labels = torch.randint(vocab, (300,), device=DEVICE)
     labels[::7] = -100
-    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
         loss = linear_cross_entropy(hidden, weight, labels)
     expected = F.cross_entropy(hidden.double() @ weight.double().t(), labels, ignore_index=-100, reduction="sum")
     assert relative_error(loss, expected) < TOLERANCE[dtype]
@@ -85,12 +85,12 @@ def test_the_fused_head_equals_its_logits(vocab: int, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("shape", [(6, 1, 768), (6, 32, 256), (5, 100, 48), (5, 2048, 768)])
 def test_an_iteration_judged_by_kernels_equals_the_plain_rule(shape: tuple[int, int, int], stop: str) -> None:
     torch.manual_seed(0)
-    z0, rule = torch.zeros(shape, device="cuda"), make_rule(stop, 0.5, is_training=True)
+    z0, rule = torch.zeros(shape, device=DEVICE), make_rule(stop, 0.5, is_training=True)
     mine, plain = Best(z0), Best(z0)
     for iteration in range(6):
-        active = torch.arange(shape[0], device="cuda") if iteration < 3 else torch.tensor([0, 2, 4], device="cuda")
-        z = torch.randn(len(active), *shape[1:], device="cuda")
-        fz = z + torch.randn_like(z) * torch.rand(len(active), 1, 1, device="cuda") * 1.2
+        active = torch.arange(shape[0], device=DEVICE) if iteration < 3 else torch.tensor([0, 2, 4], device=DEVICE)
+        z = torch.randn(len(active), *shape[1:], device=DEVICE)
+        fz = z + torch.randn_like(z) * torch.rand(len(active), 1, 1, device=DEVICE) * 1.2
         if iteration == 4:
             fz[1, shape[1] // 2] = float("nan")
         mine.take(active, (z, fz, fz), rule)
@@ -116,14 +116,14 @@ EXPLICIT = ImplicitMamba2Config(
 def test_tokens_from_graphs_equal_those_of_the_plain_code(config, bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
-    model = AutoModelForCausalLM.from_config(config).cuda().eval()
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
     if model.solver is not None:  # a looser tolerance would show how many iterations rounding makes of it
         model.solver = replace(model.solver, tol=1e-3, eval_max_iter=60)
-    prompt, tokens = torch.randint(97, (3, 9)).cuda(), torch.randint(97, (3, 300)).cuda()
+    prompt, tokens = torch.randint(97, (3, 9)).to(DEVICE), torch.randint(97, (3, 300)).to(DEVICE)
 
     def logits() -> list[torch.Tensor]:
         cache, found = ConvergedStateCache(), []
-        with torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
+        with torch.inference_mode(), torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=bf16):
             model(input_ids=prompt, past_key_values=cache)
             for token in tokens.split(1, dim=1):  # more than the room of the first graphs
                 found.append(model(input_ids=token, past_key_values=cache).logits)
@@ -139,10 +139,10 @@ def test_tokens_from_graphs_equal_those_of_the_plain_code(config, bf16: bool, mo
 @pytest.mark.parametrize("config", [MAMBA, LLAMA], ids=["mamba2", "llama3"])
 def test_sequential_mode_from_graphs_equals_the_plain_one(config, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).cuda().eval()
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
     torch.set_float32_matmul_precision("highest")
     model.solver = replace(model.solver, eval_mode="sequential", tol=1e-3, eval_max_iter=60)
-    tokens = torch.randint(97, (3, 40)).cuda()
+    tokens = torch.randint(97, (3, 40)).to(DEVICE)
     with torch.inference_mode():
         replayed = model(input_ids=tokens)
         monkeypatch.setattr("implicit_llm.models.backbone.can_replay_evaluation", lambda *_: False)
@@ -153,8 +153,8 @@ def test_sequential_mode_from_graphs_equals_the_plain_one(config, monkeypatch: p
 
 def test_weights_that_change_are_seen_by_the_next_token() -> None:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(MAMBA).cuda().eval()
-    cache, token = ConvergedStateCache(), torch.zeros(1, 1, dtype=torch.long, device="cuda")
+    model = AutoModelForCausalLM.from_config(MAMBA).to(DEVICE).eval()
+    cache, token = ConvergedStateCache(), torch.zeros(1, 1, dtype=torch.long, device=DEVICE)
     with torch.no_grad():
         for _ in range(8):
             model(input_ids=token, past_key_values=cache)

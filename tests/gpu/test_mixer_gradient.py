@@ -12,13 +12,12 @@ from implicit_llm.kernels import selection
 from implicit_llm.kernels.operations import ScanWeights, gated_scan
 from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.configuration import ImplicitMamba2Config
-from tests.unit.kernels.reference import relative_error
+from tests.unit.kernels.reference import DEVICE, relative_error
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
-DEVICE = "cuda"
 # Of outputs, and of gradients. fp32 multiplies in full: in TF32 this gradient is not used.
 TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float16: (4e-3, 8e-3), torch.bfloat16: (1.5e-2, 4e-2)}
 LONG = (64, 1, 128)  # P, G, N

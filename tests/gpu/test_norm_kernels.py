@@ -8,13 +8,12 @@ from torch import Tensor
 
 from implicit_llm.kernels.operations import gated_rms_norm, rms_norm
 from implicit_llm.kernels.selection import kernels
-from tests.unit.kernels.reference import relative_error
+from tests.unit.kernels.reference import DEVICE, relative_error
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
-DEVICE = "cuda"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 WIDTHS = [3, 48, 256, 1000, 1024, 4096, 16384]
 EPS = 1e-5

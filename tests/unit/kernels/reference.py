@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 @dataclass(frozen=True)
 class ScanCase:
