@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,23 +9,27 @@ from implicit_llm_contracts.runs.journal import Point
 from implicit_llm_report.babi import BabiPoint, BabiResults
 from implicit_llm_report.claims import Claim, Condition, Judgement
 from implicit_llm_report.claims import judge as judge_found
+from implicit_llm_report.findings import find
 from implicit_llm_report.measures import PairMeasure
-from implicit_llm_report.pairs import babi_pairs, perplexity_pairs
-from implicit_llm_report.perplexity import PerplexityPoint, PerplexityResults
+from implicit_llm_report.pairs import babi_pairs
 from implicit_llm_report.training_runs import Phase, Solver, TrainingRun
+from tests.unit.report.sample_runs import Record, given_of
 
-EXPLICIT = PerplexityPoint.from_record(
+EXPLICIT: Record = (
     {"run": "m-explicit", "phase": "explicit", "seed": 0, "is_implicit": False, "model_type": "implicit_mamba2"}
     | {"num_parameters": 1000, "data": "text-test", "length": 128, "mode": "parallel", "perplexity": 20.0}
-    | {"train_length": 128, "train_tokens": 1e6, "train_flops": 1e12},
-    "evaluate:m-explicit-s0/explicit/ppl",
+    | {"train_length": 128, "train_tokens": 1e6, "train_flops": 1e12}
 )
-IMPLICIT = replace(
-    EXPLICIT, role="evaluate:m-implicit-s0/free/ppl", run="m-implicit", phase="free",
-    solver=Solver("fixed_point", 24, 4), is_implicit=True, mode="blockwise",
-    perplexity=18.0, num_parameters=1050, train_flops=4e12,
-)  # fmt: skip
-BOUNDED = replace(IMPLICIT, phase="bounded", solver=Solver("fixed_point", 4, 1), perplexity=19.0, train_flops=2e12)
+IMPLICIT = EXPLICIT | {
+    "run": "m-implicit", "phase": "free", "solver": Solver("fixed_point", 24, 4), "is_implicit": True,
+    "mode": "blockwise", "perplexity": 18.0, "num_parameters": 1050, "train_flops": 4e12,
+}  # fmt: skip
+BOUNDED = IMPLICIT | {
+    "phase": "bounded",
+    "solver": Solver("fixed_point", 4, 1),
+    "perplexity": 19.0,
+    "train_flops": 2e12,
+}
 
 
 def claim(**compare: Any) -> Claim:
@@ -34,17 +38,15 @@ def claim(**compare: Any) -> Claim:
     return Claim("id", "statement", "paper", "table", None, None, ("demo",), bound, compare=measure)
 
 
-def judge(points: list[PerplexityPoint], scale: str = "demo", **compare: Any) -> Judgement:
-    return judge_results(claim(**compare), PerplexityResults(tuple(points)), scale)
+def judge(
+    records: list[Record], scale: str = "demo", training: Sequence[TrainingRun] = (), **compare: Any
+) -> Judgement:
+    asked = claim(**compare)
+    return judge_found(asked, find(asked, given_of({"perplexity": records}, training)), scale)
 
 
-def judge_results(claim: Claim, results: PerplexityResults, scale: str = "demo") -> Judgement:
-    assert claim.compare is not None
-    return judge_found(claim, list(perplexity_pairs(claim.compare, results)), scale)
-
-
-def seeds(point: PerplexityPoint, *values: float | None) -> list[PerplexityPoint]:
-    return [replace(point, seed=seed, perplexity=value) for seed, value in enumerate(values)]
+def seeds(record: Record, *values: float | None) -> list[Record]:
+    return [record | {"seed": seed, "perplexity": value} for seed, value in enumerate(values)]
 
 
 def test_claim_holds_when_every_seed_of_one_is_below_every_seed_of_the_other() -> None:
@@ -77,7 +79,7 @@ def test_bounded_and_free_are_told_by_their_iterations() -> None:
 
 
 def test_best_of_several_branches_speaks() -> None:
-    early = replace(IMPLICIT, phase="free-70", perplexity=25.0)
+    early = IMPLICIT | {"phase": "free-70", "perplexity": 25.0}
     assert judge([IMPLICIT, early, BOUNDED, EXPLICIT], first="free").spread.mean == pytest.approx(18 / 20)
 
 
@@ -92,32 +94,32 @@ def test_best_of_several_branches_speaks() -> None:
     ],
 )
 def test_only_models_of_equal_parameters_and_tokens_are_compared(changes: dict[str, Any], verdict: str) -> None:
-    assert judge([replace(IMPLICIT, **changes), EXPLICIT]).verdict == verdict
+    assert judge([IMPLICIT | changes, EXPLICIT]).verdict == verdict
 
 
 def test_at_equal_flops_the_run_that_was_trained_for_longer_stands_against_it() -> None:
-    long = replace(EXPLICIT, run="m-explicit-long", perplexity=17.0, train_tokens=4e6, train_flops=3.8e12)
+    long = EXPLICIT | {"run": "m-explicit-long", "perplexity": 17.0, "train_tokens": 4e6, "train_flops": 3.8e12}
     judgement = judge([IMPLICIT, EXPLICIT, long], equal="flops")
     assert judgement.verdict == "fails"
     assert judgement.spread.mean == pytest.approx(18 / 17)
 
 
 def test_worst_size_decides_and_another_family_does_not_count() -> None:
-    large = [replace(IMPLICIT, run="l-implicit", num_parameters=5000, perplexity=21.0)]
-    large += [replace(EXPLICIT, run="l-explicit", num_parameters=5000)]
+    large = [IMPLICIT | {"run": "l-implicit", "num_parameters": 5000, "perplexity": 21.0}]
+    large += [EXPLICIT | {"run": "l-explicit", "num_parameters": 5000}]
     assert judge([IMPLICIT, EXPLICIT, *large]).verdict == "fails"
-    llama = [replace(point, model_type="implicit_llama3") for point in large]
+    llama = [point | {"model_type": "implicit_llama3"} for point in large]
     assert judge([IMPLICIT, EXPLICIT, *llama], family="Mamba2").verdict == "holds"
 
 
 def test_missing_number_gives_no_verdict() -> None:
     judgement = judge([*seeds(IMPLICIT, 18.0, None), *seeds(EXPLICIT, 20.0, 20.0)])
     assert judgement.verdict == "missing"
-    assert judge([replace(IMPLICIT, perplexity=None), EXPLICIT]).to_dict()["measured"]["mean"] is None
+    assert judge([IMPLICIT | {"perplexity": None}, EXPLICIT]).to_dict()["measured"]["mean"] is None
 
 
 def test_length_factor_takes_the_longer_rows_of_both() -> None:
-    longer = [replace(IMPLICIT, length=512, perplexity=30.0), replace(EXPLICIT, length=512, perplexity=20.0)]
+    longer = [IMPLICIT | {"length": 512, "perplexity": 30.0}, EXPLICIT | {"length": 512, "perplexity": 20.0}]
     assert judge([IMPLICIT, EXPLICIT, *longer]).verdict == "holds"
     assert judge([IMPLICIT, EXPLICIT, *longer], length_factor=4).verdict == "fails"
     assert judge([IMPLICIT, EXPLICIT], length_factor=4).verdict == "not run at this scale"
@@ -225,8 +227,8 @@ def test_runs_of_other_training_tokens_do_not_compete_and_the_worse_pair_decides
 
 
 def test_implicit_language_model_is_not_judged_against_the_worst_explicit_run() -> None:
-    bad = replace(EXPLICIT, run="m-explicit-bad", perplexity=40.0)
-    good = replace(EXPLICIT, perplexity=15.0)
+    bad = EXPLICIT | {"run": "m-explicit-bad", "perplexity": 40.0}
+    good = EXPLICIT | {"perplexity": 15.0}
     judgement = judge([IMPLICIT, good, bad])
     assert judgement.verdict == "fails"
     assert judgement.spread.mean == pytest.approx(18 / 15)
@@ -236,22 +238,20 @@ def test_implicit_language_model_is_not_judged_against_the_worst_explicit_run() 
     )
 
 
-def trained(point: PerplexityPoint, last_loss: float) -> TrainingRun:
+def trained(record: Record, last_loss: float) -> TrainingRun:
     points = tuple(Point(step=step, values={"loss": loss}, time="") for step, loss in ((50, 1.0), (100, last_loss)))
-    phase = Phase("train", point.phase or "", 0, 100, None, points)
-    return TrainingRun(point.run, point.seed, (phase,), "language_model", point.model_type, point.num_parameters)
+    phase = Phase("train", record["phase"], 0, 100, None, points)
+    return TrainingRun(record["run"], 0, (phase,), "language_model", record["model_type"], record["num_parameters"])
 
 
 def test_language_models_that_compete_are_chosen_by_the_training_loss_at_the_end() -> None:
-    lucky = replace(EXPLICIT, run="m-explicit-lucky", perplexity=15.0)
+    lucky = EXPLICIT | {"run": "m-explicit-lucky", "perplexity": 15.0}
     training = (trained(EXPLICIT, 2.0), trained(lucky, 2.5), trained(IMPLICIT, 2.2))
-    results = PerplexityResults((IMPLICIT, EXPLICIT, lucky), training)
-    judgement = judge_results(claim(), results)
+    judgement = judge([IMPLICIT, EXPLICIT, lucky], training=training)
     assert judgement.spread.mean == pytest.approx(18 / 20)
     assert judgement.evidence is not None
     assert "m-explicit (parallel) [chosen of 2 by training loss at the end]" in judgement.evidence.text
-    unknown = PerplexityResults((IMPLICIT, EXPLICIT, lucky), training[:1])
-    assert judge_results(claim(), unknown).spread.mean == pytest.approx(18 / 15)
+    assert judge([IMPLICIT, EXPLICIT, lucky], training=training[:1]).spread.mean == pytest.approx(18 / 15)
 
 
 def test_claim_takes_either_a_measure_or_a_comparison() -> None:

@@ -16,7 +16,6 @@ from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.downstream import load_suites
 from implicit_llm_report.frame import frame_of
 from implicit_llm_report.inputs import ReportInputs
-from implicit_llm_report.perplexity import PerplexityPoint
 from implicit_llm_report.published import MARK_WORDS, Published, load_published
 from implicit_llm_report.published_section import published_section
 from implicit_llm_report.section import SectionInputs
@@ -32,8 +31,8 @@ def rows(given: SectionInputs) -> dict[str, dict[str, str]]:
     return {row["id"]: row for row in csv.DictReader(io.StringIO(text))}
 
 
-def inputs(records: dict[str, Any] | None = None, perplexities: Any = ()) -> SectionInputs:
-    read = ReportInputs(tuple(perplexities), (), (), {}, records or {}, frame=frame_of(records or {}, {}))
+def inputs(records: dict[str, Any] | None = None) -> SectionInputs:
+    read = ReportInputs((), (), {}, records or {}, frame=frame_of(records or {}, {}))
     return SectionInputs(read, ReportConfig("paper"), PUBLISHED, SUITES)
 
 
@@ -83,16 +82,17 @@ def test_ours_stands_beside_the_published_number_of_the_same_thing() -> None:
         "mode": "blockwise",
     }
     about |= {"model_type": "implicit_mamba2", "num_parameters": 790_000_000, "train_tokens": 207e9, "role": "r"}
-    ppl = PerplexityPoint.from_record(about | {"data": "pile-test", "length": 2048, "perplexity": 8.4}, "r")
+    ppl = about | {"data": "pile-test", "length": 2048, "perplexity": 8.4}
     records = {
         "word_problem": words,
+        "perplexity": [ppl],
         "duality": [
             about | {"measure": "pair", "data": "t", "length": 2048, "mode": "simultaneous", "token_agreement": 0.97}
             | {"eval_mode": "simultaneous", "against": "sequential", "num_parameters": 1_361_000_000}
         ],
         "lm_eval": [about | {"task": "piqa", "metrics": {"acc": 0.73}, "data": "piqa", "sweep": None, "source": None}],
     }  # fmt: skip
-    found = rows(inputs(records, [ppl]))
+    found = rows(inputs(records))
     assert float(found["reference-a5m-1024-published"]["ours_mean"]) == pytest.approx(0.65)
     assert found["reference-a5m-1024-published"]["num_seeds"] == "2"
     assert found["d-pile-mamba2-760m-24-4"]["ours_mean"] == "8.4"

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from implicit_llm_report.claims import Claim, Condition, Judgement
 from implicit_llm_report.claims import judge as judge_found
-from implicit_llm_report.config import MinimumLayersConfig, ReportConfig
-from implicit_llm_report.downstream import load_suites
+from implicit_llm_report.config import MinimumLayersConfig
 from implicit_llm_report.findings import find
-from implicit_llm_report.frame import frame_of
-from implicit_llm_report.inputs import ReportInputs
 from implicit_llm_report.measures import PairMeasure, Quantity
-from implicit_llm_report.perplexity import PerplexityPoint
-from implicit_llm_report.published import Published
 from implicit_llm_report.section import SectionInputs
 from implicit_llm_report.training_runs import Phase, Solver, TrainingRun
+from tests.unit.report.sample_runs import Record, given_of
 
 FREE = Solver("fixed_point", 24, 4)
-SUITES = load_suites()
-Record = dict[str, Any]
 PAIR: Record = {
     "role": "evaluate:m-s0/free/duality", "run": "m", "phase": "free", "seed": 0, "measure": "pair", "data": "text",
     "mode": "simultaneous", "against": "sequential", "is_implicit": True,
@@ -32,13 +25,9 @@ AGREE = {"name": "record", "kind": "duality", "key": "token_agreement", "where":
 
 
 def inputs(
-    records: Mapping[str, Sequence[Record]] | None = None,
-    perplexities: Sequence[PerplexityPoint] = (),
-    training: Sequence[TrainingRun] = (),
+    records: Mapping[str, Sequence[Record]] | None = None, training: Sequence[TrainingRun] = ()
 ) -> SectionInputs:
-    read = ReportInputs(tuple(perplexities), (), tuple(training), {}, records or {}, frame=frame_of(records or {}, {}))
-    config = ReportConfig("demo", minimum_layers=MinimumLayersConfig("S5", threshold=0.98))
-    return SectionInputs(read, config, Published({}, ()), SUITES)
+    return given_of(records or {}, training, minimum_layers=MinimumLayersConfig("S5", threshold=0.98))
 
 
 def claim(quantity: Record, **condition: float) -> Claim:
@@ -133,50 +122,42 @@ def test_iterations_at_test_time_are_compared_seed_by_seed() -> None:
     assert sorted(above.spread.values) == pytest.approx([0.7, 0.8])
 
 
-TEXT = PerplexityPoint.from_record(
-    {
-        "run": "m",
-        "seed": 0,
-        "phase": "free-80",
-        "solver": FREE,
-        "is_implicit": True,
-        "mode": "blockwise",
-    }
+TEXT: Record = (
+    {"role": "evaluate:m", "run": "m", "seed": 0, "phase": "free-80", "solver": FREE, "is_implicit": True}
     | {"model_type": "implicit_mamba2", "num_parameters": 1000, "data": "text", "length": 128, "perplexity": 18.0}
-    | {"train_length": 128, "train_tokens": 1e6},
-    "evaluate:m",
+    | {"mode": "blockwise", "train_length": 128, "train_tokens": 1e6}
 )
 
 
 def test_perplexity_at_longer_rows_stands_over_that_at_the_training_length() -> None:
-    longer = replace(TEXT, length=1024, perplexity=45.0)
+    longer = TEXT | {"length": 1024, "perplexity": 45.0}
     growth = {"name": "growth_of_perplexity", "kind": "perplexity", "length_factor": 8}
-    judgement = judge(inputs(perplexities=[TEXT, longer]), growth, at_least=2)
+    judgement = judge(inputs({"perplexity": [TEXT, longer]}), growth, at_least=2)
     assert (judgement.verdict, judgement.spread.mean) == ("holds", 2.5)
-    assert judge(inputs(perplexities=[TEXT]), growth, at_least=2).verdict == "not run at this scale"
+    assert judge(inputs({"perplexity": [TEXT]}), growth, at_least=2).verdict == "not run at this scale"
 
 
 def test_branches_of_a_curriculum_are_told_by_the_share_of_their_bounded_phase() -> None:
     phases = [Phase("train:b", "bounded", 0, 100, {"max_iter": 4}, (), "trunk")]
     phases += [Phase(f"train:{n}", f"free-{n}", n, 100, {"max_iter": 24}, (), f"f{n}", "trunk") for n in (70, 80, 90)]
     run = TrainingRun("m", 0, tuple(phases), "language_model", "implicit_mamba2", 1000)
-    points = [replace(TEXT, phase=f"free-{n}", perplexity=value) for n, value in ((70, 20.0), (80, 18.0), (90, 19.0))]
-    points.append(replace(TEXT, phase="bounded", solver=Solver("fixed_point", 4, 1), perplexity=1.0))
+    points = [TEXT | {"phase": f"free-{n}", "perplexity": value} for n, value in ((70, 20.0), (80, 18.0), (90, 19.0))]
+    points.append(TEXT | {"phase": "bounded", "solver": Solver("fixed_point", 4, 1), "perplexity": 1.0})
     share = {"name": "over_other_shares", "kind": "perplexity", "share": 0.8}
-    judgement = judge(inputs(perplexities=points, training=[run]), share, at_most=1)
+    judgement = judge(inputs({"perplexity": points}, training=[run]), share, at_most=1)
     assert judgement.verdict == "holds"
     assert judgement.spread.mean == pytest.approx(18 / 19)
 
 
 def test_a_smaller_implicit_model_is_set_against_larger_explicit_ones_of_as_many_tokens() -> None:
-    explicit = replace(TEXT, is_implicit=False, solver=None, phase="explicit", mode="parallel")
-    points = [TEXT, replace(explicit, run="large", num_parameters=2000, perplexity=20.0)]
-    points += [replace(explicit, run="equal", perplexity=1.0), replace(explicit, run="huge", num_parameters=9000)]
-    points += [replace(explicit, run="longer", num_parameters=2000, train_tokens=9e6, perplexity=1.0)]
+    explicit = TEXT | {"is_implicit": False, "solver": None, "phase": "explicit", "mode": "parallel"}
+    points = [TEXT, explicit | {"run": "large", "num_parameters": 2000, "perplexity": 20.0}]
+    points += [explicit | {"run": "equal", "perplexity": 1.0}, explicit | {"run": "huge", "num_parameters": 9000}]
+    points += [explicit | {"run": "longer", "num_parameters": 2000, "train_tokens": 9e6, "perplexity": 1.0}]
     larger = {"name": "over_larger", "kind": "perplexity", "family": "Mamba2"}
-    judgement = judge(inputs(perplexities=points), larger, below=1)
+    judgement = judge(inputs({"perplexity": points}), larger, below=1)
     assert (judgement.verdict, judgement.spread.values) == ("holds", (0.9,))
-    assert judge(inputs(perplexities=points[:1]), larger, below=1).verdict == "not run at this scale"
+    assert judge(inputs({"perplexity": points[:1]}), larger, below=1).verdict == "not run at this scale"
 
 
 def test_predictions_are_looked_at_after_a_quarter_of_the_iterations() -> None:

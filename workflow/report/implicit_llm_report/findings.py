@@ -30,7 +30,7 @@ from implicit_llm_report.measures import Measure, Quantity
 from implicit_llm_report.minimum_layers import needed_of
 from implicit_llm_report.model_groups import family_of
 from implicit_llm_report.pairs import find_pairs, iterations_of
-from implicit_llm_report.perplexity import PerplexityCell, branches_of, is_close, tokens_of
+from implicit_llm_report.perplexity import branches_of, is_close, tokens_of
 from implicit_llm_report.results import Spread, seeds_words, shares_of
 from implicit_llm_report.section import SectionInputs
 from implicit_llm_report.test_time import ITERATIONS, swept_panels
@@ -235,52 +235,48 @@ def _perplexity_growth(quantity: Quantity, given: SectionInputs) -> Iterator[Fou
         if quantity.family not in (None, comparison.group.family):
             continue
         for line in comparison.headlines:
-            if quantity.model not in (None, "implicit" if line.variant.is_implicit else "explicit"):
+            if quantity.model not in (None, "implicit" if line.is_implicit else "explicit"):
                 continue
-            length = line.first.train_length
-            short, long = line.at(length), line.at((length or 0) * quantity.length_factor)
+            cells = line.cells("length")
+            short, long = cells.get(line.train_length), cells.get((line.train_length or 0) * quantity.length_factor)
             if short is not None and long is not None:
-                name = f"{line.variant.run} ({line.mode}), {comparison.data}, length {long.first.length}"
-                roles = (*short.roles, *long.roles)
-                yield _found(_over(long, [short]), name, line.variant.run, comparison.data, (line.mode,), roles)
+                name = f"{line.run} ({line.mode}), {comparison.data}, length {long.length}"
+                roles = roles_of([short, long])
+                yield _found(_over(long, [short]), name, line.run, comparison.data, (line.mode,), roles)
 
 
 def _over_other_shares(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
     for comparison in given.perplexities.comparisons:
-        runs = dict.fromkeys(line.variant.run for line in comparison.headlines if line.variant.is_implicit)
-        for run in runs:
-            branches = branches_of(comparison, run, given.inputs.training)
+        for run in dict.fromkeys(line.run for line in comparison.headlines if line.is_implicit):
+            branches = branches_of(comparison, run)
             wanted = next((share for share in branches if abs(share - quantity.share) <= SAME_SHARE), None)
             if wanted is None or len(branches) < 2:
                 continue
-            cells = {share: line.at(line.first.train_length) for share, line in branches.items()}
-            others = [cell for share, cell in cells.items() if share != wanted and cell is not None]
-            mine = cells[wanted]
+            cells = {share: line.cells("length").get(line.train_length) for share, line in branches.items()}
+            mine = cells.pop(wanted)
+            others = [cell for cell in cells.values() if cell is not None]
             if mine is not None and others:
-                words = " and ".join(f"{share:.0%}" for share in sorted(branches) if share != wanted)
+                words = " and ".join(f"{share:.0%}" for share in cells)
                 name = f"{run}, {comparison.data}, {wanted:.0%} against {words}"
-                roles = (*mine.roles, *(role for cell in others for role in cell.roles))
-                modes = (branches[wanted].mode,)
-                yield _found(_over(mine, others), name, run, comparison.data, modes, roles)
+                roles = roles_of([mine, *others])
+                yield _found(_over(mine, others), name, run, comparison.data, (mine.mode,), roles)
 
 
 def _over_larger(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
     known = [(comparison.data, line) for comparison in given.perplexities.comparisons for line in comparison.headlines]
-    lines = [(data, line) for data, line in known if family_of(line.first.model_type) == quantity.family]
+    lines = [(data, line) for data, line in known if family_of(line.model_type) == quantity.family]
     for (data, mine), (other_data, other) in product(lines, lines):
-        factor = (other.first.num_parameters or 0) / (mine.first.num_parameters or 1)
-        is_pair = mine.variant.is_implicit and not other.variant.is_implicit and data == other_data
-        cells = mine.at(mine.first.train_length), other.at(other.first.train_length)
+        factor = (other.num_parameters or 0) / (mine.num_parameters or 1)
+        is_pair = mine.is_implicit and not other.is_implicit and data == other_data
+        cells = [line.cells("length").get(line.train_length) for line in (mine, other)]
         if not is_pair or not 1.5 <= factor <= 2.5 or not is_close(tokens_of(mine), tokens_of(other), SAME_TOKENS):
             continue
-        if cells[0] is not None and cells[1] is not None:
-            values = [
-                first.perplexity / second.perplexity if first.perplexity and second.perplexity else None
-                for first, second in product(cells[0].points, cells[1].points)
-            ]
-            name = f"{mine.variant.run} {mine.variant.phase_label or ''} over {other.variant.run}, {data}"
-            roles = (*cells[0].roles, *cells[1].roles)
-            yield _found(Spread.of(values), name, mine.variant.run, data, (mine.mode,), roles)
+        found = [cell for cell in cells if cell is not None]
+        if len(found) == 2:
+            pairs = product(*(cell.by_seed("perplexity").values() for cell in found))
+            spread = Spread.of(first / second if first and second else None for first, second in pairs)
+            name = f"{mine.run} {mine.phase_label or ''} over {other.run}, {data}"
+            yield _found(spread, name, mine.run, data, (mine.mode,), roles_of(found))
 
 
 def _settled_early(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
@@ -294,13 +290,12 @@ def _settled_early(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
         yield _found(Spread.of(values), f"{model.name}, {model.data}", model.run, model.data, (), model.roles)
 
 
-def _over(cell: PerplexityCell, others: list[PerplexityCell]) -> Spread:
+def _over(cell: Group, others: list[Group]) -> Spread:
     """Seed by seed the perplexity over the lowest of the others."""
-    found = []
-    for point in cell.points:
-        beside = [other.perplexity for o in others for other in o.points if other.seed == point.seed]
-        known = [value for value in beside if value]
-        found.append(point.perplexity / min(known) if point.perplexity and known else None)
+    found, beside = [], [other.by_seed("perplexity") for other in others]
+    for seed, value in cell.by_seed("perplexity").items():
+        known = [number for by_seed in beside if (number := by_seed.get(seed))]
+        found.append(value / min(known) if value and known else None)
     return Spread.of(found)
 
 

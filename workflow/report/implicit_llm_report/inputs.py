@@ -21,7 +21,6 @@ from implicit_llm_contracts.runs.stage_context import Input
 from implicit_llm_report.babi import BabiPoint
 from implicit_llm_report.config import DataPart, Hole, Job, ReportConfig, ReportError
 from implicit_llm_report.frame import frame_of
-from implicit_llm_report.perplexity import PerplexityPoint
 from implicit_llm_report.training_runs import Phase, Solver, TrainingRun
 
 DATA = "data"
@@ -143,7 +142,6 @@ class ReportInputs:
     lie beside the inputs.
     """
 
-    perplexities: tuple[PerplexityPoint, ...]
     babi: tuple[BabiPoint, ...]
     training: tuple[TrainingRun, ...]
     sources: Mapping[str, Source]
@@ -172,7 +170,6 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> ReportInpu
     for kind, record in list(missing_records(config, records)):
         records.setdefault(kind, []).append(_placed(record, record["role"], config))
     return ReportInputs(
-        perplexities=tuple(_points(PerplexityPoint, records, "perplexity")),
         babi=tuple(_points(BabiPoint, records, "catbabi")),
         training=training,
         sources=sources,

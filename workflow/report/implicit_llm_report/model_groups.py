@@ -73,10 +73,11 @@ class ModelGroup:
     def runs(self) -> tuple[str, ...]:
         return tuple(model.run for model in self.models)
 
-    def name(self, variant: Variant, siblings: Iterable[Variant]) -> str:
+    def name(self, variant: Any, siblings: Iterable[Any]) -> str:
         """The name of a line: "explicit", "implicit (24+4)"; runs of one kind keep what tells them apart.
 
-        `siblings` are all variants of the group: a short form that two phases of the run share is told by the phase.
+        `variant` has a run, phase and phase_label, as a Variant or a group of rows. `siblings` are all of the group:
+        phases of a run that share a short form keep their own names.
         """
         stem = self.run_name(variant.run, is_implicit=variant.is_implicit)
         if not variant.is_implicit:

@@ -18,9 +18,11 @@ from markupsafe import Markup
 from implicit_llm_report.axes import power_of_ten
 from implicit_llm_report.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement
 from implicit_llm_report.config import FOLDER, ReportConfig
+from implicit_llm_report.frame import Group
 from implicit_llm_report.inputs import ReportInputs, Source
 from implicit_llm_report.lineage import SHORT, LineageJobs, lineage_jobs, lineage_svg
 from implicit_llm_report.model_groups import short_count
+from implicit_llm_report.perplexity import flops_of, tokens_of
 from implicit_llm_report.published import MARK_WORDS, Published
 from implicit_llm_report.registry import registry
 from implicit_llm_report.results import Spread, seeds_words
@@ -128,6 +130,7 @@ def _environment(inputs: ReportInputs) -> jinja2.Environment:
         "minus": minus,
         "spread": spread_words,
         "seeds": seeds_words,
+        "seeds_of": most_seeds,
         "slug": slug,
         "commas": commas,
         "short": lambda value: "unknown" if value is None else short_count(value),
@@ -140,6 +143,8 @@ def _environment(inputs: ReportInputs) -> jinja2.Environment:
         "sources_of": lambda roles: sources_of(inputs, roles),
         "symbols": SYMBOLS,
         "not_run": NOT_RUN,
+        "flops_of": flops_of,
+        "tokens_of": tokens_of,
         "mark_words": MARK_WORDS,
         "git": git_words,
         "command": command_words,
@@ -206,6 +211,12 @@ def spread_words(spread: Spread, form: str = "accuracy") -> str:
     """The range over seeds, where there is one."""
     shown = {"accuracy": accuracy, "number": number, "perplexity": perplexity}[form]
     return f"{shown(spread.low)} to {shown(spread.high)}" if len(spread.values) > 1 else ""
+
+
+def most_seeds(line: Group, metric: str) -> str:
+    """The length with the most numbers says how many seeds there are."""
+    spreads = [cell.spread(metric) for cell in line.cells("length").values()]
+    return seeds_words(max(spreads, key=lambda spread: len(spread.values)))
 
 
 def slug(text: str) -> str:

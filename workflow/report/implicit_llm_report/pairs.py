@@ -24,15 +24,16 @@ from dataclasses import dataclass
 from implicit_llm_report.babi import SAME_TOKENS, BabiPoint, BabiResults, Choice, fields_of
 from implicit_llm_report.claims import Found
 from implicit_llm_report.downstream import Block, DownstreamTable, Row, downstream_tables, groups_of, points_of
+from implicit_llm_report.frame import Group
 from implicit_llm_report.loss import end_loss
 from implicit_llm_report.measures import PairMeasure
 from implicit_llm_report.perplexity import (
     SAME_FLOPS,
     Comparison,
-    Line,
     PerplexityResults,
     flops_of,
     is_close,
+    perplexity_at,
     tokens_of,
 )
 from implicit_llm_report.results import Spread
@@ -62,17 +63,17 @@ def perplexity_pairs(measure: PairMeasure, results: PerplexityResults) -> Iterat
         partners = {id(line): [other for other in seconds if _is_equal(measure, line, other)] for line in firsts}
         for rivals in _equal_lines([line for line in firsts if partners[id(line)]]):
             length = length_tested(rivals[0], measure.length_factor)
-            first = choose_line(rivals, length, results.training)
-            second = choose_line(partners[id(first.line)], length, results.training)
+            first = choose_line(rivals, length, comparison.training)
+            second = choose_line(partners[id(first.line)], length, comparison.training)
             yield from _perplexity_pair(measure, comparison, first, second)
 
 
-def _equal_lines(lines: Iterable[Line]) -> list[list[Line]]:
+def _equal_lines(lines: Iterable[Group]) -> list[list[Group]]:
     """The lines by size, tokens and training length."""
-    found: list[list[Line]] = []
+    found: list[list[Group]] = []
     for line in lines:
-        length = line.first.train_length
-        same = (group for group in found if group[0].first.train_length == length)
+        length = line.train_length
+        same = (group for group in found if group[0].train_length == length)
         group = next((group for group in same if _is_equal_training(group[0], line)), None)
         if group is None:
             found.append([line])
@@ -81,32 +82,32 @@ def _equal_lines(lines: Iterable[Line]) -> list[list[Line]]:
     return found
 
 
-def kinds_of(line: Line, comparison: Comparison) -> set[str]:
+def kinds_of(line: Group, comparison: Comparison) -> set[str]:
     """The names under which a claim means a line: explicit; or implicit, and bounded or free where a run has both."""
-    if not line.variant.is_implicit:
+    if not line.is_implicit:
         return {"explicit"}
-    of_run = {other.variant.solver for other in comparison.headlines if other.variant.run == line.variant.run}
-    return phase_kinds(line.variant.solver, of_run)
+    of_run = {other.solver for other in comparison.headlines if other.run == line.run}
+    return phase_kinds(line.solver, of_run)
 
 
-def _is_equal(measure: PairMeasure, first: Line, second: Line) -> bool:
+def _is_equal(measure: PairMeasure, first: Group, second: Group) -> bool:
     """Whether a claim compares the two: evaluated at its length, of equal size and equal tokens or FLOPs."""
     length = length_tested(first, measure.length_factor)
-    if first.at(length) is None or second.at(length) is None:
+    if not {length} & set(first.rows["length"]) & set(second.rows["length"]):
         return False
-    if measure.second == "bounded" and first.variant.run != second.variant.run:
+    if measure.second == "bounded" and first.run != second.run:
         return False
     if measure.equal == "flops":
         return _is_equal_size(first, second) and is_close(flops_of(first), flops_of(second), SAME_FLOPS)
     return _is_equal_training(first, second)
 
 
-def _is_equal_training(first: Line, second: Line) -> bool:
+def _is_equal_training(first: Group, second: Group) -> bool:
     return _is_equal_size(first, second) and is_close(tokens_of(first), tokens_of(second), SAME_TOKENS)
 
 
-def _is_equal_size(first: Line, second: Line) -> bool:
-    return is_close(first.first.num_parameters, second.first.num_parameters, SAME_PARAMETERS)
+def _is_equal_size(first: Group, second: Group) -> bool:
+    return is_close(first.num_parameters, second.num_parameters, SAME_PARAMETERS)
 
 
 def _perplexity_pair(
@@ -114,24 +115,23 @@ def _perplexity_pair(
 ) -> Iterator[Found]:
     first, second = chosen.line, other.line
     length = length_tested(first, measure.length_factor)
-    cells = [first.at(length), second.at(length)]
-    if cells[0] is None or cells[1] is None:
-        return
-    spreads = [cell.spread("perplexity") for cell in cells if cell is not None]
-    is_one_run = first.variant.run == second.variant.run
+    cells = [line.cells("length")[length] for line in (first, second)]
+    spreads = [cell.spread("perplexity") for cell in cells]
+    is_one_run = first.run == second.run
+    ours, others = (cell.by_seed("perplexity") for cell in cells)
     ratios = (
-        mine.perplexity / other.perplexity
-        for mine in cells[0].points
-        for other in cells[1].points
-        if mine.perplexity and other.perplexity and (mine.seed == other.seed or not is_one_run)
+        mine / its
+        for seed, mine in ours.items()
+        for other, its in others.items()
+        if mine and its and (seed == other or not is_one_run)
     )
     spread = Spread(tuple(ratios), spreads[0].num_missing + spreads[1].num_missing)
-    names = [f"{line.variant.run} {line.variant.phase_label or ''}".strip() for line in (first, second)]
+    names = [f"{line.run} {line.phase_label or ''}".strip() for line in (first, second)]
     yield Found(
         spread,
         text=f"{names[0]} ({first.mode}){chosen.words} over {names[1]} ({second.mode}){other.words}, "
         f"{comparison.data}, length {length:g}, " + seeds_text(spreads),
-        run=first.variant.run,
+        run=first.run,
         data=comparison.data,
         modes=(first.mode, second.mode),
         num_seeds=min(len(spread.values) for spread in spreads),
@@ -302,15 +302,15 @@ def seeds_text(spreads: list[Spread]) -> str:
 class LineChoice:
     """A line that speaks for its rivals; `words` says how it was chosen, empty where it is the only one."""
 
-    line: Line
+    line: Group
     words: str = ""
 
 
-def choose_line(rivals: Sequence[Line], length: float, training: Sequence[TrainingRun]) -> LineChoice:
+def choose_line(rivals: Sequence[Group], length: float, training: Sequence[TrainingRun]) -> LineChoice:
     """The line that speaks for `rivals`, at least one; `length` is that of the test rows, in tokens."""
     if len(rivals) == 1:
         return LineChoice(rivals[0])
-    losses = [end_loss_of(line.variant.run, line.first.phase, training) for line in rivals]
+    losses = [end_loss_of(line.run, line.phase, training) for line in rivals]
     known = [loss for loss in losses if loss is not None]
     if len(known) == len(rivals):
         chosen = rivals[known.index(min(known))]
@@ -320,9 +320,9 @@ def choose_line(rivals: Sequence[Line], length: float, training: Sequence[Traini
     return LineChoice(best, words)
 
 
-def length_tested(line: Line, length_factor: float) -> float:
+def length_tested(line: Group, length_factor: float) -> float:
     """The length of the test rows that a claim is about, in tokens."""
-    return (line.first.train_length or 0) * length_factor
+    return (line.train_length or 0) * length_factor
 
 
 def end_loss_of(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
@@ -333,7 +333,6 @@ def end_loss_of(run: str, phase: str | None, training: Sequence[TrainingRun]) ->
     return sum(known) / len(known) if known and len(known) == len(losses) else None
 
 
-def _own_score(line: Line, length: float) -> float:
-    cell = line.at(length)
-    mean = None if cell is None else cell.spread("perplexity").mean
+def _own_score(line: Group, length: float) -> float:
+    mean = perplexity_at(line, length).mean
     return float("inf") if mean is None else mean

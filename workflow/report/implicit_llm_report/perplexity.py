@@ -1,4 +1,6 @@
-"""Measured perplexities: per run, phase, test set, length and mode, over seeds; and at equal training FLOPs.
+"""Measured perplexities: models of one family and size on one test set, as tables; and at equal training FLOPs.
+
+A line is a model in a mode on a test set over all lengths, a cell is a line at one length, over its seeds.
 
 Where there is an explicit run whose training took as many FLOPs within 10 % (one trained for longer), the held-out
 perplexities at the training length are compared. Elsewhere it is the smoothed training loss of both at the largest
@@ -8,60 +10,26 @@ has not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal
 
+import numpy as np
+import pandas as pd
+
+from implicit_llm_report.frame import Group, groups, roles_of
 from implicit_llm_report.loss import AMOUNT, loss_at, path_curve
-from implicit_llm_report.model_groups import Model, ModelGroup, ModelPoint, Variant, group_models
-from implicit_llm_report.results import Cell, Spread, headline_mode, mode_rank
+from implicit_llm_report.model_groups import Model, ModelGroup, group_models, short_count
+from implicit_llm_report.published import Published
+from implicit_llm_report.results import Spread, mode_rank
+from implicit_llm_report.table_text import csv_of, escape, fields, latex_of, latex_spread, rounded, spread_fields
 from implicit_llm_report.training_runs import FLOPS, LANGUAGE_MODEL, TrainingRun
 
-
-@dataclass(frozen=True)
-class PerplexityPoint(ModelPoint):
-    """One record of a perplexity evaluation; None is a missing number."""
-
-    data: str
-    length: int
-    mode: str
-    loss: float | None
-    perplexity: float | None
-    num_tokens: int | None
-    residual: float | None
-    train_length: int | None
-    train_tokens: float | None
-    train_flops: float | None
-    perplexity_within_documents: float | None = None
-    loss_by_position: Mapping[str, Any] | None = None
-
-
-PerplexityCell = Cell[PerplexityPoint]
-
-
-@dataclass(frozen=True)
-class Line:
-    """A variant on one test set in one mode: a cell for each length at which it was evaluated."""
-
-    variant: Variant
-    mode: str
-    cells: tuple[PerplexityCell, ...]
-
-    @property
-    def first(self) -> PerplexityPoint:
-        return self.cells[0].first
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(role for cell in self.cells for role in cell.roles))
-
-    def at(self, length: float | None) -> PerplexityCell | None:
-        return next((cell for cell in self.cells if cell.first.length == length), None)
-
-    def train_spread(self, field: str) -> Spread:
-        """Training tokens or FLOPs over the seeds."""
-        return self.cells[0].spread(field)
+SAME_FLOPS = 0.10
+PERPLEXITY, TRAINING_LOSS = "perplexity", "training loss"
+CSV_METRICS = (
+    "perplexity", "loss", "perplexity_within_documents", "f_evaluations_per_token", "residual", "unconverged_share",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,142 +38,138 @@ class Comparison:
 
     group: ModelGroup
     data: str
-    lines: tuple[Line, ...]
-    headline_modes: dict[str, str | None]
+    lines: tuple[Group, ...]
+    training: tuple[TrainingRun, ...] = ()
 
     @property
     def title(self) -> str:
         return f"{self.group.title}, {self.data}"
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return tuple(sorted({cell.first.length for line in self.lines for cell in line.cells}))
+    @cached_property
+    def lengths(self) -> list[int]:
+        return sorted({length for line in self.lines for length in line.rows["length"]})
 
     @property
-    def train_lengths(self) -> tuple[int, ...]:
-        return tuple(sorted({line.first.train_length for line in self.lines if line.first.train_length}))
+    def train_lengths(self) -> list[int]:
+        return sorted({line.train_length for line in self.lines if line.train_length})
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(role for line in self.lines for role in line.roles))
+        return roles_of(self.lines)
+
+    @cached_property
+    def headlines(self) -> tuple[Group, ...]:
+        """One line a model, in the mode that stands for it."""
+        return tuple(line for line in self.lines if line.is_headline)
 
     @property
-    def headlines(self) -> tuple[Line, ...]:
-        """One line a variant, in the mode that speaks for its run."""
-        return tuple(line for line in self.lines if self.is_headline(line))
+    def explicit(self) -> tuple[Group, ...]:
+        return tuple(line for line in self.headlines if not line.is_implicit)
 
-    def is_headline(self, line: Line) -> bool:
-        return self.headline_modes[line.variant.run] == line.mode
+    def name(self, line: Group) -> str:
+        return self.group.name(line, self.lines)
 
-    def name(self, line: Line) -> str:
-        return self.group.name(line.variant, [other.variant for other in self.lines])
+    def relative_flops(self, line: Group) -> float | None:
+        """Training FLOPs over those of the explicit run that took the fewest."""
+        flops, explicit = flops_of(line), [found for other in self.explicit if (found := flops_of(other))]
+        return flops / min(explicit) if flops and explicit else None
+
+    def first_tokens(self, cell: Group) -> int | None:
+        """How many tokens a number was measured on, where others at this length saw more: they are not comparable."""
+        others = (line.rows[line.rows["length"] == cell.length]["num_tokens"] for line in self.lines)
+        most = max(number or 0 for numbers in others for number in numbers)
+        return cell.num_tokens if cell.num_tokens and cell.num_tokens < most else None
+
+    @cached_property
+    def equal_flops(self) -> list[EqualFlops]:
+        """Each implicit line against the explicit lines of equal FLOPs, or else against the one that comes nearest."""
+        explicit, found = [line for line in self.explicit if flops_of(line)], []
+        for line in self.headlines:
+            if not line.is_implicit or not flops_of(line) or not explicit:
+                continue
+            equal = [other for other in explicit if is_close(flops_of(line), flops_of(other), SAME_FLOPS)]
+            nearest = min(explicit, key=lambda other: abs((flops_of(other) or 0.0) - (flops_of(line) or 0.0)))
+            on_the_way = None if equal else _interpolated(line, nearest, self.training)
+            found += [_held_out(line, other) for other in equal] + ([on_the_way] if on_the_way else [])
+        return found
 
 
 @dataclass(frozen=True)
 class PerplexityResults:
     """All perplexities; groups are made with the training runs, so that both kinds of figures have the same."""
 
-    points: tuple[PerplexityPoint, ...]
+    rows: pd.DataFrame
     training: tuple[TrainingRun, ...] = ()
-    headline_mode: str | None = None
 
     @cached_property
     def groups(self) -> tuple[ModelGroup, ...]:
         """Of the runs evaluated here and of all language models trained."""
-        measured = [Model(p.run, p.is_implicit, p.model_type, p.num_parameters) for p in self.points]
-        trained = [
-            Model(run.run, run.is_implicit, run.model_type, run.num_parameters, run.data)
-            for run in self.training
-            if run.task == LANGUAGE_MODEL
-        ]
-        return group_models([*measured, *trained])  # the later one of a run counts: training knows the data
+        return group_models([*measured_models(self.rows), *trained_models(self.training)])
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
         found = []
         for group in self.groups:
-            mine = [point for point in self.points if point.run in group.runs]
-            for data in sorted({point.data for point in mine}):
-                found.append(self._comparison(group, data, [point for point in mine if point.data == data]))
+            mine = groups(self.rows[self.rows["run"].isin(group.runs)], ("data",), order=lambda test: test.data)
+            for test in mine:
+                lines = groups(test.rows, ("run", "phase", "mode"), order=_line_order)
+                found.append(Comparison(group, test.data, tuple(lines), self.training))
         return tuple(found)
 
-    def _comparison(self, group: ModelGroup, data: str, points: list[PerplexityPoint]) -> Comparison:
-        modes = {
-            run: headline_mode({point.mode for point in points if point.run == run}, self.headline_mode)
-            for run in group.runs
-        }
-        by_line: dict[tuple[Variant, str], list[PerplexityPoint]] = {}
-        for point in points:
-            by_line.setdefault((point.variant, point.mode), []).append(point)
-        lines = [Line(variant, mode, _cells(mine)) for (variant, mode), mine in by_line.items()]
-        lines.sort(key=lambda line: _line_order(line, modes[line.variant.run]))
-        return Comparison(group, data, tuple(lines), modes)
+
+def measured_models(rows: pd.DataFrame) -> list[Model]:
+    models = rows.drop_duplicates("run", keep="last")
+    columns = (models[column] for column in ("run", "is_implicit", "model_type", "num_parameters"))
+    return [Model(*values) for values in zip(*columns, strict=True)]
 
 
-def _cells(points: Iterable[PerplexityPoint]) -> tuple[PerplexityCell, ...]:
-    by_length: dict[int, list[PerplexityPoint]] = {}
-    for point in points:
-        by_length.setdefault(point.length, []).append(point)
-    return tuple(
-        Cell(tuple(sorted(by_length[length], key=lambda point: point.seed or 0))) for length in sorted(by_length)
-    )
+def trained_models(training: Sequence[TrainingRun]) -> list[Model]:
+    """They come after the measured ones, whose training data is not known: the later one of a run counts."""
+    return [
+        Model(run.run, run.is_implicit, run.model_type, run.num_parameters, run.data)
+        for run in training
+        if run.task == LANGUAGE_MODEL
+    ]
 
 
-def _line_order(line: Line, headline: str | None) -> tuple:
+def _line_order(line: Group) -> tuple:
     """Implicit runs first, a run's phases by the training they cost, its modes with the headline first."""
-    point = line.first
-    cost = (point.train_flops or 0.0, point.phase or "")
-    return (not point.is_implicit, point.run, cost, line.mode != headline, mode_rank(line.mode))
-
-
-SAME_FLOPS = 0.10
-PERPLEXITY: Final = "perplexity"
-TRAINING_LOSS: Final = "training loss"
+    cost = (line.train_flops or 0.0, line.phase or "")
+    return (not line.is_implicit, line.run, cost, not line.is_headline, mode_rank(line.mode))
 
 
 @dataclass(frozen=True)
 class EqualFlops:
     """One implicit and one explicit line of a comparison; `flops` were spent on each, `length` for perplexity."""
 
-    comparison: Comparison
-    implicit: Line
-    explicit: Line
-    metric: Literal["perplexity", "training loss"]
+    metric: str
+    implicit: Group
+    explicit: Group
     flops: float
     length: int | None
     of_implicit: Spread
     of_explicit: Spread
 
     @property
-    def roles(self) -> tuple[str, ...]:
-        return (*self.implicit.roles, *self.explicit.roles)
+    def sides(self) -> list[tuple[Group, Group, Spread]]:
+        """Each line, the one that it is compared with, and its numbers."""
+        first = (self.implicit, self.explicit, self.of_implicit)
+        return [first, (self.explicit, self.implicit, self.of_explicit)]
 
 
-def at_equal_flops(comparison: Comparison, training: Sequence[TrainingRun]) -> list[EqualFlops]:
-    """Each implicit line against the explicit lines of equal FLOPs, or else against the one that comes nearest."""
-    explicit = [line for line in comparison.headlines if not line.variant.is_implicit and flops_of(line)]
-    found = []
-    for line in comparison.headlines:
-        if not line.variant.is_implicit or not flops_of(line) or not explicit:
-            continue
-        equal = [other for other in explicit if is_close(flops_of(line), flops_of(other), SAME_FLOPS)]
-        if equal:
-            found += [_held_out(comparison, line, other) for other in equal]
-        else:
-            nearest = min(explicit, key=lambda other: abs((flops_of(other) or 0.0) - (flops_of(line) or 0.0)))
-            loss = _interpolated(comparison, line, nearest, training)
-            found += [] if loss is None else [loss]
-    return found
-
-
-def flops_of(line: Line) -> float | None:
+def flops_of(line: Group) -> float | None:
     """Training FLOPs, mean over seeds."""
-    return line.train_spread("train_flops").mean
+    return _mean_of_seeds(line, "train_flops")
 
 
-def tokens_of(line: Line) -> float | None:
+def tokens_of(line: Group) -> float | None:
     """Training tokens, mean over seeds."""
-    return line.train_spread("train_tokens").mean
+    return _mean_of_seeds(line, "train_tokens")
+
+
+def _mean_of_seeds(line: Group, column: str) -> float | None:
+    values = line.rows.drop_duplicates("seed")[column].dropna().tolist()
+    return sum(values) / len(values) if values else None
 
 
 def is_close(first: float | None, second: float | None, tolerance: float) -> bool:
@@ -213,22 +177,25 @@ def is_close(first: float | None, second: float | None, tolerance: float) -> boo
     return bool(first and second and abs(first - second) <= tolerance * max(first, second))
 
 
-def trained_length(line: Line) -> int | None:
+def trained_length(line: Group) -> int | None:
     """The training length where it was evaluated, else the shortest length that was."""
-    lengths = [cell.first.length for cell in line.cells]
-    return line.first.train_length if line.first.train_length in lengths else min(lengths, default=None)
+    lengths = set(line.rows["length"])
+    return line.train_length if line.train_length in lengths else min(lengths, default=None)
 
 
-def _held_out(comparison: Comparison, implicit: Line, explicit: Line) -> EqualFlops:
+def perplexity_at(line: Group, length: float | None) -> Spread:
+    cell = line.cells("length").get(length)
+    return Spread(()) if cell is None else cell.spread(PERPLEXITY)
+
+
+def _held_out(implicit: Group, explicit: Group) -> EqualFlops:
     length = trained_length(implicit)
-    spreads = [_perplexity(line, length) for line in (implicit, explicit)]
+    spreads = [perplexity_at(line, length) for line in (implicit, explicit)]
     flops = ((flops_of(implicit) or 0.0) + (flops_of(explicit) or 0.0)) / 2
-    return EqualFlops(comparison, implicit, explicit, PERPLEXITY, flops, length, *spreads)
+    return EqualFlops(PERPLEXITY, implicit, explicit, flops, length, *spreads)
 
 
-def _interpolated(
-    comparison: Comparison, implicit: Line, explicit: Line, training: Sequence[TrainingRun]
-) -> EqualFlops | None:
+def _interpolated(implicit: Group, explicit: Group, training: Sequence[TrainingRun]) -> EqualFlops | None:
     """None when the journals carry no FLOPs."""
     curves = [list(_curves(line, training)) for line in (implicit, explicit)]
     ends = [curve[-1, AMOUNT] for of_line in curves for curve in of_line]
@@ -236,35 +203,111 @@ def _interpolated(
         return None
     flops = float(min(ends))
     spreads = [Spread.of(loss_at(curve, flops) for curve in of_line) for of_line in curves]
-    return EqualFlops(comparison, implicit, explicit, TRAINING_LOSS, flops, None, *spreads)
+    return EqualFlops(TRAINING_LOSS, implicit, explicit, flops, None, *spreads)
 
 
-def _curves(line: Line, training: Sequence[TrainingRun]) -> Iterable:
+def _curves(line: Group, training: Sequence[TrainingRun]) -> Iterator[np.ndarray]:
     for run in training:
-        phase = next((phase for phase in run.phases if phase.name == line.variant.phase), None)
-        if run.run == line.variant.run and phase is not None:
+        phase = next((phase for phase in run.phases if phase.name == line.phase), None)
+        if run.run == line.run and phase is not None:
             curve = path_curve(run, phase, FLOPS)
             if len(curve):
                 yield curve
 
 
-def _perplexity(line: Line, length: int | None) -> Spread:
-    cell = line.at(length)
-    return Spread(()) if cell is None else cell.spread("perplexity")
-
-
-def share_bounded(line: Line, training: Sequence[TrainingRun]) -> float | None:
+def share_bounded(line: Group, training: Sequence[TrainingRun]) -> float | None:
     """The share of a branch's steps before its last phase began; None where the phase starts from none."""
     for run in training:
         for phase in run.phases:
-            is_its = (run.run, phase.name) == (line.variant.run, line.variant.phase)
+            is_its = (run.run, phase.name) == (line.run, line.phase)
             if is_its and run.before(phase) is not None and phase.end_step:
                 return phase.start_step / phase.end_step
     return None
 
 
-def branches_of(comparison: Comparison, run: str, training: Sequence[TrainingRun]) -> dict[float, Line]:
+def branches_of(comparison: Comparison, run: str) -> dict[float, Group]:
     """The lines of a run's free phases by their share, the smallest first."""
-    mine = [line for line in comparison.headlines if line.variant.run == run and line.variant.is_implicit]
-    shares = {share: line for line in mine if (share := share_bounded(line, training)) is not None}
-    return {share: shares[share] for share in sorted(shares)}
+    mine = [line for line in comparison.headlines if line.run == run and line.is_implicit]
+    shares = {share: line for line in mine if (share := share_bounded(line, comparison.training)) is not None}
+    return dict(sorted(shares.items()))
+
+
+def perplexity_csv(comparisons: Sequence[Comparison], published: Published) -> str:
+    """One line a (run, phase, test set, mode, length) in the block "held-out", then the block "equal FLOPs"."""
+    rows: list[dict[str, object]] = []
+    for found in comparisons:
+        rows += [
+            _csv_row(found, line, cell, published) for line in found.lines for cell in line.cells("length").values()
+        ]
+        rows += [_equal_csv_row(found, equal, *side) for equal in found.equal_flops for side in equal.sides]
+    return csv_of(rows)
+
+
+def _about(found: Comparison, line: Group, block: str, compared: str | None, length: int | None) -> dict[str, object]:
+    return {
+        **{"block": block, "data": found.data, "family": found.group.family},
+        **fields(line, "run", "model", "phase", "solver"),
+        **{"compared_with": compared, "mode": line.mode, "length": length},
+    }
+
+
+def _csv_row(found: Comparison, line: Group, cell: Group, published: Published) -> dict[str, object]:
+    number = published.perplexity_beside(cell)
+    return {
+        **_about(found, line, "held-out", None, cell.length),
+        **{"num_seeds": len(cell.spread(PERPLEXITY).values), **fields(cell, "num_tokens", "num_parameters")},
+        **{"train_tokens": rounded(tokens_of(line)), "train_flops": rounded(flops_of(line))},
+        "relative_flops": rounded(found.relative_flops(line)),
+        **spread_fields(CSV_METRICS, cell.spread),
+        **{"published_perplexity": number and number.value, "published_mark": number and number.mark},
+    }
+
+
+def _equal_csv_row(
+    found: Comparison, equal: EqualFlops, line: Group, other: Group, spread: Spread
+) -> dict[str, object]:
+    """The loss of such a row is the smoothed training loss; its perplexity, where there is one, is held out."""
+    metric = "loss" if equal.metric == TRAINING_LOSS else PERPLEXITY
+    return {
+        **_about(found, line, "equal FLOPs", found.name(other), equal.length),
+        **{"num_seeds": len(spread.values), "num_parameters": line.num_parameters},
+        **{"train_flops": rounded(equal.flops), "relative_flops": 1.0},
+        **spread_fields([metric], lambda _: spread),
+    }
+
+
+def perplexity_latex(found: Comparison, published: Published) -> str:
+    """The table for a paper: below the lines their published numbers, and the comparison at equal FLOPs."""
+    columns = 6 + len(found.lengths)
+    head = ["Model", "Mode", "Seeds", "Parameters", "Tokens", "FLOPs", *(f"$L={length}$" for length in found.lengths)]
+    rows = [_latex_row(found, line) for line in found.lines]
+    known = ({n: published.perplexity_beside(cell) for n, cell in line.cells("length").items()} for line in found.lines)
+    for line, numbers in zip(found.lines, known, strict=True):
+        if any(numbers.values()):
+            values = ["" if (n := numbers.get(length)) is None else f"{n.value:.2f}" for length in found.lengths]
+            rows.append([escape(found.name(line)), "published", *[""] * 4, *values])
+    foot = [r"\midrule", rf"\multicolumn{{{columns}}}{{l}}{{At equal training FLOPs}} \\"] if found.equal_flops else []
+    foot += [rf"\multicolumn{{{columns}}}{{l}}{{{_latex_equal(found, equal)}}} \\" for equal in found.equal_flops]
+    comment = f"{found.title}: held-out perplexity, mean over seeds (range); * on the first rows only"
+    return latex_of(comment, head, rows, "ll" + "r" * (columns - 2), foot)
+
+
+def _latex_row(found: Comparison, line: Group) -> list[str]:
+    """The length with the most numbers says how many seeds there are."""
+    cells, flops = line.cells("length"), found.relative_flops(line)
+    spreads = {length: cell.spread(PERPLEXITY) for length, cell in cells.items()}
+    marks = {length: "$^*$" if found.first_tokens(cell) else "" for length, cell in cells.items()}
+    counts = (line.num_parameters, tokens_of(line))
+    return [
+        *(escape(found.name(line)), escape(line.mode), str(max(len(spread.values) for spread in spreads.values()))),
+        *("--" if count is None else short_count(count) for count in counts),
+        "--" if flops is None else rf"{flops:.3g}$\times$",
+        *(latex_spread(spreads[n], ".2f") + marks[n] if n in cells else "" for n in found.lengths),
+    ]
+
+
+def _latex_equal(found: Comparison, equal: EqualFlops) -> str:
+    what = equal.metric if equal.length is None else f"{equal.metric} at $L={equal.length}$"
+    form = ".3f" if equal.length is None else ".2f"
+    values = [f"{escape(found.name(line))} {latex_spread(spread, form)}" for line, _, spread in equal.sides]
+    return f"{what}, {equal.flops:.3g} FLOPs: {', '.join(values)}"

@@ -11,7 +11,6 @@ from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.config import FOLDER, ReportError, read_yaml
 from implicit_llm_report.frame import Group
 from implicit_llm_report.model_groups import FAMILIES
-from implicit_llm_report.perplexity import PerplexityPoint
 from implicit_llm_report.training_runs import Solver
 
 TOLERANCE = 0.1  # of sizes and tokens that count as the same
@@ -190,7 +189,7 @@ class PublishedPerplexity:
     mark: Mark
     note: str | None = None
 
-    def is_beside(self, point: PerplexityPoint) -> bool:
+    def is_beside(self, point: Group) -> bool:
         """Whether a measured point has the same family, solver, length, and size and tokens within 10 %.
 
         The tokens stand for the corpus: nobody trains a model of this size on so many tokens of another one here.
@@ -278,7 +277,7 @@ class Published:
         """The published number of the same thing, None where there is none."""
         return next((number for number in self.numbers if number.metric == metric and number.is_beside(point)), None)
 
-    def perplexity_beside(self, point: PerplexityPoint) -> PublishedPerplexity | None:
+    def perplexity_beside(self, point: Group) -> PublishedPerplexity | None:
         """The published perplexity of the same thing, None where there is none."""
         return next((number for number in self.perplexities if number.is_beside(point)), None)
 

@@ -96,16 +96,10 @@ def _perplexity(entry: PublishedPerplexity, given: SectionInputs) -> PublishedRo
         f"{short_count(entry.train_tokens)} tokens of {entry.train_data}: perplexity on {entry.test_data}, "
         f"rows of {entry.length}"
     )
-    beside = [
-        point
-        for comparison in given.perplexities.comparisons
-        for line in comparison.headlines
-        for cell in line.cells
-        for point in cell.points
-        if entry.is_beside(point)
-    ]
-    ours = Spread.of(point.perplexity for point in beside) if beside else None
-    roles = tuple(point.role for point in beside)
+    lines = [line for comparison in given.perplexities.comparisons for line in comparison.headlines]
+    beside = [cell for line in lines for cell in line.cells("length").values() if entry.is_beside(cell)]
+    ours = _together(cell.spread("perplexity") for cell in beside) if beside else None
+    roles = roles_of(beside)
     return PublishedRow(
         entry.id, "perplexity", what, entry.value, entry.mark, entry.source, entry.note, ours, roles, ".2f"
     )

@@ -12,7 +12,7 @@ import pandas as pd
 from implicit_llm_report.babi import BabiResults
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.downstream import Suite
-from implicit_llm_report.frame import Group, roles_of, word_rows
+from implicit_llm_report.frame import Group, plain, roles_of, word_rows
 from implicit_llm_report.inputs import ReportInputs
 from implicit_llm_report.perplexity import PerplexityResults
 from implicit_llm_report.published import Published
@@ -63,7 +63,7 @@ class SectionInputs:
 
     @cached_property
     def perplexities(self) -> PerplexityResults:
-        return PerplexityResults(self.inputs.perplexities, self.inputs.training, self.config.headline_mode)
+        return PerplexityResults(plain(self.inputs.frame, "perplexity"), self.inputs.training)
 
     @cached_property
     def babi(self) -> BabiResults:

@@ -15,13 +15,13 @@ from implicit_llm_report.jacobian import jacobian_section
 from implicit_llm_report.loss import loss_by
 from implicit_llm_report.minimum_layers import minimum_layers_section
 from implicit_llm_report.peers_section import peers_section
+from implicit_llm_report.perplexity import perplexity_csv, perplexity_latex
 from implicit_llm_report.perplexity_figures import (
     curriculum,
     perplexity_by_length,
     perplexity_by_parameters,
     perplexity_by_position,
 )
-from implicit_llm_report.perplexity_tables import perplexity_csv, perplexity_latex, perplexity_tables
 from implicit_llm_report.published_section import published_section
 from implicit_llm_report.section import Section, SectionInputs
 from implicit_llm_report.table_text import csv_text, escape
@@ -48,10 +48,11 @@ def holes_section(given: SectionInputs) -> Section | None:
 
 def perplexity_section(given: SectionInputs) -> Section | None:
     """Language models on held-out text."""
-    tables = perplexity_tables(given.perplexities, given.perplexities.training, given.published)
+    tables = given.perplexities.comparisons
     if not tables:
         return None
-    files = {"perplexity": {"csv": perplexity_csv(tables), "tex": perplexity_latex(tables)}}
+    tex = "\n".join(perplexity_latex(table, given.published) for table in tables)
+    files = {"perplexity": {"csv": perplexity_csv(tables, given.published), "tex": tex}}
     found = given.perplexities
     by_rows = (perplexity_by_length(found), perplexity_by_position(found))
     figures = (*by_rows, perplexity_by_parameters(found), curriculum(found))
