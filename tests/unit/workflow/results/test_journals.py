@@ -37,7 +37,11 @@ def test_a_torn_and_a_damaged_line_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "j"
     written(path, points=2).close()
     with open(path, "ab") as file:
-        file.write(b'\xff{"kind"\n[1]\n{"kind": "metrics", "step": 3}\n{"kind": "metrics", "step": 4, "ti')
+        file.write(
+            b'\xff{"kind"\n[1]\n{"kind": "metrics", "step": 3}\n'
+            b'{"kind": "metrics", "step": 3, "time": "?", "values": {}}\n'
+            b'{"kind": "metrics", "step": 4, "ti'
+        )
     assert [point.step for point in read_points(path)] == [1, 2]
     tail = read_tail(path)
     assert tail.is_open

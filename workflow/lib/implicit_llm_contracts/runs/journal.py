@@ -148,9 +148,14 @@ class JournalTail:
 
 
 def read(path: Path) -> list[Point]:
-    """Points that count, in order of writing: later points than a rewind are dropped, a torn last line is ignored."""
+    """Points that count, in order of writing; a torn last line is ignored. Raises: JournalError for a damaged line."""
+    return points_of(read_records(path))
+
+
+def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """Points that count among the records of whole lines: later points than a rewind are dropped."""
     points: list[Point] = []
-    for record in read_records(path):
+    for record in records:
         if record["kind"] == "metrics":
             points.append(point_of(record))
         elif record["kind"] == "rewind":
@@ -182,7 +187,9 @@ def parse_lines(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterable[
             record = json.loads(line)
             if record["kind"] in ("metrics", "rewind"):
                 record["step"] = int(record["step"])
-        except (ValueError, KeyError, TypeError) as error:
+            if record["kind"] == "metrics":
+                datetime.fromisoformat(point_of(record).time)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise JournalError(f"{path}: line {number} is damaged ({error}); delete this line") from error
         yield record
 

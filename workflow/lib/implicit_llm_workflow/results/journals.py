@@ -1,17 +1,17 @@
-"""The journals of jobs as the driver reads them, without the library and while a job writes: of a damaged or torn line
-nothing is taken. The format is that of workflow/lib/implicit_llm_contracts/runs/journal.py.
-"""
+"""The journals of jobs as the driver reads them, while a job writes: damaged and torn lines are left out."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from implicit_llm_contracts.runs import journal
 
 JOURNAL = "journal.jsonl"
 TAIL_BYTES = 1 << 16
@@ -80,12 +80,8 @@ def _read_end(path: Path, limit: int | None) -> tuple[bytes, bool]:
 
 def _records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
+        with suppress(journal.JournalError):
+            yield from journal.parse_lines([line], Path())
 
 
 def _tail_of(records: list[dict[str, Any]], *, is_whole: bool) -> Tail:
@@ -102,23 +98,11 @@ def _tail_of(records: list[dict[str, Any]], *, is_whole: bool) -> Tail:
 
 
 def _points(records: Iterable[Mapping[str, Any]]) -> list[Point]:
-    points: list[Point] = []
-    for record in records:
-        try:
-            if record.get("kind") == "rewind":
-                step = int(record["step"])
-                points = [point for point in points if point.step <= step]
-            elif record.get("kind") == "metrics":
-                points.append(_point(record))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            continue
-    return points
-
-
-def _point(record: Mapping[str, Any]) -> Point:
-    values = {key: float(value) for key, value in record["values"].items() if value is not None}
-    finite = {key: value for key, value in values.items() if math.isfinite(value)}
-    return Point(int(record["step"]), datetime.fromisoformat(record["time"]).timestamp(), finite)
+    found = []
+    for point in journal.points_of(records):
+        finite = {key: value for key, value in point.values.items() if math.isfinite(value)}
+        found.append(Point(point.step, datetime.fromisoformat(point.time).timestamp(), finite))
+    return found
 
 
 def _unix_s(record: Mapping[str, Any]) -> float | None:
