@@ -34,7 +34,3 @@ def test_the_second_phase_starts_from_the_first(built: Project) -> None:
 
 def test_a_second_run_does_nothing(built: Project) -> None:
     assert NOTHING in built.snakemake()
-
-
-def test_a_copy_of_the_folder_has_nothing_to_do(project: Project) -> None:
-    assert NOTHING in project.snakemake()

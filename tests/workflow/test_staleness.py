@@ -25,21 +25,6 @@ def test_a_change_of_the_model_reruns_the_training_but_not_the_data(project: Pro
     assert project.planned() == TRAINED
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "jobs"),
-    [
-        ("hard_fraction: 0.5", "hard_fraction: 0.25", {"data/s3-train", *TRAINED}),  # the tests have their own
-        ("eval_block_len: 4", "eval_block_len: 8", {key for key in TRAINED if not key.startswith("train")}),
-        ("    unrolled: {steps: 4}", "    unrolled: {steps: 5}", {"train/implicit-s0/unrolled", *FREE}),
-    ],
-)
-def test_a_changed_field_of_an_identity_reruns_its_jobs_and_what_follows(
-    project: Project, old: str, new: str, jobs: set[str]
-) -> None:
-    project.edit(project.config, old, new)
-    assert project.planned() == jobs
-
-
 EVALUATED = {"evaluate/implicit-s0/free/word-problem", "evaluate/explicit-s0/explicit/word-problem", "report"}
 DATA = {"data/s3-train", "data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
 
