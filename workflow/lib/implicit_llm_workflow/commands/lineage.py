@@ -80,7 +80,7 @@ def _find_broken(found: Lineage, console: Console) -> bool:
 
     from implicit_llm_workflow.results.lineage_verify import verify_lineage
 
-    size = sum(file["size"] for run in found.runs.values() for file in run.files)
+    size = sum(file.size for run in found.runs.values() for file in run.files)
     with tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc="verify", disable=None) as bar:
         number, broken = verify_lineage(found, bar.update)
     for item in broken:

@@ -5,7 +5,6 @@ Needs no experiment file: what a manifest was made from is looked for, by finger
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Any
 
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, ManifestError
 from implicit_llm_contracts.runs.run_directory import DECLARED, FINGERPRINT_DIGITS, PROVENANCE, WORK, work_directory
 from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances
 from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
@@ -37,7 +37,7 @@ class Ancestor:
     config: Mapping[str, Any]
     code: str
     upstream: Mapping[str, str]
-    files: tuple[Mapping[str, Any], ...]
+    files: tuple[FileRecord, ...]
     provenance: Mapping[str, Any]
     mlflow_run_id: str | None
     acceptances: tuple[Acceptance, ...] = ()
@@ -112,28 +112,24 @@ class Shelf:
 def read_run(run_dir: Path, manifest: Path) -> Ancestor:
     """One run by its manifest. Raises: NoLineage."""
     try:
-        values = json.loads(manifest.read_bytes())
-        identity, stage, name = values["identity"], values["stage"], values["name"]
-        fingerprint = values["fingerprint"]
-        work = work_directory(run_dir, fingerprint)
-        provenance = read_object(work / PROVENANCE)
-        return Ancestor(
-            key=stage if stage == name else f"{stage}/{name}",
-            fingerprint=fingerprint,
-            run_dir=run_dir,
-            path=manifest,
-            config=identity["config"],
-            code=identity["code"],
-            upstream=identity["upstream"],
-            files=tuple(values["files"]),
-            provenance=provenance,
-            mlflow_run_id=read_object(work / MLFLOW).get("run_id") or provenance.get("mlflow_run_id"),
-            acceptances=tuple(item for item in read_acceptances(run_dir) if item.recorded == fingerprint),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise NoLineage(
-            f"{manifest}: is not the manifest of a finished job ({error}); run the workflow to make it again"
-        ) from error
+        recorded = Manifest.read(manifest)
+    except ManifestError as error:
+        raise NoLineage(str(error)) from error
+    fingerprint, work = recorded.fingerprint, work_directory(run_dir, recorded.fingerprint)
+    provenance = read_object(work / PROVENANCE)
+    return Ancestor(
+        key=recorded.stage if recorded.stage == recorded.name else f"{recorded.stage}/{recorded.name}",
+        fingerprint=fingerprint,
+        run_dir=run_dir,
+        path=manifest,
+        config=recorded.config,
+        code=recorded.code,
+        upstream=recorded.upstream,
+        files=recorded.files,
+        provenance=provenance,
+        mlflow_run_id=read_object(work / MLFLOW).get("run_id") or provenance.get("mlflow_run_id"),
+        acceptances=tuple(item for item in read_acceptances(run_dir) if item.recorded == fingerprint),
+    )
 
 
 def _run_dir_of(artifact: Path) -> Path:
@@ -160,8 +156,8 @@ def _record_of(artifact: Path, run: Ancestor) -> str | None:
     given = artifact.relative_to(run.run_dir).as_posix()
     declared = f"{WORK}/{run.fingerprint[:FINGERPRINT_DIGITS]}/{DECLARED}/{given}"
     for file in run.files:
-        if file["path"] in (given, declared):
-            return str(file["path"])
+        if file.path in (given, declared):
+            return file.path
     raise NoLineage(f"{artifact}: {run.key} does not vouch for this file; {run.path} lists those that it vouches for")
 
 

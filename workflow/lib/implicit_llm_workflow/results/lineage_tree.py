@@ -20,9 +20,9 @@ def tree_of(lineage: Lineage) -> Tree:
     top = lineage.runs[lineage.top]
     first = escape(run_text(top))
     if lineage.artifact is not None:
-        record = next(file for file in top.files if file["path"] == lineage.artifact)
+        record = next(file for file in top.files if file.path == lineage.artifact)
         shown = lineage.artifact.rpartition(f"/{DECLARED}/")[2]
-        tree = Tree(escape(f"{shown} (sha256 {record['sha256'][:FINGERPRINT_DIGITS]})"))
+        tree = Tree(escape(f"{shown} (sha256 {record.sha256[:FINGERPRINT_DIGITS]})"))
         branch = tree.add(first)
     else:
         tree = branch = Tree(first)

@@ -17,11 +17,11 @@ from typing import Any
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import FileRecord, sha256_of
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, PROVENANCE, work_directory
 from implicit_llm_workflow.planning.accepted import ACCEPTED
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 from implicit_llm_workflow.results.lineage import Ancestor, Lineage
-from implicit_llm_workflow.results.verify import sha256_of
 
 METADATA = "ro-crate-metadata.json"
 CONTEXT = ["https://w3id.org/ro/crate/1.1/context", "https://w3id.org/ro/terms/workflow-run/context"]
@@ -65,12 +65,12 @@ def _contents(lineage: Lineage) -> Iterator[tuple[str, Path, str | None]]:
                 yield f"{_folder(run)}{path.name}", path, None
     top = lineage.runs[lineage.top]
     for file in _result_files(lineage):
-        yield f"{_folder(top)}{file['path']}", top.run_dir / file["path"], file["sha256"]
+        yield f"{_folder(top)}{file.path}", top.run_dir / file.path, file.sha256
 
 
-def _result_files(lineage: Lineage) -> list[Any]:
+def _result_files(lineage: Lineage) -> list[FileRecord]:
     files = lineage.runs[lineage.top].files
-    return [file for file in files if lineage.artifact in (None, file["path"])]
+    return [file for file in files if lineage.artifact in (None, file.path)]
 
 
 def _copy(source: Path, folder: Path, name: str, sha256: str | None) -> Entity:
@@ -136,7 +136,7 @@ def _workflow_run(lineage: Lineage) -> Entity:
     top, runs = lineage.runs[lineage.top], lineage.runs.values()
     starts = [start for run in runs if (start := _started(run))]
     ends = [run.provenance["finished"] for run in runs if run.provenance.get("finished")]
-    results = [f"{_folder(top)}{file['path']}" for file in _result_files(lineage)]
+    results = [f"{_folder(top)}{file.path}" for file in _result_files(lineage)]
     entity: Entity = {
         "@id": "#workflow-run",
         "@type": "CreateAction",
