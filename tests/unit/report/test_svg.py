@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.textpath import TextPath
 
-from implicit_llm_report.style import run_series
+from implicit_llm_report.style import run_series, series_of_names
 from implicit_llm_report.svg import Figure, Panel, file_svg
 
 
@@ -25,3 +25,9 @@ def test_no_entry_of_a_legend_is_cut(num_entries: int) -> None:
     assert min(lefts) > 0
     width_pt = TextPath((0, 0), legend[0].label, size=8).get_extents().width
     assert max(lefts) + width_pt < float(root.attrib["width"].removesuffix("pt"))
+
+
+def test_no_two_of_seven_implicit_and_four_explicit_lines_have_one_colour() -> None:
+    names = [(f"i{index}", True) for index in range(7)] + [(f"e{index}", False) for index in range(4)]
+    colors = [series.color for series in series_of_names(names).values()]
+    assert len(set(colors)) == len(colors)

@@ -12,6 +12,7 @@ from typing import Any
 
 INK, MUTED, GRID, PAPER, BAND = "#1b1f24", "#68717b", "#e2e6ea", "#ffffff", "#eff2f5"
 BLUE, VERMILION, GREEN, PURPLE, AMBER = "#0b62a8", "#c9510c", "#0a7f67", "#94479a", "#a87400"
+ROSE, OLIVE, CYAN, BROWN = "#c2255c", "#667a00", "#0f8aa6", "#7b4a35"
 
 # Name of the CSS variable, colour on the light page, colour on the dark page.
 THEME = (
@@ -25,6 +26,10 @@ THEME = (
     ("green", GREEN, "#3fcfa6"),
     ("purple", PURPLE, "#dc9fe0"),
     ("amber", AMBER, "#e6bf52"),
+    ("rose", ROSE, "#ff85ab"),
+    ("olive", OLIVE, "#bdd048"),
+    ("cyan", CYAN, "#5fd3ea"),
+    ("brown", BROWN, "#cf9f86"),
 )
 
 RC: dict[Any, Any] = {  # Any: matplotlib types its keys as literals
@@ -100,15 +105,15 @@ _IMPLICIT = (
     (GREEN, "D", (4, 1.4)),
     (PURPLE, "^", (5, 1.4, 1, 1.4)),
     (INK, "v", (1.2, 1.2)),
-    (BLUE, "P", (1.2, 1.2)),
-    (GREEN, "<", ()),
-    (PURPLE, ">", (3, 1.6)),
+    (ROSE, "P", (1.2, 1.2)),
+    (OLIVE, "<", ()),
+    (CYAN, ">", (3, 1.6)),
 )
 _EXPLICIT = (
     (VERMILION, "s", (3, 1.6)),
     (AMBER, "X", (1.2, 1.2)),
     (MUTED, "P", (5, 1.4, 1, 1.4)),
-    (VERMILION, "p", (1.2, 1.2)),
+    (BROWN, "p", (1.2, 1.2)),
 )
 
 
