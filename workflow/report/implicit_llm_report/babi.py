@@ -26,6 +26,7 @@ from implicit_llm_report.table_text import (
     csv_text,
     escape,
     in_percent,
+    latex_of,
     latex_spread,
     rounded,
     spread_columns,
@@ -394,23 +395,18 @@ def babi_latex(tables: Sequence[BabiTable], published: Published) -> str:
 
 def _latex_table(table: BabiTable, published: Published) -> str:
     shown = [index for index, is_headline in enumerate(table.headlines) if is_headline]
-    heads = " & ".join(escape(table.names[index]) for index in shown)
-    lines = [
-        f"% CatbAbI, {table.data}, {table.protocol_words}: accuracy at questions in percent, mean over seeds (range)",
-        rf"\begin{{tabular}}{{l{'r' * len(shown)}}}",
-        r"\toprule",
-        rf"Task & {heads} \\",
-        r"\midrule",
+    what = f"CatbAbI, {table.data}, {table.protocol_words}: accuracy at questions in percent, mean over seeds (range)"
+    rows = [
+        [escape(row.name), *(latex_spread(in_percent(row.spreads[index]), ".1f") for index in shown)]
+        for row in table.rows
     ]
-    for row in table.rows:
-        values = " & ".join(latex_spread(in_percent(row.spreads[index]), ".1f") for index in shown)
-        lines.append(rf"{escape(row.name)} & {values} \\")
-    lines.append(r"\midrule")
+    foot = [r"\midrule"]
     for number in published.babi:
         name = number.model if number.num_layers is None else f"{number.model}, {number.num_layers} layer(s)"
         text = f"{escape(name)} ({number.training}): {number.value:.2f}"
-        lines.append(rf"\multicolumn{{{1 + len(shown)}}}{{l}}{{{text}}} \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+        foot.append(rf"\multicolumn{{{1 + len(shown)}}}{{l}}{{{text}}} \\")
+    head = ["Task", *(escape(table.names[index]) for index in shown)]
+    return latex_of(what, head, rows, "l" + "r" * len(shown), foot)
 
 
 SLOT = 0.66  # share of a task's width over which the models are spread

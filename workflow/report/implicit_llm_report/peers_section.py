@@ -12,7 +12,7 @@ from implicit_llm_report.babi import PROTOCOL_WORDS
 from implicit_llm_report.frame import groups
 from implicit_llm_report.results import Spread, headline_mode
 from implicit_llm_report.section import Section, SectionInputs
-from implicit_llm_report.table_text import escape, latex_spread, rounded
+from implicit_llm_report.table_text import escape, latex_of, latex_spread, rounded
 
 # Kind of an evaluation -> the number that stands for it, what it is called and how it is shown.
 MEASURES = {
@@ -136,9 +136,9 @@ def _latex(tables: Sequence[PeersTable]) -> str:
 
 def _latex_table(table: PeersTable) -> str:
     form = ".2f" if table.form == "perplexity" else ".3f"
-    lines = [f"% {escape(table.words)}, {escape(table.data)}", rf"\begin{{tabular}}{{ll{'r' * len(table.lengths)}}}"]
-    lines += [r"\toprule", " & ".join(["model", "mode", *map(str, table.lengths)]) + r" \\", r"\midrule"]
+    rows = []
     for row in table.rows:
         cells = ["not run" if spread is None else latex_spread(spread, form) for spread in row.numbers]
-        lines.append(" & ".join([escape(row.model), escape(row.mode), *cells]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+        rows.append([escape(row.model), escape(row.mode), *cells])
+    head = ["model", "mode", *map(str, table.lengths)]
+    return latex_of(f"{escape(table.words)}, {escape(table.data)}", head, rows, "ll" + "r" * len(table.lengths))

@@ -96,22 +96,6 @@ def is_near(first: float, second: float | None) -> bool:
     return second is not None and abs(first - second) <= TOLERANCE * first
 
 
-class DualityMeasured(Protocol):
-    """What is asked of a measured pair of modes to place a published number beside it."""
-
-    @property
-    def eval_mode(self) -> str | None: ...
-
-    @property
-    def against(self) -> str | None: ...
-
-    @property
-    def model_type(self) -> str | None: ...
-
-    @property
-    def num_parameters(self) -> int | None: ...
-
-
 Mark = Literal["paper", "other_paper", "secondary", "reference_run", "reference_code", "derived", "not_known"]
 NOT_KNOWN = "not_known"
 MARK_WORDS = {
@@ -217,7 +201,7 @@ class PublishedDuality:
     source: str
     mark: Mark
 
-    def is_beside(self, point: DualityMeasured) -> bool:
+    def is_beside(self, point: Group) -> bool:
         """Whether a measured point has the same family, modes, and size within 10 %."""
         return (
             (point.eval_mode, point.against) == ("simultaneous", "sequential")
@@ -281,7 +265,7 @@ class Published:
         """The published perplexity of the same thing, None where there is none."""
         return next((number for number in self.perplexities if number.is_beside(point)), None)
 
-    def duality_beside(self, point: DualityMeasured) -> PublishedDuality | None:
+    def duality_beside(self, point: Group) -> PublishedDuality | None:
         """The published agreement of the same thing, None where there is none."""
         return next((number for number in self.duality if number.is_beside(point)), None)
 

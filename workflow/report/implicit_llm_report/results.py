@@ -95,13 +95,6 @@ class Cell(Generic[P]):
         read = value if callable(value) else lambda point: getattr(point, value)
         return Spread.of(read(point) for point in self.points)
 
-    def best(self, field: str, *, is_low_better: bool = False) -> BestSeed | None:
-        """The seed with the best number of `field`; None where there are not several to choose from."""
-        known = [BestSeed(getattr(p, field), p.seed) for p in self.points if getattr(p, field) is not None]
-        if len(known) < 2:
-            return None
-        return (min if is_low_better else max)(known, key=lambda best: best.value)
-
 
 def from_record(kind: Any, record: dict[str, Any], role: str) -> Any:
     """A point of the dataclass `kind`: what the record lacks is missing (None), not zero."""
