@@ -90,6 +90,9 @@ def test_hours_are_lost_to_waiting_to_the_start_and_to_failures(tmp_path: Path) 
     assert "2.0 / 8" in shown
     assert "40 % of 1, 9000 MB" in shown
     assert efficiency.measure(tmp_path, since_unix_s=5000.0) == []
+    files.start_afresh()  # as for another try by Snakemake
+    add_attempt(files, 1, 3600)
+    assert [(use.hours, use.failure_hours) for use in efficiency.measure(tmp_path)] == [(2.5, 0.5)]
 
 
 def test_a_request_is_proposed_from_nearly_the_largest_use(tmp_path: Path) -> None:

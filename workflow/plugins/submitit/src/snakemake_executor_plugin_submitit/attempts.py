@@ -56,6 +56,17 @@ def ends(path: Path) -> list[dict[str, Any]]:
     return [line for line in read_lines(path) if line.get("event") == "end"]
 
 
+def pairs(*paths: Path) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Each start with its end, None where the attempt was killed or still runs; in the order of time."""
+    found: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+    for line in (line for path in paths for line in read_lines(path)):
+        if line.get("event") == "start":
+            found.append((line, None))
+        elif found and line.get("event") == "end":
+            found[-1] = (found[-1][0], line)
+    return found
+
+
 def unfruitful(path: Path, progress: Any) -> int:
     """How many attempts in a row, up to the last, ran to their time limit without making progress.
 

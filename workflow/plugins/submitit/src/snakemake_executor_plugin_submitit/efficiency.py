@@ -57,23 +57,27 @@ def measure(folder: Path, since_unix_s: float = 0.0) -> list[RuleUse]:
     for path in sorted((folder / "jobs").glob("*/record.json")):
         files = JobFiles(path.parent)
         known = record.load(files)
-        begun = [start for start in attempts.starts(files.attempts) if start.get("unix_s", 0.0) >= since_unix_s]
-        if known is not None and known.rule and begun:
-            _add(rules.setdefault(known.rule, RuleUse(known.rule)), known, begun, files)
+        done = [
+            (start, end)
+            for start, end in attempts.pairs(files.history, files.attempts)
+            if start.get("unix_s", 0.0) >= since_unix_s
+        ]
+        if known is not None and known.rule and done:
+            _add(rules.setdefault(known.rule, RuleUse(known.rule)), known, done, files)
     return list(rules.values())
 
 
-def _add(use: RuleUse, known: Record, begun: Sequence[dict[str, Any]], files: JobFiles) -> None:
+def _add(
+    use: RuleUse, known: Record, done: Sequence[tuple[dict[str, Any], dict[str, Any] | None]], files: JobFiles
+) -> None:
     use.jobs += 1
     for name, value in known.requested.items():  # the largest request, where they differ
         before = use.requested.get(name)
         use.requested[name] = max(value, before) if isinstance(value, int) and isinstance(before, int) else value
-    ends = {end["attempt"]: end for end in attempts.ends(files.attempts)}
-    for start in begun:
+    for start, end in done:
         use.waiting_hours += start.get("waited_s", 0.0) / 3600
-        end = ends.get(start["attempt"])
         if end is None:
-            if not known.is_open:  # killed: it last printed something when it was alive
+            if not known.is_open and start is done[-1][0]:  # killed: it last printed something when it was alive
                 seconds = max(0.0, files.last_change() - start["unix_s"])
                 use.hours += seconds / 3600
                 use.failure_hours += seconds / 3600

@@ -3,7 +3,7 @@
     <folder>/jobs/<rule>-<hash of the outputs>/
         lock              held by a driver while it decides whether to submit, `running` by the job while it runs
         record.json       the driver's: what was submitted last (record.py)
-        attempts.jsonl    the job's: start and end of every attempt
+        attempts.jsonl    the job's: start and end of every attempt; history.jsonl: of earlier jobs for these outputs
         status.json       what the job says of itself: the path is in its environment as SUBMITIT_JOB_STATUS
         outcome-N.json    how submission N ended, written once, by the job
         output.log        what the job printed, of all attempts
@@ -40,6 +40,10 @@ class JobFiles:
     @property
     def attempts(self) -> Path:
         return self.path / "attempts.jsonl"
+
+    @property
+    def history(self) -> Path:
+        return self.path / "history.jsonl"
 
     @property
     def status(self) -> Path:
@@ -98,7 +102,13 @@ class JobFiles:
         return max(times)
 
     def start_afresh(self) -> None:
-        """Forget earlier attempts: what follows is another job, not the continuation of one."""
+        """Forget earlier attempts: what follows is another job, not the continuation of one.
+
+        Only how long they took and what they used is kept, for the report on efficiency.
+        """
+        if self.attempts.exists():
+            with open(self.history, "ab") as history:
+                history.write(self.attempts.read_bytes())
         for path in (self.attempts, self.status, self.output_log, *self.path.glob("outcome-*.json")):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.kept_logs, ignore_errors=True)

@@ -56,7 +56,9 @@ class Usage:
             self._smi_output.close()
 
     def sample(self) -> None:
-        """Look at the processes, if it is time to."""
+        """Look at the processes, if it is time to; for the begin of the rule's command at once, which costs little."""
+        if self._start_s is None:
+            self._start_s = self._rule_begin()
         now = time.monotonic()
         if now < self._next:
             return
@@ -68,8 +70,6 @@ class Usage:
         ]
         self._mem_mb = max(self._mem_mb, sum(found.rss_mb for found in used if found))
         self._cpu_s.update({(found.pid, found.start_ticks): found.cpu_s for found in used if found})
-        if self._start_s is None:
-            self._start_s = self._rule_begin(below)
         if self.gpus:
             self._gpu_samples += amd_gpus()
 
@@ -88,14 +88,14 @@ class Usage:
             found["gpu_mem_mb"] = round(max(mb for _, mb in samples))
         return found
 
-    def _rule_begin(self, below: list[int]) -> float | None:
-        """Seconds until the first process below the Snakemake of the job; `below`: parents first."""
-        is_below = False
-        for pid in below:
-            is_snakemake = processes.is_manager(processes.command_of(pid))
-            if is_below and not is_snakemake and (ticks := processes.start_ticks(pid)):
+    def _rule_begin(self) -> float | None:
+        """Seconds until the first process below the Snakemake of the job; None: there is none yet."""
+        pids = [self.root]
+        for pid in pids:
+            below = processes.children_of(pid)
+            pids += below
+            if below and processes.is_manager(processes.command_of(pid)) and (ticks := processes.start_ticks(below[0])):
                 return round((ticks - self._begin) / processes.TICKS_PER_S, 1)
-            is_below = is_below or is_snakemake
         return None
 
     def _nvidia_samples(self) -> list[tuple[float, float]]:
