@@ -98,6 +98,12 @@ def test_a_misspelt_resource_or_an_option_of_sbatch_is_refused(name: str, hint: 
         not_understood([name], [None], ())
 
 
+@pytest.mark.parametrize("resources", [{"clusters": "b"}, {"slurm_extra": "--clusters=b"}])
+def test_another_cluster_is_refused_since_its_jobs_would_count_as_lost(resources: dict[str, str]) -> None:
+    with pytest.raises(WorkflowError, match="--clusters=b: only the cluster of SLURM_CONF"):
+        request(**resources)
+
+
 def test_a_resource_that_nobody_uses_is_named_and_one_of_the_rule_or_of_a_limit_is_not() -> None:
     names = ["mem_mb", "tmpdir", "device", "licence_slots", "floppies"]
     assert not_understood(names, ["train --device {resources.device:q}"], {"licence_slots"}) == ["floppies"]

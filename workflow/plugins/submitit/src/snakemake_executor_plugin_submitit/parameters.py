@@ -95,6 +95,8 @@ def sbatch_request(resources: Mapping[str, Any], threads: int, settings: Executo
     request = {option: value for option, value in request.items() if value is not None}
     request.update(sbatch_options(settings.extra or "", "--submitit-extra"))
     request.update(sbatch_options(str(resources.get("slurm_extra") or ""), "resource slurm_extra"))
+    if "clusters" in request:
+        raise WorkflowError(f"--clusters={request['clusters']}: only the cluster of SLURM_CONF is asked about its jobs")
     if "no-requeue" in request:
         request.pop("requeue", None)
     return request
