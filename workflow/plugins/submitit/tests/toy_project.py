@@ -149,8 +149,9 @@ class ToyProject:
     def wait_until(self, is_so: Callable[[], Any], seconds: float = 60) -> Any:
         """Wait until `is_so` returns something true, and return that."""
         deadline = time.monotonic() + seconds
+        driver = self.drivers[-1] if self.drivers and self.drivers[-1].poll() is None else None
         while not (value := is_so()):
-            if time.monotonic() > deadline or (self.drivers and self.drivers[-1].poll() == 1):
+            if time.monotonic() > deadline or (driver is not None and driver.poll() == 1):
                 raise TimeoutError(f"not so within {seconds} s\n{self.said()}")
             time.sleep(0.1)
         return value

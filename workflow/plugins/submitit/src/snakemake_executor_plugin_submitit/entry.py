@@ -30,6 +30,8 @@ def place_pickle(folder: Path) -> None:
 def main() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until submitit has its handler, it would only kill this process
 
+    sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]  # submitit would load it, a tenth of a second a job
+
     from submitit.core.submission import process_job
 
     folder = Path(sys.argv[1])

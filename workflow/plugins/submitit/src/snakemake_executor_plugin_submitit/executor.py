@@ -42,6 +42,7 @@ LARGEST_ARRAY = 500  # each of its jobs holds a lock, an open file, while it is 
 ONE_ATTEMPT = "--preemptible-rules --preemptible-retries 0"
 NO_RATE_LIMIT = "--max-jobs-per-timespan 1000/0s"  # of jobs; its timer keeps Snakemake for a second after the last one
 LOOKS_PER_S = 50  # at files, on a file system that others use too
+SHORTEST_ROUND_S = 0.5
 
 
 class Executor(RemoteExecutor):
@@ -64,7 +65,7 @@ class Executor(RemoteExecutor):
         self._reported: list[Tracked] = []
         self._done, self._failed = 0, dict[int, str]()  # the failed ones by id of the job, each with its rule and class
         self._begin_unix_s, self._has_moved = time.time(), False
-        self.next_seconds_between_status_checks = 1.0
+        self.next_seconds_between_status_checks = SHORTEST_ROUND_S
 
     # Snakemake calls these from its scheduler.
 
@@ -143,7 +144,7 @@ class Executor(RemoteExecutor):
         self._settle_reported()
         with self._registry_lock:
             jobs = [self._tracked[id(info.job)] for info in active_jobs if id(info.job) in self._tracked]
-        self.next_seconds_between_status_checks = max(1.0, len(jobs) / LOOKS_PER_S)
+        self.next_seconds_between_status_checks = max(SHORTEST_ROUND_S, len(jobs) / LOOKS_PER_S)
         try:
             verdicts = self.monitor.look(jobs)
         except Exception as error:  # an exception here would leave Snakemake waiting for ever

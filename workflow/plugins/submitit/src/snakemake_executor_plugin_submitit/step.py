@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +158,11 @@ def wait(
         if signals.asked is not None:
             relay.tell(signals.asked)
         look()
-        time.sleep(LOOK_EVERY_S)
+        if process.returncode is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_EVERY_S)
+        else:
+            time.sleep(LOOK_EVERY_S)
     return process.returncode
 
 
