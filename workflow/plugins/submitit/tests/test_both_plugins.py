@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -86,19 +86,16 @@ class Counted:
             lines = [f"export SLURM_CONF={slurm.conf}", f"date +%s.%N >> {path}/calls-{program}", 'exec "$REAL" "$@"']
             write_shim(path / "shims", program, lines)
 
-    def run(self, plugin: str, *options: str, jobs: int = 100, **config: int) -> float:
-        """Returns: the seconds it took."""
+    def run(self, plugin: str, *options: str, jobs: int = 100, **config: int) -> None:
         env = dict(self.slurm.env)
         env["PATH"] = f"{self.path / 'shims'}:{Path(sys.executable).parent}:{env['PATH']}"
         command = [sys.executable, "-m", "snakemake", *PLUGINS[plugin], "--jobs", str(jobs), "--latency-wait", "5"]
         given = [f"{name}={value}" for name, value in config.items()]
-        begin = time.monotonic()
         with open(self.path / "driver.log", "w") as log:
             subprocess.run(
                 [*command, "--default-resources", "mem_mb=700", "--nolock", *options, "--config", *given],
                 cwd=self.path, env=env, stdout=log, stderr=log, timeout=3600, check=False,
             )  # fmt: skip
-        return time.monotonic() - begin
 
     def said(self) -> str:
         return (self.path / "driver.log").read_text()
@@ -124,7 +121,8 @@ def test_arrays_groups_checkpoints_and_retries_run_with_few_questions(slurm: Slu
     assert (project.path / "asked").read_text().split() == ["700", "900"]
     assert project.calls("srun") == []
     assert len(project.calls("sbatch")) == 7  # small, pair, split, parts, growing twice, result
-    assert len(project.calls("squeue")) + len(project.calls("sacct")) <= 10
+    assert project.calls("sacct") == []
+    assert all(later - earlier > 4.9 for earlier, later in pairwise(project.calls("squeue")))
 
 
 @pytest.mark.slow
@@ -142,9 +140,9 @@ def test_a_thousand_short_jobs_take_ten_submissions_and_a_question_in_thirty_sec
 ) -> None:
     project = Counted(tmp_path / "toy", slurm)
     options = ("--until", "small", "--submitit-poll-interval-s", "30")
-    seconds = project.run("submitit", *options, jobs=1000, small=1000, groups=1, threads=4)  # four at a time
+    project.run("submitit", *options, jobs=1000, small=1000, groups=1, threads=4)  # four at a time
     assert project.said().count("Finished jobid") >= 1000, project.said()[-2000:]
     assert len(project.calls("sbatch")) <= 10
     assert project.calls("srun") == []
-    asked = sorted(project.calls("squeue") + project.calls("sacct"))
-    assert len(asked) <= seconds / 30 + 1
+    assert project.calls("sacct") == []
+    assert all(later - earlier > 29.9 for earlier, later in pairwise(project.calls("squeue")))

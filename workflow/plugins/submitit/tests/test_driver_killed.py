@@ -18,14 +18,17 @@ def submitted(project: ToyProject) -> int:
 
 def test_a_running_job_is_taken_over(on_slurm: ToyProject) -> None:
     before = submitted(on_slurm)
-    on_slurm.start(steps=16)
-    on_slurm.wait_until(lambda: len(on_slurm.steps()) > 2)
+    on_slurm.start(steps=4)
+    on_slurm.wait_until(lambda: len(on_slurm.steps()) > 1)
+    (on_slurm.path / "hold").touch()
     on_slurm.kill_driver()
-    said = on_slurm.run(steps=16)
+    on_slurm.start(steps=4)
+    on_slurm.wait_until(lambda: "taken over" in on_slurm.said())
+    (on_slurm.path / "hold").unlink()
+    said = on_slurm.finish()
     assert said.endswith("exit code 0"), said
-    assert "taken over" in said
     assert "%s" not in said
-    assert on_slurm.steps() == list(range(1, 17))
+    assert on_slurm.steps() == [1, 2, 3, 4]
     assert submitted(on_slurm) == before + 2  # train and result
 
 

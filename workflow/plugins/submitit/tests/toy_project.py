@@ -16,7 +16,8 @@ from typing import Any
 from slurm_cluster import SlurmCluster
 
 TRAIN = '''\
-"""Counts to --steps, one step each --pause; asked to stop it writes how far it came and exits with 75."""
+"""Counts to --steps, one step each --pause, none while there is a file `hold`; asked to stop, writes how far it came
+and exits with 75."""
 import argparse, json, os, signal, sys, time
 from pathlib import Path
 
@@ -50,6 +51,8 @@ with open(options.log, "a") as log:
 say(start=step, pid=os.getpid(), job=os.environ.get("SLURM_JOB_ID"), node=os.environ.get("SLURMD_NODENAME"))
 while step < options.steps:
     time.sleep(options.pause)
+    while os.path.exists("hold") and not asked:
+        time.sleep(0.1)
     if not options.is_stuck:
         step += 1
     say(step=step)
