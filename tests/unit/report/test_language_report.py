@@ -83,7 +83,7 @@ def test_phases_of_one_run_are_lines_of_their_own_named_by_their_solver(made: Pa
     figure = re.search(r'id="figure-perplexity-by-length".*?</figure>', (made / "index.html").read_text(), re.DOTALL)
     assert figure is not None
     legend = re.findall(r"</svg>\s*(.*?)</li>", figure[0].split('<div class="panels')[0], re.DOTALL)
-    assert legend == ["implicit (4+1)", "implicit (24+4)", "explicit", "explicit-long"]
+    assert legend == ["implicit (4+1)", "implicit (24+4)", "text-mamba2-explicit", "text-mamba2-explicit-long"]
 
 
 def test_each_perplexity_has_mode_seeds_spread_tokens_and_relative_flops(made: Path) -> None:
@@ -100,12 +100,12 @@ def test_each_perplexity_has_mode_seeds_spread_tokens_and_relative_flops(made: P
 def test_equal_flops_are_compared_by_perplexity_where_a_run_took_as_many(made: Path) -> None:
     equal = [row for row in rows_of(made, "perplexity") if row["block"] == "equal FLOPs"]
     by_line = {(row["solver"], row["compared_with"]): row for row in equal if row["model"] == "implicit"}
-    free = by_line["(24+4)", "explicit-long"]
+    free = by_line["(24+4)", "text-mamba2-explicit-long"]
     assert free["length"] == "128"
     assert (
         free["perplexity_mean"] == held_out(made, solver="(24+4)", mode="blockwise", length="128")[0]["perplexity_mean"]
     )
-    bounded = by_line["(4+1)", "explicit-long"]
+    bounded = by_line["(4+1)", "text-mamba2-explicit-long"]
     assert bounded["perplexity_mean"] == ""
     assert 2 < float(bounded["loss_mean"]) < 4
     assert bounded["num_seeds"] == "3"

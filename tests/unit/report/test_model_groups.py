@@ -38,8 +38,8 @@ def test_lines_are_named_by_what_tells_them_apart() -> None:
     assert group.name(bounded, [bounded, free, other]) == "implicit (4+1)"
     assert group.name(free, [bounded, free]) == "implicit (24+4)"
     assert group.name(free, [bounded, free, other]) == "implicit (24+4) free-80"
-    assert group.name(Variant(names[1], "explicit", None, is_implicit=False), []) == "explicit"
-    assert group.name(Variant(names[2], "explicit", None, is_implicit=False), []) == "explicit-long"
+    assert group.name(Variant(names[1], "explicit", None, is_implicit=False), []) == names[1]
+    assert group.name(Variant(names[2], "explicit", None, is_implicit=False), []) == names[2]
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class ModelGroup:
         return tuple(model.run for model in self.models)
 
     def name(self, variant: Any, siblings: Iterable[Any]) -> str:
-        """The name of a line: "explicit", "implicit (24+4)"; runs of one kind keep what tells them apart.
+        """The name of a line: "explicit", "implicit (24+4)"; of several runs of one kind each by its own name.
 
         `variant` has a run, phase and phase_label, as a Variant or a group of rows. `siblings` are all of the group:
         phases of a run that share a short form keep their own names.
@@ -91,15 +91,7 @@ class ModelGroup:
     def run_name(self, run: str, *, is_implicit: bool) -> str:
         """ "explicit" for the only explicit run, the run's own name where there are several."""
         alike = [model.run for model in self.models if model.is_implicit == is_implicit]
-        return ("implicit" if is_implicit else "explicit") if len(alike) <= 1 else self._own_name(run)
-
-    def _own_name(self, run: str) -> str:
-        """The name of the run without the words that all runs of the group begin with."""
-        words = [name.split("-") for name in self.runs]
-        shared = 0
-        while all(len(w) > shared + 1 for w in words) and len({w[shared] for w in words}) == 1:
-            shared += 1
-        return "-".join(run.split("-")[shared:])
+        return ("implicit" if is_implicit else "explicit") if len(alike) <= 1 else run
 
 
 def group_models(models: Iterable[Model]) -> tuple[ModelGroup, ...]:
