@@ -16,6 +16,8 @@ from typing import Any
 import jinja2
 from huggingface_hub import ModelCard, ModelCardData
 
+from implicit_llm_contracts.config.solver import solver_of
+
 FILE_NAME = "README.md"
 PAPER = {
     "authors": "Mark Schöne, Babak Rahmani, Heiner Kremer, Fabian Falck, Hitesh Ballani, Jannes Gladrow",
@@ -97,7 +99,7 @@ class ModelFacts:
         fields = model.config.to_dict()
         kind = str(model.config.model_type)
         sizes = {key: fields[key] for key in SIZES if fields.get(key) is not None}
-        solver = getattr(model, "solver", None)
+        solver = solver_of(model)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         return cls(kind, FAMILIES.get(kind, kind), num_parameters, sizes, None if solver is None else solver.to_dict())
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_data.shard_format import IGNORED_LABEL
 
@@ -59,7 +60,7 @@ class EvaluationJob:
 
     @property
     def is_implicit(self) -> bool:
-        return getattr(self.model, "solver", None) is not None
+        return solver_of(self.model) is not None
 
     @property
     def device(self) -> torch.device:

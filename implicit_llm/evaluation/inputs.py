@@ -15,6 +15,7 @@ import implicit_llm  # noqa: F401  (registers the implicit models with the Auto 
 from implicit_llm.device import choose_device
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm.models.foreign import import_package_of
+from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import run_and_phase
 from implicit_llm_contracts.runs.stage_context import Input, StageContext
@@ -104,7 +105,7 @@ def about_model(model: Any, trained: Input) -> dict[str, Any]:
         "phase": CHECKPOINT if is_peer else phase,
         "source": summary.get("source") if is_peer else None,
         "seed": trained.manifest.config.get("seed"),
-        "is_implicit": getattr(model, "solver", None) is not None,
+        "is_implicit": solver_of(model) is not None,
         "model_type": getattr(model.config, "model_type", None),
         "num_layers": getattr(model.config, "num_hidden_layers", None),
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -15,6 +15,7 @@ import numpy as np
 
 from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob, Sequences
 from implicit_llm_contracts.config.evaluation import PARALLEL, ModeConfig
+from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.atomic import write_atomic
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class ModeRunner:
 
     @property
     def modes(self) -> tuple[ModeConfig, ...]:
-        if getattr(self.model, "solver", None) is not None:
+        if solver_of(self.model) is not None:
             return self.configured
         return (ModeConfig(name=PARALLEL, eval_mode="simultaneous", sweep=self.configured[0].sweep),)
 
@@ -53,7 +54,7 @@ class ModeRunner:
         `data` names the data set in the log and among what is kept.
         """
         found: dict[str, Evaluation] = {}
-        trained_solver = getattr(self.model, "solver", None)
+        trained_solver = solver_of(self.model)
         for mode in self.modes:
             kept = self.partial.find(data, mode.name)
             if kept is not None:

@@ -6,10 +6,9 @@ Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabu
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +41,8 @@ from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import EvalMode, SolverConfig
 
 _log = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass
@@ -144,9 +145,9 @@ class ImplicitModel(ImplicitPreTrainedModel):
         stats: SolverStats | None
         is_plain = not output_hidden_states and not output_positions and eval_mode is None
         if cache is not None and is_plain and padding is None and cache.replays(self, h_BLD):
-            with self.graphs_may_fail():
-                h_BLD, stats = cache.step(self, h_BLD)
-                output = ImplicitModelOutput(h_BLD, cache, None, stats)
+            token = self.replay(cache.step, self, h_BLD)
+            if token is not None:
+                output = ImplicitModelOutput(token[0], cache, None, token[1])
                 return output if return_dict is not False else output.to_tuple()
         solver = self._solver_of_call(eval_mode)
         prefix = None if cache is None or cache.prefix is None else cache.prefix.without_room()
@@ -197,15 +198,15 @@ class ImplicitModel(ImplicitPreTrainedModel):
             raise ValueError("eval_mode is for implicit models in evaluation mode; drop it or call model.eval() first")
         return replace(solver, eval_mode=eval_mode)
 
-    @contextmanager
-    def graphs_may_fail(self) -> Iterator[None]:
-        """Go on without CUDA graphs, from now on, where one cannot be captured."""
+    def replay(self, from_graphs: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """What `from_graphs` returns; None, and no CUDA graphs from now on, where one cannot be captured."""
         try:
-            yield
+            return from_graphs(*args, **kwargs)
         except CaptureFailed as error:
             _log.warning("CUDA graphs cannot be captured here (%s): kernels are started one by one, slower", error)
             self.replays_training = self.replays_evaluation = False
             self.sequence_graphs.clear()
+            return None
 
     def calls_modules(self) -> bool:
         """Whether every module must be called, for a hook or an adapter; no CUDA graphs then. Logged once."""
@@ -292,10 +293,10 @@ class ImplicitModel(ImplicitPreTrainedModel):
             z_BLD, stats = unrolled_pass(f, z0_BLD, solver)
             return z_BLD, None, stats
         if self.replays_training and x.valid_BL is None and can_replay_training(self, embedding_BLD):
-            with self.graphs_may_fail():
-                z_BLD, blocks = replayed_passes.training_solve(self, embedding_BLD, x.dropout_masks)
-                z_BLD = differentiated_steps(f, z_BLD, solver)
-                return z_BLD, None, free_stats(blocks, solver, positions=positions)
+            solved = self.replay(replayed_passes.training_solve, self, embedding_BLD, x.dropout_masks)
+            if solved is not None:
+                z_BLD, blocks = solved
+                return differentiated_steps(f, z_BLD, solver), None, free_stats(blocks, solver, positions=positions)
         z_BLD, stats = free_pass(f, z0_BLD, solver, positions=positions)
         return z_BLD, None, stats
 
@@ -309,8 +310,9 @@ class ImplicitModel(ImplicitPreTrainedModel):
         is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
         width = solver.eval_width(embedding_BLD.shape[1])
         if not is_padded and can_replay_evaluation(self, embedding_BLD, width):
-            with self.graphs_may_fail():
-                return replayed_passes.evaluation(self, embedding_BLD, x.prefix, width, positions=positions)
+            result = self.replay(replayed_passes.evaluation, self, embedding_BLD, x.prefix, width, positions=positions)
+            if result is not None:
+                return result
         return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, x.prefix, positions=positions)
 
 

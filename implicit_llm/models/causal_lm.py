@@ -99,9 +99,10 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         is_bare = is_bare and isinstance(logits_to_keep, int) and logits_to_keep == 0
         if labels is not None and input_ids is not None and is_bare and can_replay_step(self, input_ids):
-            with self.base.graphs_may_fail():
-                result = self._replay_step(input_ids, labels, aligned, return_logits, num_items_in_batch)
-                return result if return_dict is not False else result.to_tuple()
+            how = aligned, return_logits, num_items_in_batch
+            replayed = self.base.replay(self._replay_step, input_ids, labels, *how)
+            if replayed is not None:
+                return replayed if return_dict is not False else replayed.to_tuple()
         output = self.base(input_ids, **inputs)
         kept_BLD, logits_BLV, loss = output.last_hidden_state[:, keep], None, None
         is_fp64 = kept_BLD.dtype == torch.float64  # which the loss of transformers takes to fp32

@@ -43,6 +43,7 @@ from implicit_llm.training.state import (
     set_random_state,
 )
 from implicit_llm.training.totals import StepCost
+from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import faults
 from implicit_llm_data.shard_format import IGNORED_LABEL
@@ -228,7 +229,7 @@ class TrainingLoop:
 
     @property
     def _is_implicit(self) -> bool:
-        return getattr(self.model, "solver", None) is not None
+        return solver_of(self.model) is not None
 
     def _model_options(self, labels_BL: Tensor) -> dict[str, Any]:
         """Ask our models for the summed loss, without the large logits unless accuracy is measured."""

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from implicit_llm_contracts.config.flops import training_flops
+from implicit_llm_contracts.config.solver import solver_of
 
 
 @dataclass
@@ -41,7 +42,7 @@ class StepCost:
         self.tokens = batch_size * length
         self._model = {**model.config.to_dict(), "num_parameters": model.num_parameters()}
         self._length = length
-        self._solver = getattr(model, "solver", None)
+        self._solver = solver_of(model)
 
     def flops(self, f_evaluations: float) -> float:
         """FLOPs of a step; f_evaluations is NaN where none were counted."""

@@ -38,6 +38,7 @@ from implicit_llm.evaluation.tallies import LossTally, SolverTally
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm_contracts.config.evaluation import CatbabiConfig, modes_of
+from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.story_batches import StoryBatcher, StoryStream
@@ -96,7 +97,7 @@ def _results(
             role,
             getattr(runner.model.config, "model_type", "the model"),
         )
-        solver = getattr(runner.model, "solver", None)
+        solver = solver_of(runner.model)
         return {mode.name: Evaluation(mode.record(solver) | no_answers().values) for mode in runner.modes}
     stories = StoriesInOrder(dataset.directory, dataset.length, dataset.vocab_size)
     max_windows = None if max_tokens is None else max(1, max_tokens // dataset.length)

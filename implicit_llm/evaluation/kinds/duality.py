@@ -35,6 +35,7 @@ from implicit_llm_contracts.config.evaluation import (
     ModeConfig,
     modes_of,
 )
+from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shards import open_dataset
@@ -73,7 +74,7 @@ class Comparison:
     @property
     def coupled_batch_size(self) -> int | None:
         """The one that the modes ask for, None if none does. Raises: EvaluateConfigError where they differ."""
-        solver = getattr(self.model, "solver", None)
+        solver = solver_of(self.model)
         asked = {} if solver is None else {mode.name: mode.coupled_batch_size(solver) for mode in self.modes}
         sizes = {name: size for name, size in asked.items() if size is not None}
         if len(set(sizes.values())) > 1:
@@ -122,7 +123,7 @@ def _num_rows(rows: Sequences, config: DualityConfig) -> int:
 
 def _pair_records(comparison: Comparison, reading: Reading) -> list[Record]:
     """One a pair of modes; without numbers where the modes cannot be compared."""
-    solver = getattr(comparison.model, "solver", None)
+    solver = solver_of(comparison.model)
     pairs = pairs_of(comparison.modes, is_implicit=solver is not None)
     tally = _tally(comparison, reading)
     settings = {mode.name: mode.record(solver) for mode in comparison.modes}
@@ -146,7 +147,7 @@ def _tally(comparison: Comparison, reading: Reading) -> DualityTally | None:
     if reading.num_rows == 0:
         log.warning("%s: has no row of %d tokens; its numbers are missing", reading.label, reading.rows.length)
         return None
-    if getattr(comparison.model, "solver", None) is None and not goes_by_token(comparison.model):
+    if solver_of(comparison.model) is None and not goes_by_token(comparison.model):
         kind = comparison.model.config.model_type
         log.warning("%s: a %s cannot be read token by token here; its numbers are missing", reading.label, kind)
         return None
@@ -168,7 +169,7 @@ def _tally(comparison: Comparison, reading: Reading) -> DualityTally | None:
 
 def _trace_records(comparison: Comparison, reading: Reading) -> list[Record]:
     """The convergence of the simultaneous iteration in the settings of the first such mode; none if explicit."""
-    trained = getattr(comparison.model, "solver", None)
+    trained = solver_of(comparison.model)
     mode = next((mode for mode in comparison.modes if mode.eval_mode == SIMULTANEOUS and mode.sweep is None), None)
     if trained is None or mode is None:
         return []

@@ -30,7 +30,7 @@ from implicit_llm.evaluation.tallies import SolverTally, finite, position_bins
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.solver.residual import sequence_rule
 from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, ModeConfig
-from implicit_llm_contracts.config.solver import SolverConfig
+from implicit_llm_contracts.config.solver import SolverConfig, solver_of
 
 # How near a mode is to generation: the nearer one of a pair is the reference.
 _NEARNESS = {"sequential": 0, "blockwise": 1, "simultaneous": 2}
@@ -58,7 +58,7 @@ class AllModes(nn.Module):
         self.model = model
         self.config = model.config
         self.modes = tuple(modes)
-        self.solver = getattr(model, "solver", None)
+        self.solver = solver_of(model)
 
     def forward(self, input_ids: Tensor) -> Mapping[str, ModeOutput]:
         if self.solver is None:

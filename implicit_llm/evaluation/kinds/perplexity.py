@@ -38,6 +38,7 @@ from implicit_llm.evaluation.modes import ModeRunner, PartialResults
 from implicit_llm.evaluation.tallies import LossTally, PositionTally, SolverTally
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm_contracts.config.evaluation import PerplexityConfig, modes_of
+from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_data.shard_format import IGNORED_LABEL
@@ -86,7 +87,7 @@ def _results(
             role,
             length,
         )
-        solver = getattr(runner.model, "solver", None)
+        solver = solver_of(runner.model)
         return {mode.name: Evaluation(mode.record(solver) | no_perplexity().values) for mode in runner.modes}
     max_rows = None if config.max_tokens is None else max(1, config.max_tokens // length)
     return runner.results(

@@ -30,6 +30,7 @@ from implicit_llm.evaluation.answers import BatchSize, check_tokens, is_out_of_m
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import load_tokenizer, model_folder
 from implicit_llm.evaluation.tallies import SolverTally
 from implicit_llm.kernels.selection import select_kernels_for
+from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.logs import wants_bar
 
@@ -86,7 +87,7 @@ class ImplicitLM(HFLM):
         settings: dict[str, Any] = {"eval_mode": eval_mode, "eval_max_iter": eval_max_iter, "eval_stop": eval_stop}
         settings |= {"eval_block_len": eval_block_len, "tol": eval_tol}
         self._set_solver({key: value for key, value in settings.items() if value is not None})
-        solver = getattr(self.model, "solver", None)
+        solver = solver_of(self.model)
         self.batches.is_fixed = solver is not None and solver.eval_stop == "batch"
         self.where = NAME
         self.cost = RequestCost()
@@ -94,7 +95,7 @@ class ImplicitLM(HFLM):
     def _set_solver(self, settings: dict[str, Any]) -> None:
         if not settings:
             return
-        solver = getattr(self.model, "solver", None)
+        solver = solver_of(self.model)
         if solver is None:
             key = "eval_tol" if "tol" in settings else next(iter(settings))
             raise SolverSettingError(f"{key}: the model is explicit and has no solver; leave the setting out")

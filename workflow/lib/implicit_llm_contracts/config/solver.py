@@ -125,3 +125,11 @@ class SolverConfig:
     def eval_width(self, length: int) -> int:
         """Tokens of a block in evaluation, of sequences of `length` tokens."""
         return {"simultaneous": length, "sequential": 1, "blockwise": self.eval_block_len}[self.eval_mode]
+
+
+def solver_of(model: object) -> SolverConfig | None:
+    """The solver of a model of this package, whose attribute it is; None for explicit models and other packages'.
+
+    Wrappers (peft, torch.compile) pass the attribute on only when asked for it, so no Protocol can look for it.
+    """
+    return getattr(model, "solver", None)
