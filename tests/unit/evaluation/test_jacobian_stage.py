@@ -110,9 +110,13 @@ def test_hard_and_identity_tokens_have_means_of_their_own(tmp_path: Path, s3_tes
 
 def test_rows_that_are_long_enough_give_at_least_128_tokens() -> None:
     config = JacobianConfig("jacobian")
-    assert [config.num_sequences * len(config.positions_in(length)) for length in (16, 17, 256)] == [135, 144, 144]
-    assert (config.positions_in(16)[0], config.positions_in(16)[-1]) == (2, 16)
-    assert config.positions_in(2048)[-1] == 256
+    assert [config.num_sequences * len(stage.positions_in(config, length)) for length in (16, 17, 256)] == [
+        135,
+        144,
+        144,
+    ]
+    assert (stage.positions_in(config, 16)[0], stage.positions_in(config, 16)[-1]) == (2, 16)
+    assert stage.positions_in(config, 2048)[-1] == 256
 
 
 def test_the_states_along_a_sequence_are_those_of_each_token_alone() -> None:

@@ -26,7 +26,7 @@ TRACKING = Path(tracked_run.__file__).parent
 @pytest.fixture
 def run(results: Path) -> TrackedRun:
     run_dir = results / "demo" / "train" / "a5-s0" / "free"
-    config = {"model": {"hidden_size": 64}, "betas": [0.9, 0.95], "long": "x" * 600}
+    config = {"model": {"hidden_size": 64}, "betas": [0.9, 0.95], "long": "x" * 600, "seed": 0}
     run = TrackedRun(run_dir, run_dir / "work" / "f00d", "train", "a5-s0/free", "f00d" * 16, config)
     run.work.mkdir(parents=True)
     return run
@@ -64,7 +64,8 @@ def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, journa
     Bridge(run).bring("FINISHED")
     (found,) = runs(run)
     assert (found.info.run_name, found.info.status) == ("train/a5-s0/free", "FINISHED")
-    assert found.data.params == {"model.hidden_size": "64", "betas": "[0.9, 0.95]", "long": "x" * 497 + "..."}
+    params = {"model.hidden_size": "64", "betas": "[0.9, 0.95]", "long": "x" * 497 + "...", "seed": "0"}
+    assert found.data.params == params
     assert found.data.tags.items() >= {
         "stage": "train",
         "name": "a5-s0/free",

@@ -100,7 +100,7 @@ def test_holes_say_what_is_in_the_way_and_what_makes_them(language: ExperimentFi
     failed.mkdir(parents=True)
     events = [
         '{"kind": "event", "name": "stage_started"}',
-        '{"name": "stage_failed", "error": "CheckpointError: no such"}',
+        '{"kind": "event", "name": "stage_failed", "error": "CheckpointError: no such"}',
     ]
     (failed / "journal.jsonl").write_text("\n".join([*events, '{"torn']))
     holes = {hole.job: hole for hole in find_holes(plan, plan.nodes["report"])}
