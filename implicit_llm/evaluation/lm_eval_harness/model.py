@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.device import choose_device
 from implicit_llm.evaluation.answers import BatchSize, check_tokens, is_out_of_memory, release_memory
-from implicit_llm.evaluation.lm_eval_harness.tokenizer import load_tokenizer, model_folder
+from implicit_llm.evaluation.lm_eval_harness.tokenizer import TokenizerMissing, load_tokenizer, model_folder
 from implicit_llm.evaluation.tallies import SolverTally
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm_contracts.config.solver import solver_of
@@ -158,6 +158,23 @@ class ImplicitLM(HFLM):
         self.cost.num_nonfinite += sum(not math.isfinite(logprob) for logprob, _ in answers)
         self.cost.num_requests += len(answers)
         return answers
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """As in HFLM. Raises: TokenizerMissing, if the tokenizer does not say which token ends a text."""
+        if self.eot_token_id is None:
+            raise TokenizerMissing(
+                f"{self.where}: the tokenizer names no token that ends a text, which is needed here; set its eos_token"
+            )
+        return super().generate_until(requests, disable_tqdm)
+
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **settings: Any) -> Tensor:
+        """As in HFLM; but a text ends at its end-of-text token also where the model's configuration names none.
+
+        HFLM leaves that token out of `stop`'s text, so such a text would go on for as long as others in its batch.
+        """
+        if self.model.generation_config.eos_token_id is None:
+            settings["eos_token_id"] = self.eot_token_id
+        return super()._model_generate(context, max_length, stop, **settings)
 
     def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         """Logits (B, L, V) of token ids (B, L), all of one length."""

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
+from transformers import PreTrainedTokenizerFast
 
 from implicit_llm.evaluation.answers import BatchSize, EvaluationOutOfMemory, UnknownToken
 from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError
+from implicit_llm.evaluation.lm_eval_harness.tokenizer import TokenizerMissing
 from implicit_llm.solver.stats import NonFiniteState
-from tests.unit.evaluation.harness_models import harness_model, harness_tokenizer, requests
+from tests.unit.evaluation.harness_models import byte_tokenizer, harness_model, harness_tokenizer, requests
 
 FAMILIES, MODES = ("mamba2", "llama3"), ("simultaneous", "blockwise", "sequential")
 
@@ -53,13 +55,19 @@ def test_a_text_generated_in_a_batch_is_that_of_the_prompt_alone(family: str) ->
     until = {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": False}
     asked = [SimpleNamespace(args=(prompt, until), task_name="task") for prompt in prompts]
     model = harness_model(family, eval_mode="blockwise")
-    model.generation_config.eos_token_id = harness_tokenizer().eos_token_id
+    model.generation_config.eos_token_id = None  # as a tokenizer does not always come with its model
     alone, together = (
         ImplicitLM(model, harness_tokenizer(), batch_size=size).generate_until(asked, disable_tqdm=True)
         for size in (1, 8)
     )
     assert together == alone
     assert len(set(alone)) > 1
+
+
+def test_nothing_is_generated_with_a_tokenizer_that_names_no_end_of_a_text() -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+    with pytest.raises(TokenizerMissing, match="names no token that ends a text"):
+        ImplicitLM(harness_model("mamba2"), tokenizer).generate_until([])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
