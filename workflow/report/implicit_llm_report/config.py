@@ -102,10 +102,14 @@ class ReportConfig:
         return self.figures is None and self.tables is None
 
 
+# The one in C reads ten times as fast.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
 def read_yaml(path: Path) -> Any:
     """Plain values of a YAML file. Raises: ReportError naming file and line."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506  (a SafeLoader)
     except OSError as error:
         raise ReportError(f"{path}: cannot be read ({error.strerror}); check the installation") from error
     except yaml.YAMLError as error:

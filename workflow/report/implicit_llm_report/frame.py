@@ -166,8 +166,16 @@ class Group:
 
     def cells(self, column: str) -> dict[Any, Group]:
         """The rows by their value in a column, in order; what has none there is left out."""
-        found = groups(self.rows[self.rows[column].notna()], (column,))
-        return {cell._first[column]: cell for cell in sorted(found, key=lambda cell: cell._first[column])}
+        if column not in self._cells:
+            found = groups(self.rows[self.rows[column].notna()], (column,))
+            self._cells[column] = {
+                cell._first[column]: cell for cell in sorted(found, key=lambda cell: cell._first[column])
+            }
+        return self._cells[column]
+
+    @cached_property
+    def _cells(self) -> dict[str, dict[Any, Group]]:
+        return {}
 
     @property
     def num_records(self) -> int:

@@ -128,9 +128,9 @@ def _handle(series: Series) -> Line2D:
 
 
 def _svg(canvas: Canvas) -> str:
-    FigureCanvasSVG(canvas)
+    """Printed without `savefig`, which lays out and draws a figure twice."""
     buffer = io.StringIO()
-    canvas.savefig(buffer, format="svg", metadata=_NO_METADATA)
+    FigureCanvasSVG(canvas).print_svg(buffer, metadata=_NO_METADATA)
     return re.sub(r"[ \t]+$", "", buffer.getvalue(), flags=re.MULTILINE)
 
 
