@@ -23,7 +23,6 @@ import pandas as pd
 
 from implicit_llm_report.babi import SAME_TOKENS
 from implicit_llm_report.claims import Claim, Found
-from implicit_llm_report.downstream import groups_of, points_of
 from implicit_llm_report.downstream_section import swept_downstream
 from implicit_llm_report.frame import Group, groups, roles_of
 from implicit_llm_report.measures import Measure, Quantity
@@ -173,24 +172,21 @@ def _swept_words(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
 
 
 def _swept_tasks(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
-    points = points_of(given.inputs.records.get(quantity.kind, ()))
-    groups = groups_of(points, given.inputs.training)
-    for panel in swept_downstream(points, groups, given.suites, given.config.headline_mode):
+    for panel in swept_downstream(given.downstream, given.config.headline_mode):
         if quantity.family not in (None, panel.group.family):
             continue
         explicit = [panel.average(row) for row in panel.references]
-        for line in panel.lines:
-            fewest, most = panel.average(line.rows[0][1]), panel.average(line.rows[-1][1])
-            first = line.rows[0][1].first
+        for label, rows in panel.lines.items():
+            fewest, most = (panel.average(rows[end(rows)]) for end in (min, max))
             if quantity.name == "gain_by_iterations":
                 spread = _minus(dict(enumerate(most.values)), dict(enumerate(fewest.values)))
             elif explicit:
                 spread = _above(most, explicit)
             else:
                 continue
-            roles = tuple(dict.fromkeys(role for _, row in line.rows for role in row.roles))
-            name = f"{panel.title}, {line.name}, {line.base}"
-            yield _found(spread, name, first.run, panel.suite.name, (line.base,), roles)
+            groups, base = [row.group for row in rows.values()], panel.base or ""
+            name = f"{panel.title}, {label}, {base}"
+            yield _found(spread, name, groups[0].run, panel.suite.name, (base,), roles_of(groups))
 
 
 def _minus(most: Mapping[Any, float | None], fewest: Mapping[Any, float | None]) -> Spread:

@@ -35,7 +35,8 @@ ABOUT = (
     "num_parameters", "source", "train_length", "train_tokens", "train_flops", "setting", "task", "data", "data_set",
     "split", "protocol", "measure", "mode", "against", "eval_mode", "length", "group", "monoid", "hard_fraction",
     "train_hard_fraction", "sweep", "swept", "base", "at", "num_samples", "num_tokens", "eval_tol", "eval_max_iter",
-    "eval_block_len", "layer", "state_size", "is_hard", "record",
+    "eval_block_len", "layer", "state_size", "is_hard", "num_documents", "num_fewshot", "task_version", "task_hash",
+    "harness_version", "record",
 )  # fmt: skip
 COLUMNS = ("kind", *ABOUT, "family", "phase_label", "origin", "reason", "metric", "value", "detail")
 
@@ -136,6 +137,10 @@ class Group:
     @cached_property
     def roles(self) -> tuple[str, ...]:
         return tuple(self._by_seed["role"].drop_duplicates())
+
+    @cached_property
+    def seeds(self) -> tuple[int | None, ...]:
+        return tuple(dict.fromkeys(self._by_seed["seed"]))
 
     @property
     def metrics(self) -> list[str]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from implicit_llm_report.babi import SAME_TOKENS, BabiPoint, BabiResults, Choice, fields_of
 from implicit_llm_report.claims import Found
-from implicit_llm_report.downstream import Block, DownstreamTable, Row, downstream_tables, groups_of, points_of
+from implicit_llm_report.downstream import Block, DownstreamTable, Row
 from implicit_llm_report.frame import Group
 from implicit_llm_report.loss import end_loss
 from implicit_llm_report.measures import PairMeasure
@@ -193,10 +193,7 @@ def _share_better(first: BabiPoint, second: BabiPoint) -> float | None:
 
 def downstream_pairs(measure: PairMeasure, given: SectionInputs) -> Iterator[Found]:
     """A pair for each group of models, size and number of training tokens with both sides."""
-    points = [point for point in points_of(given.inputs.records.get("lm_eval", ())) if point.source is None]
-    groups = groups_of(points, given.inputs.training)
-    tables = downstream_tables(points, groups, given.suites, given.published, given.config.headline_mode)
-    for table in tables:
+    for table in given.downstream.tables:
         for block in table.blocks:
             if measure.family in (None, block.group.family) and _is_asked(measure, table):
                 yield from _of_block(measure, table, block, given)
@@ -209,7 +206,7 @@ def _is_asked(measure: PairMeasure, table: DownstreamTable) -> bool:
 
 
 def _of_block(measure: PairMeasure, table: DownstreamTable, block: Block, given: SectionInputs) -> Iterator[Found]:
-    rows = [row for row in block.rows if row.is_headline]
+    rows = [row for row in block.rows if row.group.is_headline and row.group.source is None]
     firsts, seconds = ([row for row in rows if kind in _kinds(row, rows)] for kind in (measure.first, measure.second))
     done: list[Row] = []
     for row in firsts:
@@ -225,23 +222,23 @@ def _of_block(measure: PairMeasure, table: DownstreamTable, block: Block, given:
 
 def _kinds(row: Row, rows: Sequence[Row]) -> set[str]:
     """The names under which a claim means a row: explicit; or implicit, and bounded or free where a run has both."""
-    if not row.first.is_implicit:
+    if not row.group.is_implicit:
         return {"explicit"}
-    return phase_kinds(row.first.solver, {r.first.solver for r in rows if r.first.run == row.first.run})
+    return phase_kinds(row.group.solver, {r.group.solver for r in rows if r.group.run == row.group.run})
 
 
 def _is_partner(measure: PairMeasure, first: Row, second: Row) -> bool:
-    return measure.second != "bounded" or first.first.run == second.first.run
+    return measure.second != "bounded" or first.group.run == second.group.run
 
 
 def _is_equal_row(first: Row, second: Row) -> bool:
-    mine, other = first.first, second.first
+    mine, other = first.group, second.group
     has_equal_size = is_close(mine.num_parameters, other.num_parameters, SAME_PARAMETERS)
     return has_equal_size and is_close(mine.train_tokens, other.train_tokens, SAME_TOKENS)
 
 
 def _chosen_rows(rivals: Sequence[Row], given: SectionInputs) -> Sequence[Row]:
-    losses = [end_loss_of(row.first.run, row.first.phase, given.inputs.training) for row in rivals]
+    losses = [end_loss_of(row.group.run, row.group.phase, given.inputs.training) for row in rivals]
     known = [loss for loss in losses if loss is not None]
     if len(rivals) == 1 or len(known) < len(rivals):
         return rivals
@@ -258,23 +255,23 @@ def _downstream_pair(measure: PairMeasure, table: DownstreamTable, first: Row, s
         spreads = [row.spread(column) or Spread((), 1) for row in (first, second)]
         sign, asked = -1 if column.is_low_better else 1, column.label
     # Phases of one run share its start: seed against seed, where both have all of theirs.
-    is_one_run = first.first.run == second.first.run and not any(spread.num_missing for spread in spreads)
+    is_one_run = first.group.run == second.group.run and not any(spread.num_missing for spread in spreads)
     mine, other = (spread.values for spread in spreads)
     pairs = zip(mine, other, strict=False) if is_one_run else ((a, b) for a in mine for b in other)
     spread = Spread(tuple(sign * (a - b) for a, b in pairs), spreads[0].num_missing + spreads[1].num_missing)
     return Found(
         spread,
         text=f"{_row_name(first)} against {_row_name(second)}, {asked}, {seeds_text(spreads)}",
-        run=first.first.run,
+        run=first.group.run,
         data=table.suite.name,
-        modes=(first.first.mode, second.first.mode),
+        modes=(first.group.mode, second.group.mode),
         num_seeds=min(len(spread.values) for spread in spreads),
-        roles=(*first.roles, *second.roles),
+        roles=(*first.group.roles, *second.group.roles),
     )
 
 
 def _row_name(row: Row) -> str:
-    return f"{row.first.run} {row.first.phase_label or ''}".strip() + f" ({row.first.mode})"
+    return f"{row.group.run} {row.group.phase_label or ''}".strip() + f" ({row.group.mode})"
 
 
 def phase_kinds(solver: Solver | None, solvers_of_run: Set[Solver | None]) -> set[str]:

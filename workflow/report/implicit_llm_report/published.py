@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.config import FOLDER, ReportError, read_yaml
@@ -14,25 +14,6 @@ from implicit_llm_report.model_groups import FAMILIES
 from implicit_llm_report.training_runs import Solver
 
 TOLERANCE = 0.1  # of sizes and tokens that count as the same
-
-
-class DownstreamMeasured(Protocol):
-    """What is asked of a measured model to place published numbers beside it."""
-
-    @property
-    def solver(self) -> Solver | None: ...
-
-    @property
-    def model_type(self) -> str | None: ...
-
-    @property
-    def num_parameters(self) -> int | None: ...
-
-    @property
-    def train_tokens(self) -> float | None: ...
-
-    @property
-    def source(self) -> Mapping[str, Any] | None: ...
 
 
 @dataclass(frozen=True)
@@ -75,19 +56,19 @@ class PublishedDownstream:
     hub: str | None = None
     note: str | None = None
 
-    def is_beside(self, point: DownstreamMeasured) -> bool:
+    def is_beside(self, model: Group) -> bool:
         """Whether it is the same released model, or one of the same family, solver, size and tokens of D-Pile.
 
         The tokens stand for the corpus, as with perplexities.
         """
-        if point.source is not None:
-            return self.hub is not None and self.hub == point.source.get("hub")
+        if model.source is not None:
+            return self.hub is not None and self.hub == model.source.get("hub")
         return (
             self.train_data == "D-Pile"
-            and self.family == FAMILIES.get(point.model_type or "")
-            and is_same_solver(self.solver, point.solver)
-            and is_near(self.num_parameters, point.num_parameters)
-            and is_near(self.train_tokens, point.train_tokens)
+            and self.family == FAMILIES.get(model.model_type or "")
+            and is_same_solver(self.solver, model.solver)
+            and is_near(self.num_parameters, model.num_parameters)
+            and is_near(self.train_tokens, model.train_tokens)
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from implicit_llm_report.downstream import DownstreamTable, Row, downstream_tables, groups_of, points_of
+from implicit_llm_report.downstream import DownstreamTable, Row
 from implicit_llm_report.duality import duality_tables
 from implicit_llm_report.frame import groups, roles_of
 from implicit_llm_report.measures import METRIC_WORDS
@@ -106,15 +106,12 @@ def _perplexity(entry: PublishedPerplexity, given: SectionInputs) -> PublishedRo
 
 
 def _downstream(given: SectionInputs) -> Iterator[PublishedRow]:
-    points = points_of(given.inputs.records.get("lm_eval", ()))
-    groups = groups_of(points, given.inputs.training)
-    tables = downstream_tables(points, groups, given.suites, given.published, given.config.headline_mode)
     for entry in given.published.downstream:
         beside = [
             (table, row)
-            for table in tables
+            for table in given.downstream.tables
             for row in table.rows
-            if table.suite.name == entry.suite and row.is_headline and row.published == entry
+            if table.suite.name == entry.suite and row.group.is_headline and row.published == entry
         ]
         for label, value in entry.values.items():
             yield _downstream_row(entry, label, value, beside)
@@ -126,9 +123,8 @@ def _downstream_row(
     model = f"{entry.family} {entry.solver.label if entry.solver else 'explicit'}, {short_count(entry.num_parameters)}"
     what = f"{model}, {short_count(entry.train_tokens)} tokens of {entry.train_data}: {label}"
     found = [(row, spread) for table, row in beside if (spread := _of_label(table, row, label)) is not None]
-    values = tuple(value for _, spread in found for value in spread.values)
-    ours = Spread(values, sum(spread.num_missing for _, spread in found)) if found else None
-    roles = tuple(role for row, _ in found for role in row.roles)
+    ours = _together(spread for _, spread in found) if found else None
+    roles = roles_of(row.group for row, _ in found)
     form = ".2f" if label.endswith("ppl") else ".4f"
     name = f"{entry.id}-{label.lower().replace(' ', '-')}"
     return PublishedRow(name, "downstream", what, value, entry.mark, entry.source, entry.note, ours, roles, form)

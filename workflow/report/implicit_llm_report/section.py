@@ -11,7 +11,7 @@ import pandas as pd
 
 from implicit_llm_report.babi import BabiResults
 from implicit_llm_report.config import ReportConfig
-from implicit_llm_report.downstream import Suite
+from implicit_llm_report.downstream import DownstreamResults, Suite
 from implicit_llm_report.frame import Group, plain, roles_of, word_rows
 from implicit_llm_report.inputs import ReportInputs
 from implicit_llm_report.perplexity import PerplexityResults
@@ -64,6 +64,11 @@ class SectionInputs:
     @cached_property
     def perplexities(self) -> PerplexityResults:
         return PerplexityResults(plain(self.inputs.frame, "perplexity"), self.inputs.training)
+
+    @cached_property
+    def downstream(self) -> DownstreamResults:
+        frame = self.inputs.frame
+        return DownstreamResults(frame[frame["kind"] == "lm_eval"], self.inputs.training, self.suites, self.published)
 
     @cached_property
     def babi(self) -> BabiResults:
