@@ -112,7 +112,7 @@ def given_of(
         kind: [{"role": f"evaluate:{record['run']}"} | record for record in mine] for kind, mine in records.items()
     }
     frame = frame_of(known, {}, config.get("headline_mode"))
-    inputs = ReportInputs((), tuple(training), {}, known, frame=frame)
+    inputs = ReportInputs(tuple(training), {}, known, frame=frame)
     return SectionInputs(inputs, ReportConfig(**config), Published({}, ()), load_suites())
 
 

@@ -7,31 +7,40 @@ import io
 
 import pytest
 
-from implicit_llm_report.babi import BabiPoint, BabiResults, accuracy_by_babi_task, babi_csv, babi_latex, babi_tables
+from implicit_llm_report.babi import BabiResults, accuracy_by_babi_task, babi_csv, babi_latex, babi_tables
+from implicit_llm_report.frame import frame_of
 from implicit_llm_report.published import load_published
+from tests.unit.report.sample_runs import Record
 
 PUBLISHED = load_published()
 VALID_AND_TEST = {"i-lucky": (0.4, 0.8), "i-chosen": (0.6, 0.3), "e": (0.2, 0.5)}
 
 
-def point(run: str, split: str, accuracy: float, mode: str) -> BabiPoint:
-    record = {"run": run, "phase": "p", "seed": 0, "is_implicit": run != "e", "data": f"babi-{split}", "mode": mode}
+def record_of(run: str, split: str, accuracy: float, mode: str) -> Record:
+    record = {
+        "role": f"evaluate:{run}",
+        "run": run,
+        "phase": "p",
+        "seed": 0,
+        "is_implicit": run != "e",
+        "data": f"babi-{split}",
+        "mode": mode,
+    }
     record |= {"data_set": "babi", "split": split}
     record |= {"model_type": "implicit_mamba2", "num_layers": 1, "num_parameters": 100, "train_tokens": 5.0}
     record |= {"accuracy": accuracy, "accuracy_by_task": {"1": accuracy}, "num_questions_by_task": {"1": 10}}
-    return BabiPoint.from_record(record, f"evaluate:{run}")
+    return record
 
 
 @pytest.fixture
 def grid() -> BabiResults:
-    return BabiResults(
-        tuple(
-            point(run, split, accuracy, mode)
-            for run, accuracies in VALID_AND_TEST.items()
-            for split, accuracy in zip(("valid", "test"), accuracies, strict=True)
-            for mode in (("parallel",) if run == "e" else ("blockwise", "published"))
-        )
-    )
+    records = [
+        record_of(run, split, accuracy, mode)
+        for run, accuracies in VALID_AND_TEST.items()
+        for split, accuracy in zip(("valid", "test"), accuracies, strict=True)
+        for mode in (("parallel",) if run == "e" else ("blockwise", "published"))
+    ]
+    return BabiResults(frame_of({"catbabi": records}, {}))
 
 
 def test_table_shows_the_test_set_and_marks_the_run_that_validation_chose(grid: BabiResults) -> None:
@@ -61,7 +70,7 @@ def test_figure_draws_the_chosen_run_of_a_grid_on_the_test_set_only(grid: BabiRe
 
 
 def test_run_without_rivals_carries_no_mark(grid: BabiResults) -> None:
-    alone = BabiResults(tuple(point for point in grid.points if point.run != "i-lucky"))
+    alone = BabiResults(grid.rows[grid.rows["run"] != "i-lucky"])
     (table,) = babi_tables(alone)
     assert set(table.names) == {"i-chosen", "e"}
     assert not any(table.chosen)

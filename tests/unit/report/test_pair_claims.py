@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.runs.journal import Point
-from implicit_llm_report.babi import BabiPoint, BabiResults
+from implicit_llm_report.babi import BabiResults
 from implicit_llm_report.claims import Claim, Condition, Judgement
 from implicit_llm_report.claims import judge as judge_found
 from implicit_llm_report.findings import find
+from implicit_llm_report.frame import frame_of
 from implicit_llm_report.measures import PairMeasure
 from implicit_llm_report.pairs import babi_pairs
 from implicit_llm_report.training_runs import Phase, Solver, TrainingRun
@@ -126,19 +127,19 @@ def test_length_factor_takes_the_longer_rows_of_both() -> None:
     assert judge([IMPLICIT, EXPLICIT], scale="h200").verdict == "not run at this scale"
 
 
-def babi(is_implicit: bool, *accuracies: float, **changes: Any) -> BabiPoint:
+def babi(is_implicit: bool, *accuracies: float, **changes: Any) -> Record:
     record = {"run": f"babi-{is_implicit}", "phase": "p", "seed": 0, "is_implicit": is_implicit, "data": "babi-test"}
     record |= {"data_set": "babi", "split": "test"}
     record |= {"model_type": "implicit_mamba2", "num_layers": 1, "num_parameters": 100, "train_tokens": 5.0}
     record |= {"mode": "blockwise" if is_implicit else "parallel", "accuracy": 0.5}
     by_task = {str(task): value for task, value in enumerate(accuracies, start=1)}
-    return BabiPoint.from_record(record | {"accuracy_by_task": by_task} | changes, f"evaluate:babi-{is_implicit}")
+    return {"role": f"evaluate:babi-{is_implicit}"} | record | {"accuracy_by_task": by_task} | changes
 
 
-def judge_babi(*points: BabiPoint) -> Judgement:
+def judge_babi(*records: Record) -> Judgement:
     asked = claim(metric="babi_tasks", num_layers=1)
     assert asked.compare is not None
-    return judge_found(asked, list(babi_pairs(asked.compare, BabiResults(points))), "demo")
+    return judge_found(asked, list(babi_pairs(asked.compare, BabiResults(frame_of({"catbabi": records}, {})))), "demo")
 
 
 def test_most_tasks_are_more_than_half_of_them_and_ties_do_not_count() -> None:
@@ -155,7 +156,7 @@ def test_most_tasks_must_be_won_by_every_pair_of_seeds() -> None:
     assert (judgement.spread.low, judgement.spread.high) == (pytest.approx(1 / 3), 1.0)
 
 
-def validated(run: str, *, is_implicit: bool, valid: float, test: float, **changes: Any) -> list[BabiPoint]:
+def validated(run: str, *, is_implicit: bool, valid: float, test: float, **changes: Any) -> list[Record]:
     """A run of a grid: its accuracy on the validation set, and on the only task of the test set."""
     changes |= {"run": run}
     return [

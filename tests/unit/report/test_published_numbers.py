@@ -32,7 +32,7 @@ def rows(given: SectionInputs) -> dict[str, dict[str, str]]:
 
 
 def inputs(records: dict[str, Any] | None = None) -> SectionInputs:
-    read = ReportInputs((), (), {}, records or {}, frame=frame_of(records or {}, {}))
+    read = ReportInputs((), {}, records or {}, frame=frame_of(records or {}, {}))
     return SectionInputs(read, ReportConfig("paper"), PUBLISHED, SUITES)
 
 

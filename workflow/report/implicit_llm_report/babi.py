@@ -8,29 +8,30 @@ train on different numbers of tokens and are fields of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from implicit_llm_report.axes import tell_if_empty
-from implicit_llm_report.model_groups import ModelPoint, Variant, name_among
+from implicit_llm_report.frame import Group, groups, roles_of
 from implicit_llm_report.perplexity import is_close
 from implicit_llm_report.published import Published
-from implicit_llm_report.results import Cell, Spread, headline_mode, mode_rank
+from implicit_llm_report.results import COST, Spread, mode_rank
 from implicit_llm_report.style import BAND, Series, series_of_names
 from implicit_llm_report.svg import Figure, Panel
 from implicit_llm_report.table_text import (
-    csv_text,
+    csv_of,
     escape,
+    fields,
     in_percent,
     latex_of,
     latex_spread,
     rounded,
-    spread_columns,
-    spread_values,
+    spread_fields,
 )
 
 TEST, VALIDATION = "test", "valid"  # splits of a data set
@@ -40,115 +41,72 @@ PROTOCOL_WORDS = {WINDOWED: "every row from an empty state", "carried": "state c
 
 
 @dataclass(frozen=True)
-class BabiPoint(ModelPoint):
-    """One record of a CatbAbI evaluation; None is a missing number."""
-
-    num_layers: int | None
-    data: str
-    data_set: str
-    split: str
-    mode: str
-    protocol: str | None
-    accuracy: float | None
-    accuracy_by_task: Mapping[str, float] | None
-    num_questions: int | None
-    num_questions_by_task: Mapping[str, int] | None
-    lm_accuracy: float | None
-    lm_perplexity: float | None
-    lm_accuracy_by_task: Mapping[str, float] | None
-    lm_perplexity_by_task: Mapping[str, float | None] | None
-    num_words: int | None
-    residual: float | None
-    train_tokens: float | None
-    train_flops: float | None
-
-    def of_task(self, task: int) -> float | None:
-        return (self.accuracy_by_task or {}).get(str(task))
-
-
-BabiCell = Cell[BabiPoint]
-
-
-@dataclass(frozen=True)
 class BabiResults:
-    """All points, with the ways in which figures, tables and claims look at them."""
+    """The rows of CatbAbI, with the ways in which figures, tables and claims look at them."""
 
-    points: tuple[BabiPoint, ...]
-    headline_mode: str | None = None
+    rows: pd.DataFrame
 
     @cached_property
-    def cells(self) -> tuple[BabiCell, ...]:
+    def cells(self) -> list[Group]:
         """One a (run, phase, data set, protocol, mode): by data set, implicit runs first, a run's headline first."""
-        groups: dict[tuple, list[BabiPoint]] = {}
-        for point in self.points:
-            groups.setdefault((point.variant, point.data, point.protocol, point.mode), []).append(point)
-        cells = [Cell(tuple(sorted(points, key=lambda point: point.seed or 0))) for points in groups.values()]
-        return tuple(sorted(cells, key=self._order))
+        return groups(self.rows, ("run", "phase", "data", "protocol", "mode"), order=_order)
 
     @property
-    def test_sets(self) -> tuple[str, ...]:
+    def test_sets(self) -> list[str]:
         """What is shown and judged; validation sets are left out."""
-        return tuple(sorted({point.data for point in self.points if point.split == TEST}))
+        return sorted({cell.data for cell in self.cells if cell.split == TEST})
 
-    def protocols(self, data: str) -> tuple[str | None, ...]:
+    def protocols(self, data: str) -> list[str | None]:
         """In which the models were evaluated on a data set, the one that speaks first."""
-        found = {point.protocol for point in self.points if point.data == data}
-        return tuple(sorted(found, key=lambda protocol: (protocol != self.headline_protocol(data), protocol or "")))
+        found = {cell.protocol for cell in self.cells if cell.data == data}
+        return sorted(found, key=lambda protocol: (protocol != self.headline_protocol(data), protocol or ""))
 
     def headline_protocol(self, data: str) -> str | None:
         """The protocol of figures, choices and claims: windowed where it was run, as every model can follow it."""
-        found = {point.protocol for point in self.points if point.data == data}
+        found = {cell.protocol for cell in self.cells if cell.data == data}
         return WINDOWED if WINDOWED in found else min(found, key=str, default=None)
 
-    def of(self, data: str, protocol: str | None = None, *, headline_only: bool = False) -> list[BabiCell]:
+    def of(self, data: str, protocol: str | None = None, *, headline_only: bool = False) -> list[Group]:
         """The cells of a data set, in the protocol that speaks for it unless another is named."""
         wanted = protocol or self.headline_protocol(data)
-        mine = [cell for cell in self.cells if (cell.first.data, cell.first.protocol) == (data, wanted)]
-        return [cell for cell in mine if self.is_headline(cell)] if headline_only else mine
+        mine = [cell for cell in self.cells if (cell.data, cell.protocol) == (data, wanted)]
+        return [cell for cell in mine if cell.is_headline] if headline_only else mine
 
-    def validation(self, cell: BabiCell) -> Spread:
-        """Accuracy at all questions of the validation set, of the runs, protocol and mode of a cell of the test set."""
-        return Spread.of(point.accuracy for point in self._validation_points(cell.first))
+    def validated(self, tested: Group) -> Group | None:
+        """The cell of the validation set, of the runs, protocol and mode of a cell of the test set."""
 
-    def validation_set(self, cell: BabiCell) -> str | None:
-        """The validation set that `validation` is of; None without one."""
-        return next((point.data for point in self._validation_points(cell.first)), None)
+        def key(cell: Group) -> tuple:
+            return cell.run, cell.phase, cell.data_set, cell.protocol, cell.mode
 
-    def _validation_points(self, tested: BabiPoint) -> list[BabiPoint]:
-        mine = (tested.variant, tested.data_set, VALIDATION, tested.protocol, tested.mode)
-        return [p for p in self.points if (p.variant, p.data_set, p.split, p.protocol, p.mode) == mine]
+        mine = (cell for cell in self.cells if cell.split == VALIDATION and key(cell) == key(tested))
+        return next(mine, None)
 
-    def is_headline(self, cell: BabiCell) -> bool:
-        mine = (cell.first.run, cell.first.data, cell.first.protocol)
-        modes = {point.mode for point in self.points if (point.run, point.data, point.protocol) == mine}
-        return cell.first.mode == headline_mode(modes, self.headline_mode)
-
-    def name(self, cell: BabiCell) -> str:
-        """The name of a cell's line."""
-        return name_among(cell.first, self.points)
-
-    def _order(self, cell: BabiCell) -> tuple:
-        point = cell.first
-        kind = (point.data, not point.is_implicit, point.run, point.phase or "")
-        return (*kind, not self.is_headline(cell), *mode_rank(point.mode))
+    def validation(self, cell: Group) -> Spread:
+        """Accuracy at all questions of the validation set."""
+        validated = self.validated(cell)
+        return Spread(()) if validated is None else validated.spread("accuracy")
 
 
-def task_spread(cell: BabiCell, task: int) -> Spread:
-    """Accuracy on one task over seeds; without values for a task that was not asked."""
-    return cell.spread(lambda point: point.of_task(task))
+def _order(cell: Group) -> tuple:
+    kind = (cell.data, not cell.is_implicit, cell.run, cell.phase or "")
+    return (*kind, not cell.is_headline, *mode_rank(cell.mode))
 
 
-def word_spread(cell: BabiCell, task: int | None, *, is_perplexity: bool) -> Spread:
-    """Accuracy or perplexity over all words of a task, None for all of them, over seeds."""
+def of_task(cell: Group, metric: str, task: int | None) -> Spread:
+    """A metric on one task over seeds, of all tasks together for None; a seed without a number counts as missing."""
     if task is None:
-        return cell.spread("lm_perplexity" if is_perplexity else "lm_accuracy")
-    key = "lm_perplexity_by_task" if is_perplexity else "lm_accuracy_by_task"
-    return cell.spread(lambda point: (getattr(point, key) or {}).get(str(task)))
+        return cell.spread(metric)
+    return Spread.of((detail.get(f"{metric}_by_task") or {}).get(str(task)) for detail in cell.details)
 
 
-def tasks_asked(cells: list[BabiCell]) -> list[int]:
+def questions_by_task(cell: Group) -> Mapping[str, int]:
+    """How many there are of each task asked."""
+    return {task: number for found in cell.curves("num_questions_by_task") for task, number in found.items()}
+
+
+def tasks_asked(cells: Iterable[Group]) -> list[int]:
     """The tasks with questions in any of the cells."""
-    return sorted({int(task) for cell in cells for point in cell.points for task in point.num_questions_by_task or {}})
+    return sorted({int(task) for cell in cells for task in questions_by_task(cell)})
 
 
 SAME_TOKENS = 0.01
@@ -158,8 +116,8 @@ SAME_TOKENS = 0.01
 class Choice:
     """Runs that compete on a test set; `chosen` is None where several do and none has a validation number."""
 
-    rivals: tuple[BabiCell, ...]
-    chosen: BabiCell | None
+    rivals: tuple[Group, ...]
+    chosen: Group | None
     num_unvalidated: int
 
     @property
@@ -185,10 +143,10 @@ def fields_of(results: BabiResults, data: str) -> tuple[Field, ...]:
     """The fields of the test set `data`, every run in the mode that speaks for it."""
     return tuple(
         Field(
-            cells[0].first.num_layers,
-            cells[0].first.family,
+            cells[0].num_layers,
+            cells[0].family,
             *(
-                _choose(results, [cell for cell in cells if cell.first.is_implicit is is_implicit])
+                _choose(results, [cell for cell in cells if cell.is_implicit is is_implicit])
                 for is_implicit in (True, False)
             ),
         )
@@ -196,40 +154,37 @@ def fields_of(results: BabiResults, data: str) -> tuple[Field, ...]:
     )
 
 
-def speaking_cells(results: BabiResults, data: str) -> list[BabiCell]:
+def speaking_cells(results: BabiResults, data: str) -> list[Group]:
     """The headline cells without those that others of their field were chosen over."""
     lost = {
-        id(cell)
+        cell
         for choice in _choices(results, data)
         for cell in choice.rivals
         if choice.chosen is not None and cell is not choice.chosen
     }
-    return [cell for cell in results.of(data, headline_only=True) if id(cell) not in lost]
+    return [cell for cell in results.of(data, headline_only=True) if cell not in lost]
 
 
-def chosen_variants(results: BabiResults, data: str) -> set[Variant]:
-    """The runs, as one of their phases left them, that were chosen over others."""
-    return {
-        choice.chosen.first.variant
-        for choice in _choices(results, data)
-        if choice.chosen is not None and len(choice.rivals) > 1
-    }
+def chosen_variants(results: BabiResults, data: str) -> set[tuple[str, str | None]]:
+    """The runs, with the phase that left them so, that were chosen over others."""
+    chosen = [choice.chosen for choice in _choices(results, data) if len(choice.rivals) > 1]
+    return {(cell.run, cell.phase) for cell in chosen if cell is not None}
 
 
-def marked_name(results: BabiResults, cell: BabiCell) -> str:
+def marked_name(results: BabiResults, cell: Group) -> str:
     """The name of a cell's line, which says so where its run was chosen over others."""
-    is_chosen = cell.first.variant in chosen_variants(results, cell.first.data)
-    return results.name(cell) + (" (chosen on validation)" if is_chosen else "")
+    is_chosen = (cell.run, cell.phase) in chosen_variants(results, cell.data)
+    return cell.name + (" (chosen on validation)" if is_chosen else "")
 
 
 def _choices(results: BabiResults, data: str) -> list[Choice]:
     return [choice for field in fields_of(results, data) for choice in (field.implicit, field.explicit) if choice]
 
 
-def _equal_cells(cells: Sequence[BabiCell]) -> Iterator[list[BabiCell]]:
+def _equal_cells(cells: Sequence[Group]) -> Iterator[list[Group]]:
     """The cells by layers, family and tokens, fewest tokens first."""
-    found: list[list[BabiCell]] = []
-    for cell in sorted(cells, key=lambda cell: cell.first.train_tokens or 0.0):
+    found: list[list[Group]] = []
+    for cell in sorted(cells, key=lambda cell: cell.train_tokens or 0.0):
         mine = (group for group in found if _is_equal(group[0], cell))
         group = next(mine, None)
         if group is None:
@@ -239,20 +194,19 @@ def _equal_cells(cells: Sequence[BabiCell]) -> Iterator[list[BabiCell]]:
     yield from found
 
 
-def _is_equal(first: BabiCell, other: BabiCell) -> bool:
-    mine, its = first.first, other.first
-    is_alike = (mine.num_layers, mine.family) == (its.num_layers, its.family)
-    return is_alike and is_close(mine.train_tokens, its.train_tokens, SAME_TOKENS)
+def _is_equal(first: Group, other: Group) -> bool:
+    is_alike = (first.num_layers, first.family) == (other.num_layers, other.family)
+    return is_alike and is_close(first.train_tokens, other.train_tokens, SAME_TOKENS)
 
 
-def _choose(results: BabiResults, rivals: Sequence[BabiCell]) -> Choice | None:
+def _choose(results: BabiResults, rivals: Sequence[Group]) -> Choice | None:
     if not rivals:
         return None
     if len(rivals) == 1:
         return Choice(tuple(rivals), rivals[0], 0)
-    scores = {id(cell): results.validation(cell).mean for cell in rivals}
-    scored = [cell for cell in rivals if scores[id(cell)] is not None]
-    best = max(scored, key=lambda cell: scores[id(cell)] or 0.0, default=None)
+    scores = {cell: results.validation(cell).mean for cell in rivals}
+    scored = [cell for cell in rivals if scores[cell] is not None]
+    best = max(scored, key=lambda cell: scores[cell] or 0.0, default=None)
     return Choice(tuple(rivals), best, len(rivals) - len(scored))
 
 
@@ -296,7 +250,7 @@ class BabiTable:
     data: str
     protocol: str | None
     is_headline: bool
-    cells: tuple[BabiCell, ...]
+    cells: tuple[Group, ...]
     names: tuple[str, ...]
     headlines: tuple[bool, ...]
     chosen: tuple[bool, ...]
@@ -308,7 +262,7 @@ class BabiTable:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(role for cell in self.cells for role in cell.roles))
+        return roles_of(self.cells)
 
 
 def babi_tables(results: BabiResults) -> list[BabiTable]:
@@ -318,16 +272,16 @@ def babi_tables(results: BabiResults) -> list[BabiTable]:
 
 def _table(results: BabiResults, data: str, protocol: str | None) -> BabiTable:
     cells = results.of(data, protocol)
-    rows = [BabiRow(None, tuple(cell.spread("accuracy") for cell in cells))]
-    rows += [BabiRow(task, tuple(task_spread(cell, task) for cell in cells)) for task in tasks_asked(cells)]
+    tasks = (None, *tasks_asked(cells))
+    rows = [BabiRow(task, tuple(of_task(cell, "accuracy", task) for cell in cells)) for task in tasks]
     validation = tuple(results.validation(cell) for cell in cells)
     if any(spread.values for spread in validation):
-        validation_set = next(name for cell in cells if (name := results.validation_set(cell)))
+        validation_set = next(found.data for cell in cells if (found := results.validated(cell)))
         rows.append(BabiRow(None, validation, validation_set))
     variants = chosen_variants(results, data)
-    chosen = tuple(cell.first.variant in variants for cell in cells)
+    chosen = tuple((cell.run, cell.phase) in variants for cell in cells)
     names = tuple(marked_name(results, cell) for cell in cells)
-    headlines = tuple(results.is_headline(cell) for cell in cells)
+    headlines = tuple(cell.is_headline for cell in cells)
     speaks = protocol == results.headline_protocol(data)
     return BabiTable(data, protocol, speaks, tuple(cells), names, headlines, chosen, tuple(rows))
 
@@ -337,55 +291,36 @@ def babi_csv(tables: Sequence[BabiTable], published: Published) -> str:
 
     Column `split` tells the lines of the validation set from those of the test set.
     """
-    about = ["run", "model", "family", "num_layers", "num_parameters", "phase", "solver", "data"]
-    about += ["protocol", "mode", "split", "is_chosen"]
-    counts = ["num_seeds", "task", "num_questions"]
-    words = spread_columns(["lm_accuracy", "lm_perplexity"])
-    head = [*about, *counts, *spread_columns(["accuracy"]), *words, "f_evaluations_per_token_mean", "source", "mark"]
-    return csv_text(head, _csv_rows(tables, published))
-
-
-def _csv_rows(tables: Sequence[BabiTable], published: Published) -> Iterator[list[object]]:
-    for table in tables:
-        for index, cell in enumerate(table.cells):
-            for row in table.rows:
-                yield _csv_row(cell, row, row.spreads[index], is_chosen=table.chosen[index])
-    for number in published.babi:
-        about = [
-            number.model,
-            None,
-            None,
-            number.num_layers,
-            None,
-            None,
-            None,
-            None,
-            None,
-            number.training,
-            "test",
-            None,
-        ]
-        accuracy = rounded(number.value / 100)
-        yield [*about, None, 0, None, accuracy, *[None] * 9, number.source, number.mark]
-
-
-def _csv_row(cell: BabiCell, row: BabiRow, spread: Spread, *, is_chosen: bool) -> list[object]:
-    point = cell.first
-    kind = "implicit" if point.is_implicit else "explicit"
-    questions = point.num_questions if row.task is None else (point.num_questions_by_task or {}).get(str(row.task))
-    words: list[object] = [None] * 6
-    cost = rounded(cell.spread("f_evaluations_per_token").mean)
-    data, split = point.data, "test"
-    if row.validation_set is not None:
-        data, split, questions, cost = row.validation_set, "validation", None, None
-    else:
-        spreads = [word_spread(cell, row.task, is_perplexity=is_perplexity) for is_perplexity in (False, True)]
-        words = [value for spread in spreads for value in spread_values(spread)]
-    return [
-        *(point.run, kind, point.family, point.num_layers, point.num_parameters, point.phase, point.phase_label),
-        *(data, point.protocol, point.mode, split, int(is_chosen), len(spread.values), row.task or 0, questions),
-        *(*spread_values(spread), *words, cost, None, None),
+    rows = [
+        _csv_row(cell, row, row.spreads[index], is_chosen=table.chosen[index])
+        for table in tables
+        for index, cell in enumerate(table.cells)
+        for row in table.rows
     ]
+    yardsticks: list[dict[str, object]] = [
+        {
+            **{"run": number.model, "num_layers": number.num_layers, "mode": number.training, "split": "test"},
+            **{"task": 0, "accuracy_mean": rounded(number.value / 100)},
+            **{"source": number.source, "mark": number.mark},
+        }
+        for number in published.babi
+    ]
+    return csv_of([*rows, *yardsticks])
+
+
+def _csv_row(cell: Group, row: BabiRow, spread: Spread, *, is_chosen: bool) -> dict[str, object]:
+    is_all, is_test = row.task is None, not row.is_validation
+    questions = cell.num_questions if is_all else questions_by_task(cell).get(str(row.task))
+    words = spread_fields(("lm_accuracy", "lm_perplexity"), lambda metric: of_task(cell, metric, row.task))
+    return {
+        **fields(cell, "run", "model", "family", "num_layers", "num_parameters", "phase", "solver"),
+        **{"data": row.validation_set or cell.data, **fields(cell, "protocol", "mode")},
+        **{"split": "test" if is_test else "validation", "is_chosen": int(is_chosen)},
+        **{"num_seeds": len(spread.values), "task": row.task or 0, "num_questions": questions if is_test else None},
+        **spread_fields(["accuracy"], lambda _: spread),
+        **{name: number if is_test else None for name, number in words.items()},
+        f"{COST}_mean": rounded(cell.spread(COST).mean) if is_test else None,
+    }
 
 
 def babi_latex(tables: Sequence[BabiTable], published: Published) -> str:
@@ -419,41 +354,37 @@ def accuracy_by_babi_task(results: BabiResults) -> Figure | None:
     """
     if not results.test_sets:
         return None
-    series = series_of_names(
-        (marked_name(results, cell), cell.first.is_implicit)
-        for data in results.test_sets
-        for cell in speaking_cells(results, data)
+    shown = {
+        data: {marked_name(results, cell): cell for cell in speaking_cells(results, data)} for data in results.test_sets
+    }
+    series = series_of_names((name, cell.is_implicit) for cells in shown.values() for name, cell in cells.items())
+    panels = tuple(
+        Panel(
+            f"CatbAbI, {data}",
+            partial(_draw, cells=cells, series=series),
+            f"CatbAbI, {data}: accuracy on each task",
+        )
+        for data, cells in shown.items()
     )
-    panels, roles = [], []
-    for data in results.test_sets:
-        cells = speaking_cells(results, data)
-        names = {id(cell): marked_name(results, cell) for cell in cells}
-        draw = partial(_draw, cells=cells, names=names, series=series)
-        panels.append(Panel(f"CatbAbI, {data}", draw, f"CatbAbI, {data}: accuracy on each task"))
-        roles += [role for cell in cells for role in cell.roles]
+    roles = roles_of(cell for cells in shown.values() for cell in cells.values())
     title = "Accuracy on each CatbAbI task"
-    return Figure(
-        "accuracy-by-babi-task", title, tuple(panels), tuple(series.values()), tuple(dict.fromkeys(roles)), is_wide=True
-    )
+    return Figure("accuracy-by-babi-task", title, panels, tuple(series.values()), roles, is_wide=True)
 
 
-def _draw(axis: Axes, cells: list[BabiCell], names: Mapping[int, str], series: Mapping[str, Series]) -> None:
-    tasks = tasks_asked(cells)
-    places = {task: place for place, task in enumerate(tasks, start=1)}
+def _draw(axis: Axes, cells: Mapping[str, Group], series: Mapping[str, Series]) -> None:
+    tasks = tasks_asked(cells.values())
     axis.axvspan(-0.5, 0.5, color=BAND, linewidth=0, zorder=0)
-    for index, cell in enumerate(cells):
+    for index, (name, cell) in enumerate(cells.items()):
         offset = SLOT * ((index + 0.5) / len(cells) - 0.5)
-        mine = series[names[id(cell)]]
-        _draw_spread(axis, offset, cell.spread("accuracy"), mine)
-        for task, place in places.items():
-            _draw_spread(axis, place + offset, task_spread(cell, task), mine)
+        for place, task in enumerate((None, *tasks)):
+            _draw_spread(axis, place + offset, of_task(cell, "accuracy", task), series[name])
     axis.set(xlim=(-0.5, len(tasks) + 0.5), ylim=(-0.03, 1.03), xlabel="task", ylabel="accuracy at questions")
     labels = ["all", *map(str, tasks)]
     axis.xaxis.set(major_locator=FixedLocator(list(range(len(labels)))))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: labels[round(value)] if value < len(labels) else ""))
     axis.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
     axis.grid(visible=False, axis="x")
-    tell_if_empty(axis, [cell for cell in cells if cell.spread("accuracy").values])
+    tell_if_empty(axis, [cell for cell in cells.values() if cell.spread("accuracy").values])
 
 
 def _draw_spread(axis: Axes, place: float, spread: Spread, series: Series) -> None:

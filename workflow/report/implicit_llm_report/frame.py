@@ -36,7 +36,7 @@ ABOUT = (
     "split", "protocol", "measure", "mode", "against", "eval_mode", "length", "group", "monoid", "hard_fraction",
     "train_hard_fraction", "sweep", "swept", "base", "at", "num_samples", "num_tokens", "eval_tol", "eval_max_iter",
     "eval_block_len", "layer", "state_size", "is_hard", "num_documents", "num_fewshot", "task_version", "task_hash",
-    "harness_version", "record",
+    "harness_version", "num_questions", "record",
 )  # fmt: skip
 COLUMNS = ("kind", *ABOUT, "family", "phase_label", "origin", "reason", "metric", "value", "detail")
 
@@ -114,7 +114,7 @@ def _headline_modes(records: Sequence[Mapping[str, Any]], wanted: str | None) ->
     return defaultdict(lambda: None, {reading: headline_mode(mine, wanted) for reading, mine in modes.items()})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """The rows of one thing over its seeds; what they share is read as an attribute, None where it does not apply."""
 
@@ -186,9 +186,14 @@ class Group:
     def num_records(self) -> int:
         return int(self.rows["record"].nunique())
 
+    @property
+    def details(self) -> list[Mapping[str, Any]]:
+        """One of each record, in the order of the seeds."""
+        return list(self._by_seed.drop_duplicates("record")["detail"])
+
     def curves(self, name: str) -> list[Any]:
         """A detail of the records that have it, one of each record."""
-        return [detail[name] for detail in self._by_seed.drop_duplicates("record")["detail"] if detail.get(name)]
+        return [detail[name] for detail in self.details if detail.get(name)]
 
     def _numbers(self, metric: str, over: str) -> list[tuple[Any, float | None]]:
         mine = self._by_seed["metric"].to_numpy() == metric

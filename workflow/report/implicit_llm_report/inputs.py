@@ -18,7 +18,6 @@ from implicit_llm_contracts.hints import natural
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.manifest import FILE_NAME, FileRecord, Manifest, ManifestError
 from implicit_llm_contracts.runs.stage_context import Input
-from implicit_llm_report.babi import BabiPoint
 from implicit_llm_report.config import DataPart, Hole, Job, ReportConfig, ReportError
 from implicit_llm_report.frame import frame_of
 from implicit_llm_report.training_runs import Phase, Solver, TrainingRun
@@ -142,7 +141,6 @@ class ReportInputs:
     lie beside the inputs.
     """
 
-    babi: tuple[BabiPoint, ...]
     training: tuple[TrainingRun, ...]
     sources: Mapping[str, Source]
     records: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -170,7 +168,6 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> ReportInpu
     for kind, record in list(missing_records(config, records)):
         records.setdefault(kind, []).append(_placed(record, record["role"], config))
     return ReportInputs(
-        babi=tuple(_points(BabiPoint, records, "catbabi")),
         training=training,
         sources=sources,
         records=records,
@@ -184,20 +181,6 @@ def _data(sources: Mapping[str, Source], inputs: Mapping[str, Input]) -> dict[st
     wanted = {fingerprint for source in sources.values() for fingerprint in source.upstream.values()} - made
     found = find_data(inputs.values(), wanted)
     return {fingerprint: _source(f"data:{run.manifest.name}", run, Job("")) for fingerprint, run in found.items()}
-
-
-def _points(kind: Any, records: Mapping[str, list[dict[str, Any]]], name: str) -> list[Any]:
-    """The records of one kind of evaluation as points, without those of sweeps and of models trained elsewhere."""
-    return [
-        kind.from_record(record, record["role"])
-        for record in records.get(name, ())
-        if not record.get("sweep") and not is_peer(record)
-    ]
-
-
-def is_peer(record: Mapping[str, Any]) -> bool:
-    """Whether a record is of a model that was trained elsewhere."""
-    return record.get("source") is not None
 
 
 def _placed(record: Mapping[str, Any], role: str, config: ReportConfig) -> dict[str, Any]:

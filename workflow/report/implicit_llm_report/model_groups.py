@@ -7,11 +7,10 @@ more than explicit ones of the same width; sizes within a factor of 1.3 are one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from implicit_llm_report.results import from_record
 from implicit_llm_report.training_runs import Solver
 
 SAME_SIZE = 1.3
@@ -127,44 +126,3 @@ def _is_same(first: Model, other: Model) -> bool:
     if first.num_parameters is None or other.num_parameters is None:
         return first.num_parameters == other.num_parameters
     return other.num_parameters <= SAME_SIZE * first.num_parameters
-
-
-@dataclass(frozen=True)
-class ModelPoint:
-    """One record of an evaluation: which model it is about, and what solving cost; None is a missing number."""
-
-    role: str
-    run: str
-    phase: str | None
-    solver: Solver | None
-    seed: int | None
-    is_implicit: bool
-    model_type: str | None
-    num_parameters: int | None
-    f_evaluations_per_token: float | None
-    unconverged_share: float | None
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any], role: str) -> Self:
-        return from_record(cls, dict(record), role)
-
-    @property
-    def phase_label(self) -> str | None:
-        return None if self.solver is None else self.solver.label
-
-    @property
-    def variant(self) -> Variant:
-        return Variant(self.run, self.phase, self.solver, self.is_implicit)
-
-    @property
-    def family(self) -> str:
-        return family_of(self.model_type)
-
-
-def name_among(point: ModelPoint, points: Iterable[ModelPoint]) -> str:
-    """The run of a point, with its phase where several phases of the run are among `points`."""
-    phases = {other.phase: other.phase_label for other in points if other.run == point.run}
-    if len(phases) == 1:
-        return point.run
-    is_unique = list(phases.values()).count(point.phase_label) == 1
-    return f"{point.run} {point.phase_label if is_unique else point.phase}"

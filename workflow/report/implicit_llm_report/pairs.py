@@ -18,10 +18,10 @@ and with one seed each there is no more than one pair to go by. Of several group
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from implicit_llm_report.babi import SAME_TOKENS, BabiPoint, BabiResults, Choice, fields_of
+from implicit_llm_report.babi import SAME_TOKENS, BabiResults, Choice, fields_of
 from implicit_llm_report.claims import Found
 from implicit_llm_report.downstream import Block, DownstreamTable, Row
 from implicit_llm_report.frame import Group
@@ -144,32 +144,32 @@ def babi_pairs(measure: PairMeasure, results: BabiResults) -> Iterator[Found]:
         for field in fields_of(results, data):
             is_meant = measure.num_layers in (None, field.num_layers) and measure.family in (None, field.family)
             if is_meant and field.implicit is not None and field.explicit is not None:
-                yield _babi_pair(data, results, field.implicit, field.explicit)
+                yield _babi_pair(data, field.implicit, field.explicit)
 
 
-def _babi_pair(data: str, results: BabiResults, implicit: Choice, explicit: Choice) -> Found:
+def _babi_pair(data: str, implicit: Choice, explicit: Choice) -> Found:
     if implicit.chosen is None or explicit.chosen is None:
         return _unchosen_pair(data, implicit, explicit)
     first, second = implicit.chosen, explicit.chosen
-    shares = [_share_better(mine, other) for mine in first.points for other in second.points]
+    ours, others = ([detail.get("accuracy_by_task") or {} for detail in cell.details] for cell in (first, second))
+    shares = [_share_better(mine, other) for mine in ours for other in others]
     text = (
-        f"{results.name(first)} ({first.first.mode}){implicit.words} against "
-        f"{results.name(second)} ({second.first.mode}){explicit.words}, {data}, "
+        f"{first.name} ({first.mode}){implicit.words} against {second.name} ({second.mode}){explicit.words}, {data}, "
     )
     return Found(
         Spread.of(shares),
         text=text + seeds_text([first.spread("accuracy"), second.spread("accuracy")]),
-        run=first.first.run,
+        run=first.run,
         data=data,
-        modes=(first.first.mode, second.first.mode),
-        num_seeds=min(len(first.points), len(second.points)),
+        modes=(first.mode, second.mode),
+        num_seeds=min(first.num_records, second.num_records),
         roles=(*first.roles, *second.roles),
     )
 
 
 def _unchosen_pair(data: str, *choices: Choice) -> Found:
     """Without a number: the test set must not choose."""
-    first, second = (choice.rivals[0].first for choice in choices)
+    first, second = (choice.rivals[0] for choice in choices)
     counts = " and ".join(str(len(choice.rivals)) for choice in choices)
     return Found(
         Spread((), num_missing=1),
@@ -182,13 +182,10 @@ def _unchosen_pair(data: str, *choices: Choice) -> Found:
     )
 
 
-def _share_better(first: BabiPoint, second: BabiPoint) -> float | None:
+def _share_better(first: Mapping[str, float], second: Mapping[str, float]) -> float | None:
     """Share of the tasks that both answered on which the first is more accurate; a tie is not more accurate."""
-    tasks = (first.accuracy_by_task or {}).keys() & (second.accuracy_by_task or {}).keys()
-    if not tasks:
-        return None
-    better = [(first.of_task(int(task)) or 0.0) > (second.of_task(int(task)) or 0.0) for task in tasks]
-    return sum(better) / len(better)
+    tasks = first.keys() & second.keys()
+    return sum(first[task] > second[task] for task in tasks) / len(tasks) if tasks else None
 
 
 def downstream_pairs(measure: PairMeasure, given: SectionInputs) -> Iterator[Found]:

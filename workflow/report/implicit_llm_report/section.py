@@ -72,4 +72,4 @@ class SectionInputs:
 
     @cached_property
     def babi(self) -> BabiResults:
-        return BabiResults(self.inputs.babi, self.config.headline_mode)
+        return BabiResults(plain(self.inputs.frame, "catbabi"))
