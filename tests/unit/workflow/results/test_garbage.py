@@ -48,8 +48,9 @@ def names(plan: Plan, key: str) -> set[str]:
     return {path.relative_to(work).as_posix() for path in work.rglob("*") if path.is_file()}
 
 
-def test_what_is_wanted_or_in_use_is_no_garbage(made: ExperimentFile) -> None:
+def test_what_is_wanted_or_in_use_is_no_garbage(capsys: pytest.CaptureFixture[str], made: ExperimentFile) -> None:
     assert find_garbage(real_plan(made)) == []
+    assert "deleted" not in gc(capsys, made)
     stale = real_plan(made.edit("tol: 0.1", "tol: 0.2"))
     assert find_garbage(stale) == []  # the old results are still those that the manifests name
 

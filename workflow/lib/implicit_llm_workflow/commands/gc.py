@@ -67,10 +67,13 @@ def _list(plan: Plan, console: Console, *, removes: bool = False) -> None:
     found = garbage.find_garbage(plan)
     for item in found:
         console.print(f"{item.path}: {item.why} ({size_text(item.size)})", markup=False, soft_wrap=True)
+    if not found:
+        console.print("nothing to delete")
+        return
     total = f"{len(found)} folders, {size_text(sum(item.size for item in found))}"
     if removes:
         garbage.remove(found)
-    console.print(f"{total}: {'deleted' if removes or not found else 'type the same with --remove to delete them'}")
+    console.print(f"{total}: {'deleted' if removes else 'type the same with --remove to delete them'}")
 
 
 def _free(plan: Plan, targets: list[str], console: Console) -> None:
