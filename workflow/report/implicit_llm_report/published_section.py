@@ -13,10 +13,9 @@ from implicit_llm_report.model_groups import short_count
 from implicit_llm_report.published import PublishedDownstream, PublishedNumber, PublishedPerplexity
 from implicit_llm_report.results import Spread
 from implicit_llm_report.section import Section, SectionInputs
-from implicit_llm_report.table_text import csv_text, escape, latex_spread, spread_columns, spread_values
+from implicit_llm_report.table_text import csv_of, escape, latex_spread, spread_fields
 
 NAME = "published"
-HEAD = ("id", "part", "what", "published", *spread_columns(["ours"]), "num_seeds", "mark", "source", "note")
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,12 @@ def published_section(given: SectionInputs) -> Section:
     """A row a number; those with one of ours beside them come first."""
     rows = list(published_rows(given))
     rows.sort(key=lambda row: row.ours is None)
-    return Section(NAME, "sections/published.html.j2", rows, files={NAME: {"csv": _csv(rows), "tex": _latex(rows)}})
+    return Section(
+        NAME,
+        "sections/published.html.j2",
+        rows,
+        files={NAME: {"csv": csv_of(map(_csv_row, rows)), "tex": _latex(rows)}},
+    )
 
 
 def published_rows(given: SectionInputs) -> Iterator[PublishedRow]:
@@ -138,14 +142,14 @@ def _of_label(table: DownstreamTable, row: Row, label: str) -> Spread | None:
     return None if average is None else row.average(average, table.suite)
 
 
-def _csv(rows: Iterable[PublishedRow]) -> str:
-    return csv_text(HEAD, (_csv_row(row) for row in rows))
-
-
-def _csv_row(row: PublishedRow) -> list[object]:
-    ours = list(spread_values(row.ours)) if row.ours is not None else [None] * 3
-    seeds = len(row.ours.values) if row.ours is not None else None
-    return [row.id, row.part, row.what, row.value, *ours, seeds, row.mark, row.source, row.note]
+def _csv_row(row: PublishedRow) -> dict[str, object]:
+    ours = row.ours if row.ours is not None else Spread(())
+    return {
+        **{"id": row.id, "part": row.part, "what": row.what, "published": row.value},
+        **spread_fields(["ours"], lambda _: ours),
+        **{"num_seeds": None if row.ours is None else len(ours.values)},
+        **{"mark": row.mark, "source": row.source, "note": row.note},
+    }
 
 
 def _latex(rows: Iterable[PublishedRow]) -> str:

@@ -24,14 +24,13 @@ from implicit_llm_report.perplexity_figures import (
 )
 from implicit_llm_report.published_section import published_section
 from implicit_llm_report.section import Section, SectionInputs
-from implicit_llm_report.table_text import csv_text, escape
+from implicit_llm_report.table_text import csv_of, escape, latex_of
 from implicit_llm_report.test_time import test_time_section
 from implicit_llm_report.training_figures import solver_health, spectral_radius_along_training, training_curves
 from implicit_llm_report.training_runs import FLOPS, TOKENS
 from implicit_llm_report.word_problems import accuracy_section, of_lengths
 
 HOLES = "holes"
-HEAD = ("result", "state", "why", "made by")
 
 
 def holes_section(given: SectionInputs) -> Section | None:
@@ -39,11 +38,10 @@ def holes_section(given: SectionInputs) -> Section | None:
     holes = given.config.holes
     if not holes:
         return None
-    rows = [(hole.job, hole.state, hole.why, hole.command) for hole in holes]
-    lines = [" & ".join(escape(text) for text in row[:3]) + r" \\" for row in rows]
-    head = [r"\begin{tabular}{lll}", r"\toprule", r"result & state & why \\", r"\midrule"]
-    tex = "\n".join([*head, *lines, r"\bottomrule", r"\end{tabular}", ""])
-    return Section(HOLES, "sections/holes.html.j2", holes, files={HOLES: {"csv": csv_text(HEAD, rows), "tex": tex}})
+    rows = [{"result": h.job, "state": h.state, "why": h.why, "made by": h.command} for h in holes]
+    head = ["result", "state", "why"]
+    tex = latex_of("Missing results", head, [[escape(row[name]) for name in head] for row in rows], "lll")
+    return Section(HOLES, "sections/holes.html.j2", holes, files={HOLES: {"csv": csv_of(rows), "tex": tex}})
 
 
 def perplexity_section(given: SectionInputs) -> Section | None:

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
 
 from implicit_llm_report.frame import Group
 from implicit_llm_report.results import Spread
-
-
-def csv_text(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """CSV; None is an empty field."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    for row in rows:
-        writer.writerow(list(row))
-    return out.getvalue()
 
 
 def csv_of(rows: Iterable[Mapping[str, object]], columns: Sequence[str] | None = None) -> str:
@@ -55,16 +43,6 @@ def spread_fields(names: Iterable[str], spread_of: Callable[[str], Spread]) -> d
 def renamed(columns: Mapping[str, object], name: str, new: str) -> dict[str, object]:
     """The columns with another name at their front."""
     return {new + column.removeprefix(name): value for column, value in columns.items()}
-
-
-def spread_columns(names: Iterable[str]) -> list[str]:
-    """Heads of the columns that `spread_values` fills."""
-    return [f"{name}_{part}" for name in names for part in ("mean", "low", "high")]
-
-
-def spread_values(spread: Spread) -> Iterator[float | None]:
-    """Mean, lowest and highest over seeds."""
-    yield from (rounded(value) for value in (spread.mean, spread.low, spread.high))
 
 
 def rounded(value: float | None) -> float | None:
