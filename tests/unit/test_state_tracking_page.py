@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -60,7 +63,14 @@ def test_every_baseline_is_on_the_page() -> None:
     assert not missing, "\n".join(missing)
 
 
-def test_only_rows_with_every_seed_are_complete() -> None:
+def test_the_tables_are_made_from_the_kept_inputs(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, KEPT / "tables.py", tmp_path], cwd=ROOT, check=True)
+    for table in sorted(KEPT.glob("*.csv")):
+        assert (tmp_path / table.name).read_bytes() == table.read_bytes(), table.name
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_only_rows_with_every_planned_seed_are_complete() -> None:
     for name, is_complete in {"accuracy.csv": True, "incomplete.csv": False}.items():
         for run, found in accuracy(name).groupby(GROUP).seed.nunique().groupby("run"):
             wanted = next(number for start, number in SEEDS.items() if str(run).startswith(start)) if is_complete else 3
