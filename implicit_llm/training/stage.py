@@ -16,7 +16,7 @@ from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.cards.training_card import training_card
 from implicit_llm.device import choose_device
 from implicit_llm.kernels.selection import select_kernels_for
-from implicit_llm.training.batches import BatchLayout, Dataset
+from implicit_llm.training.batches import BatchLayout, BatchSizeError, Dataset
 from implicit_llm.training.distributed import (
     from_main,
     join_world,
@@ -111,6 +111,11 @@ def _prepare(context: StageContext, runtime: Runtime) -> Setup:
 def _train(context: StageContext, setup: Setup, stop: StopRequest, watchdog: Watchdog) -> None:
     config, runtime = setup.config, setup.runtime
     layout = BatchLayout.choose(config.batch_size, world_size(), rank(), runtime.micro_batch_size)
+    if config.phase.couples_sequences and layout.micro_batch_size < config.batch_size:
+        raise BatchSizeError(
+            f"train/{context.name}: solver.stop: batch needs all {config.batch_size} sequences in one micro-batch "
+            f"on one device, not {layout.micro_batch_size}; drop micro_batch_size, use one process, or stop: sequence"
+        )
     schedule = SaveSchedule(runtime, stop, config.phase.end_step, config.phase.keep, setup.device)
     status = StatusLine(context.name, context.log, bar=wants_bar(runtime.progress))
 

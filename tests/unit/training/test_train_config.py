@@ -25,7 +25,6 @@ def filled(config: dict[str, Any]) -> TrainConfig:
         ({"task": "catbab"}, "task: 'catbab' is unknown; did you mean 'catbabi'"),
         ({"phase": {"keep": [0]}}, r"phase.*keep: 0 is not above 0 and at most 8"),
         ({"phase": {"keep": [9]}}, "keep: 9"),
-        ({"phase": {"solver": {"mode": "fixed_point", "stop": "batch"}}}, r"solver.stop: batch couples the sequences"),
         ({"phase": {"solver": {**FREE, "max_itr": 3}}}, "phase.solver: .*max_iter"),
         ({"phase": {"solver": {**FREE, "tol": 3.0}}}, "phase.solver: solver.tol: 3.0"),
         ({"phase": {"keep": [6, 3]}}, "not in order, each once"),

@@ -15,13 +15,14 @@ from safetensors.torch import load_file
 from implicit_llm.device import NoGpu
 from implicit_llm.kernels.selection import KernelsUnavailable
 from implicit_llm.training import non_finite
+from implicit_llm.training.batches import BatchSizeError
 from implicit_llm.training.loop import TrainingLoop
 from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm.training.operations.checkpoint_store import OutOfSpace
 from implicit_llm.training.operations.status import StatusLine, duration
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import StorageError
-from tests.unit.training.small_runs import IMPLICIT, LLAMA, logged, train, train_config, work_of
+from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, logged, train, train_config, work_of
 
 Inject = Callable[[str | None], None]
 
@@ -100,6 +101,22 @@ def test_the_journal_has_loss_rate_speed_accuracy_and_solver_health(tmp_path: Pa
     assert ["mode_gap" in point.values for point in points] == [False, False, True, False]  # measured in step 5
     assert all(point.values["tokens_per_s"] > 0 for point in points)
     assert [point.values["tokens"] for point in points] == [step * 8 * 12 for step in (1, 3, 6, 8)]
+
+
+def test_the_published_stopping_rule_takes_the_whole_batch_at_once(tmp_path: Path, data: Path) -> None:
+    tol = 0.3  # reached at different iterations by different sequences
+    of_rule = {
+        stop: train_config(phase={"solver": {**FREE, "max_iter": 30, "tol": tol, "stop": stop}})
+        for stop in ("batch", "sequence")
+    }
+    with pytest.raises(BatchSizeError, match="all 8 sequences in one micro-batch on one device, not 4"):
+        train(tmp_path / "split", of_rule["batch"], data, micro_batch_size=4)
+    for stop, config in of_rule.items():
+        train(tmp_path / stop, config, data, log_every_steps=1)
+    coupled, alone = ([row["num_iter"] for _, row in logged(tmp_path / stop)] for stop in of_rule)
+    assert all(number == int(number) for number in coupled)  # that of the worst sequence
+    assert any(number != int(number) for number in alone)  # a mean over the sequences
+    assert sum(coupled) > sum(alone)
 
 
 def test_aligned_and_next_token_labels_are_different_losses(tmp_path: Path, data: Path) -> None:

@@ -84,11 +84,11 @@ class PhaseConfig:
                 raise ValueError(f"keep: {step} is not above {self.start_step} and at most {self.end_step}")
         if list(self.keep) != sorted(set(self.keep)):
             raise ValueError(f"keep: {list(self.keep)} are not in order, each once")
-        if self.solver is not None and self.solver.stop == "batch":
-            raise ValueError(
-                "solver.stop: batch couples the sequences of a micro-batch, whose size is the machine's choice; "
-                "use sequence or token"
-            )
+
+    @property
+    def couples_sequences(self) -> bool:
+        """Whether the solver stops for a whole micro-batch at once, so that its size changes the result."""
+        return self.solver is not None and self.solver.mode == "fixed_point" and self.solver.stop == "batch"
 
 
 @dataclass(frozen=True)
