@@ -3,14 +3,12 @@
 Importing registers `implicit_mamba2` and `implicit_llama3` with Hugging Face's Auto classes.
 """
 
+from implicit_llm.models.auto import list_configs, load_config, register_implicit_causal_lm
 from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model
-from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM
+from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM, sequential_forward
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
-from implicit_llm.models.conversion import from_llama, to_implicit
-from implicit_llm.models.original_mamba2 import load_original_mamba2
-from implicit_llm.models.presets import list_configs, load_config
-from implicit_llm.models.registration import register_implicit_causal_lm
-from implicit_llm.models.sequential import sequential_forward
+from implicit_llm.models.loading.conversion import from_llama, to_implicit
+from implicit_llm.models.loading.original_mamba2 import load_original_mamba2
 from implicit_llm.solver.stats import NonFiniteState, SolverStats
 from implicit_llm_contracts.config.solver import SolverConfig
 

@@ -15,9 +15,9 @@ from implicit_llm.cards.checkpoint_card import checkpoint_card
 from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.checkpoint.source import CONFIG_FILE, PICKLE_FILE, Checkpoint, CheckpointConfig, find_checkpoint
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.foreign import load_errors, load_foreign
-from implicit_llm.models.original_mamba2 import is_original_mamba2, load_original_mamba2
-from implicit_llm.models.published_layout import is_published
+from implicit_llm.models.loading.foreign import load_errors, load_foreign
+from implicit_llm.models.loading.original_mamba2 import is_original_mamba2, load_original_mamba2
+from implicit_llm.models.published import is_published
 from implicit_llm_contracts.runs.atomic import commit_directory, remove_temporary, storage_errors, temporary_name
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fill import fill

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.device import choose_device
 from implicit_llm.kernels.selection import select_kernels_for
-from implicit_llm.models.foreign import import_package_of
+from implicit_llm.models.loading.foreign import import_package_of
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import run_and_phase

@@ -83,7 +83,7 @@ def _losses(
 ) -> tuple[Tensor, Any]:
     """Loss of every token, and its gradient in the logits times `scale`, in their dtype; overwrites the logits."""
     if selection.softmax_runs_on_triton(logits_TU):
-        from implicit_llm.kernels import triton_softmax
+        from implicit_llm.kernels.triton import softmax as triton_softmax
 
         return triton_softmax.losses(logits_TU, labels_T, vocab, ignore_index, scale, wants_gradient), logits_TU
     is_counted_T = labels_T != ignore_index

@@ -37,9 +37,9 @@ def ssd(
         if x is), or None unless asked for.
     """
     if selection.ssd_runs_on_triton(x_BLHP, B_BLGN):
-        from implicit_llm.kernels import triton_backend
+        from implicit_llm.kernels.triton import mamba_ssm
 
-        return triton_backend.ssd(
+        return mamba_ssm.ssd(
             x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN, D_H=D_H, return_state=return_state
         )
     B_BLGN, C_BLGN = B_BLGN.to(x_BLHP.dtype), C_BLGN.to(x_BLHP.dtype)
@@ -74,7 +74,7 @@ def gated_scan(
         state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence.
     Returns: (B, L, H P) in the dtype of `projected`; the SSM state after the last position in fp32 if asked for.
     """
-    from implicit_llm.kernels import triton_scan
+    from implicit_llm.kernels.triton import scan as triton_scan
 
     convolution = (weights.conv_CK.contiguous(), weights.conv_bias_C)
     per_head = (weights.dt_bias_H, weights.A_H, weights.D_H)
@@ -82,7 +82,7 @@ def gated_scan(
     if torch.is_grad_enabled():
         assert state is None
         assert not return_state
-        from implicit_llm.kernels import triton_mixer
+        from implicit_llm.kernels.triton import mixer as triton_mixer
 
         return triton_mixer.gated_mix(projected_BLE, convolution, per_head, shape), None
     projected_BLE = projected_BLE.contiguous()
@@ -108,9 +108,9 @@ def causal_conv(
     Returns: y (B, L, C) in the dtype of x; the last K-1 inputs (B, K-1, C) before padding if asked for.
     """
     if selection.conv_runs_on_triton(x_BLC, weight_CK):
-        from implicit_llm.kernels import triton_backend
+        from implicit_llm.kernels.triton import mamba_ssm
 
-        y_BLC = triton_backend.causal_conv(x_BLC, weight_CK, bias_C, initial_BKC, silu=silu)
+        y_BLC = mamba_ssm.causal_conv(x_BLC, weight_CK, bias_C, initial_BKC, silu=silu)
     else:
         y_BLC = torch_conv.causal_conv(x_BLC, weight_CK, bias_C, initial_BKC, silu=silu)
     state = torch_conv.last_inputs(x_BLC, initial_BKC, weight_CK.shape[1] - 1, valid_BL) if return_state else None
@@ -120,7 +120,7 @@ def causal_conv(
 def rms_norm(x_BLD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, computed in fp32 (fp64 if x is), returned in the dtype of x."""
     if selection.norm_runs_on_triton(x_BLD):
-        from implicit_llm.kernels import triton_norm
+        from implicit_llm.kernels.triton import norm as triton_norm
 
         return triton_norm.rms_norm(x_BLD, None, weight_D, eps)
     return torch_norm.rms_norm(x_BLD, weight_D, eps)
@@ -129,7 +129,7 @@ def rms_norm(x_BLD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 def gated_rms_norm(x_BLD: Tensor, gate_BLD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Mamba2's output norm: the gate silu(gate) is applied before the norm."""
     if selection.norm_runs_on_triton(x_BLD):
-        from implicit_llm.kernels import triton_norm
+        from implicit_llm.kernels.triton import norm as triton_norm
 
         return triton_norm.rms_norm(x_BLD, gate_BLD, weight_D, eps)
     return torch_norm.gated_rms_norm(x_BLD, gate_BLD, weight_D, eps)
@@ -145,7 +145,7 @@ def rotated_heads(
     Returns: in the dtype of qkv. The value may be a view of qkv.
     """
     if selection.rotation_runs_on_triton(qkv_BLE, is_grouped=key_heads not in (None, heads)):
-        from implicit_llm.kernels import triton_attention
+        from implicit_llm.kernels.triton import attention as triton_attention
 
         return triton_attention.rotated_heads(qkv_BLE, injection_BLE, rope, heads)
     return torch_attention.rotated_heads(qkv_BLE, injection_BLE, rope, heads, key_heads)
@@ -171,7 +171,7 @@ def room_attention(qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Te
     """
     kept_BHSP = (room.keys_BHSP, room.values_BHSP)
     if selection.room_attention_runs_on_triton(qkv_BLE, kept_BHSP):
-        from implicit_llm.kernels import triton_attention
+        from implicit_llm.kernels.triton import attention as triton_attention
 
         return triton_attention.token_attention(qkv_BLE, injection_BLE, rope, kept_BHSP, room.position_L)
     _, key_heads, _, width = kept_BHSP[0].shape
@@ -187,7 +187,7 @@ def room_attention(qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Te
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up (..., M) of gate and up side by side (..., 2 M), in their dtype."""
     if selection.swiglu_runs_on_triton(gate_up):
-        from implicit_llm.kernels import triton_swiglu
+        from implicit_llm.kernels.triton import swiglu as triton_swiglu
 
         return triton_swiglu.swiglu(gate_up)
     return torch_attention.swiglu(gate_up)

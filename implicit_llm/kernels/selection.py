@@ -108,7 +108,7 @@ def missing_of_mamba_ssm() -> str | None:
     if absent:
         return f"{', '.join(absent)} not installed: {INSTALL}"
     try:
-        from implicit_llm.kernels import triton_backend  # noqa: F401
+        from implicit_llm.kernels.triton import mamba_ssm  # noqa: F401
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         first_line = (str(error).splitlines() or [""])[0]
         return f"{type(error).__name__} at the import of the kernels ({first_line}): rebuild them with {INSTALL}"

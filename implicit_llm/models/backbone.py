@@ -15,20 +15,17 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from implicit_llm.kernels.selection import is_reference
-from implicit_llm.models import replayed_passes
-from implicit_llm.models.block_graph import BlockGraph
 from implicit_llm.models.cache import ConvergedStateCache, joined_cache
-from implicit_llm.models.capture import CaptureFailed
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
-from implicit_llm.models.injection import Injection
+from implicit_llm.models.cuda_graphs import passes
+from implicit_llm.models.cuda_graphs.blocks import BlockGraph
+from implicit_llm.models.cuda_graphs.capture import CaptureFailed
+from implicit_llm.models.cuda_graphs.passes import can_replay_evaluation, can_replay_training
+from implicit_llm.models.layers import Injection, RMSNorm, touched_module
 from implicit_llm.models.llama3 import Llama3Layer, rope_tables
 from implicit_llm.models.mamba2 import Mamba2Layer
-from implicit_llm.models.norm import RMSNorm
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
-from implicit_llm.models.projection import touched_module
-from implicit_llm.models.replayed_passes import can_replay_evaluation, can_replay_training
-from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput
-from implicit_llm.models.stack_map import StackMap
+from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, StackMap
 from implicit_llm.solver.passes import (
     differentiated_steps,
     evaluation_pass,
@@ -293,7 +290,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             z_BLD, stats = unrolled_pass(f, z0_BLD, solver)
             return z_BLD, None, stats
         if self.replays_training and x.valid_BL is None and can_replay_training(self, embedding_BLD):
-            solved = self.replay(replayed_passes.training_solve, self, embedding_BLD, x.dropout_masks)
+            solved = self.replay(passes.training_solve, self, embedding_BLD, x.dropout_masks)
             if solved is not None:
                 z_BLD, blocks = solved
                 return differentiated_steps(f, z_BLD, solver), None, free_stats(blocks, solver, positions=positions)
@@ -310,7 +307,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
         width = solver.eval_width(embedding_BLD.shape[1])
         if not is_padded and can_replay_evaluation(self, embedding_BLD, width):
-            result = self.replay(replayed_passes.evaluation, self, embedding_BLD, x.prefix, width, positions=positions)
+            result = self.replay(passes.evaluation, self, embedding_BLD, x.prefix, width, positions=positions)
             if result is not None:
                 return result
         return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, x.prefix, positions=positions)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from implicit_llm.models.block_graph import BlockGraph, Setting, can_replay
+from implicit_llm.models.cuda_graphs.blocks import BlockGraph, Setting, can_replay
 from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.stats import SolverStats, gather_blocks
 

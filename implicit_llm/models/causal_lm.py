@@ -18,8 +18,8 @@ from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
 from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.cuda_graphs.training_step import Setting, StepGraph, can_replay_step
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
-from implicit_llm.models.step_graph import Setting, StepGraph, can_replay_step
 from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import EvalMode
 from implicit_llm_data.shard_format import IGNORED_LABEL
@@ -222,3 +222,11 @@ class ImplicitLlama3ForCausalLM(ImplicitForCausalLM):
         self.model = ImplicitLlama3Model(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+
+def sequential_forward(model: ImplicitForCausalLM, input_ids: Tensor, **kwargs: Any) -> ImplicitCausalLMOutput:
+    """`model(input_ids, ...)` in sequential mode: each token solved to convergence, only converged state carried.
+
+    The model must be in evaluation mode. An explicit model has one mode only.
+    """
+    return model(input_ids, eval_mode=None if model.solver is None else "sequential", **kwargs)

@@ -1,6 +1,6 @@
 """Configurations of the two families: flat, typed fields that `AutoConfig` reads and writes.
 
-The published nested layout is translated on reading (published_layout.py) and never written.
+The published nested layout is translated on reading (published.py) and never written.
 """
 
 import os
@@ -13,7 +13,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.published_layout import clean_config, is_published
+from implicit_llm.models.published import clean_config, is_published
 from implicit_llm_contracts.config.solver import SolverConfig
 
 SHIM = Path(__file__).with_name("modeling_implicit.py")

@@ -18,8 +18,7 @@ from implicit_llm.kernels.causal_conv import last_inputs
 from implicit_llm.kernels.operations import ScanWeights, causal_conv, gated_scan, ssd
 from implicit_llm.kernels.selection import scan_runs_on_triton, trained_scan_runs_on_triton
 from implicit_llm.models.configuration import ImplicitMamba2Config
-from implicit_llm.models.norm import RMSNorm
-from implicit_llm.models.projection import CausalConv, Projection, touched_module
+from implicit_llm.models.layers import CausalConv, Projection, RMSNorm, touched_module
 from implicit_llm.models.stack import LayerState, StackInput
 
 

@@ -14,10 +14,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from implicit_llm.models.configuration import ImplicitConfig
+from implicit_llm.models.layers import NormedWeight, RMSNorm
 from implicit_llm.models.mamba2 import Mamba2Mixer
-from implicit_llm.models.norm import RMSNorm
-from implicit_llm.models.projection import NormedWeight
-from implicit_llm.models.published_layout import is_published, read_published_weights
+from implicit_llm.models.published import is_published, read_published_weights
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.hints import nearest
 
@@ -48,7 +47,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load a saved model; a local directory in the published layout is read as well (published_layout.py)."""
+        """Load a saved model; a local directory in the published layout is read as well (published.py)."""
         path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
         if (
             path is None

@@ -27,9 +27,9 @@ class Best:
     def take(self, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], rule: Rule) -> None:
         """Record an iteration (z, f(z), next z) of the sequences `active_A`; those already done keep what they have."""
         if judge_runs_on_triton(z[1], rule.stop):
-            from implicit_llm.kernels import triton_judge
+            from implicit_llm.kernels.triton import convergence
 
-            triton_judge.judge(self, active_A, z, rule.stop, rule.tol)
+            convergence.judge(self, active_A, z, rule.stop, rule.tol)
             return
         self._record(active_A, z[2], rule(z[0], z[1]))
 

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.foreign import import_package_of, load_foreign
+from implicit_llm.models.loading.foreign import import_package_of, load_foreign
 from implicit_llm_contracts.config.solver import SolverConfig, solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.hints import nearest

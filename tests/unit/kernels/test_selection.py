@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import implicit_llm.kernels
+import implicit_llm.kernels.triton
 from implicit_llm.kernels import operations, selection
 from implicit_llm.kernels.selection import (
     KernelsUnavailable,
@@ -70,17 +70,17 @@ def gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.syspath_prepend(tmp_path)
-    vars(implicit_llm.kernels).pop("triton_backend", None)
+    vars(implicit_llm.kernels.triton).pop("mamba_ssm", None)
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_kernel_module(name)}
     yield tmp_path
     for name in filter(_is_kernel_module, list(sys.modules)):
         del sys.modules[name]
     sys.modules.update(before)
-    vars(implicit_llm.kernels).pop("triton_backend", None)
+    vars(implicit_llm.kernels.triton).pop("mamba_ssm", None)
 
 
 def _is_kernel_module(name: str) -> bool:
-    return name.partition(".")[0] in PACKAGES or name == "implicit_llm.kernels.triton_backend"
+    return name.partition(".")[0] in PACKAGES or name == "implicit_llm.kernels.triton.mamba_ssm"
 
 
 def test_auto_takes_torch_without_a_gpu_and_says_so_once(bare: None, caplog: pytest.LogCaptureFixture) -> None:

@@ -70,8 +70,8 @@ def compile_all(target: str) -> set[str]:
                 check(*case, torch.bfloat16)
         with suppress(AssertionError):
             fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule((6, 8, 48), "sequence")
-    names = [path.stem for path in (ROOT / "implicit_llm" / "kernels").glob("triton_*.py")]
-    modules = [importlib.import_module(f"implicit_llm.kernels.{n}") for n in names if n != "triton_backend"]
+    names = [path.stem for path in (ROOT / "implicit_llm" / "kernels" / "triton").glob("*.py")]
+    modules = [importlib.import_module(f"implicit_llm.kernels.triton.{n}") for n in names if n != "mamba_ssm"]
     functions = {f for module in modules for f in vars(module).values() if isinstance(f, JITFunction)}
     return {f"{f.fn.__module__}.{f.__name__}" for f in functions if f.__name__.endswith("_kernel")} - compiled
 

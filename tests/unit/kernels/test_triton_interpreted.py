@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import triton.language as tl
 
-    inputs = importlib.import_module("implicit_llm.kernels.triton_scan_inputs")
+    inputs = importlib.import_module("implicit_llm.kernels.triton.scan_inputs")
     stand_ins = SimpleNamespace(exp2=lambda value: tl.exp2(value), fast_dividef=operator.truediv)
     monkeypatch.setattr(inputs, "libdevice", stand_ins)
     monkeypatch.setattr(selection, "_missing_for_triton", lambda: None)

@@ -14,9 +14,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from implicit_llm.models import block_graph, causal_lm, replayed_passes, step_graph
-from implicit_llm.models.capture import CaptureFailed
+from implicit_llm.models import causal_lm
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.cuda_graphs import blocks, passes, training_step
+from implicit_llm.models.cuda_graphs.capture import CaptureFailed
 
 SMALL = {"vocab_size": 37, "hidden_size": 16, "num_hidden_layers": 2}
 MAMBA = ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8)
@@ -43,9 +44,9 @@ class _EagerRecorder:
 
 @pytest.fixture
 def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (block_graph, step_graph):
+    for module in (blocks, training_step):
         monkeypatch.setattr(module, "Recorder", _EagerRecorder)
-    monkeypatch.setattr(replayed_passes, "can_replay", lambda model, t: not torch.is_grad_enabled())
+    monkeypatch.setattr(passes, "can_replay", lambda model, t: not torch.is_grad_enabled())
     monkeypatch.setattr(causal_lm, "can_replay_step", lambda model, ids: model.training and model.base.replays_training)
 
 
@@ -181,10 +182,10 @@ class _NoMemory:
 
 
 @pytest.mark.usefixtures("_without_gpu")
-@pytest.mark.parametrize("failing", [block_graph, step_graph])
+@pytest.mark.parametrize("failing", [blocks, training_step])
 def test_a_capture_that_fails_is_said_once_and_the_work_done_without(failing, monkeypatch, caplog) -> None:
     monkeypatch.setattr(failing, "Recorder", _NoMemory)
-    monkeypatch.setattr(replayed_passes, "can_replay", lambda model, t: model.replays_evaluation)
+    monkeypatch.setattr(passes, "can_replay", lambda model, t: model.replays_evaluation)
     model = _model(MAMBA, **FREE).train()
     ids = torch.randint(37, (4, 8))
     losses = []

@@ -93,7 +93,7 @@ x = torch.ones(1, 4, 8)
 operations.rms_norm(x, torch.ones(8), 1e-5)
 operations.causal_conv(x, torch.ones(8, 4), None)
 operations.ssd(x[..., None], x, -torch.ones(8), x[:, :, None], x[:, :, None])
-assert "implicit_llm.kernels.triton_backend" not in sys.modules
+assert "implicit_llm.kernels.triton.mamba_ssm" not in sys.modules
 print(*sorted({name.split('.')[0] for name in sys.modules}))
 """
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.foreign import load_foreign
+from implicit_llm.models.loading.foreign import load_foreign
 from tests.unit.checkpoint.foreign import save_foreign
 
 PARITY = Path(__file__).parents[2] / "data" / "parity"

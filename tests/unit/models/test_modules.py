@@ -10,7 +10,7 @@ from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from torch import nn
 from torch.nn.utils import parametrize
 
-from implicit_llm.models.projection import Projection, touched_module
+from implicit_llm.models.layers import Projection, touched_module
 
 BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
 KINDS = pytest.mark.parametrize("kind", ["explicit", "implicit"])

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.original_mamba2 import UntrustedCheckpoint, is_original_mamba2, load_original_mamba2
+from implicit_llm.models.loading.original_mamba2 import UntrustedCheckpoint, is_original_mamba2, load_original_mamba2
 
 VOCAB, PADDED = 21, 24
 CONFIG: dict[str, Any] = {

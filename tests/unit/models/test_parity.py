@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import implicit_llm  # noqa: F401  (registers the models)
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.published_layout import clean_name
+from implicit_llm.models.published import clean_name
 
 PARITY = Path(__file__).parents[2] / "data" / "parity"
 EXPLICIT = ["mamba2-explicit", "llama3-explicit"]

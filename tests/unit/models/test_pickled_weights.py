@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.pickled_weights import read_pickle
+from implicit_llm.models.published import read_pickle
 
 
 @pytest.mark.parametrize("is_zip", [True, False])

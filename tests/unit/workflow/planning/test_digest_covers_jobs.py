@@ -208,14 +208,14 @@ STAGES: list[tuple[str, dict[str, str]]] = [("train", {}), ("evaluate", {"kind":
 @pytest.mark.parametrize(("stage", "config"), STAGES)
 def test_a_job_depends_on_its_own_family_alone(stage: str, config: dict[str, str]) -> None:
     mamba2, llama3 = (modules_of(model(it, is_implicit=True), stage, **config) for it in (MAMBA2, LLAMA3))
-    assert {"models.mamba2", "kernels.triton_scan", "kernels.triton_scan_backward"} <= mamba2 - llama3
-    assert {"models.llama3", "kernels.triton_attention"} <= llama3 - mamba2
+    assert {"models.mamba2", "kernels.triton.scan", "kernels.triton.scan_backward"} <= mamba2 - llama3
+    assert {"models.llama3", "kernels.triton.attention"} <= llama3 - mamba2
 
 
 @pytest.mark.parametrize(("stage", "config"), STAGES)
 def test_a_job_of_an_explicit_model_does_not_depend_on_the_solver(stage: str, config: dict[str, str]) -> None:
     implicit, explicit = (modules_of(model(MAMBA2, is_implicit=it), stage, **config) for it in (True, False))
-    assert {"solver.fixed_point", "solver.residual", "kernels.triton_judge"} <= implicit - explicit
+    assert {"solver.fixed_point", "solver.residual", "kernels.triton.convergence"} <= implicit - explicit
     assert not [name for name in explicit if name.startswith("solver.")]
 
 

@@ -42,15 +42,15 @@ OF_FAMILY = {
         "implicit_llm.models.mamba2",
         "implicit_llm.kernels.causal_conv",
         "implicit_llm.kernels.ssd",
-        "implicit_llm.kernels.triton_backend",
-        "implicit_llm.kernels.triton_mixer",
-        "implicit_llm.kernels.triton_scan",
+        "implicit_llm.kernels.triton.mamba_ssm",
+        "implicit_llm.kernels.triton.mixer",
+        "implicit_llm.kernels.triton.scan",
     ),
     "implicit_llama3": (
         "implicit_llm.models.llama3",
         "implicit_llm.kernels.attention",
-        "implicit_llm.kernels.triton_attention",
-        "implicit_llm.kernels.triton_swiglu",
+        "implicit_llm.kernels.triton.attention",
+        "implicit_llm.kernels.triton.swiglu",
     ),
 }
 OF_IMPLICIT = ("implicit_llm.solver",)

@@ -1,8 +1,10 @@
-"""Linear and convolution weights with weight normalisation, computed once per forward pass.
+"""What the layers of both families are built of: weights with weight normalisation, convolution, norm, injection.
 
 An implicit model applies the same weights dozens of times in one pass. Normalising (and under autocast casting) them in
 every iteration is waste, so a layer asks for `effective_weight()` once and hands the tensors to each iteration. That
 bypasses the modules, so it is done only where `touched_module` finds none; elsewhere the layer calls its modules.
+
+Shapes: `B` batch, `L` length, `D` model, `C` channels, `K` convolution, `E` width of the injection.
 """
 
 from __future__ import annotations
@@ -16,8 +18,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from implicit_llm.kernels.operations import causal_conv
-from implicit_llm.models.norm import RMSNorm
+from implicit_llm.kernels.operations import causal_conv, gated_rms_norm, rms_norm
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation with a learned scale, of x silu(gate) where a gate is given."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x_BLD: Tensor, gate_BLD: Tensor | None = None) -> Tensor:
+        if gate_BLD is None:
+            return rms_norm(x_BLD, self.weight, self.eps)
+        return gated_rms_norm(x_BLD, gate_BLD, self.weight, self.eps)
 
 
 class NormedWeight(nn.Module):
@@ -115,6 +130,18 @@ class CausalConv(NormedWeight):
 def gain_of(weight: Tensor) -> Tensor:
     """Norm over all dimensions but the first, which stay with length 1: the g with which `weight` is its own v."""
     return torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)
+
+
+class Injection(nn.Module):
+    """Linear(RMSNorm(embedding)), added to the in-projection of every layer."""
+
+    def __init__(self, width: int, out_width: int, eps: float, weight_norm: bool) -> None:
+        super().__init__()
+        self.norm = RMSNorm(width, eps)
+        self.proj = Projection((out_width, width), bias=True, weight_norm=weight_norm)
+
+    def forward(self, embedding_BLD: Tensor) -> Tensor:
+        return self.proj(self.norm(embedding_BLD))
 
 
 _OURS = frozenset({Projection, CausalConv, RMSNorm, nn.Embedding})

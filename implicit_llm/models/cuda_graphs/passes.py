@@ -1,4 +1,4 @@
-"""Whole sequences solved block by block by the graphs of block_graph.py: in training, and in evaluation on a GPU.
+"""Whole sequences solved block by block by the graphs of blocks.py: in training, and in evaluation on a GPU.
 
 Shapes: `B` batch, `L` length, `W` tokens of a block, `D` model.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from implicit_llm.models.block_graph import BlockGraph, Setting, can_replay
+from implicit_llm.models.cuda_graphs.blocks import BlockGraph, Setting, can_replay
 from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.stats import BlockStats, SolverStats, gather_blocks
 

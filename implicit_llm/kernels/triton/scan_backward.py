@@ -10,7 +10,7 @@ they share.
 `dt`: the gradients of dt and of what it is made of in one chunk, from sums over channels that `head` has left.
 The plain PyTorch twin is autograd through `models.mamba2.Mamba2Mixer._mix`.
 
-Shapes: as in `triton_scan`.
+Shapes: as in `scan`.
 
 Several releases of Triton compile a product of a transposed accumulator (`tl.dot(tl.trans(sum.to(bfloat16)), x)`, 64
 wide) wrongly for Hopper. None is formed here: the transposed scores are multiplied from the right.
@@ -26,15 +26,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from implicit_llm.kernels.triton_scan import precision, transposed_scores
-from implicit_llm.kernels.triton_scan_inputs import MixerInputs, Sizes, constants, exp2, sigmoid
+from implicit_llm.kernels.triton.scan import precision, transposed_scores
+from implicit_llm.kernels.triton.scan_inputs import MixerInputs, Sizes, constants, exp2, sigmoid
 
 SWEEP_WARPS, HEAD_WARPS, GROUP_WARPS, DT_WARPS = 4, 4, 8, 4
 SWEEP_STAGES, GROUP_STAGES = 2, 3
 
 
 class ScanPass(NamedTuple):
-    """What the forward pass read, and the states that it kept: see `triton_scan.gated_scan`."""
+    """What the forward pass read, and the states that it kept: see `scan.gated_scan`."""
 
     projected_BLE: Tensor
     inputs: MixerInputs

@@ -3,7 +3,7 @@
 One program takes one head of one sequence, chunk after chunk, with the state in registers: what lies between
 convolution and norm is read once and written once. Chunks of 64 positions fill the matrix units of a Hopper GPU.
 Channels come before positions in its products (y^T = x^T scores^T): then the state, which is summed up in registers,
-is multiplied from there, and only the scores pass through shared memory. For a gradient (`triton_scan_backward`) it
+is multiplied from there, and only the scores pass through shared memory. For a gradient (`scan_backward`) it
 keeps the states between chunks. A single token has a kernel of its own, which convolves as well and needs no matrix
 units.
 The plain PyTorch twin is `models.mamba2.Mamba2Mixer._mix`.
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from implicit_llm.kernels.triton_scan_inputs import (
+from implicit_llm.kernels.triton.scan_inputs import (
     MixerInputs,
     Sizes,
     constants,

@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.pickled_weights import read_pickle
 
 SHARED_RENAMES = (
     (r"^word_emb\.emb\.", "backbone.embeddings."),
@@ -132,3 +132,32 @@ def read_published_weights(directory: Path, model_type: str, *, use_safetensors:
             weights |= read(directory / file)
         return {clean_name(key, model_type): value for key, value in weights.items() if not key.startswith("lm_head.")}
     raise FileNotFoundError(f"{directory}: no {' and no '.join(names)} is there, nor an .index.json of it")
+
+
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """The tensors by name, on the CPU; code in the file does not run.
+
+    Raises: ModelConfigError when the file holds anything else, or is damaged; OSError when it cannot be opened.
+    """
+    try:
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # KeyError, struct.error, ...: whatever the damaged bytes happen to mean
+        raise _refusal(path) from error
+    if not _are_weights(weights):
+        raise _refusal(path)
+    return weights
+
+
+def _are_weights(found: Any) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
+    )
+
+
+def _refusal(path: Path) -> ModelConfigError:
+    return ModelConfigError(
+        f"{path}: cannot be read with weights_only: it is damaged, or holds more than tensors by name; fetch it again, "
+        "or give safetensors"
+    )

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from implicit_llm.models.causal_lm import ImplicitForCausalLM, ImplicitLlama3ForCausalLM
 from implicit_llm.models.configuration import ImplicitLlama3Config
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.projection import NormedWeight, gain_of
+from implicit_llm.models.layers import NormedWeight, gain_of
 from implicit_llm_contracts.config.solver import SolverConfig
 
 # Settings of transformers' Llama that our block lacks, each with the only value that gives the same layer.

@@ -4,7 +4,7 @@ One kernel convolves some channels and applies silu, and forms dt and its decays
 convolution. Each walks down the rows of a chunk, four at a time, with the last inputs in registers.
 The plain PyTorch twin is `kernels.causal_conv`.
 
-Shapes: as in `triton_scan`.
+Shapes: as in `scan`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Autograd would copy the gradients of gate, convolution and dt into one tensor of
 each is written to its place. Kept between the passes: the projection, what the scan read, the states between chunks.
 The plain PyTorch twin is `models.mamba2.Mamba2Mixer._mix`.
 
-Shapes: as in `triton_scan`.
+Shapes: as in `scan`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicit_llm.kernels.triton_scan import gated_scan_for_gradient
-from implicit_llm.kernels.triton_scan_backward import ScanPass, gated_scan_gradient
-from implicit_llm.kernels.triton_scan_inputs import MixerInputs, Sizes, convolution_gradient, mixer_inputs
+from implicit_llm.kernels.triton.scan import gated_scan_for_gradient
+from implicit_llm.kernels.triton.scan_backward import ScanPass, gated_scan_gradient
+from implicit_llm.kernels.triton.scan_inputs import MixerInputs, Sizes, convolution_gradient, mixer_inputs
 
 
 def gated_mix(
     projected_BLE: Tensor, convolution: tuple[Tensor, Tensor], per_head: tuple[Tensor, Tensor, Tensor], sizes: Sizes
 ) -> Tensor:
-    """silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I): as `triton_scan.gated_scan`, from an empty state."""
+    """silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I): as `scan.gated_scan`, from an empty state."""
     return _GatedMix.apply(projected_BLE.contiguous(), *convolution, *per_head, sizes)
 
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from implicit_llm.kernels.attention import seen_in_room
-from implicit_llm.models.capture import Recorder, autocast_dtype
-from implicit_llm.models.projection import modules_below
+from implicit_llm.models.cuda_graphs.capture import Recorder, autocast_dtype
+from implicit_llm.models.layers import modules_below
 from implicit_llm.models.stack import Prefix, StackInput
 from implicit_llm.solver.best import Best
 from implicit_llm.solver.passes import Search

@@ -1,6 +1,6 @@
 """Loss and gradients of a training pass on a GPU, forward and backward replayed as one CUDA graph.
 
-The solver's part of a free pass depends on the data and comes before, from the graphs of block_graph.py; what is
+The solver's part of a free pass depends on the data and comes before, from the graphs of blocks.py; what is
 differentiated, from the embedding over unrolled or phantom steps to the gradients, is the same work in every step.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from implicit_llm.models import replayed_passes
-from implicit_llm.models.capture import Recorder, autocast_dtype
-from implicit_llm.models.stack_map import StackMap
+from implicit_llm.models.cuda_graphs import passes
+from implicit_llm.models.cuda_graphs.capture import Recorder, autocast_dtype
+from implicit_llm.models.stack import StackMap
 from implicit_llm.solver.passes import free_stats, phantom_steps, unrolled_pass
 from implicit_llm.solver.stats import SolverStats, unrolled_stats
 from implicit_llm_contracts.config.solver import SolverConfig
@@ -60,7 +60,7 @@ def can_replay_step(model: ImplicitForCausalLM, ids_BL: Tensor) -> bool:
     if solver is not None and solver.mode == "fixed_point":
         if solver.gradient == "implicit":  # its backward pass takes a number of products that depends on the data
             return False
-        return replayed_passes.can_replay_training(base, ids_BL)
+        return passes.can_replay_training(base, ids_BL)
     return not base.calls_modules() and not torch.cuda.is_current_stream_capturing()
 
 
@@ -111,7 +111,7 @@ class StepGraph:
         if self._mask_graph is not None:
             self._mask_graph.replay()
         embedding_BLD = base.get_input_embeddings()(self._ids)
-        z_BLD, blocks = replayed_passes.training_solve(base, embedding_BLD, self._masks)
+        z_BLD, blocks = passes.training_solve(base, embedding_BLD, self._masks)
         self._z.copy_(z_BLD)
         return free_stats(blocks, self.setting.solver, positions=False)
 

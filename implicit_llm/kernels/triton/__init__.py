@@ -1,0 +1,1 @@
+"""The kernels of the `triton` backend. Imported only where they run."""

@@ -1,0 +1,55 @@
+"""The models under Hugging Face's Auto classes, and the named configurations that ship with the library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model
+from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM
+from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.lstm import LstmConfig, LstmForCausalLM
+from implicit_llm_contracts.hints import nearest
+
+CONFIGS = Path(__file__).parent.parent / "configs"  # a directory for each configuration
+FAMILIES = (
+    (ImplicitMamba2Config, ImplicitMamba2Model, ImplicitMamba2ForCausalLM),
+    (ImplicitLlama3Config, ImplicitLlama3Model, ImplicitLlama3ForCausalLM),
+)
+
+
+def register_implicit_causal_lm() -> None:
+    """Register implicit_mamba2, implicit_llama3 and the baseline lstm with the Auto classes; idempotent."""
+    for config_class, model_class, causal_lm_class in FAMILIES:
+        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        AutoModel.register(config_class, model_class, exist_ok=True)
+        AutoModelForCausalLM.register(config_class, causal_lm_class, exist_ok=True)
+    AutoConfig.register(LstmConfig.model_type, LstmConfig, exist_ok=True)
+    AutoModelForCausalLM.register(LstmConfig, LstmForCausalLM, exist_ok=True)
+
+
+def list_configs() -> list[str]:
+    """Names that `load_config` knows, for example "mamba2-130m-implicit"."""
+    return sorted(path.parent.name for path in CONFIGS.glob("*/config.json"))
+
+
+def load_config(name: str, **overrides: Any) -> ImplicitConfig:
+    """The configuration of that name, with fields replaced by `overrides`.
+
+    Raises: ModelConfigError for a name or a field that does not exist, naming the nearest one that does.
+    """
+    if name not in list_configs():
+        hint = nearest(name, list_configs(), "implicit_llm.list_configs() names them all")
+        raise ModelConfigError(f"no configuration is called {name!r}; {hint}")
+    directory = CONFIGS / name
+    known = json.loads((directory / "config.json").read_text())
+    config = AutoConfig.from_pretrained(directory)
+    for key in overrides:
+        if key not in known and not hasattr(config, key):
+            hint = nearest(key, config.to_dict(), f"its fields are {', '.join(sorted(known))}")
+            raise ModelConfigError(f"{key}: {name} has no such field; {hint}")
+    return type(config)(**{**known, **overrides})

@@ -1,0 +1,1 @@
+"""Models that start from the weights of other packages."""
