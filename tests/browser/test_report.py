@@ -21,7 +21,7 @@ WORDS = (
     SampleRun("a5-explicit", "A5", False, 0.2, (0.2, 0.5), steps=200),
 )
 PIECE_PX = 1500
-HOLE = "evaluate:a5-explicit-s1/explicit/word-problem"
+LACKED = "evaluate:a5-explicit-s1/explicit/word-problem"
 # Elements that stick out on the right without a frame that scrolls, by their first words.
 OVERFLOWING = """
 const width = document.documentElement.clientWidth;
@@ -52,9 +52,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     roles = make_runs(folder / "results", WORDS)
     roles |= make_language_runs(folder / "results", family("mamba2", "implicit_mamba2", seeds=(0,)))
     roles |= make_babi_runs(folder / "results", seeds=(0,))
-    hole = {"job": HOLE.replace(":", "/"), "role": HOLE, "state": "failed", "why": "a word " * 30}
-    hole |= {"command": "snakemake --configfile x.yaml results/demo/" + HOLE.replace(":", "/") + "/manifest.json"}
-    context = make_context(folder / "made", roles, {"experiment": "miniature", "holes": [hole]})
+    item = {"job": LACKED.replace(":", "/"), "role": LACKED, "state": "failed", "why": "a word " * 30}
+    item |= {"command": "snakemake --configfile x.yaml results/demo/" + LACKED.replace(":", "/") + "/manifest.json"}
+    context = make_context(folder / "made", roles, {"experiment": "miniature", "missing": [item]})
     stage.run(context)
     return context.work / "declared"
 

@@ -37,15 +37,15 @@ def test_a_figure_is_made_by_its_name_and_from_its_own_jobs(project: Project) ->
     assert project.planned("figure_3") == both  # nothing of the explicit run
 
 
-def test_a_figure_with_holes_is_made_from_what_is_there(project: Project) -> None:
+def test_a_figure_with_missing_results_is_made_from_what_is_there(project: Project) -> None:
     with_excerpts(project)
     shutil.rmtree(project.results / "evaluate" / "implicit-s0")
     said = project.command("implicit-llm", "report", "--config", "tiny.yaml", "--only", "figure_3", code=2)
     assert "evaluate/implicit-s0/free/word-problem" in said
     assert "explicit" not in said
-    project.command("implicit-llm", "report", "--config", "tiny.yaml", "--only", "figure_3", "--holes")
-    made = json.loads((project.results / "excerpt" / "figure_3-with-holes" / "manifest.json").read_text())
-    assert [hole["job"] for hole in made["summary"]["holes"]] == ["evaluate/implicit-s0/free/word-problem"]
+    project.command("implicit-llm", "report", "--config", "tiny.yaml", "--only", "figure_3", "--missing")
+    made = json.loads((project.results / "excerpt" / "figure_3-with-missing" / "manifest.json").read_text())
+    assert [item["job"] for item in made["summary"]["missing"]] == ["evaluate/implicit-s0/free/word-problem"]
     assert "is no figure or table of the experiment; " in project.command(
         "implicit-llm", "report", "--config", "tiny.yaml", "--only", "train/implicit-s0/free", code=2
     )

@@ -82,7 +82,7 @@ def make_context(folder: Path, roles: Mapping[str, Path], config: Mapping[str, A
     work.mkdir(parents=True, exist_ok=True)
     inputs = {role: Input(path, Manifest.read(path / "manifest.json")) for role, path in roles.items()}
     config = dict(config or {"experiment": "demo"})
-    config = jobs_of(inputs, [hole["role"] for hole in config.get("holes", ())]) | config
+    config = jobs_of(inputs, [item["role"] for item in config.get("missing", ())]) | config
     return StageContext(
         stage="report",
         name="report",

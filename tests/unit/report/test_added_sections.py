@@ -215,7 +215,7 @@ def test_a_depth_whose_evaluation_is_missing_shows_as_missing(tmp_path: Path) ->
 def test_figures_and_tables_are_there_when_all_their_evaluations_are_missing(tmp_path: Path) -> None:
     roles = make_runs(tmp_path / "results", RUNS[1:2])
     lost = {"role": "evaluate:x", "state": "failed", "why": "it failed", "command": "snakemake x", "is_implicit": True}
-    holes = [
+    missing = [
         lost | {"job": "evaluate/s5-implicit-s0/free/jacobian", "config": {"kind": "jacobian"}},
         lost
         | {
@@ -223,7 +223,7 @@ def test_figures_and_tables_are_there_when_all_their_evaluations_are_missing(tmp
             "config": {"kind": "word_problem", "sweep": {"eval_tol": [0.5]}},
         },
     ]
-    context = make_context(tmp_path / "report", roles, {"experiment": "demo", "holes": holes})
+    context = make_context(tmp_path / "report", roles, {"experiment": "demo", "missing": missing})
     stage.run(context)
     declared = context.work / "declared"
     for name in ("jacobian", "test-time-tolerance"):

@@ -45,10 +45,10 @@ def test_every_number_of_every_file_is_a_row_with_what_it_is_of(tmp_path: Path) 
 def test_a_missing_result_is_a_row_with_its_reason_and_no_value(tmp_path: Path) -> None:
     roles = make_runs(tmp_path / "words", WORDS)
     config = {"kind": "word_problem", "modes": [{"name": mode} for mode in MODES]}
-    hole = {"job": "x", "role": LOST, "state": "failed", "why": "out of memory", "command": "y", "is_implicit": True}
-    hole |= {"config": config, "data": {"a5-test-L16-h0.2": {"group": "A5", "monoid": "none", "length": 16}}}
+    item = {"job": "x", "role": LOST, "state": "failed", "why": "out of memory", "command": "y", "is_implicit": True}
+    item |= {"config": config, "data": {"a5-test-L16-h0.2": {"group": "A5", "monoid": "none", "length": 16}}}
     del roles[LOST]
-    context = make_context(tmp_path / "report", roles, {"experiment": "demo", "holes": [hole]})
+    context = make_context(tmp_path / "report", roles, {"experiment": "demo", "missing": [item]})
     frame = load_inputs(context.inputs, config_of(context)).frame
     missing = frame[frame["origin"] == "missing"]
     assert set(missing["mode"]) == set(MODES)

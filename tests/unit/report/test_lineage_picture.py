@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from implicit_llm_report.config import Hole
+from implicit_llm_report.config import MissingResult
 from implicit_llm_report.inputs import load_inputs
 from implicit_llm_report.lineage import WIDTH_PX, lineage_jobs, lineage_svg
 from tests.unit.report.sample_runs import SampleRun, config_of, finish, make_context, make_runs
@@ -25,9 +25,13 @@ def runs(number: int, seeds: int) -> tuple[SampleRun, ...]:
     )
 
 
-def picture(folder: Path, number: int, seeds: int, *, is_page: bool = False, holes: tuple[Hole, ...] = ()) -> str:
+def picture(
+    folder: Path, number: int, seeds: int, *, is_page: bool = False, missing: tuple[MissingResult, ...] = ()
+) -> str:
     roles = make_runs(folder / "results", runs(number, seeds))
-    context = make_context(folder / "report", roles, {"experiment": "demo", "holes": [asdict(hole) for hole in holes]})
+    context = make_context(
+        folder / "report", roles, {"experiment": "demo", "missing": [asdict(item) for item in missing]}
+    )
     inputs = load_inputs(context.inputs, config_of(context))
     return lineage_svg(lineage_jobs(inputs, config_of(context)), "0" * 8, is_page=is_page)
 
@@ -77,10 +81,10 @@ def test_data_sets_beside_the_inputs_are_named_and_others_keep_their_fingerprint
 
 
 def test_missing_jobs_are_shown_as_missing(tmp_path: Path) -> None:
-    hole = Hole(
+    item = MissingResult(
         "evaluate/run0-implicit-s1/free/word-problem", "evaluate:run0-implicit-s1/free/word-problem", "failed", "", ""
     )
-    lines = texts(picture(tmp_path, 1, 1, holes=(hole,)))
+    lines = texts(picture(tmp_path, 1, 1, missing=(item,)))
     assert lines[lines.index("word-problem (free), seed 1") + 1] == "failed"
 
 

@@ -46,7 +46,7 @@ def test_an_input_of_another_fingerprint_stops_the_report(tmp_path: Path, roles:
     assert f"wanted is {'f' * 16}" in message
     command = "snakemake --configfile workflow/config/demo.yaml --profile profiles/local"
     assert f"{command} {roles[stale]}/manifest.json" in message
-    assert "implicit-llm report --config demo --holes" in message
+    assert "implicit-llm report --config demo --missing" in message
     assert not (tmp_path / "report" / "index.html").exists()
 
 

@@ -38,7 +38,7 @@ class MinimumLayersConfig:
 
 
 @dataclass(frozen=True)
-class Hole:
+class MissingResult:
     """A result that is not fresh: `state` missing, stale or failed, `command` makes it.
 
     `config` and `data` (by role) are those of an evaluation; `is_implicit` None: not known before it is there.
@@ -83,7 +83,7 @@ class ReportConfig:
 
     `headline_mode` is the evaluation mode that speaks for an implicit model; None takes blockwise, sequential,
     simultaneous or published, the first that was run.
-    `jobs` says by role what each input and each hole is, `data` what each data set is by its name.
+    `jobs` says by role what each input and each missing result is, `data` what each data set is by its name.
     """
 
     experiment: str
@@ -91,7 +91,7 @@ class ReportConfig:
     data: Mapping[str, DataPart] = field(default_factory=dict)
     title: str | None = None
     headline_mode: str | None = None
-    holes: tuple[Hole, ...] = ()  # the results that it does without
+    missing: tuple[MissingResult, ...] = ()  # the results that it does without
     minimum_layers: MinimumLayersConfig | None = None
     figures: tuple[str, ...] | None = None  # those that are made, by name; None for all
     tables: tuple[str, ...] | None = None

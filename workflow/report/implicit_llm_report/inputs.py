@@ -18,7 +18,7 @@ from implicit_llm_contracts.hints import natural
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.manifest import FILE_NAME, FileRecord, Manifest, ManifestError
 from implicit_llm_contracts.runs.stage_context import Input
-from implicit_llm_report.config import DataPart, Hole, Job, ReportConfig, ReportError
+from implicit_llm_report.config import DataPart, Job, MissingResult, ReportConfig, ReportError
 from implicit_llm_report.frame import frame_of
 from implicit_llm_report.training_runs import Phase, Solver, TrainingRun
 
@@ -58,27 +58,27 @@ Records = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def missing_records(config: ReportConfig, known: Records) -> Iterator[tuple[str, Record]]:
-    """(kind, record) for each number of accuracy or perplexity that the holes would have given: without the number.
+    """(kind, record) for each accuracy or perplexity that a missing result would have given: without the number.
 
     Sweeps are left out, as they are from the tables and figures that these go to. `known`: the records that are there.
     """
-    for hole in config.holes:
-        job, kind = config.jobs[hole.role], str(hole.config.get("kind"))
-        if job.evaluation is None or kind not in _RECORDS_OF or hole.config.get("sweep"):
+    for item in config.missing:
+        job, kind = config.jobs[item.role], str(item.config.get("kind"))
+        if job.evaluation is None or kind not in _RECORDS_OF or item.config.get("sweep"):
             continue
-        about: Record = {"role": hole.role, "run": job.run, "phase": job.phase, "kind": kind, "seed": job.seed}
-        about |= {"source": {} if job.phase == CHECKPOINT_PHASE else None, "is_implicit": bool(hole.is_implicit)}
+        about: Record = {"role": item.role, "run": job.run, "phase": job.phase, "kind": kind, "seed": job.seed}
+        about |= {"source": {} if job.phase == CHECKPOINT_PHASE else None, "is_implicit": bool(item.is_implicit)}
         about |= _shared(known, OF_RUN, {"run": job.run})
         about |= _shared(known, OF_PHASE, {"run": job.run, "phase": job.phase})
-        for role, data in hole.data.items():
-            for record in _RECORDS_OF[kind](hole.config, data):
+        for role, data in item.data.items():
+            for record in _RECORDS_OF[kind](item.config, data):
                 of_data = _shared(known, OF_DATA, {"data": role, "length": record["length"]})
-                for mode in _modes(hole):
+                for mode in _modes(item):
                     yield kind, {**about, **of_data, "data": role, "mode": mode, **record}
 
 
-def _modes(hole: Hole) -> list[str]:
-    return [mode["name"] for mode in hole.config.get("modes", ())] if hole.is_implicit else [PARALLEL]
+def _modes(item: MissingResult) -> list[str]:
+    return [mode["name"] for mode in item.config.get("modes", ())] if item.is_implicit else [PARALLEL]
 
 
 def _word_problem(config: Mapping[str, Any], data: Mapping[str, Any]) -> list[Record]:
@@ -149,8 +149,8 @@ class ReportInputs:
 
 
 def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> ReportInputs:
-    """Read every input; what holes would have given is there without numbers. Raises: ReportError naming the file."""
-    unknown = sorted({*inputs, *(hole.role for hole in config.holes)} - set(config.jobs))
+    """Read every input; missing results become rows without numbers. Raises: ReportError naming the file."""
+    unknown = sorted({*inputs, *(item.role for item in config.missing)} - set(config.jobs))
     if unknown:
         raise ReportError(f"input {unknown[0]}: the report's `jobs` do not say what it is; plan the workflow again")
     sources = {role: _source(role, inputs[role], config.jobs[role]) for role in sorted(inputs)}
@@ -172,7 +172,7 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> ReportInpu
         sources=sources,
         records=records,
         data=_data(sources, inputs),
-        frame=frame_of(records, {hole.role: hole.why for hole in config.holes}, config.headline_mode),
+        frame=frame_of(records, {item.role: item.why for item in config.missing}, config.headline_mode),
     )
 
 

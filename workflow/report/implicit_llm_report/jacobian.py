@@ -119,7 +119,7 @@ def _runs(is_in: np.ndarray) -> Iterator[tuple[int, int, int]]:
 def jacobian_section(given: SectionInputs) -> Section | None:
     """How the state before a token moves the state after it."""
     rows = jacobian_rows(given.inputs.frame)
-    if not rows and not any(hole.config.get("kind") == "jacobian" for hole in given.config.holes):
+    if not rows and not any(item.config.get("kind") == "jacobian" for item in given.config.missing):
         return None
     files = {NAME: {"csv": csv_of(map(_csv_row, rows)), "tex": _latex(rows)}}
     return Section(NAME, "sections/jacobian.html.j2", rows, [_figure(rows)], files)

@@ -2,7 +2,7 @@ r"""The report's numbers for a manuscript: \result{kind/run/phase/data/mode/leng
 
 A key is made of the record's own words; `.low` and `.high` after it are the range over seeds, `.seeds` their number. A
 number that could not be measured is \resultmissing, and so is, with a warning, one that the report does not have: it is
-never a zero, and a manuscript that asks for it still compiles and shows the hole.
+never a zero, and a manuscript that asks for it still compiles and shows that it is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from implicit_llm_report.claims import Judgement
-from implicit_llm_report.config import Hole
+from implicit_llm_report.config import MissingResult
 from implicit_llm_report.frame import COSTS, METRICS, Group, groups
 from implicit_llm_report.inputs import Source
 from implicit_llm_report.results import Spread
@@ -36,12 +36,12 @@ def latex_numbers(
     frame: pd.DataFrame,
     sources: Mapping[str, Source],
     judgements: Sequence[Judgement],
-    holes: Sequence[Hole] = (),
+    missing: Sequence[MissingResult] = (),
 ) -> str:
     """The file as text: a definition a number, with the runs that it comes from in a comment."""
     lines = [HEAD.format(experiment=experiment)]
-    for hole in holes:
-        lines.append(f"% lacks {hole.job} ({hole.state}); made by: {hole.command}")
+    for item in missing:
+        lines.append(f"% lacks {item.job} ({item.state}); made by: {item.command}")
     for group in groups(frame, PLACES):
         known = ((role, sources.get(role)) for role in group.roles)
         lines.append("% " + "; ".join(f"{role} {at.fingerprint[:16] if at else 'missing'}" for role, at in known))

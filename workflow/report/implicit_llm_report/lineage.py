@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from xml.sax.saxutils import escape
 
 from implicit_llm_report import style
-from implicit_llm_report.config import DataPart, Hole, ReportConfig
+from implicit_llm_report.config import DataPart, MissingResult, ReportConfig
 from implicit_llm_report.config import Job as Known
 from implicit_llm_report.inputs import CHECKPOINT, EVALUATE, TRAIN, ReportInputs, Source
 
@@ -87,7 +87,9 @@ class LineageJobs:
 def lineage_jobs(inputs: ReportInputs, config: ReportConfig) -> LineageJobs:
     """The jobs behind a report, arranged."""
     jobs = [_job(source) for source in sorted(inputs.sources.values(), key=_order)]
-    jobs += [_hole(hole, config.jobs[hole.role]) for hole in config.holes if hole.role not in inputs.sources]
+    jobs += [
+        _missing_result(item, config.jobs[item.role]) for item in config.missing if item.role not in inputs.sources
+    ]
     groups = _data_groups(inputs, config.data)
     data_of = {source.job.run: group for source in inputs.sources.values() for group in _groups_of(source, groups)}
     num_jobs = len(jobs) + len({item for lines in groups.values() for item in lines})
@@ -124,8 +126,8 @@ def _job(source: Source) -> Job:
     )
 
 
-def _hole(hole: Hole, known: Known) -> Job:
-    return Job(hole.role, known.run, _part(known), _seed(known), state=hole.state, is_explicit=known.solver is None)
+def _missing_result(item: MissingResult, known: Known) -> Job:
+    return Job(item.role, known.run, _part(known), _seed(known), state=item.state, is_explicit=known.solver is None)
 
 
 def _seed(known: Known) -> str:

@@ -36,7 +36,7 @@ MAX_SHOWN = 6  # runs that one tooltip names
 
 
 def origin_linker(sources: Mapping[str, Source]) -> Callable[[object, Iterable[str]], Markup]:
-    """A filter for templates: a number as a link to its run; text without a run behind it (a hole) stays as it is."""
+    """A filter for templates: a number as a link to its run; text without a run behind it stays as it is."""
 
     def linked(text: object, roles: Iterable[str]) -> Markup:
         known = [sources[role] for role in dict.fromkeys(roles) if role in sources]

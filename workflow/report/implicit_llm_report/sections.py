@@ -30,18 +30,18 @@ from implicit_llm_report.training_figures import solver_health, spectral_radius_
 from implicit_llm_report.training_runs import FLOPS, TOKENS
 from implicit_llm_report.word_problems import accuracy_section, of_lengths
 
-HOLES = "holes"
+MISSING = "missing"
 
 
-def holes_section(given: SectionInputs) -> Section | None:
+def missing_section(given: SectionInputs) -> Section | None:
     """A row for each; None for a report that has all its results."""
-    holes = given.config.holes
-    if not holes:
+    missing = given.config.missing
+    if not missing:
         return None
-    rows = [{"result": h.job, "state": h.state, "why": h.why, "made by": h.command} for h in holes]
+    rows = [{"result": h.job, "state": h.state, "why": h.why, "made by": h.command} for h in missing]
     head = ["result", "state", "why"]
     tex = latex_of("Missing results", head, [[escape(row[name]) for name in head] for row in rows], "lll")
-    return Section(HOLES, "sections/holes.html.j2", holes, files={HOLES: {"csv": csv_of(rows), "tex": tex}})
+    return Section(MISSING, "sections/missing.html.j2", missing, files={MISSING: {"csv": csv_of(rows), "tex": tex}})
 
 
 def perplexity_section(given: SectionInputs) -> Section | None:
@@ -88,7 +88,7 @@ def training_section(given: SectionInputs) -> Section | None:
 
 # In the order of the page.
 BUILDERS: tuple[Callable[[SectionInputs], Section | None], ...] = (
-    holes_section,
+    missing_section,
     accuracy_section,
     minimum_layers_section,
     perplexity_section,
@@ -113,7 +113,7 @@ def build_sections(given: SectionInputs) -> dict[str, Section]:
 def _asked(section: Section, given: SectionInputs) -> Section | None:
     """The section with the figures and tables that the configuration names; None where nothing is left."""
     config = given.config
-    if config.is_whole or section.name == HOLES:
+    if config.is_whole or section.name == MISSING:
         return section
     figures = [f for f in section.figures if f is not None and (config.figures is None or f.name in config.figures)]
     files = {name: forms for name, forms in section.files.items() if config.tables is None or name in config.tables}

@@ -80,7 +80,7 @@ def _write(folder: Path, content: PageContent) -> list[Path]:
         content.inputs.frame,
         content.inputs.sources,
         content.judgements,
-        content.config.holes,
+        content.config.missing,
     )
     texts["lineage.svg"] = lineage_svg(content.lineage, content.fingerprint[:SHORT], is_page=False)
     for table, forms in content.files.items():

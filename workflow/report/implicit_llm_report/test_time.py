@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from implicit_llm_contracts.hints import natural
 from implicit_llm_report.axes import tell_if_empty, ticks_at
 from implicit_llm_report.charts import Chart, Line, chart_figure
-from implicit_llm_report.config import Hole
+from implicit_llm_report.config import MissingResult
 from implicit_llm_report.frame import COSTS, Group, groups, roles_of
 from implicit_llm_report.model_groups import ModelGroup
 from implicit_llm_report.section import Section, SectionInputs
@@ -131,7 +131,7 @@ def _references(rows: pd.DataFrame) -> dict[str, Group]:
 def test_time_section(given: SectionInputs) -> Section | None:
     """What trained models do with fewer or more iterations than they were trained with."""
     panels = swept_panels(given.inputs.frame, given.perplexities.groups)
-    lost = {key for hole in given.config.holes if hole.config.get("kind") in MEASURES for key in _swept(hole)}
+    lost = {key for item in given.config.missing if item.config.get("kind") in MEASURES for key in _swept(item)}
     keys = [key for key in FIGURES if key in lost or any(panel.key == key for panel in panels)]
     if not keys:
         return None
@@ -141,9 +141,9 @@ def test_time_section(given: SectionInputs) -> Section | None:
     return Section("test-time", "sections/test-time.html.j2", panels, figures, files)
 
 
-def _swept(hole: Hole) -> set[str]:
+def _swept(item: MissingResult) -> set[str]:
     """The settings that a result that is missing would have swept."""
-    return set(hole.config.get("sweep") or ()) if hole.is_implicit else set()
+    return set(item.config.get("sweep") or ()) if item.is_implicit else set()
 
 
 def _figure(key: str, panels: Sequence[SweptPanel]) -> Figure:

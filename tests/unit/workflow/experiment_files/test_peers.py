@@ -11,7 +11,7 @@ from implicit_llm_contracts.runs.fetched_files import HubFiles
 from implicit_llm_workflow.file_digests import FileDigests, safe_digests
 from implicit_llm_workflow.planning.report_outputs import report_tables
 from implicit_llm_workflow.prefetching.needs import HubCheckpoint, needs_of
-from implicit_llm_workflow.results.holes import find_holes
+from implicit_llm_workflow.results.missing import find_missing
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.tiny_jobs import finish
 
@@ -89,7 +89,7 @@ def test_a_peer_is_not_called_as_a_trained_model(language: ExperimentFile) -> No
         with_peer(language, "\npeers:\n  flat-s0: {data: text, checkpoint: {path: x}}\n").load()
 
 
-def test_holes_say_what_is_in_the_way_and_what_makes_them(language: ExperimentFile) -> None:
+def test_missing_results_say_what_is_in_the_way_and_what_makes_them(language: ExperimentFile) -> None:
     plan = with_peer(language).plan()
     finish(plan)
     for key in ("checkpoint/other", "evaluate/other/checkpoint/perplexity", "train/flat-s0/explicit"):
@@ -103,12 +103,12 @@ def test_holes_say_what_is_in_the_way_and_what_makes_them(language: ExperimentFi
         '{"kind": "event", "name": "stage_failed", "error": "CheckpointError: no such"}',
     ]
     (failed / "journal.jsonl").write_text("\n".join([*events, '{"torn']))
-    holes = {hole.job: hole for hole in find_holes(plan, plan.nodes["report"])}
-    assert set(holes) == {"train/flat-s0/explicit", "checkpoint/other", "evaluate/other/checkpoint/perplexity"}
-    imported, evaluated = holes["checkpoint/other"], holes["evaluate/other/checkpoint/perplexity"]
+    missing = {item.job: item for item in find_missing(plan, plan.nodes["report"])}
+    assert set(missing) == {"train/flat-s0/explicit", "checkpoint/other", "evaluate/other/checkpoint/perplexity"}
+    imported, evaluated = missing["checkpoint/other"], missing["evaluate/other/checkpoint/perplexity"]
     assert (imported.state, imported.why) == ("failed", "CheckpointError: no such")
     assert (evaluated.state, evaluated.why) == ("missing", "checkpoint/other failed: CheckpointError: no such")
     assert evaluated.is_implicit is None
     assert evaluated.data["text-test"]["kind"] == "token_stream"
-    assert holes["train/flat-s0/explicit"].state == "missing"
+    assert missing["train/flat-s0/explicit"].state == "missing"
     assert evaluated.command.endswith(" results/language/evaluate/other/checkpoint/perplexity/manifest.json")

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from implicit_llm_workflow.node import Node
     from implicit_llm_workflow.planning.plan import Plan
-    from implicit_llm_workflow.results.holes import Hole
+    from implicit_llm_workflow.results.missing import MissingResult
 
-EXIT_HOLES = 2
+EXIT_MISSING = 2
 _STYLE = {"failed": "red", "stale": "yellow", "missing": "dim"}
 
 
@@ -32,8 +32,8 @@ def report(
         str | None,
         typer.Option(help="A figure or table of the paper instead of all, such as figure_1_right.", metavar="NAME"),
     ] = None,
-    holes: Annotated[
-        bool, options.flag("--holes", "Make the report from the fresh results, and name in it those that are not.")
+    missing: Annotated[
+        bool, options.flag("--missing", "Make the report from the fresh results, and name in it those that are not.")
     ] = False,
     numbers: Annotated[
         bool, options.flag("--numbers", "Print the main numbers that are there, and where report and MLflow are.")
@@ -46,14 +46,14 @@ def report(
     """Make the report of an experiment: one HTML page, its figures, and the verdict on every claim.
 
     With `--config` alone it says which of its results are missing, stale or failed, and what makes them (exit code 2 if
-    there are any). With `--holes` as well it makes the report without them, in a folder of its own.
+    there are any). With `--missing` as well it makes the report without them, in a folder of its own.
 
     **Example**
 
         implicit-llm report --config demo --numbers
-        implicit-llm report --config miniature --holes
+        implicit-llm report --config miniature --missing
         implicit-llm report --config paper --list
-        implicit-llm report --config paper --only figure_1_right --holes
+        implicit-llm report --config paper --only figure_1_right --missing
     """
     if run_dir is not None and identity is not None:
         _run(Job("report", run_dir, identity, inputs, log))
@@ -62,7 +62,7 @@ def report(
         raise OptionError("--run-dir and --identity: belong together; give both, or --config instead")
     from implicit_llm_contracts.hints import nearest
     from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
-    from implicit_llm_workflow.results.holes import find_holes, report_with_holes
+    from implicit_llm_workflow.results.missing import find_missing, report_with_missing
 
     plan = options.make_plan(config, results)
     if lists or as_json:
@@ -76,14 +76,14 @@ def report(
         hint = nearest(name, plan.experiment.excerpts, f"`implicit-llm report --list --config {config}` lists them")
         raise OptionError(f"--only {only}: is no figure or table of the experiment; {hint}")
     page = plan.find(name or "report")
-    found = find_holes(plan, page)
+    found = find_missing(plan, page)
     _show(found)
-    if not holes:
+    if not missing:
         _say_whether_there(plan, page, found)
         return
     if len(found) == len(page.upstream):
-        raise OptionError(f"--holes: no result is fresh; type: {plan.command_for([page])}")
-    wanted, inputs = report_with_holes(plan, page, found)
+        raise OptionError(f"--missing: no result is fresh; type: {plan.command_for([page])}")
+    wanted, inputs = report_with_missing(plan, page, found)
     folder = plan.run_dir(page).with_name(wanted.name)
     run_job(Job("report", folder, wanted.to_json(), inputs, log))
     options.wide_console().print(f"{len(found)} of {len(page.upstream)} results are not in it", soft_wrap=True)
@@ -143,27 +143,27 @@ def _print_numbers(plan: Plan) -> None:
         console.print(line)
 
 
-def _say_whether_there(plan: Plan, page: Node, found: Sequence[Hole]) -> None:
+def _say_whether_there(plan: Plan, page: Node, found: Sequence[MissingResult]) -> None:
     """Raises: Exit where the page is not there or stale."""
     if found or plan.statuses[page.key].state != "fresh":
-        more = ", or add --holes for a report without them" if found else ""
+        more = ", or add --missing for a report without them" if found else ""
         options.wide_console().print(f"the report is not there; type: {plan.command_for([page])}{more}", soft_wrap=True)
-        raise typer.Exit(EXIT_HOLES)
+        raise typer.Exit(EXIT_MISSING)
     options.wide_console().print(f"the report is there: {plan.run_dir(page) / 'index.html'}", soft_wrap=True)
 
 
-def _show(holes: Sequence[Hole]) -> None:
+def _show(missing: Sequence[MissingResult]) -> None:
     """A line for each, and the command that makes it."""
     from rich.markup import escape
     from rich.table import Table
 
     from implicit_llm_workflow.results.stale_numbers import number_words
 
-    if not holes:
+    if not missing:
         return
     table = Table("result", "numbers", "state", "why", "made by", box=None, pad_edge=False)
-    for hole in holes:
-        style = _STYLE[hole.state]
-        numbers = number_words(hole.job, hole.config.get("kind"))
-        table.add_row(hole.job, numbers, f"[{style}]{hole.state}[/{style}]", escape(hole.why), escape(hole.command))
+    for item in missing:
+        style = _STYLE[item.state]
+        numbers = number_words(item.job, item.config.get("kind"))
+        table.add_row(item.job, numbers, f"[{style}]{item.state}[/{style}]", escape(item.why), escape(item.command))
     options.wide_console().print(table)

@@ -71,7 +71,7 @@ def stale_error(found: list[StaleNumber], experiment: str) -> StaleNumbers:
     make = shlex.join(["snakemake", "--configfile", config, "--profile", LOCAL_PROFILE, *manifests])
     return StaleNumbers(
         f"{len(found)} stale number{'s' if len(found) > 1 else ''}: {listed}. Type `{remove} && {make}`, or "
-        f"`implicit-llm report --config {experiment} --holes` for a report without them"
+        f"`implicit-llm report --config {experiment} --missing` for a report without them"
     )
 
 

@@ -14,5 +14,5 @@ def run(context: StageContext) -> StageResult:
         (declared / name).write_text(f"{name}\n")
     for figure, entry in registry().figures.items():
         (declared / f"figures/{figure}.rst").write_text(entry.caption)
-    summary = {"num_inputs": len(context.inputs), "holes": context.config.get("holes")}
+    summary = {"num_inputs": len(context.inputs), "missing": context.config.get("missing")}
     return StageResult([declared / name for name in names], summary)

@@ -35,7 +35,7 @@ def manifest(project: Project, key: str) -> Path:
     return project.results / key / "manifest.json"
 
 
-def test_a_failing_evaluation_leaves_the_others_and_a_report_with_holes(project: Project) -> None:
+def test_a_failing_evaluation_leaves_the_others_and_a_report_with_missing_results(project: Project) -> None:
     failing = FailingProject(project.dir, project.library, project.name)
     failing.edit(failing.config, "eval_block_len: 4", "eval_block_len: 2")
     failing.snakemake("--keep-going", code=1)
@@ -48,9 +48,9 @@ def test_a_failing_evaluation_leaves_the_others_and_a_report_with_holes(project:
     assert f"results/tiny/evaluate/{FAILING}/manifest.json" in said
     assert "explicit-s0" not in said
 
-    failing.command("implicit-llm", "report", "--config", "tiny.yaml", "--holes")
-    made = json.loads(manifest(failing, "report-with-holes").read_text())
-    ((lacking,), num_inputs) = made["summary"]["holes"], made["summary"]["num_inputs"]
+    failing.command("implicit-llm", "report", "--config", "tiny.yaml", "--missing")
+    made = json.loads(manifest(failing, "report-with-missing").read_text())
+    ((lacking,), num_inputs) = made["summary"]["missing"], made["summary"]["num_inputs"]
     assert (lacking["job"], lacking["state"]) == (f"evaluate/{FAILING}", "failed")
     assert lacking["config"]["kind"] == "word_problem"
     assert lacking["data"]["s3-test-L16-h0.5"]["length"] == 16
@@ -78,7 +78,7 @@ def test_a_peer_is_imported_and_evaluated_and_other_content_is_another_peer(proj
 
 
 @pytest.mark.slow
-def test_a_peer_that_does_not_know_the_tokens_is_a_hole_in_the_real_report(tmp_path: Path) -> None:
+def test_a_peer_that_does_not_know_the_tokens_is_missing_in_the_real_report(tmp_path: Path) -> None:
     project = make_real_project(tmp_path)
     save_foreign("gpt_neox", project.dir / "models" / "other")
     config = json.loads((project.dir / "models" / "other" / "config.json").read_text())
@@ -87,9 +87,9 @@ def test_a_peer_that_does_not_know_the_tokens_is_a_hole_in_the_real_report(tmp_p
     small = PEER.partition("peers:")[2].replace("other", "small")
     project.config.write_text(project.config.read_text() + PEER + small)
     project.snakemake("--keep-going", code=1)
-    project.command("implicit-llm", "report", "--config", "tiny.yaml", "--holes")
-    page = (project.results / "report-with-holes" / "index.html").read_text()
+    project.command("implicit-llm", "report", "--config", "tiny.yaml", "--missing")
+    page = (project.results / "report-with-missing" / "index.html").read_text()
     assert "lacks" in page
     assert "the data has token 5 and the model knows 4" in page
-    peers = (project.results / "report-with-holes" / "tables" / "peers.csv").read_text()
+    peers = (project.results / "report-with-missing" / "tables" / "peers.csv").read_text()
     assert "models/other, sha256" in peers

@@ -47,21 +47,21 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return make_language_runs(tmp_path_factory.mktemp("text"), family("mamba2", "implicit_mamba2", seeds=(0,))[:1])
 
 
-def make_report(folder: Path, roles: dict[str, Path], holes: Sequence[dict[str, Any]] = ()) -> Path:
-    context = make_context(folder / "report", roles, {"experiment": "miniature", "holes": list(holes)})
+def make_report(folder: Path, roles: dict[str, Path], missing: Sequence[dict[str, Any]] = ()) -> Path:
+    context = make_context(folder / "report", roles, {"experiment": "miniature", "missing": list(missing)})
     stage.run(context)
     return context.work / "declared"
 
 
-def hole(role: str, **about: Any) -> dict[str, Any]:
+def missing_result(role: str, **about: Any) -> dict[str, Any]:
     command = f"snakemake results/{role.replace(':', '/')}/manifest.json"
     why = "EvaluationOutOfMemory: no <room>"
     return {"job": role.replace(":", "/", 1), "role": role, "state": "failed", "why": why, "command": command, **about}
 
 
-def word_problem_hole(role: str, *, is_implicit: bool) -> dict[str, Any]:
+def missing_evaluation(role: str, *, is_implicit: bool) -> dict[str, Any]:
     config = {"kind": "word_problem", "modes": [{"name": mode, "eval_mode": "simultaneous"} for mode in MODES]}
-    return hole(role, config=config, data=DATA, is_implicit=is_implicit)
+    return missing_result(role, config=config, data=DATA, is_implicit=is_implicit)
 
 
 def rows_of(declared: Path, table: str) -> list[dict[str, str]]:
@@ -73,7 +73,7 @@ def test_a_missing_seed_is_counted_as_missing_and_the_other_stays(tmp_path: Path
     declared = make_report(
         tmp_path,
         {role: path for role, path in words.items() if role != lacking},
-        [word_problem_hole(lacking, is_implicit=True)],
+        [missing_evaluation(lacking, is_implicit=True)],
     )
     mine = [row for row in rows_of(declared, "accuracy") if row["run"] == "a5-implicit"]
     assert {(row["mode"], row["length"]) for row in mine} == {
@@ -83,7 +83,7 @@ def test_a_missing_seed_is_counted_as_missing_and_the_other_stays(tmp_path: Path
     page = (declared / "index.html").read_text()
     assert "2 seeds, 1 missing" in page
     assert Page(page).open == []
-    assert "This report has holes" in page
+    assert "Missing from this report" in page
     assert "EvaluationOutOfMemory: no &lt;room&gt;" in page
     assert "snakemake results/evaluate/a5-implicit-s1/free/word-problem/manifest.json" in page
 
@@ -93,7 +93,7 @@ def test_an_evaluation_that_is_missing_for_all_seeds_keeps_its_rows(tmp_path: Pa
     declared = make_report(
         tmp_path,
         {role: path for role, path in words.items() if role != lacking},
-        [word_problem_hole(lacking, is_implicit=False)],
+        [missing_evaluation(lacking, is_implicit=False)],
     )
     mine = [row for row in rows_of(declared, "accuracy") if row["run"] == "a5-explicit"]
     assert {(row["mode"], row["length"], row["accuracy_last10_mean"]) for row in mine} == {
@@ -101,7 +101,7 @@ def test_an_evaluation_that_is_missing_for_all_seeds_keeps_its_rows(tmp_path: Pa
         ("parallel", "64", ""),
     }
     assert "missing" in (declared / "tables" / "accuracy.tex").read_text()
-    (row,) = rows_of(declared, "holes")
+    (row,) = rows_of(declared, "missing")
     assert (row["result"], row["state"]) == ("evaluate/a5-explicit-s0/explicit/word-problem", "failed")
 
 
@@ -110,39 +110,39 @@ def test_missing_perplexities_and_answers_are_shown_as_missing(tmp_path: Path, l
     texts = [role for role in evaluations if role.endswith("/perplexity")]
     babi = [role for role in evaluations if "babi" in role]
     modes = [{"name": "blockwise", "eval_mode": "blockwise"}]
-    holes = [
-        hole(
+    missing = [
+        missing_result(
             texts[0],
             config={"kind": "perplexity", "modes": modes, "lengths": [128, 512]},
             data={"text-test": {"kind": "token_stream"}},
             is_implicit="explicit" not in texts[0],
         ),
-        hole(
+        missing_result(
             babi[0],
             config={"kind": "catbabi", "modes": modes},
             data={"babi-test": {"kind": "catbabi", "length": 200}},
             is_implicit="explicit" not in babi[0],
         ),
     ]
-    lacking = {item["role"] for item in holes}
-    declared = make_report(tmp_path, {role: path for role, path in language.items() if role not in lacking}, holes)
+    lacking = {item["role"] for item in missing}
+    declared = make_report(tmp_path, {role: path for role, path in language.items() if role not in lacking}, missing)
     page = (declared / "index.html").read_text()
     assert len(re.findall(r"1 missing", page)) >= 2
     assert json.loads((declared / "claims.json").read_text())["claims"]
 
 
-def test_a_report_of_nothing_but_holes_says_so(tmp_path: Path, words: dict[str, Path]) -> None:
+def test_a_report_without_any_result_says_so(tmp_path: Path, words: dict[str, Path]) -> None:
     one = {role: path for role, path in words.items() if role == "train:a5-explicit-s0/explicit"}
     declared = make_report(
-        tmp_path, one, [word_problem_hole("evaluate:a5-explicit-s0/explicit/word-problem", is_implicit=False)]
+        tmp_path, one, [missing_evaluation("evaluate:a5-explicit-s0/explicit/word-problem", is_implicit=False)]
     )
     assert "lacks" in (declared / "index.html").read_text()
 
 
-def test_a_whole_report_has_no_holes(tmp_path: Path, words: dict[str, Path]) -> None:
+def test_a_whole_report_lacks_nothing(tmp_path: Path, words: dict[str, Path]) -> None:
     declared = make_report(tmp_path, words)
-    assert not (declared / "tables" / "holes.csv").exists()
-    assert "This report has holes" not in (declared / "index.html").read_text()
+    assert not (declared / "tables" / "missing.csv").exists()
+    assert "Missing from this report" not in (declared / "index.html").read_text()
 
 
 SOURCE = {

@@ -16,11 +16,11 @@ from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.journals import JOURNAL, read_tail
 from implicit_llm_workflow.results.stale_numbers import changed_result
 
-WITH_HOLES = "-with-holes"
+WITH_MISSING = "-with-missing"
 
 
 @dataclass(frozen=True)
-class Hole:
+class MissingResult:
     """A result that is not fresh. `role`: what the report calls it; `state`: missing, stale or failed.
 
     Of an evaluation also its `config`, that of its data by role, and whether the model is implicit (None: not known):
@@ -37,24 +37,24 @@ class Hole:
     is_implicit: bool | None = None
 
 
-def find_holes(plan: Plan, page: Node) -> list[Hole]:
+def find_missing(plan: Plan, page: Node) -> list[MissingResult]:
     """What a report or an excerpt of it lacks, in the order of its inputs."""
     upstream = page.upstream
-    return [_hole(plan, role, plan.nodes[key]) for role, key in upstream.items() if _is_hole(plan, key)]
+    return [_missing_result(plan, role, plan.nodes[key]) for role, key in upstream.items() if _is_missing(plan, key)]
 
 
-def report_with_holes(plan: Plan, page: Node, holes: Sequence[Hole]) -> tuple[Identity, list[str]]:
+def report_with_missing(plan: Plan, page: Node, missing: Sequence[MissingResult]) -> tuple[Identity, list[str]]:
     """The identity of the page made of what is fresh, and its inputs as ROLE=DIR; it lies in a folder of its own."""
-    lacking = {hole.role for hole in holes}
+    lacking = {item.role for item in missing}
     there = {role: key for role, key in page.upstream.items() if role not in lacking}
-    config = {**page.config, "holes": [asdict(hole) for hole in holes]}
+    config = {**page.config, "missing": [asdict(item) for item in missing]}
     upstream = {role: plan.identities[key].fingerprint for role, key in there.items()}
     code = plan.code_of(job_code(page.stage, config))
-    identity = Identity(page.stage, f"{page.name}{WITH_HOLES}", config, code, upstream)
+    identity = Identity(page.stage, f"{page.name}{WITH_MISSING}", config, code, upstream)
     return identity, [f"{role}={plan.run_dir(plan.nodes[key])}" for role, key in there.items()]
 
 
-def _is_hole(plan: Plan, key: str) -> bool:
+def _is_missing(plan: Plan, key: str) -> bool:
     return plan.statuses[key].state != "fresh" or _changed(plan, plan.nodes[key]) is not None
 
 
@@ -63,7 +63,7 @@ def _changed(plan: Plan, node: Node) -> str | None:
     return changed_result(plan.run_dir(node)) if node.stage == "evaluate" else None
 
 
-def _hole(plan: Plan, role: str, node: Node) -> Hole:
+def _missing_result(plan: Plan, role: str, node: Node) -> MissingResult:
     status, failure = plan.statuses[node.key], _failure(plan, node)
     state: str = status.state
     why = status.why
@@ -79,13 +79,13 @@ def _hole(plan: Plan, role: str, node: Node) -> Hole:
         about = {"config": dict(node.config), "data": read, "is_implicit": _is_implicit(plan, node)}
     # A changed file is found by the job itself, which starts when its manifest is gone.
     remove = f"{shlex.join(['rm', '-f', plan.manifest(node)])} && " if status.state == "fresh" else ""
-    return Hole(node.key, role, state, why, remove + plan.command_for([node]), **about)
+    return MissingResult(node.key, role, state, why, remove + plan.command_for([node]), **about)
 
 
 def _waits_for(plan: Plan, node: Node) -> str | None:
     """The first job in the way of one that never ran: the one that failed, else the farthest back."""
     for key in node.upstream.values():
-        if _is_hole(plan, key):
+        if _is_missing(plan, key):
             before = plan.nodes[key]
             failure = _failure(plan, before)
             return f"{key} failed: {failure}" if failure else _waits_for(plan, before) or f"waits for {key}"
