@@ -42,12 +42,12 @@ def test_hours_of_training_are_those_of_the_estimate(
     def hours_of(keys: set[str]) -> dict[str, float]:
         hours: Counter[str] = Counter()
         for key in keys & jobs.keys():
-            hours[jobs[key]["card"]] += jobs[key]["gpu_hours"]
+            hours[jobs[key]["card"]] += jobs[key]["cost"]["hours"]
         return hours
 
     named = {name: hours_in(hours) for name, hours in ROW.findall(PAGE) if hours_in(hours)}
     assert len(named) > 10
     for name, hours in named.items():
         assert hours == pytest.approx(hours_of(training_behind(plan, f"excerpt/{name}")), rel=0.02), name
-    (whole,) = re.findall(r"everything together takes ([^;]*?), and about", PAGE)
+    (whole,) = re.findall(r"everything together takes ([^;]*?) of training", PAGE)
     assert hours_in(whole.replace("-hours", "")) == pytest.approx(hours_of(set(jobs)), rel=0.02)

@@ -21,37 +21,28 @@ def estimate(
     ] = None,
     as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
-    """Print what an experiment will take: FLOPs, GPU-hours on each card, memory of a GPU, disk, tokenisation.
+    """Estimate what an experiment takes: FLOPs, hours, memory of a GPU, disk, tokenisation.
 
-    The numbers come from the operations that the models need and from measured training steps; what is assumed is
-    marked.
+    A job that ran before, or another seed of it, counts with its time. Other hours come from measured training steps,
+    or else from FLOPs and an assumed share of the card's peak, which is marked. Evaluations have no estimate.
 
     **Example**
 
         implicit-llm estimate --config paper
         implicit-llm estimate --config h200 --hardware h200 --gpus 1 --json
     """
-    from implicit_llm_workflow.estimates import estimate_table
-    from implicit_llm_workflow.estimates.data_estimate import data_estimates, tokenisation_rate
-    from implicit_llm_workflow.estimates.estimate import Choice, TrainingEstimator
-    from implicit_llm_workflow.estimates.evaluation_estimate import evaluation_estimates
-    from implicit_llm_workflow.estimates.hardware import read_hardware
+    from implicit_llm_workflow.estimates import table
+    from implicit_llm_workflow.estimates.cost import CostModel
 
     plan = options.make_plan(config, results)
-    facts = read_hardware()
-    rate = tokenisation_rate(facts)
-    found = estimate_table.Estimate(
-        training=TrainingEstimator(plan, facts, Choice(hardware, gpus)).all(),
-        evaluation=evaluation_estimates(plan, facts),
-        data=data_estimates(plan, facts, rate),
-    )
+    costs = CostModel(plan, hardware, gpus)
+    training, data = table.training_estimates(plan, costs), table.data_estimates(plan, costs)
     if as_json:
-        values = {"experiment": plan.experiment.name, **estimate_table.as_json(found, facts, rate)}
-        options.print_json(values)
+        options.print_json({"experiment": plan.experiment.name, **table.as_json(training, data, costs)})
         return
     console = options.wide_console()
-    console.print(estimate_table.training_table(found.training, facts))
-    console.print(estimate_table.evaluation_table(found.evaluation, facts))
-    console.print(estimate_table.data_table(found.data))
-    for line in estimate_table.notes(found.training, facts, rate):
+    console.print(table.training_table(training))
+    if data:
+        console.print(table.data_table(data))
+    for line in table.notes(training, costs):
         console.print(line)

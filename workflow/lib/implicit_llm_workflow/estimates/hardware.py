@@ -1,49 +1,72 @@
-"""The facts that estimates rest on: cards, measured steps, corpora; from workflow/config/estimate/hardware.yaml."""
+"""The facts behind estimates: cards, measured training steps, corpora; from workflow/config/estimate/hardware.yaml."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.flops import max_evaluations, num_parameters, training_flops
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_workflow.experiment_files.library_configs import model_fields
 from implicit_llm_workflow.experiment_files.validation import validate
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
-from implicit_llm_workflow.project_dirs import CONFIG_DIR, PROJECT_DIR
+from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
 HARDWARE_FILE = CONFIG_DIR / "estimate" / "hardware.yaml"
+FEW_EVALUATIONS = 8  # up to here a step is like the measured (4+1), beyond it like the measured free phases
+SAME_SIZE = 0.1  # models of a family whose numbers of parameters differ by less have the same throughput
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU. `peak_tflops` by precision; `is_measured` is False where efficiency and overhead are assumptions."""
+    """A GPU. `peak_tflops` by precision; `utilisation`: share of the peak assumed where no step was measured."""
 
     name: str
     memory_gib: float
-    bandwidth_tb_s: float
     peak_tflops: Mapping[str, float]
-    matmul_efficiency: float
-    overhead_factor: float
-    is_measured: bool
+    utilisation: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Model FLOPs per second of one GPU, and where the number comes from."""
+
+    flops_per_s: float
+    basis: str
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A training step that was timed. `solver_iterations` are those without gradient, None for "as configured"."""
+    """A timed training step of a library configuration; `f_evaluations` of a token, those with gradient included."""
 
-    config: str
+    model: str
+    solver: Mapping[str, Any] | None
     card: str
     precision: str
     length: int
-    micro_batch: int
-    step_ms: float
-    solver: Mapping[str, Any] | None
-    solver_iterations: float | None
-    is_recomputed: bool
-    source: str
+    tokens_per_s: float
+    f_evaluations: float
+    commit: str
+    date: str
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        return model_fields(self.model, str(HARDWARE_FILE))
+
+    @property
+    def speed(self) -> Speed:
+        per_token = training_flops(self.fields, self.length, self.solver, self.f_evaluations)
+        return Speed(per_token * self.tokens_per_s, f"measured on {self.card}, commit {self.commit}")
+
+    def is_like(self, model: Mapping[str, Any], solver: Mapping[str, Any] | None) -> bool:
+        """Whether a job with this model and solver has the same family, size and phase."""
+        ratio = num_parameters(model) / num_parameters(self.fields)
+        is_same_family = model.get("model_type") == self.fields["model_type"]
+        return is_same_family and abs(ratio - 1) < SAME_SIZE and _phase(solver) == _phase(self.solver)
 
 
 @dataclass(frozen=True)
@@ -51,18 +74,17 @@ class Corpus:
     """A published text collection; gb are 10^9 bytes."""
 
     tokens: float
-    text_gb: float
     download_gb: float
-    files: int
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """`assignments`: task -> card and GPUs by parameters, as in the file."""
+    """The content of the file. `assignments`: task -> card and GPUs by parameters."""
 
     cards: Mapping[str, Card]
     usable_memory: float
     scaling_efficiency: float
+    smallest_parameters: float
     assignments: Mapping[str, Any]
     steps: tuple[MeasuredStep, ...]
     corpora: Mapping[str, Corpus]
@@ -80,48 +102,38 @@ class Hardware:
             raise ConfigError(f"{HARDWARE_FILE}: cards: there is no {name!r}; {nearest(name, self.cards)}")
         return self.cards[name]
 
+    def speed(
+        self, model: Mapping[str, Any], solver: Mapping[str, Any] | None, precision: str, card: str
+    ) -> Speed | None:
+        """That of the measured step of such a job on this card, or else the assumed share of the card's peak.
 
-def read_hardware(path: Path = HARDWARE_FILE, project: Path = PROJECT_DIR) -> Hardware:
-    """The facts, with the rows of the benchmark files that they name. Raises: ConfigError."""
+        None where the card lacks the precision, and for models so small that their FLOPs say nothing about their time.
+        """
+        peak_tflops = self.card(card).peak_tflops.get(precision)
+        if peak_tflops is None or num_parameters(model) < self.smallest_parameters:
+            return None
+        for step in self.steps:
+            if (step.card, step.precision) == (card, precision) and step.is_like(model, solver):
+                return step.speed
+        share = self.card(card).utilisation
+        return Speed(share * peak_tflops * 1e12, f"{share:.0%} of the peak of {card}, assumed")
+
+
+def read_hardware(path: Path = HARDWARE_FILE) -> Hardware:
+    """Raises: ConfigError."""
     values = read_yaml(path)
     validate(values, "hardware", str(path))
-    steps = [
-        MeasuredStep(**{**item, "solver_iterations": None, "is_recomputed": False}) for item in values.pop("steps")
-    ]
-    for calibration in values.pop("calibrations"):
-        steps += _benchmark_steps(calibration, project)
     cards = {name: Card(**item) for name, item in values.pop("cards").items()}
     corpora = {name: Corpus(**item) for name, item in values.pop("corpora").items()}
-    hardware = Hardware(cards=cards, corpora=corpora, steps=tuple(steps), **values)
-    for step in hardware.steps:
-        hardware.card(step.card)
-    for assignment in hardware.assignments.values():
-        hardware.card(assignment["card"])
+    steps = tuple(MeasuredStep(**item) for item in values.pop("steps"))
+    hardware = Hardware(cards=cards, corpora=corpora, steps=steps, **values)
+    for name in (*(step.card for step in steps), *(item["card"] for item in hardware.assignments.values())):
+        hardware.card(name)
     return hardware
 
 
-def _benchmark_steps(calibration: Mapping[str, Any], project: Path) -> list[MeasuredStep]:
-    """The rows of a benchmark file; their solver is that of the library's configuration (None here)."""
-    path = project / calibration["file"]
-    try:
-        rows = json.loads(path.read_bytes())["rows"]
-        return [
-            MeasuredStep(
-                config=row["config"],
-                card=calibration["card"],
-                precision=calibration["precision"],
-                length=calibration["length"],
-                micro_batch=row["micro_batch"],
-                step_ms=row["step_ms"],
-                solver=None,
-                solver_iterations=row.get("solver_iterations"),
-                is_recomputed=row["config"] in calibration.get("recomputed", []),
-                source=calibration["file"],
-            )
-            for row in rows
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: is no table of measured steps ({type(error).__name__}: {error}); restore the file, or remove it "
-            f"from calibrations in {HARDWARE_FILE}"
-        ) from error
+def _phase(solver: Mapping[str, Any] | None) -> str:
+    """ "explicit"; "bounded" for few iterations, such as (4+1) or 4 unrolled; "free" for many."""
+    if solver is None:
+        return "explicit"
+    return "bounded" if max_evaluations(solver) <= FEW_EVALUATIONS else "free"
