@@ -24,3 +24,13 @@ wildcard_constraints:
 onstart:
     if workflow.is_main_process:
         driver.before_first_job()
+
+
+onsuccess:
+    if workflow.is_main_process:
+        driver.after_last_job()
+
+
+onerror:
+    if workflow.is_main_process:
+        driver.after_last_job()

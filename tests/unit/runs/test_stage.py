@@ -65,7 +65,6 @@ def test_a_stage_publishes_its_manifest_and_provenance(run_path: Path, identity_
     )
     provenance = json.loads((run_path / "provenance.json").read_text())
     assert provenance["fingerprint"] == manifest.fingerprint
-    assert provenance["mlflow_run_id"] is None
     assert len(provenance["attempts"]) == 1
     assert events(run_path) == ["stage_started", "stage_finished"]
 

@@ -15,6 +15,7 @@ from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, BridgeState
 from implicit_llm_jobs.tracking.mlflow_writer import TrackedRun, TrackingError, catch_up, initialise, open_run
+from tests.unit.tracking import small_stages
 
 LOSS = "SELECT step, value FROM metrics WHERE key = 'data/loss' ORDER BY step"
 
@@ -32,12 +33,14 @@ def rows(results: Path, query: str) -> list[tuple]:
         return list(connection.execute(query))
 
 
-def test_a_writer_brings_the_journal_and_ends_with_the_status(run: TrackedRun, results: Path) -> None:
+def test_a_writer_brings_the_journal_and_ends_with_the_status(
+    run: TrackedRun, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_writer, "INTERVAL_S", 0.05)
     writer = open_run(run)
-    writer.sync()
-    state = BridgeState.read(run.work)
-    assert state is not None
-    assert writer.run_id == state.run_id is not None
+    pause = small_stages.deadline()
+    while rows(results, LOSS) != [(1, 1.0)]:
+        pause()
     Journal(run.journal).metrics(2, {"loss": 0.5})
     writer.finish("FINISHED")
     assert rows(results, LOSS) == [(1, 1.0), (2, 0.5)]
@@ -60,10 +63,8 @@ def test_a_store_that_fails_is_one_warning_and_a_later_writer_makes_it_good(
 ) -> None:
     good = (results / "mlflow.db").read_bytes()
     (results / "mlflow.db").write_bytes(b"this is no database" * 100)
-    writer = open_run(run)
-    writer.sync()
-    writer.finish("FINISHED")
-    assert writer.run_id is None
+    open_run(run).finish("FINISHED")
+    assert BridgeState.read(run.work) is None
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "expected an SQLite database, found none" in warning
     assert warning.endswith(f"the run goes on, its metrics wait in {run.journal}")
@@ -80,9 +81,7 @@ def test_a_store_that_does_not_answer_is_waited_for_once(
     monkeypatch.setattr(mlflow_writer, "INTERVAL_S", 0.05)
     with closing(sqlite3.connect(results / "mlflow.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        writer = open_run(run)
-        writer.sync(wait_s=0.05)
-        writer.finish("FINISHED")
+        open_run(run).finish("FINISHED")
         other.execute("ROLLBACK")
     assert [record.levelname for record in caplog.records if "no answer within" in record.getMessage()] == ["WARNING"]
     deadline = time.monotonic() + 60
@@ -98,9 +97,7 @@ def test_the_password_of_a_server_that_does_not_answer_stays_out_of_the_log(
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:hunter2@127.0.0.1:{port}")
-    writer = open_run(run)
-    writer.sync()
-    writer.finish("KILLED")
+    open_run(run).finish("FAILED")
     (warning,) = [record.getMessage() for record in caplog.records if "MLflow: " in record.getMessage()]
     assert f"http://***@127.0.0.1:{port}/" in warning
     assert "hunter2" not in caplog.text
@@ -108,10 +105,8 @@ def test_the_password_of_a_server_that_does_not_answer_stays_out_of_the_log(
 
 def test_without_mlflow_there_is_no_run_and_no_error(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    writer = open_run(run)
-    writer.sync()
-    writer.finish("FINISHED")
-    assert writer.run_id is None
+    open_run(run).finish("FINISHED")
+    assert BridgeState.read(run.work) is None
 
 
 def test_a_complete_run_is_not_opened_again(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:

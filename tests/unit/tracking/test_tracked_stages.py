@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_jobs.tracking.invocation import VARIABLE
+from implicit_llm_jobs.tracking.rebuild import bring_late, late_works
 from tests.unit.tracking import small_stages
 from tests.unit.tracking.small_stages import make_chain, make_data, make_model
 from tests.unit.tracking.stored import Stored
@@ -133,13 +135,37 @@ def test_an_input_that_no_store_took_comes_with_the_run_that_reads_it(
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert Stored(results).runs == {}
 
-    def wait(context: Any) -> Any:
-        deadline = small_stages.deadline()
-        while "data/s3-train" not in Stored(results).runs:
-            deadline()
-        return small_stages.train(context)
-
-    make_model(results, {"data": made}, wait)
+    make_model(results, {"data": made})
     stored = Stored(results)
     assert stored.runs["data/s3-train"].info.status == "FINISHED"
     assert set(stored.runs) == {"data/s3-train", TRAINED}
+
+
+def test_data_sets_and_reports_leave_mlflow_to_their_call_of_snakemake(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(context: Any) -> Any:
+        raise RuntimeError("no")
+
+    name = start_invocation(monkeypatch, 1)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "mlflow", None)
+        make_data(results)
+        small_stages.make(results / "demo" / "report", {})
+        with pytest.raises(RuntimeError):
+            small_stages.make(results / "demo" / "data" / "broken", {}, body=fail)
+    assert Stored(results).runs == {}
+    bring_late(results / "demo")
+    stored = Stored(results)
+    statuses = {name: "FAILED", "data/s3-train": "FINISHED", "report": "FINISHED", "data/broken": "FAILED"}
+    assert {run: found.info.status for run, found in stored.runs.items()} == statuses
+    assert {stored.parent(run) for run in stored.runs if run != name} == {name}
+    assert late_works(results / "demo") == []
+
+
+def test_a_run_is_tagged_with_the_data_set_that_was_left_to_it(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_invocation(monkeypatch, 1)
+    made = make_data(results)
+    make_model(results, {"data": made})
+    runs = Stored(results).runs
+    assert runs[TRAINED].data.tags["upstream.data"] == runs["data/s3-train"].info.run_id

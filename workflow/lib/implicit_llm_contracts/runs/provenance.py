@@ -26,7 +26,7 @@ INCIDENTS = ("stage_failed", "checkpoint_torn", "checkpoint_corrupt", "checkpoin
 SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "JOB_PARTITION", "JOB_NODELIST", "RESTART_COUNT")
 
 
-def collect(fingerprint: str, journal: Path, mlflow_run_id: str | None) -> dict[str, Any]:
+def collect(fingerprint: str, journal: Path) -> dict[str, Any]:
     """Everything worth knowing about this process and, from the journal, about the attempts before it."""
     now = datetime.now(UTC)
     return {
@@ -42,7 +42,6 @@ def collect(fingerprint: str, journal: Path, mlflow_run_id: str | None) -> dict[
         "python": platform.python_version(),
         "versions": versions(PACKAGES),
         "argv": sys.argv,
-        "mlflow_run_id": mlflow_run_id,
         "slurm": {name.lower(): os.environ[f"SLURM_{name}"] for name in SLURM if f"SLURM_{name}" in os.environ},
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,13 @@ class KeptRuns:
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
 
-    def in_order(self) -> Iterator[TrackedRun]:
-        """Each run after those that it reads; what tells nothing of itself is left out."""
+    def in_order(self, works: Iterable[Path] | None = None) -> Iterator[TrackedRun]:
+        """The runs in these work directories, by default all, each after those that it reads.
+
+        A directory that does not say whose it is has no run.
+        """
         done: set[Path] = set()
-        for work in sorted(self._works):
+        for work in sorted(self.works if works is None else works):
             yield from self._with_inputs(work, done)
 
     def run_in(self, work: Path) -> TrackedRun | None:
@@ -76,7 +79,7 @@ class KeptRuns:
         return TrackedInput(nearest[0].parents[1], fingerprint) if nearest else None
 
     @cached_property
-    def _works(self) -> list[Path]:
+    def works(self) -> list[Path]:
         """Work directories with a journal."""
         found: list[Path] = []
         waiting = [self._root]
@@ -92,7 +95,7 @@ class KeptRuns:
     @cached_property
     def _by_name(self) -> dict[str, list[Path]]:
         found: dict[str, list[Path]] = {}
-        for work in self._works:
+        for work in self.works:
             found.setdefault(work.name, []).append(work)
         return found
 

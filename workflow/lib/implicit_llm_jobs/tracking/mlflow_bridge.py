@@ -62,7 +62,6 @@ class Bridge:
 
     def __init__(self, run: TrackedRun) -> None:
         self.run = run
-        self.run_id: str | None = None
         self._client: Client | None = None
         self._state = BridgeState("")
 
@@ -108,7 +107,6 @@ class Bridge:
             for run_id in self._run_ids():
                 client.set_status(run_id, "RUNNING")
             self._save(status="RUNNING")
-        self.run_id = self._state.run_id
         self._trajectory, self._journal = Trajectory(), JournalTail(self.run.journal)
         self._machine = JournalTail(self.run.machine_journal)
         self._client = client
@@ -202,10 +200,10 @@ class Bridge:
 
 
 def is_complete(work: Path) -> bool:
-    """Whether the whole journal of a finished run was brought, or there is none."""
+    """Whether the whole journal of a run that has ended was brought, or there is none."""
     try:
         lines = (work / JOURNAL).read_bytes().count(b"\n")
     except OSError:
         return True
     state = BridgeState.read(work)
-    return state is not None and state.status == "FINISHED" and state.lines_written >= lines
+    return state is not None and state.status != "RUNNING" and state.lines_written >= lines

@@ -1,19 +1,19 @@
 """MLflow beside a running stage: a thread that brings the journal to the store every few seconds.
 
 Nothing depends on it. Without MLflow, or while the store fails, the stage goes on after one warning, and its points
-wait in the journal.
+wait in the journal. Importing MLflow takes longer than most data sets and reports, which have no points on the way: the
+jobs that read them bring them, or else the call of Snakemake that made them, when it ends.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from implicit_llm_contracts.runs.logs import without_password
+from implicit_llm_jobs.tracking.invocation import Invocation
 from implicit_llm_jobs.tracking.kept_runs import KeptRuns
 from implicit_llm_jobs.tracking.machine import MachineMonitor
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, is_complete
@@ -27,12 +27,7 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 5.0
 WAIT_S = 30.0  # for the store at the end of a stage
 STOP_WAIT_S = 5.0  # when the stage was asked to stop: the time it has left is for others to use
-
-
-@dataclass(frozen=True)
-class _Request:
-    status: str | None
-    is_served: threading.Event = field(default_factory=threading.Event)
+LONG_DATA = "token_shard"  # the one kind of data set that takes hours and writes points on the way
 
 
 class MlflowWriter:
@@ -41,75 +36,50 @@ class MlflowWriter:
     def __init__(self, bridge: Bridge | None, machine: MachineMonitor | None = None) -> None:
         self._bridge = bridge
         self._machine = machine
-        self._requests: queue.Queue[_Request] = queue.Queue()
+        self._status: str | None = None  # to end with
+        self._is_asked, self._is_done = threading.Event(), threading.Event()
         self._has_warned = False
-        self._is_late = False
         if bridge is not None:
             # A daemon: a store that does not answer must not keep the process from ending.
-            threading.Thread(target=self._serve, name="mlflow-writer", daemon=True).start()
-
-    @property
-    def run_id(self) -> str | None:
-        """The MLflow run, None as long as there is none."""
-        return self._bridge.run_id if self._bridge else None
-
-    def sync(self, wait_s: float = WAIT_S) -> None:
-        """Bring everything that is in the journal now, as far as that is possible within `wait_s`."""
-        self._ask(None, wait_s)
+            threading.Thread(target=self._serve, args=(bridge,), name="mlflow-writer", daemon=True).start()
 
     def finish(self, status: str) -> None:
         """Bring the rest, set the run's status (FINISHED, FAILED, KILLED, SCHEDULED) and end the threads."""
         if self._machine is not None:
             self._machine.stop()
-        self._ask(status, WAIT_S if status in ("FINISHED", "FAILED") else STOP_WAIT_S)
-
-    def _ask(self, status: str | None, wait_s: float) -> None:
         if self._bridge is None:
             return
-        request = _Request(status)
-        self._requests.put(request)
-        # After one wait in vain the next would be one too.
-        if not request.is_served.wait(0.0 if self._is_late else wait_s):
-            self._is_late = True
-            self._warn(self._bridge, f"no answer within {wait_s:g} s")
+        self._status = status
+        self._is_asked.set()
+        wait_s = WAIT_S if status in ("FINISHED", "FAILED") else STOP_WAIT_S
+        if not self._is_done.wait(wait_s):
+            self._warn(f"no answer within {wait_s:g} s")
 
-    def _serve(self) -> None:
-        assert self._bridge is not None
-        request: _Request | None = None
-        has_looked_back = False
-        while True:
+    def _serve(self, bridge: Bridge) -> None:
+        has_brought_inputs = False
+        while not self._is_done.is_set():
+            status = self._status
             try:
-                self._bridge.bring(request.status if request else None)
-                if request is None and not has_looked_back:
-                    self._bring_late_inputs(self._bridge.run)
-                    has_looked_back = True
+                if not has_brought_inputs:
+                    bring_late_inputs(bridge.run)  # first, so that the run is tagged with theirs
+                bridge.bring(status)
+                has_brought_inputs = True
             except Exception as error:  # whatever it is: the tracker stops no run
-                reason = without_password(f"{type(error).__name__}: {error}")  # MLflow's errors hold the address
-                self._warn(self._bridge, reason.partition("\n")[0][:300])
-            if request is not None:
-                request.is_served.set()
-                if request.status is not None:
-                    return
-            try:
-                request = self._requests.get(timeout=INTERVAL_S)
-            except queue.Empty:
-                request = None
+                self._warn(_reason(error))
+            if status is not None:
+                self._is_done.set()
+            self._is_asked.wait(INTERVAL_S)
 
-    def _bring_late_inputs(self, run: TrackedRun) -> None:
-        """The store is there: bring what finished runs that this one reads could not bring when it was not."""
-        for late in late_inputs(run):
-            if not self._requests.empty():  # this run comes first
-                return
-            Bridge(late).bring("FINISHED")
-
-    def _warn(self, bridge: Bridge, reason: str) -> None:
-        if not self._has_warned:
+    def _warn(self, reason: str) -> None:
+        if not self._has_warned and self._bridge is not None:
             self._has_warned = True
-            log.warning("MLflow: %s; the run goes on, its metrics wait in %s", reason, bridge.run.journal)
+            log.warning("MLflow: %s; the run goes on, its metrics wait in %s", reason, self._bridge.run.journal)
 
 
 def open_run(run: TrackedRun) -> MlflowWriter:
     """Start bringing the journal of `run` to its MLflow run, the same as before if it was begun before."""
+    if is_brought_later(run):
+        return MlflowWriter(None)
     prepare_environment()
     try:
         # Here and not in the thread: a stage that imports torch at the same time must not meet a half-made module.
@@ -124,7 +94,7 @@ def open_run(run: TrackedRun) -> MlflowWriter:
 
 def catch_up(run: TrackedRun) -> None:
     """Bring what an earlier process of a finished run could not bring."""
-    if is_complete(run.work):
+    if is_complete(run.work) or is_brought_later(run):
         return
     prepare_environment()
     with suppress(ImportError):
@@ -133,13 +103,32 @@ def catch_up(run: TrackedRun) -> None:
         MlflowWriter(Bridge(run)).finish("FINISHED")
 
 
-def late_inputs(run: TrackedRun) -> Iterator[TrackedRun]:
-    """The finished runs that this one reads, those that these read included, with journals not wholly brought."""
-    kept = KeptRuns(run.config_dir)
+def is_brought_later(run: TrackedRun) -> bool:
+    """Whether the run leaves MLflow to the call of Snakemake that it is a job of."""
+    has_points = run.stage not in ("data", "report") or run.config.get("kind") == LONG_DATA
+    return not has_points and Invocation.current() is not None
+
+
+def bring_late_inputs(run: TrackedRun) -> None:
+    """Bring the finished runs that this one reads, directly or not, and that MLflow does not know all of."""
+    for late in _late_inputs(run, KeptRuns(run.config_dir)):
+        try:
+            Bridge(late).bring("FINISHED")
+        except Exception as error:  # the run itself says so when the store is out of reach
+            log.info("%s: not brought to MLflow: %s", late.title, _reason(error))
+            return
+
+
+def _late_inputs(run: TrackedRun, kept: KeptRuns) -> Iterator[TrackedRun]:
     for given in run.inputs.values():
         if is_complete(given.work) or given.manifest is None:
             continue
         late = kept.run_in(given.work)
         if late is not None:
-            yield from late_inputs(late)
+            yield from _late_inputs(late, kept)
             yield late
+
+
+def _reason(error: Exception) -> str:
+    """One line, without the password that MLflow's errors may hold."""
+    return without_password(f"{type(error).__name__}: {error}").partition("\n")[0][:300]

@@ -88,6 +88,13 @@ class Driver:
         self._request_again()
         make_mlflow_store(self._plan.root.parent, self._logger)
 
+    def after_last_job(self) -> None:
+        """For `onsuccess` and `onerror`: bring to MLflow what short jobs have left to their call of Snakemake."""
+        from implicit_llm_jobs.tracking.rebuild import late_works
+
+        if late_works(self._plan.root):
+            _mlflow(["implicit_llm_jobs.tracking.rebuild", str(self._plan.root)], self._logger)
+
     def _request_again(self) -> None:
         """Ask the jobs that the user forces to compute again; a job otherwise returns the result that it finds.
 
@@ -135,8 +142,12 @@ def make_mlflow_store(results: Path, logger: logging.Logger) -> None:
     is_server = bool(uri) and not uri.startswith(SQLITE)
     if is_server or Path(uri.removeprefix(SQLITE) or results / "mlflow.db").exists():
         return
-    command = [sys.executable, "-m", "implicit_llm_workflow.console", "mlflow", "init", "--results", str(results)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    _mlflow(["implicit_llm_workflow.console", "mlflow", "init", "--results", str(results)], logger)
+
+
+def _mlflow(module: list[str], logger: logging.Logger) -> None:
+    """Run a module that loads MLflow, which the driver does not."""
+    done = subprocess.run([sys.executable, "-m", *module], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = (done.stderr.strip() or "no reason given").splitlines()[-1].removeprefix("error: ")
         logger.warning(
