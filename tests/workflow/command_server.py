@@ -11,7 +11,6 @@ import sys
 from importlib import import_module
 from typing import Any
 
-import jsonschema  # noqa: F401
 import rich.table  # noqa: F401
 import snakemake.cli
 import snakemake.report

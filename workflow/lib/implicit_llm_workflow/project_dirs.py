@@ -14,7 +14,6 @@ _PACKAGE_DIR = Path(__file__).resolve().parent
 _PACKAGE_IN_CHECKOUT = Path("workflow", "lib", _PACKAGE_DIR.name)
 
 CONFIG_DIR = PROJECT_DIR / "workflow" / "config"
-SCHEMA_DIR = PROJECT_DIR / "workflow" / "schemas"
 ENVIRONMENTS_DIR = PROJECT_DIR / "envs"
 SNAKEFILE = "Snakefile"
 

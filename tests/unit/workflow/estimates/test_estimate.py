@@ -18,7 +18,7 @@ from implicit_llm_workflow.estimates.cost import CostModel
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, MeasuredStep, read_hardware
 from implicit_llm_workflow.estimates.memory import TrainedModel
 from implicit_llm_workflow.estimates.table import data_estimates, training_estimates
-from implicit_llm_workflow.experiment_files.library_configs import model_fields
+from implicit_llm_workflow.experiment_files.models import model_fields
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR

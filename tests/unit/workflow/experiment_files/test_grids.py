@@ -73,7 +73,7 @@ def test_models_and_curricula_can_be_axes(language: ExperimentFile) -> None:
         (
             "[128, 256]",
             "[128, 0]",
-            "0 is not allowed; give an integer at least 1 (runs.babi.grid: lr = 0.0001, batch = 0)",
+            "0 is not allowed; give an integer of at least 1 (runs.babi.grid: lr = 0.0001, batch = 0)",
         ),
         ("[128, 256]", "[128, 128]", "runs.babi.grid.batch.values: two values are written '128'"),
         ("[128, 256]", "[a/b]", "runs.babi.grid.batch.values: 'a/b' cannot be part of a run's name"),

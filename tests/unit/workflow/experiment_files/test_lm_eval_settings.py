@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.lm_eval_settings import SUITES_FILE, TASK_FOLDERS, lm_eval_settings
+from implicit_llm_workflow.experiment_files.evaluations import SUITES_FILE, TASK_FOLDERS, completed_settings
 from implicit_llm_workflow.node import Node
 from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import ExperimentFile
@@ -79,7 +78,7 @@ def test_mistakes_are_told_by_file_and_key(language: ExperimentFile, settings: s
 
 
 def test_settings_by_hand_are_completed_like_those_of_a_file() -> None:
-    settings: dict[str, Any] = lm_eval_settings({"tasks": ["piqa"], "limit": 3}, "by hand")
+    settings = completed_settings("lm_eval", {"tasks": ["piqa"], "limit": 3}, "by hand")
     assert settings == {"tasks": ["piqa"], "limit": 3}
 
 

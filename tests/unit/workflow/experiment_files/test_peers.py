@@ -72,7 +72,7 @@ def test_what_a_peer_of_the_hub_needs_is_prefetched(language: ExperimentFile) ->
         ("{data: text, checkpoint: {}}", "needs either path"),
         ("{data: text, checkpoint: {path: x, hub: y, revision: null}}", "needs either path"),
         ("{data: text, checkpoint: {hub: owner/other}}", "revision: is missing; name the commit, or null"),
-        ("{data: text, checkpoint: {path: x, revision: y}}", "a folder has none"),
+        ("{data: text, checkpoint: {path: x, revision: y}}", "unknown key 'revision'"),
         ("{data: txt, checkpoint: {path: x}}", "did you mean 'text'"),
         ("{data: text, checkpoint: {path: x}, evaluations: [perplexty]}", "did you mean 'perplexity'"),
         ("{data: text, checkpoint: {path: x}, evaluations: [questions]}", "none fits its language_model data"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
@@ -23,28 +24,54 @@ _NAMES = {
 }
 
 
+@dataclass(frozen=True)
+class Only:
+    """In `Annotated[int, Only(is_positive, "a positive integer")]`: the values that `fill` accepts for a field."""
+
+    accepts: Callable[[Any], object]
+    allowed: str
+
+
 def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
     """Make a `cls` (a dataclass) from `mapping`; `where` is the file or key the mapping came from.
 
     Lists become tuples, integers floats, strings paths where those are wanted; nothing else is converted, and true is
-    no integer.
+    no integer. Of a union of dataclasses whose first field is a Literal, that field's value selects one.
     Raises: ConfigError for an unknown or missing key, a wrong type or value, or a ValueError of `__post_init__`.
     """
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{where}: expected a mapping, found {_shown(mapping)}")
-    known = {field.name: field for field in fields(cls) if field.init}  # type: ignore[arg-type]
+    known = fill_keys(cls)
     for key in mapping:
         if key not in known:
             raise ConfigError(f"{where}: unknown key '{key}'; {nearest(str(key), known)}")
-    for name, field in known.items():
-        if name not in mapping and _is_required(field):
-            raise ConfigError(f"{where}: the key '{name}' is missing; add it ({_described(get_type_hints(cls)[name])})")
-    hints = get_type_hints(cls)
-    values = {key: _convert(hints[key], value, f"{where}.{key}") for key, value in mapping.items()}
+    hints = _hints(cls)  # type: ignore[arg-type]
+    names = {key: known[key].name for key in mapping}
+    values = {name: _convert(hints[name], mapping[key], _below(where, key)) for key, name in names.items()}
+    for key, field in known.items():
+        if key not in mapping and _is_required(field):
+            raise ConfigError(f"{where}: the key '{key}' is missing; add it ({_described(hints[field.name])})")
     try:
         return cls(**values)
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        path, _, reason = str(error).partition(": ")
+        key = path.rpartition(".")[2]
+        raise ConfigError(f"{_below(where, key)}: {reason}" if key in known else f"{where}: {error}") from error
+
+
+def fill_keys(cls: type) -> dict[str, Field]:
+    """The fields by the keys that fill them: `from_` by "from", which Python reserves."""
+    return {field.name.rstrip("_"): field for field in fields(cls) if field.init}
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
+def _below(where: str, key: Any) -> str:
+    """The place of a key: in a file, or below another key."""
+    return f"{where}: {key}" if where.endswith((".yaml", ".json")) else f"{where}.{key}"
 
 
 def _is_required(field: Field) -> bool:
@@ -56,8 +83,10 @@ def _convert(wanted: Any, value: Any, where: str) -> Any:
     origin = get_origin(wanted)
     if wanted is Any:
         return value
+    if origin is Annotated:
+        return _convert_annotated(wanted, value, where)
     if origin is Literal:
-        return _choose(wanted, value, where)
+        return _choose(get_args(wanted), value, where)
     if origin in (Union, types.UnionType):
         return _convert_union(wanted, value, where)
     if is_dataclass(wanted) and isinstance(wanted, type):
@@ -69,17 +98,28 @@ def _convert(wanted: Any, value: Any, where: str) -> Any:
     return _convert_scalar(wanted, value, where)
 
 
-def _choose(wanted: Any, value: Any, where: str) -> Any:
-    for choice in get_args(wanted):
+def _convert_annotated(wanted: Any, value: Any, where: str) -> Any:
+    kind, *rules = get_args(wanted)
+    found = _convert(kind, value, where)
+    for rule in rules:
+        if isinstance(rule, Only) and not rule.accepts(found):
+            raise ConfigError(f"{where}: {value!r:.60} is not allowed; give {rule.allowed}")
+    return found
+
+
+def _choose(choices: Sequence[Any], value: Any, where: str) -> Any:
+    for choice in choices:
         if value == choice and type(value) is type(choice):
             return choice
-    raise ConfigError(f"{where}: {_shown(value)} is not one of {', '.join(map(str, get_args(wanted)))}")
+    raise ConfigError(f"{where}: {_shown(value)} is not one of {', '.join(map(str, choices))}")
 
 
 def _convert_union(wanted: Any, value: Any, where: str) -> Any:
     members = get_args(wanted)
     if type(value) in members:  # exact first: an integer given to float | int stays one
         return value
+    if isinstance(value, Mapping) and all(is_dataclass(member) for member in members):
+        return fill(_selected(members, value, where), value, where)
     errors = []
     for member in members:
         try:
@@ -93,7 +133,18 @@ def _convert_union(wanted: Any, value: Any, where: str) -> Any:
     raise ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}")
 
 
+def _selected(members: Sequence[type], value: Mapping[str, Any], where: str) -> type:
+    """The class whose first field, a Literal, has the value that the mapping gives it."""
+    key = fields(members[0])[0].name
+    choices = {choice: member for member in members for choice in get_args(_hints(member)[key])}
+    if key not in value:
+        raise ConfigError(f"{where}: the key '{key}' is missing; add it (one of {', '.join(choices)})")
+    return choices[_choose(list(choices), value[key], _below(where, key))]
+
+
 def _has_shape(member: Any, value: Any) -> bool:
+    if get_origin(member) is Annotated:
+        return _has_shape(get_args(member)[0], value)
     if get_origin(member) is Literal:
         return isinstance(value, str)
     if is_dataclass(member) or (get_origin(member) or member) is dict:
@@ -122,7 +173,9 @@ def _convert_mapping(wanted: Any, value: Any, where: str) -> dict[Any, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping, found {_shown(value)}")
     key_type, item_type = get_args(wanted) or (Any, Any)
-    return {_convert(key_type, key, where): _convert(item_type, item, f"{where}.{key}") for key, item in value.items()}
+    return {
+        _convert(key_type, key, where): _convert(item_type, item, _below(where, key)) for key, item in value.items()
+    }
 
 
 def _convert_scalar(wanted: Any, value: Any, where: str) -> Any:
@@ -148,6 +201,8 @@ def _hint(wanted: Any, value: Any) -> str:
 
 def _described(wanted: Any) -> str:
     origin = get_origin(wanted)
+    if origin is Annotated:
+        return next(item.allowed if isinstance(item, Only) else "" for item in get_args(wanted)[1:])
     if origin in (Union, types.UnionType):
         return " or ".join(_described(member) for member in get_args(wanted))
     if origin is Literal:

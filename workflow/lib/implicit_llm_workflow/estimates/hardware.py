@@ -11,8 +11,8 @@ from typing import Any
 from implicit_llm_contracts.config.flops import max_evaluations, num_parameters, training_flops
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.library_configs import model_fields
-from implicit_llm_workflow.experiment_files.validation import validate
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_workflow.experiment_files.models import model_fields
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
@@ -78,14 +78,30 @@ class Corpus:
 
 
 @dataclass(frozen=True)
+class Gpus:
+    """The GPUs of a model that is not larger."""
+
+    up_to_parameters: float
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The card of a task, and its GPUs by number of parameters, smallest first."""
+
+    card: str
+    gpus: tuple[Gpus, ...]
+
+
+@dataclass(frozen=True)
 class Hardware:
-    """The content of the file. `assignments`: task -> card and GPUs by parameters."""
+    """The content of the file. `assignments`: by task."""
 
     cards: Mapping[str, Card]
     usable_memory: float
     scaling_efficiency: float
     smallest_parameters: float
-    assignments: Mapping[str, Any]
+    assignments: Mapping[str, Assignment]
     steps: tuple[MeasuredStep, ...]
     corpora: Mapping[str, Corpus]
     tokens_per_s_per_core: float
@@ -93,8 +109,8 @@ class Hardware:
     def assigned(self, task: str, parameters: int) -> tuple[str, int]:
         """Card and number of GPUs for the training jobs of a task; of an unknown task as for language models."""
         assignment = self.assignments.get(task, self.assignments["language_model"])
-        gpus = [line["gpus"] for line in assignment["gpus"] if parameters <= line["up_to_parameters"]]
-        return assignment["card"], gpus[0] if gpus else assignment["gpus"][-1]["gpus"]
+        gpus = [line.gpus for line in assignment.gpus if parameters <= line.up_to_parameters]
+        return assignment.card, gpus[0] if gpus else assignment.gpus[-1].gpus
 
     def card(self, name: str) -> Card:
         """Raises: ConfigError that names the nearest card."""
@@ -121,13 +137,8 @@ class Hardware:
 
 def read_hardware(path: Path = HARDWARE_FILE) -> Hardware:
     """Raises: ConfigError."""
-    values = read_yaml(path)
-    validate(values, "hardware", str(path))
-    cards = {name: Card(**item) for name, item in values.pop("cards").items()}
-    corpora = {name: Corpus(**item) for name, item in values.pop("corpora").items()}
-    steps = tuple(MeasuredStep(**item) for item in values.pop("steps"))
-    hardware = Hardware(cards=cards, corpora=corpora, steps=steps, **values)
-    for name in (*(step.card for step in steps), *(item["card"] for item in hardware.assignments.values())):
+    hardware = fill(Hardware, read_yaml(path), str(path))
+    for name in (*(step.card for step in hardware.steps), *(item.card for item in hardware.assignments.values())):
         hardware.card(name)
     return hardware
 

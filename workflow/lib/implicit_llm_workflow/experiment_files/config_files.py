@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.validation import validate
-from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
+from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
 DEFAULT_EXPERIMENT = "paper"
 OWN_CONFIG_DIR = Path("workflow") / "config"
 _FOLDERS = (OWN_CONFIG_DIR, CONFIG_DIR)
-_SCHEMAS = {"models": "model", "tasks": "task", "curricula": "curriculum"}
 
 
 class ConfigFiles:
-    """Reads and validates the files that one experiment refers to; `source` names the experiment file in messages."""
+    """Reads the files that one experiment refers to; `source` names the experiment file in messages."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,13 +28,17 @@ class ConfigFiles:
         """The values of the experiment file, not yet validated."""
         return read_yaml(self.path)
 
-    def read(self, folder: str, name: str, key: str) -> tuple[Mapping[str, Any], str]:
-        """Values and path of <folder>/<name>.yaml. Raises: ConfigError that names `key` when there is no such file."""
+    def read(
+        self, folder: str, name: str, key: str, check: Callable[[Mapping[str, Any], str], object]
+    ) -> tuple[Mapping[str, Any], str]:
+        """Values and path of <folder>/<name>.yaml, which are checked when the file is first read.
+
+        Raises: ConfigError that names `key` when there is no such file.
+        """
         path = self._find(folder, name, key)
         if path not in self._cache:
-            values = plain(read_yaml(path))
-            validate(values, _SCHEMAS[folder], str(path))
-            self._cache[path] = values
+            self._cache[path] = read_yaml(path)
+            check(self._cache[path], str(path))
         return self._cache[path], str(path)
 
     def _find(self, folder: str, name: str, key: str) -> Path:

@@ -3,11 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
+from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_workflow.experiment_files.values import SOME, Name, Only, Share, as_given, check_keys
+
+_TRAINING = [key for key in SolverConfig.__dataclass_fields__ if not key.startswith("eval_")]
+
+
+def _is_step(value: Any) -> bool:
+    return value >= 1 if isinstance(value, int) else 0 < value < 1
+
+
+Step = Annotated[int | float, Only(_is_step, "a number of steps, or a share of total_steps below 1")]
+Steps = Annotated[
+    int | float | str,
+    Only(
+        lambda value: value in ("all", "rest") if isinstance(value, str) else _is_step(value),
+        'a number of steps, a share of total_steps below 1, "rest" or "all"',
+    ),
+]
+
+
+@dataclass(frozen=True)
+class PhaseEntry:
+    """A phase as a curriculum's file describes it. Shares of total_steps are numbers below 1.
+
+    `steps`: optimizer steps; "all" is total_steps, "rest" what the phases before and after it leave. `solver`: settings
+    of the fixed point, null for explicit models. `after`: the phase it goes on from, by default the one before it in
+    the list; `start`: the step at which it leaves that phase, which must keep the checkpoint, by default its end;
+    `start_of_phase`: the same as a share of that phase. `keep`: steps whose checkpoints stay, for others to start from.
+    """
+
+    name: Name
+    steps: Steps
+    solver: dict[str, Any] | None
+    after: str | None = None
+    start: Step | None = None
+    start_of_phase: Share | None = None
+    keep: tuple[Step, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.start is not None and self.start_of_phase is not None:
+            raise ValueError("start: start and start_of_phase exclude each other; remove one")
+
+    @property
+    def start_key(self) -> str | None:
+        """The key that says where it leaves the phase before it, None if it goes on from its end."""
+        return next((key for key in ("start", "start_of_phase") if getattr(self, key) is not None), None)
+
+
+@dataclass(frozen=True)
+class CurriculumFile:
+    """workflow/config/curricula/<name>.yaml: phases, each of which is one training job."""
+
+    phases: Annotated[tuple[dict[str, Any], ...], SOME]
+
+
+def check_curriculum(values: Mapping[str, Any], path: str) -> None:
+    """Check the values of a curriculum's file. Raises: ConfigError."""
+    for index, phase in enumerate(fill(CurriculumFile, values, path).phases):
+        fill_phase(phase, f"{path}: phases[{index}]")
 
 
 @dataclass(frozen=True)
@@ -43,21 +103,37 @@ def build_phases(phases: Sequence[Mapping[str, Any]], total_steps: int, where: s
 
     Raises: ConfigError for phases that leave steps out, overlap, or start where no checkpoint is kept.
     """
-    names = [phase["name"] for phase in phases]
+    entries = [fill_phase(phase, f"{where}.{phase.get('name')}") for phase in phases]
+    names = [entry.name for entry in entries]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise ConfigError(f"{where}: two phases are called {repeated!r}; rename one")
-    return _Curriculum(phases, total_steps, where).build()
+    return _Curriculum(entries, total_steps, where).build()
+
+
+def fill_phase(phase: Mapping[str, Any], at: str) -> PhaseEntry:
+    """A phase with the settings of its solver as they are hashed: `tol: 1` and `tol: 1.0` are one identity.
+
+    Raises: ConfigError that starts with `at`.
+    """
+    entry = fill(PhaseEntry, phase, at)
+    if entry.solver is None:
+        return entry
+    check_keys(entry.solver, _TRAINING, f"{at}.solver")
+    if "mode" not in entry.solver:
+        raise ConfigError(f"{at}.solver: the key 'mode' is missing; add it, unrolled or fixed_point")
+    solver = fill(SolverConfig, entry.solver, f"{at}.solver")
+    return replace(entry, solver=as_given(solver, entry.solver))
 
 
 class _Curriculum:
     """The phases of a file by name, and those already placed."""
 
-    def __init__(self, phases: Sequence[Mapping[str, Any]], total_steps: int, where: str) -> None:
-        self._values = {phase["name"]: phase for phase in phases}
+    def __init__(self, entries: Sequence[PhaseEntry], total_steps: int, where: str) -> None:
+        self._entries = {entry.name: entry for entry in entries}
         self._total_steps = total_steps
         self._where = where
-        self._after = self._predecessors(list(self._values))
+        self._after = self._predecessors(list(self._entries))
         self._placed: dict[str, Phase] = {}
 
     def build(self) -> tuple[Phase, ...]:
@@ -75,8 +151,8 @@ class _Curriculum:
         """The phase that each one goes on from: the one it names, or the one before it in the list."""
         after: dict[str, str | None] = {}
         for previous, name in zip([None, *names], names, strict=False):
-            given = self._values[name].get("after", previous)
-            if given is not None and given not in self._values:
+            given = self._entries[name].after or previous
+            if given is not None and given not in self._entries:
                 raise self._error(name, "after", f"there is no phase {given!r}; {nearest(given, names)}")
             after[name] = given
         return after
@@ -84,7 +160,7 @@ class _Curriculum:
     def _in_order(self) -> list[str]:
         """Every phase after the one it goes on from, otherwise as in the file. Raises: ConfigError for a cycle."""
         done: dict[str, None] = {}
-        for name in self._values:
+        for name in self._entries:
             path: list[str] = []
             current: str | None = name
             while current is not None and current not in done:
@@ -99,7 +175,7 @@ class _Curriculum:
         return list(done)
 
     def _place(self, name: str) -> Phase:
-        values, before = self._values[name], self._after[name]
+        before = self._after[name]
         previous = self._placed[before] if before is not None else None
         start = self._start_step(name, previous)
         end = start + self._num_steps(name, start)
@@ -115,32 +191,29 @@ class _Curriculum:
             index=previous.index + 1 if previous else 0,
             start_step=start,
             end_step=end,
-            solver=_solver(values["solver"]),
+            solver=self._entries[name].solver,
             keep=self._kept_steps(name, start, end),
             after=before,
         )
 
     def _start_step(self, name: str, previous: Phase | None) -> int:
-        values = self._values[name]
-        given = [key for key in ("start", "start_of_phase") if key in values]
+        entry = self._entries[name]
         if previous is None:
-            if given:
-                raise self._error(name, given[0], "the first phase starts at step 0; remove the key")
+            if entry.start_key is not None:
+                raise self._error(name, entry.start_key, "the first phase starts at step 0; remove the key")
             return 0
-        if len(given) == 2:
-            raise self._error(name, "start", "start and start_of_phase exclude each other; remove one")
-        if "start" in values:
-            return self._step(values["start"])
-        if "start_of_phase" in values:
+        if entry.start is not None:
+            return self._step(entry.start)
+        if entry.start_of_phase is not None:
             length = previous.end_step - previous.start_step
-            return previous.start_step + max(1, round(values["start_of_phase"] * length))
+            return previous.start_step + max(1, round(entry.start_of_phase * length))
         return previous.end_step
 
     def _num_steps(self, name: str, start: int) -> int:
-        steps = self._values[name]["steps"]
+        steps = self._entries[name].steps
         if steps == "all":
             return self._total_steps
-        if steps != "rest":
+        if not isinstance(steps, str):
             return self._step(steps)
         left = self._total_steps - start - self._following_steps(name)
         if left < 1:
@@ -153,27 +226,25 @@ class _Curriculum:
     def _following_steps(self, name: str) -> int:
         """Steps of the phases that go on from the end of this one, on the longest path."""
         lengths = [
-            self._step(self._values[other]["steps"]) + self._following_steps(other)
+            self._step(steps) + self._following_steps(other)
             for other in self._followers(name)
-            if self._values[other]["steps"] not in ("all", "rest")
+            if not isinstance(steps := self._entries[other].steps, str)
         ]
         return max(lengths, default=0)
 
     def _followers(self, name: str) -> list[str]:
         """Phases that go on from the end of this one."""
         return [
-            other
-            for other, before in self._after.items()
-            if before == name and not {"start", "start_of_phase"} & self._values[other].keys()
+            other for other, before in self._after.items() if before == name and self._entries[other].start_key is None
         ]
 
     def _check_rests(self) -> None:
         """Two phases in a row cannot both take what the other leaves."""
-        for name in self._values:
+        for name in self._entries:
             chain = [name]
             while (before := self._after[chain[-1]]) is not None and chain[-1] in self._followers(before):
                 chain.append(before)
-            open_names = [other for other in reversed(chain) if self._values[other]["steps"] == "rest"]
+            open_names = [other for other in reversed(chain) if self._entries[other].steps == "rest"]
             if len(open_names) > 1:
                 raise ConfigError(
                     f"{self._where}: phases {' and '.join(open_names)} both have steps 'rest'; "
@@ -181,7 +252,7 @@ class _Curriculum:
                 )
 
     def _kept_steps(self, name: str, start: int, end: int) -> tuple[int, ...]:
-        steps = sorted({self._step(value) for value in self._values[name].get("keep", [])})
+        steps = sorted({self._step(value) for value in self._entries[name].keep})
         outside = next((step for step in steps if not start < step < end), None)
         if outside is not None:
             raise self._error(
@@ -198,8 +269,8 @@ class _Curriculum:
         previous, start = self._placed[phase.after], phase.start_step
         if start in (previous.end_step, *previous.keep):
             return
-        values = self._values[phase.name]
-        key = "start" if "start" in values else "start_of_phase"
+        entry = self._entries[phase.name]
+        key = entry.start_key or "start"
         if not previous.start_step < start < previous.end_step:
             raise self._error(
                 phase.name,
@@ -207,7 +278,7 @@ class _Curriculum:
                 f"step {start} is outside of phase {previous.name!r}, steps {previous.start_step} to "
                 f"{previous.end_step}; choose another start",
             )
-        shown = values[key] if key == "start" else start
+        shown = entry.start if entry.start is not None else start
         raise self._error(
             phase.name,
             key,
@@ -231,10 +302,3 @@ class _Curriculum:
 
     def _error(self, phase: str, key: str, message: str) -> ConfigError:
         return ConfigError(f"{self._where}.{phase}.{key}: {message}")
-
-
-def _solver(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The settings as they are hashed: `tol: 1` and `tol: 1.0` are one identity."""
-    if values is None:
-        return None
-    return {key: float(value) if key in ("tol", "tau") else value for key, value in values.items()}

@@ -1,17 +1,32 @@
-"""The evaluations of an experiment, and to which runs each of them applies."""
+"""The evaluations of an experiment, with the tasks of lm-eval's suites, and to which runs each of them applies."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL, EvaluationKind
+from implicit_llm_contracts.config.evaluation import modes_of
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
-from implicit_llm_workflow.experiment_files.lm_eval_settings import lm_eval_settings
+from implicit_llm_workflow.experiment_files.values import SOME, Text, as_given, check_keys, selected
+from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
+from implicit_llm_workflow.project_dirs import CONFIG_DIR, REPORT, package_dir
+
+TASK_FOLDERS = CONFIG_DIR / "lm_eval"
+SUITES_FILE = package_dir(REPORT) / "downstream.yaml"
+IGNORED = "__pycache__"
+
+
+@dataclass(frozen=True)
+class _Runs:
+    runs: Annotated[tuple[Text, ...], SOME] = ("*",)
 
 
 @dataclass(frozen=True)
@@ -55,47 +70,65 @@ class Evaluation:
 
 
 def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluation:
-    """An evaluation from validated values. Raises: ConfigError that starts with `source`, the file."""
-    at, kind = f"{source}: evaluations.{name}", EVALUATION_KINDS[item["kind"]]
-    settings = {key: value for key, value in item.items() if key not in ("kind", "runs", "modes", "sweep")}
+    """An evaluation from its values. Raises: UserError that starts with `source`, the file."""
+    at = f"{source}: evaluations.{name}"
+    kind = selected(EVALUATION_KINDS, "kind", item, at)
+    settings: Mapping[str, Any] = {
+        key: value for key, value in item.items() if key not in ("kind", "runs", "modes", "sweep")
+    }
     foreign = next((key for key in settings if key not in kind.settings), None)
-    if foreign is not None:
-        owners = " or ".join(other for other, its in EVALUATION_KINDS.items() if foreign in its.settings)
-        raise ConfigError(f"{at}.{foreign}: belongs to kind {owners}; remove it")
-    evaluation = Evaluation(
+    owners = [other for other, its in EVALUATION_KINDS.items() if foreign in its.settings]
+    if owners:
+        raise ConfigError(f"{at}.{foreign}: belongs to kind {' or '.join(owners)}; remove it")
+    check_keys(settings, kind.settings, at)
+    settings = completed_settings(item["kind"], settings, at)
+    modes = {"modes": item.get("modes", [])} if kind.has_modes else {}
+    modes |= {key: item[key] for key in ("modes", "sweep") if key in item}
+    lengths = {"lengths": [2]} if kind.lengths is not None else {}  # which the data give where the file does not
+    config: Any = fill(kind.config, {"kind": item["kind"], **modes, **lengths, **settings}, at)
+    if kind.has_modes:
+        modes_of(config.modes, config.sweep, at)
+    return Evaluation(
         name=name,
         kind=item["kind"],
-        runs=tuple(item.get("runs", ("*",))),
-        modes=_modes(item, kind, at),
-        sweep=_sweep(item.get("sweep", {})),
-        settings=completed_settings(item["kind"], settings, at),
+        runs=fill(_Runs, {"runs": item["runs"]} if "runs" in item else {}, at).runs,
+        modes=tuple(as_given(config.modes[index], mode) for index, mode in enumerate(item.get("modes", ()))),
+        sweep={key: getattr(config.sweep, key) for key in sorted(item.get("sweep", ()))},
+        settings=as_given(config, settings),
     )
-    lengths = {"lengths": [2]} if kind.lengths is not None else {}  # which the data give where the file does not
-    fill(kind.config, {"kind": evaluation.kind, **evaluation.modes_config, **lengths, **evaluation.settings}, at)
-    return evaluation
 
 
 def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-    """The settings as the job is told them: of the harness with the tasks of a suite and the digests of task files.
+    """The settings as the job is given them: of lm-eval with `tasks` as a list and the digests of task files.
 
-    Raises: ConfigError that starts with `at`.
+    Raises: ConfigError that starts with `at`, file and key of the evaluation.
     """
-    return lm_eval_settings(settings, at) if kind == LM_EVAL else settings
+    if kind != LM_EVAL:
+        return settings
+    suites = {suite["name"]: suite for suite in read_yaml(SUITES_FILE)["suites"]}
+    tasks = settings.get("tasks")
+    if tasks is None:
+        raise ConfigError(f"{at}.tasks: is missing; give the name of a suite ({', '.join(suites)}) or a list of tasks")
+    names = [tasks] if isinstance(tasks, str) else tasks
+    if isinstance(tasks, str) or (len(names) == 1 and names[0] in suites):
+        if names[0] not in suites:
+            raise ConfigError(f"{at}.tasks: no suite {tasks!r} in {SUITES_FILE.name}; {nearest(names[0], suites)}")
+        names = list(dict.fromkeys(column["task"] for column in suites[names[0]]["columns"]))
+    if "task_path" not in settings:
+        return {**settings, "tasks": names}
+    return {**settings, "tasks": names, "task_files": _digests(_folder(settings["task_path"], at))}
 
 
-def _modes(item: Mapping[str, Any], kind: EvaluationKind, at: str) -> tuple[Mapping[str, Any], ...]:
-    modes = item.get("modes", ())
-    if kind.has_modes and not modes:
-        raise ConfigError(f"{at}.modes: is missing; add for example [{{name: blockwise, eval_mode: blockwise}}]")
-    for key in ("modes", "sweep"):
-        if key in item and not kind.has_modes:
-            raise ConfigError(f"{at}.{key}: kind {item['kind']} has no modes; remove it")
-    names = [mode["name"] for mode in modes]
-    repeated = next((mode for mode in names if names.count(mode) > 1), None)
-    if repeated is not None:
-        raise ConfigError(f"{at}.modes: two modes are called {repeated!r}; rename one")
-    return tuple({key: float(value) if key == "eval_tol" else value for key, value in mode.items()} for mode in modes)
+def _folder(name: str, at: str) -> Path:
+    """As the job finds it: by path, or by its name in workflow/config/lm_eval/."""
+    for folder in (Path(name), TASK_FOLDERS / name):
+        if folder.is_dir():
+            return folder
+    names = [path.name for path in TASK_FOLDERS.iterdir() if path.is_dir()]
+    raise ConfigError(f"{at}.task_path: there is no folder {name!r}; {nearest(name, names)}")
 
 
-def _sweep(values: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    return {key: tuple(float(value) if key == "eval_tol" else value for value in values[key]) for key in sorted(values)}
+def _digests(folder: Path) -> dict[str, str]:
+    """sha256 of the files below a folder, so that other content makes another identity."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and IGNORED not in path.parts)
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated
 
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.validation import check_keys
+from implicit_llm_workflow.experiment_files.values import DISTINCT, SOME, Text, check_keys
 from implicit_llm_workflow.node import Node
 
 STAGE = "excerpt"
+
+
+_Shown = Annotated[tuple[Text, ...], DISTINCT]
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,8 @@ class Origin:
     Without evaluations it is the training of the runs itself.
     """
 
-    runs: tuple[str, ...]
-    evaluations: tuple[str, ...]
+    evaluations: tuple[Text, ...]
+    runs: Annotated[tuple[Text, ...], SOME] = ("*",)
 
     def has(self, run: str, evaluation: str | None) -> bool:
         """Whether it takes this evaluation of this model, or (None) its training."""
@@ -34,13 +37,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """`figures` and `tables`: what it shows of the report, by their names there."""
+    """`title`: what it is in the paper; `figures` and `tables`: what it shows of the report, by their names there.
+
+    `from`: where its numbers come from. The models behind them and their training come along.
+    """
 
     name: str
-    title: str
-    figures: tuple[str, ...]
-    tables: tuple[str, ...]
-    origins: tuple[Origin, ...]
+    title: Text
+    from_: Annotated[tuple[Origin, ...], SOME]
+    figures: _Shown = ()
+    tables: _Shown = ()
 
     def node(self, report: Node, nodes: Mapping[str, Node]) -> Node:
         """Its job: that of the report with fewer inputs."""
@@ -48,7 +54,7 @@ class Excerpt:
         wanted = [
             key
             for role, key in report.upstream.items()
-            if any(origin.has(jobs[role]["run"], jobs[role].get("evaluation")) for origin in self.origins)
+            if any(origin.has(jobs[role]["run"], jobs[role].get("evaluation")) for origin in self.from_)
         ]
         behind = _with_models(wanted, nodes)
         upstream = {role: key for role, key in report.upstream.items() if key in behind}
@@ -57,17 +63,10 @@ class Excerpt:
         return Node(STAGE, self.name, {**report.config, **shown, "jobs": mine}, upstream)
 
 
-def build_excerpt(name: str, item: Mapping[str, Any]) -> Excerpt:
-    """An excerpt from validated values."""
-    origins = (Origin(tuple(origin.get("runs", ("*",))), tuple(origin["evaluations"])) for origin in item["from"])
-    figures, tables = tuple(item.get("figures", ())), tuple(item.get("tables", ()))
-    return Excerpt(name, item["title"], figures, tables, tuple(origins))
-
-
 def check_origins(excerpts: Iterable[Excerpt], evaluated: Mapping[str, Sequence[str]], source: str) -> None:
     """Refuse patterns that meet nothing. `evaluated`: evaluations of each run and peer. Raises: ConfigError."""
     for excerpt in excerpts:
-        for index, origin in enumerate(excerpt.origins):
+        for index, origin in enumerate(excerpt.from_):
             at = f"{source}: excerpts.{excerpt.name}.from[{index}]"
             _check_patterns(origin.runs, evaluated, f"{at}.runs: no run or peer is called")
             done = {name for run, names in evaluated.items() if _matches(run, origin.runs) for name in names}

@@ -6,18 +6,49 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_report.config import ReportConfig
 from implicit_llm_workflow.experiment_files.config_files import ConfigFiles
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation, build_evaluation
-from implicit_llm_workflow.experiment_files.excerpts import Excerpt, build_excerpt, check_origins
+from implicit_llm_workflow.experiment_files.excerpts import Excerpt, check_origins
 from implicit_llm_workflow.experiment_files.grids import GridPoint, expand_grids
 from implicit_llm_workflow.experiment_files.peers import Peer, build_peer, check_peers
-from implicit_llm_workflow.experiment_files.runs import Run, RunBuilder
-from implicit_llm_workflow.experiment_files.validation import validate
+from implicit_llm_workflow.experiment_files.runs import Override, Run, RunBuilder, RunEntry
+from implicit_llm_workflow.experiment_files.values import SOME, Name, RunName, check_keys, fill_entry, matching
+
+_Entry = dict[str, Any]
+_ExcerptName = Annotated[
+    str,
+    matching(r"(figure|table)_[a-z0-9_]+", "figure_ or table_ with lower-case letters, digits and underscores"),
+]
+
+
+@dataclass(frozen=True)
+class ExperimentFile:
+    """workflow/config/<name>.yaml. Every field belongs to the identity of some job; machine facts are in profiles/.
+
+    `name` is also the folder under results/ and the MLflow experiment. `description` is for the reader alone.
+    `data`: data sets, each with one training set and the sets that its models are evaluated on. `override`: changes to
+    the models, tasks and curricula of all `runs`. `evaluations` are done for every run whose data fits the kind, after
+    every phase that ends the training. `peers`: models that were trained elsewhere. `excerpts`: single figures and
+    tables of the paper, each a target such as `snakemake figure_1_right` with only the jobs that it needs. `report`:
+    title, headline_mode and minimum_layers of the report.
+    """
+
+    name: Name
+    data: Annotated[dict[Name, _Entry], SOME]
+    runs: Annotated[dict[RunName, _Entry], SOME]
+    description: str = ""
+    override: Override = field(default_factory=Override)
+    evaluations: dict[Name, _Entry] = field(default_factory=dict)
+    peers: dict[RunName, _Entry] = field(default_factory=dict)
+    excerpts: dict[_ExcerptName, _Entry] = field(default_factory=dict)
+    report: _Entry = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,17 +88,16 @@ def load_experiment(path: Path) -> Experiment:
 def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experiment:
     """An experiment from its values. Raises: ConfigError, one line that names file, key and fix."""
     source = files.source
-    validate(values, "experiment", source)
-    data = {name: build_data_set(name, item, source) for name, item in values["data"].items()}
-    points = expand_grids(values["runs"], source)
-    builder = RunBuilder(values.get("override", {}), data, files)
-    builder.check_shared((point.name, point.item) for point in points)
-    runs = {point.name: _run(point, builder) for point in points}
-    evaluations = {name: build_evaluation(name, item, source) for name, item in values.get("evaluations", {}).items()}
-    peers = {name: build_peer(name, item, source) for name, item in values.get("peers", {}).items()}
-    excerpts = {name: build_excerpt(name, item) for name, item in values.get("excerpts", {}).items()}
-    report = values.get("report", {})
-    experiment = Experiment(values["name"], source, data, runs, evaluations, report, peers, excerpts)
+    file = fill(ExperimentFile, values, source)
+    data = {name: build_data_set(name, item, source) for name, item in file.data.items()}
+    runs = _runs(file, data, files)
+    evaluations = {name: build_evaluation(name, item, source) for name, item in file.evaluations.items()}
+    peers = {name: build_peer(name, item, source) for name, item in file.peers.items()}
+    excerpts = {
+        name: fill_entry(Excerpt, name, item, f"{source}: excerpts.{name}") for name, item in file.excerpts.items()
+    }
+    report = _report(file, source)
+    experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts)
     _check_evaluations(experiment)
     check_peers(experiment.peers.values(), data, evaluations, _trained(runs), source)
     _check_repeated(experiment)
@@ -79,9 +109,26 @@ def _trained(runs: Mapping[str, Run]) -> list[str]:
     return [f"{run.name}-s{seed}" for run in runs.values() for seed in run.seeds]
 
 
-def _run(point: GridPoint, builder: RunBuilder) -> Run:
+def _runs(file: ExperimentFile, data: Mapping[str, DataSet], files: ConfigFiles) -> dict[str, Run]:
+    for name, item in file.runs.items():
+        fill(RunEntry, item, f"{files.source}: runs.{name}")
+    points = expand_grids(file.runs, files.source)
+    builder = RunBuilder(file.override, data, files)
+    entries = {point.name: fill(RunEntry, point.item, f"{files.source}: runs.{point.name}") for point in points}
+    builder.check_shared(entries.items())
+    return {point.name: _run(point, entries[point.name], builder) for point in points}
+
+
+def _report(file: ExperimentFile, source: str) -> dict[str, Any]:
+    at = f"{source}: report"
+    check_keys(file.report, ("title", "headline_mode", "minimum_layers"), at)
+    fill(ReportConfig, {"experiment": file.name, **file.report}, at)
+    return file.report
+
+
+def _run(point: GridPoint, entry: RunEntry, builder: RunBuilder) -> Run:
     try:
-        return builder.build(point.name, point.item)
+        return builder.build(point.name, entry)
     except ConfigError as error:
         raise (ConfigError(f"{error} ({point.at})") if point.at else error) from error
 

@@ -6,13 +6,32 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_workflow.experiment_files.values import SOME, matching
 
 _ROOTS = ("curriculum", "data", "model", "override", "task")
 _LABEL = re.compile(r"[A-Za-z0-9._-]+")
+
+
+AxisName = Annotated[str, matching(r"[a-z][a-z_]*", "lower-case letters, beginning with a letter")]
+_Path = Annotated[
+    str,
+    matching(
+        r"[A-Za-z_][A-Za-z0-9_-]*([.][A-Za-z_][A-Za-z0-9_-]*)*",
+        "keys joined by dots, for example override.task.batch_size",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`key`: path of what the axis changes in the run, such as override.task.batch_size, or model, task or data."""
+
+    key: _Path
+    values: Annotated[tuple[int | float | str, ...], SOME]
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL, PERPLEXITY
 from implicit_llm_contracts.config.tasks import CATBABI, WORD_PROBLEM
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation
+from implicit_llm_workflow.experiment_files.values import SOME, Digest, Text, as_config, fill_entry
 from implicit_llm_workflow.file_digests import safe_digests
 from implicit_llm_workflow.node import Node
 
@@ -23,16 +25,35 @@ DEFAULT_KINDS = (WORD_PROBLEM, CATBABI, PERPLEXITY, LM_EVAL)
 
 
 @dataclass(frozen=True)
-class Peer:
-    """`data`: the data set that it is evaluated on. `evaluations`: patterns of their names; None: what is usual.
+class FolderCheckpoint:
+    """A folder, below the downloads or the working directory, in the format of transformers, in the published layout,
+    or of the original Mamba2 release. `sha256`: digests that files must have; a pickle is read only if it is named.
+    """
 
-    `checkpoint`: {"path": ...} or {"hub": ..., "revision": ...}, perhaps with "sha256": digests by file.
+    path: Text
+    sha256: dict[str, Digest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HubCheckpoint:
+    """A model of the hub. `revision`: a commit; null takes the newest, and the report says that it is not pinned."""
+
+    hub: Text
+    revision: str | None
+    sha256: dict[str, Digest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """`data`: the data set that it is evaluated on; the model must have been trained with its tokens.
+
+    `evaluations`: patterns of their names, by default those of DEFAULT_KINDS that fit its data and have no sweep.
     """
 
     name: str
     data: str
-    checkpoint: Mapping[str, Any]
-    evaluations: tuple[str, ...] | None
+    checkpoint: FolderCheckpoint | HubCheckpoint
+    evaluations: Annotated[tuple[Text, ...], SOME] | None = None
 
     def has(self, evaluation: Evaluation, data: DataSet) -> bool:
         """Whether the evaluation is done for it."""
@@ -44,27 +65,24 @@ class Peer:
 
     def node(self, digest: Callable[[Path], str | None]) -> Node:
         """The job that imports it. `digest` gives the sha256 of a file, None where there is none."""
-        checkpoint = dict(self.checkpoint)
-        sha256 = checkpoint.pop("sha256", {})
-        if "path" in checkpoint:
+        config = as_config(self.checkpoint)
+        if isinstance(self.checkpoint, FolderCheckpoint):
             # So that other content in the same folder is another model. A pickle has to be named by the user.
-            sha256 = {**safe_digests(Path(checkpoint["path"]), digest), **sha256}
-        return Node(STAGE, self.name, {**checkpoint, "sha256": sha256})
+            config["sha256"] = {**safe_digests(Path(self.checkpoint.path), digest), **self.checkpoint.sha256}
+        return Node(STAGE, self.name, config)
 
 
 def build_peer(name: str, item: Mapping[str, Any], source: str) -> Peer:
-    """A peer from validated values. Raises: ConfigError that starts with `source`, the file."""
-    at, checkpoint = f"{source}: peers.{name}.checkpoint", dict(item["checkpoint"])
-    if ("path" in checkpoint) == ("hub" in checkpoint):
-        raise ConfigError(f"{at}: needs either path (a folder) or hub (a name on the hub)")
-    if ("revision" in checkpoint) != ("hub" in checkpoint):
+    """A peer from its values. Raises: ConfigError that starts with `source`, the file."""
+    at, checkpoint = f"{source}: peers.{name}", item.get("checkpoint", {})
+    if not isinstance(checkpoint, Mapping) or ("path" in checkpoint) == ("hub" in checkpoint):
+        raise ConfigError(f"{at}.checkpoint: needs either path (a folder) or hub (a name on the hub)")
+    if "hub" in checkpoint and "revision" not in checkpoint:
         raise ConfigError(
-            f"{at}.revision: is missing; name the commit, or null for the newest, which is then not pinned"
-            if "hub" in checkpoint
-            else f"{at}.revision: a folder has none; remove it"
+            f"{at}.checkpoint.revision: is missing; name the commit, or null for the newest, which is then not pinned"
         )
-    patterns = item.get("evaluations")
-    return Peer(name, item["data"], checkpoint, None if patterns is None else tuple(patterns))
+    cls = HubCheckpoint if "hub" in checkpoint else FolderCheckpoint
+    return fill_entry(Peer, name, {**item, "checkpoint": fill(cls, checkpoint, f"{at}.checkpoint")}, at)
 
 
 def check_peers(

@@ -3,22 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from implicit_llm_contracts.config.tasks import TASKS
+from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.places import local_folder
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_workflow.experiment_files.config_files import ConfigFiles
-from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
+from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases, check_curriculum, fill_phase
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
-from implicit_llm_workflow.experiment_files.library_configs import check_widths, model_fields, override_fields
-from implicit_llm_workflow.experiment_files.recipes import Task, build_task
-from implicit_llm_workflow.experiment_files.validation import check_keys, validate
+from implicit_llm_workflow.experiment_files.grids import Axis, AxisName
+from implicit_llm_workflow.experiment_files.models import PretrainedModel, check_widths, fill_model, override_fields
+from implicit_llm_workflow.experiment_files.values import DISTINCT, Count, Seed, check_keys
 from implicit_llm_workflow.file_digests import safe_digests
 
-DEFAULT_SEEDS = (0,)
+
+@dataclass(frozen=True)
+class Task:
+    """workflow/config/tasks/<name>.yaml: a training recipe. No value has a default: the file shows all of them.
+
+    `labels`: aligned compares the logits of a token with its own label, next_token with the label after it.
+    `total_steps`: optimizer steps of the whole curriculum. `batch_size` is in sequences, over all devices.
+    """
+
+    kind: str
+    labels: Literal["aligned", "next_token"]
+    total_steps: Count
+    batch_size: Count
+    precision: Literal["fp32", "bf16", "fp16"]
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+
+    def __post_init__(self) -> None:
+        if self.kind not in TASKS:
+            raise ValueError(f"kind: there is no {self.kind!r}; {nearest(self.kind, TASKS)}")
+        if (labels := TASKS[self.kind].labels) not in (None, self.labels):
+            raise ValueError(f"labels: kind {self.kind} has labels {labels!r}; give that")
+
+
+@dataclass(frozen=True)
+class Override:
+    """Changes of the files that a run names: fields of the model and of the task, and of phases by their names."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
+    curriculum: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """An entry of `runs`: a data set of the experiment, and files of models/, tasks/ and curricula/ by name.
+
+    `seeds`: of the initialisation and of the order of the data; one training each. `override` wins over the changes for
+    all runs. `grid`: axes by name; the entry stands for one run at each point, <name>-<axis><value>-<axis><value>.
+    """
+
+    data: str
+    model: str
+    task: str
+    curriculum: str
+    seeds: Annotated[tuple[Seed, ...], DISTINCT] = (0,)
+    override: Override = field(default_factory=Override)
+    grid: dict[AxisName, Axis] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,36 +106,27 @@ class Run:
 class RunBuilder:
     """Makes the runs of one experiment file; `shared` are the changes for all of them."""
 
-    def __init__(self, shared: Mapping[str, Any], data: Mapping[str, DataSet], files: ConfigFiles) -> None:
+    def __init__(self, shared: Override, data: Mapping[str, DataSet], files: ConfigFiles) -> None:
         self._shared = shared
         self._data = data
         self._files = files
 
-    def check_shared(self, items: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """Refuse changes for all runs that are no valid ones or meet no run. Raises: ConfigError."""
-        source = self._files.source
-        validate(self._shared.get("task", {}), "task", source, prefix="override.task", is_partial=True)
-        for phase, changes in self._shared.get("curriculum", {}).items():
-            validate(changes, "curriculum#phase", source, prefix=f"override.curriculum.{phase}", is_partial=True)
-        curricula = [
-            self._files.read("curricula", run["curriculum"], f"runs.{name}.curriculum")[0] for name, run in items
-        ]
-        names = dict.fromkeys(phase["name"] for curriculum in curricula for phase in curriculum["phases"])
-        check_keys(self._shared.get("curriculum", {}), names, f"{source}: override.curriculum")
+    def check_shared(self, items: Iterable[tuple[str, RunEntry]]) -> None:
+        """Refuse changes for all runs that meet no phase of any run. Raises: ConfigError."""
+        names = [phase["name"] for name, run in items for phase in self._read_phases(run, f"runs.{name}")]
+        check_keys(self._shared.curriculum, dict.fromkeys(names), f"{self._files.source}: override.curriculum")
 
-    def build(self, name: str, item: Mapping[str, Any]) -> Run:
-        """A run from validated values. Raises: ConfigError, one line that names file, key and fix."""
+    def build(self, name: str, item: RunEntry) -> Run:
+        """A run from its entry. Raises: ConfigError, one line that names file, key and fix."""
         at = f"runs.{name}"
         where = f"{self._files.source}: {at}"
-        if item["data"] not in self._data:
-            raise ConfigError(
-                f"{where}.data: no data set {item['data']!r} in this file; {nearest(item['data'], self._data)}"
-            )
-        data = self._data[item["data"]]
+        if item.data not in self._data:
+            raise ConfigError(f"{where}.data: no data set {item.data!r} in this file; {nearest(item.data, self._data)}")
+        data = self._data[item.data]
         task = self._task(item, at)
         if task.kind != data.kind:
             raise ConfigError(
-                f"{where}.task: is for {task.kind} data, data set {item['data']!r} is {data.kind}; "
+                f"{where}.task: is for {task.kind} data, data set {item.data!r} is {data.kind}; "
                 "name another task or another data set"
             )
         model = self._model(item, at)
@@ -94,85 +135,62 @@ class RunBuilder:
             check_widths(model, f"{where}.model")
         phases = self._phases(item, task, at)
         _check_solvers(model, phases, item, f"{where}.curriculum")
-        return Run(
-            name, item["data"], model, task, phases, tuple(int(seed) for seed in item.get("seeds", DEFAULT_SEEDS))
-        )
+        return Run(name, item.data, model, task, phases, item.seeds)
 
-    def _changes(self, item: Mapping[str, Any], part: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """What is changed for all runs, and for this one."""
-        return self._shared.get(part, {}), item.get("override", {}).get(part, {})
-
-    def _model(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
-        values, source = self._files.read("models", item["model"], f"{at}.model")
-        shared, own = self._changes(item, "model")
-        if "pretrained" in values:
-            if own or shared:
-                key = f"{at}.override.model" if own else "override.model"
-                raise ConfigError(
-                    f"{self._files.source}: {key}: {source} is a pretrained model, whose fields are "
-                    "fixed; remove the override"
-                )
-            return _pretrained(values, source)
-        config = values["config"]
-        fields = model_fields(config, f"{source}: config") if isinstance(config, str) else dict(config)
-        if "package" in values:
-            fields["package"] = values["package"]
-        fields = override_fields(fields, values.get("override", {}), f"{source}: override")
-        fields = override_fields(fields, shared, f"{self._files.source}: override.model")
+    def _model(self, item: RunEntry, at: str) -> dict[str, Any]:
+        values, path = self._files.read("models", item.model, f"{at}.model", fill_model)
+        shared, own = self._shared.model, item.override.model
+        model = fill_model(values, path)
+        if isinstance(model, PretrainedModel) and (own or shared):
+            key = f"{at}.override.model" if own else "override.model"
+            raise ConfigError(
+                f"{self._files.source}: {key}: {path} is a pretrained model, whose fields are fixed; remove the "
+                "override"
+            )
+        fields = override_fields(model.fields(path), shared, f"{self._files.source}: override.model")
         return override_fields(fields, own, f"{self._files.source}: {at}.override.model")
 
-    def _task(self, item: Mapping[str, Any], at: str) -> Task:
-        values, source = self._files.read("tasks", item["task"], f"{at}.task")
-        shared, own = self._changes(item, "task")
-        validate(own, "task", self._files.source, prefix=f"{at}.override.task", is_partial=True)
-        merged = overlay(overlay(values, shared), own)
-        return build_task(
-            merged, f"{self._files.source}: {at}.override.task" if merged != values else f"{source}: task"
-        )
+    def _task(self, item: RunEntry, at: str) -> Task:
+        values, path = self._files.read("tasks", item.task, f"{at}.task", partial(fill, Task))
+        task = fill(Task, values, path)
+        for changes, key in ((self._shared.task, "override.task"), (item.override.task, f"{at}.override.task")):
+            if changes:
+                values = overlay(values, changes)
+                task = fill(Task, values, f"{self._files.source}: {key}")
+        return task
 
-    def _phases(self, item: Mapping[str, Any], task: Task, at: str) -> tuple[Phase, ...]:
-        values, _ = self._files.read("curricula", item["curriculum"], f"{at}.curriculum")
-        shared, own = self._changes(item, "curriculum")
+    def _read_phases(self, item: RunEntry, at: str) -> list[Mapping[str, Any]]:
+        return self._files.read("curricula", item.curriculum, f"{at}.curriculum", check_curriculum)[0]["phases"]
+
+    def _phases(self, item: RunEntry, task: Task, at: str) -> tuple[Phase, ...]:
         source = self._files.source
-        check_keys(own, [phase["name"] for phase in values["phases"]], f"{source}: {at}.override.curriculum")
-        phases = []
-        for phase in values["phases"]:
-            name = phase["name"]
-            mine = own.get(name, {})
-            validate(mine, "curriculum#phase", source, prefix=f"{at}.override.curriculum.{name}", is_partial=True)
-            phases.append(_changed_phase(phase, overlay(shared.get(name, {}), mine)))
-            validate(phases[-1], "curriculum#phase", source, prefix=f"{at}.curriculum.{name}")
+        phases = self._read_phases(item, at)
+        own = item.override.curriculum
+        check_keys(own, [phase["name"] for phase in phases], f"{source}: {at}.override.curriculum")
+        for changes, key in ((self._shared.curriculum, "override"), (own, f"{at}.override")):
+            phases = [_changed_phase(phase, changes, f"{source}: {key}.curriculum") for phase in phases]
         return build_phases(phases, task.total_steps, f"{source}: {at}.curriculum")
 
 
-def _pretrained(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The folder, or the name on the hub and the commit. Raises: ConfigError, one line that names file, key and fix."""
-    name, is_folder = values["pretrained"], local_folder(Path(values["pretrained"])) is not None
-    if is_folder and "revision" in values:
-        raise ConfigError(f"{source}: revision: {name} is a folder, which has none; remove it")
-    if not is_folder and "revision" not in values:
-        raise ConfigError(
-            f"{source}: revision: is missing, and {name} is no folder; correct pretrained, or add the commit of a "
-            f"model of the hub, which `git ls-remote https://huggingface.co/{name} HEAD` prints"
-        )
-    return {key: values[key] for key in ("pretrained", "revision") if key in values}
+def _changed_phase(phase: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A solver of another mode replaces the old one: the settings of the modes differ. Raises: ConfigError."""
+    mine = changes.get(phase["name"])
+    if mine is None:
+        return phase
+    old, new = phase["solver"], mine.get("solver")
+    is_replaced = old and isinstance(new, Mapping) and new.get("mode", old["mode"]) != old["mode"]
+    changed = {**phase, **mine} if is_replaced else overlay(phase, mine)
+    fill_phase(changed, f"{where}.{phase['name']}")
+    return changed
 
 
-def _changed_phase(phase: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A solver of another mode replaces the old one: the settings of the modes differ."""
-    solver, new = phase["solver"], changes.get("solver")
-    if solver and new and new.get("mode", solver["mode"]) != solver["mode"]:
-        return {**phase, **changes}
-    return overlay(phase, changes)
-
-
-def _check_solvers(model: Mapping[str, Any], phases: tuple[Phase, ...], item: Mapping[str, Any], where: str) -> None:
+def _check_solvers(model: Mapping[str, Any], phases: tuple[Phase, ...], item: RunEntry, where: str) -> None:
     is_implicit = model.get("is_implicit")
     wrong = [phase.name for phase in phases if is_implicit is not None and (phase.solver is not None) != is_implicit]
     if wrong:
         kind, needs = ("implicit", "a solver") if is_implicit else ("explicit", "solver: null")
         raise ConfigError(
-            f"{where}: model {item['model']!r} is {kind}, so phase {wrong[0]!r} of {item['curriculum']!r} needs {needs}"
+            f"{where}: model {item.model!r} is {kind}, so phase {wrong[0]!r} of {item.curriculum!r} needs {needs}"
             "; name another model or another curriculum"
         )
 

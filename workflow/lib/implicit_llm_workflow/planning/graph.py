@@ -116,7 +116,7 @@ def _evaluate_node(model: Node, name: str, evaluation: Evaluation, data: DataSet
     config: dict[str, Any] = {"kind": evaluation.kind, **evaluation.modes_config}
     kind = EVALUATION_KINDS[evaluation.kind]
     if isinstance(data, LanguageModel) and kind.lengths is not None:
-        config["lengths"] = list(data.test_lengths) if kind.lengths == "all" else [min(data.test_lengths)]
+        config["lengths"] = list(data.test.lengths) if kind.lengths == "all" else [min(data.test.lengths)]
     config |= evaluation.settings
     if "tokenizer" in kind.reads and isinstance(data, LanguageModel):
         read = {"tokenizer": data.tokenizer_node().key}

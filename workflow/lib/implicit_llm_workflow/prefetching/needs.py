@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from implicit_llm_contracts.runs.fetched_files import HubFiles
-from implicit_llm_workflow.experiment_files.validation import validate
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.file_digests import PICKLE_FILE
 from implicit_llm_workflow.node import Node
@@ -95,19 +95,34 @@ def _corpus_needs(corpus: Mapping[str, Any]) -> Iterator[Need]:
         yield HubFiles("dataset", corpus["dataset"], corpus.get("revision"), corpus.get("split") or "train")
 
 
-def read_evaluation_data() -> dict[str, Any]:
+@dataclass(frozen=True)
+class TaskData:
+    """The data set of a task of lm-eval."""
+
+    dataset: str
+    config: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationDataFile:
+    """workflow/config/prefetch/evaluation-data.yaml: the kinds of evaluation that read data sets, and these by task."""
+
+    kinds: tuple[str, ...]
+    tasks: Mapping[str, TaskData]
+
+
+def read_evaluation_data() -> EvaluationDataFile:
     """The data sets of lm-eval's tasks, with their sizes. Raises: ConfigError."""
-    values = read_yaml(EVALUATION_DATA_FILE)
-    validate(values, "evaluation-data", str(EVALUATION_DATA_FILE))
-    return values
+    return fill(EvaluationDataFile, read_yaml(EVALUATION_DATA_FILE), str(EVALUATION_DATA_FILE))
 
 
 def _evaluation_needs(config: Mapping[str, Any]) -> Iterator[Need]:
     """The data of the tasks that an evaluation names, of all tasks if it names none."""
     values = read_evaluation_data()
-    if config.get("kind") not in values["kinds"]:
+    if config.get("kind") not in values.kinds:
         return
-    for task in config.get("tasks") or values["tasks"]:
-        data = values["tasks"].get(task)
+    for task in config.get("tasks") or values.tasks:
+        data = values.tasks.get(task)
         if data is not None:
-            yield EvaluationData(data["dataset"], data.get("config"), data.get("revision"))
+            yield EvaluationData(data.dataset, data.config, data.revision)

@@ -90,13 +90,13 @@ def _word_problem_table(plan: Plan, data: WordProblem, rows: Sequence[Evaluated]
 def _perplexity_table(plan: Plan, data: LanguageModel, rows: Sequence[Evaluated]) -> Table:
     """Mean and spread over seeds by run, phase and mode (rows) and length (columns)."""
     table = _table(f"{data.name}: perplexity on the test split", "run", "phase", "mode", "seeds")
-    for length in data.test_lengths:
+    for length in data.test.lengths:
         table.add_column(f"L{length}", justify="right")
     for row in rows:
         by_mode = _values(plan, row, "length", "perplexity")
         for mode, by_length in by_mode.items():
             num_seeds = max((len(values) for values in by_length.values()), default=0)
-            cells = [_mean_and_spread(by_length.get(length, []), "{:.2f}") for length in data.test_lengths]
+            cells = [_mean_and_spread(by_length.get(length, []), "{:.2f}") for length in data.test.lengths]
             table.add_row(f"{row.run.name}{_mark(plan, row.keys)}", row.phase, mode, str(num_seeds), *cells)
     return table
 

@@ -9,6 +9,7 @@ from implicit_llm_contracts.config.tasks import CATBABI, LANGUAGE_MODEL, WORD_PR
 from implicit_llm_workflow.experiment_files.data_sets.catbabi import Catbabi
 from implicit_llm_workflow.experiment_files.data_sets.language_model import LanguageModel
 from implicit_llm_workflow.experiment_files.data_sets.word_problem import WordProblem
+from implicit_llm_workflow.experiment_files.values import fill_entry, selected
 from implicit_llm_workflow.node import Node
 
 
@@ -42,5 +43,6 @@ KINDS: dict[str, type[WordProblem] | type[Catbabi] | type[LanguageModel]] = {
 
 
 def build_data_set(name: str, item: Mapping[str, Any], source: str) -> DataSet:
-    """A data set from validated values. Raises: ConfigError that starts with `source`, the file."""
-    return KINDS[item["kind"]].build(name, item, source)
+    """A data set from its values. Raises: ConfigError that starts with `source`, the file."""
+    at = f"{source}: data.{name}"
+    return fill_entry(selected(KINDS, "kind", item, at), name, item, at)

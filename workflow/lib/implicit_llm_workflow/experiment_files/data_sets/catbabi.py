@@ -2,56 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_workflow.experiment_files.values import (
+    DISTINCT,
+    Count,
+    Length,
+    Only,
+    Seed,
+    VocabSize,
+    as_config,
+    matching,
+)
 from implicit_llm_workflow.node import Node
 
-DEFAULT_SEED = 0
-DEFAULT_STORY_LENGTH = 10  # statements, about as many as in the original stories of most families
+_Family = Annotated[int, Only(lambda value: 1 <= value <= 20, "a number of a bAbI task, 1 to 20")]
+_BabiFile = Annotated[
+    str,
+    matching(
+        r"en-valid(-10k)?/qa([1-9]|1[0-9]|20)_(train|valid|test)[.]txt", "a name such as en-valid-10k/qa3_train.txt"
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Stories:
+    """Stories of each family."""
+
+    train: Count
+    valid: Count
+    test: Count
+
+
+@dataclass(frozen=True)
+class SimulatedText:
+    """Stories made up here, in the format of bAbI. `story_length`: statements of a story, about."""
+
+    source: Literal["simulated"]
+    families: Annotated[tuple[_Family, ...], DISTINCT]
+    stories: Stories
+    seed: Seed = 0
+    story_length: Count = 10  # about as many as in the original stories of most families
+
+    collections = ("simulated",)
+
+    def config(self) -> dict[str, Any]:
+        return {**as_config(self), "families": sorted(self.families)}
+
+
+@dataclass(frozen=True)
+class ArchiveText:
+    """bAbI v1.2 from the folder of downloads.
+
+    `missing_files` are known to be missing from the archive; any other missing file is an error.
+    """
+
+    source: Literal["archive"]
+    missing_files: tuple[_BabiFile, ...] = ()
+
+    collections = ("en-valid-10k", "en-valid")
+
+    def config(self) -> dict[str, Any]:
+        return {"source": self.source, "missing_files": sorted(self.missing_files)}
 
 
 @dataclass(frozen=True)
 class Catbabi:
-    """`text`: where the stories come from, as its job is told.
+    """`text`: where the stories come from; `collection`: which of them, by default the first that the text has.
 
-    `mode` is that of the training set; validation and test sets are read for both modes.
+    `mode` says what training learns, the answers to questions (qa) or every word (lm); validation and test sets are
+    read for both. `seed` is that of the order of the stories. `drop_last_story` leaves out the last story of each file,
+    as the published preparation does.
     """
 
     name: str
-    kind: str
-    text: Mapping[str, Any]
-    collection: str
-    mode: str
-    length: int
-    vocab_size: int
-    seed: int
-    drop_last_story: bool
+    kind: Literal["catbabi"]
+    text: SimulatedText | ArchiveText
+    length: Length
+    vocab_size: VocabSize
+    collection: str | None = None
+    mode: Literal["qa", "lm"] = "qa"
+    seed: Seed = 0
+    drop_last_story: bool = True
 
-    @classmethod
-    def build(cls, name: str, item: Mapping[str, Any], source: str) -> Catbabi:
-        """From validated values. Raises: ConfigError."""
-        is_simulated = item["text"]["source"] == "simulated"
-        collections = ("simulated",) if is_simulated else ("en-valid-10k", "en-valid")
-        collection = item.get("collection", collections[0])
-        if collection not in collections:
-            raise ConfigError(
-                f"{source}: data.{name}.collection: a text that is {'simulated' if is_simulated else 'an archive'} "
-                f"has no {collection!r}; give {' or '.join(collections)}, or leave the key out"
+    def __post_init__(self) -> None:
+        if self.collection not in (None, *self.text.collections):
+            raise ValueError(
+                f"collection: a text of source {self.text.source} has no {self.collection!r}; give "
+                f"{' or '.join(self.text.collections)}, or leave the key out"
             )
-        return cls(
-            name=name,
-            kind=item["kind"],
-            text=_simulated_text(item["text"]) if is_simulated else _archive_text(item["text"]),
-            collection=collection,
-            mode=item.get("mode", "qa"),
-            length=int(item["length"]),
-            vocab_size=int(item["vocab_size"]),
-            seed=int(item.get("seed", DEFAULT_SEED)),
-            drop_last_story=item.get("drop_last_story", True),
-        )
 
     def nodes(self) -> Iterator[Node]:
         yield self._text_node()
@@ -67,12 +108,12 @@ class Catbabi:
         yield self._node("test")
 
     def _text_node(self) -> Node:
-        return Node("data", f"{self.name}-text", {"kind": "babi_text", **self.text})
+        return Node("data", f"{self.name}-text", {"kind": "babi_text", **self.text.config()})
 
     def _node(self, split: str) -> Node:
         config = {
             "kind": self.kind,
-            "collection": self.collection,
+            "collection": self.collection or self.text.collections[0],
             "split": split,
             "mode": self.mode if split == "train" else "lm",  # an evaluation finds the questions by itself
             "length": self.length,
@@ -81,17 +122,3 @@ class Catbabi:
             "drop_last_story": self.drop_last_story,
         }
         return Node("data", f"{self.name}-{split}", config, {"text": self._text_node().key})
-
-
-def _simulated_text(text: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "source": "simulated",
-        "seed": int(text.get("seed", DEFAULT_SEED)),
-        "families": sorted(int(family) for family in text["families"]),
-        "stories": {split: int(text["stories"][split]) for split in ("train", "valid", "test")},
-        "story_length": int(text.get("story_length", DEFAULT_STORY_LENGTH)),
-    }
-
-
-def _archive_text(text: Mapping[str, Any]) -> dict[str, Any]:
-    return {"source": "archive", "missing_files": sorted(text.get("missing_files", []))}

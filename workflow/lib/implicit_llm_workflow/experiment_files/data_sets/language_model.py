@@ -5,52 +5,116 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from implicit_llm_workflow.experiment_files.values import (
+    DISTINCT,
+    Count,
+    Digest,
+    Length,
+    Names,
+    Only,
+    Seed,
+    Share,
+    Text,
+    VocabSize,
+    as_config,
+)
 from implicit_llm_workflow.node import Node
 
-DEFAULT_SEED = 0
-DEFAULT_END_OF_TEXT = "<|endoftext|>"
-DEFAULT_TEST_FRACTION = 0.001  # the published test split of the deduplicated Pile
-DEFAULT_TOKENIZER_BYTES = 100_000_000  # a vocabulary changes little beyond; training reads so much and no more
+
+@dataclass(frozen=True)
+class LibraryCorpus:
+    """Documentation and sources of the standard library of the running Python."""
+
+    source: Literal["python_library"]
+    max_document_bytes: Count | None = None  # a longer document stops the job; the job has a default
+
+
+@dataclass(frozen=True)
+class CorpusFiles:
+    """Files of jsonl, parquet or plain text, also compressed (gz, zst), below the downloads or the working directory.
+
+    `files`: names or patterns. `field`: key of the text in a record.
+    """
+
+    source: Literal["files"]
+    files: Names
+    field: Text = "text"
+    max_document_bytes: Count | None = None
+
+
+@dataclass(frozen=True)
+class HubCorpus:
+    """A data set of the Hugging Face hub, prefetched or streamed. `revision`: commit or tag; null takes the newest."""
+
+    source: Literal["hub"]
+    dataset: Text
+    revision: str | None = None
+    split: Text = "train"
+    field: Text = "text"
+    max_document_bytes: Count | None = None
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """A tokenizer.json below the downloads or the working directory; `sha256` null checks nothing."""
+
+    source: Literal["file"]
+    file: Text
+    sha256: Digest | None = None
+    end_of_text: Text = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class HubTokenizer:
+    """The tokenizer of a model of the Hugging Face hub. `revision`: commit or tag; null takes the newest."""
+
+    source: Literal["hub"]
+    name: Text
+    revision: str | None = None
+    end_of_text: Text = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class TrainedTokenizer:
+    """Byte-level BPE, trained on the documents that are not in the test split, on at most `max_bytes` of text."""
+
+    source: Literal["trained"]
+    max_bytes: Annotated[int, Only(lambda value: value >= 1000, "an integer of at least 1000")] = 100_000_000
+    end_of_text: Text = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class TrainLength:
+    length: Length
+
+
+@dataclass(frozen=True)
+class TestLengths:
+    """Lengths at which the test stream is cut into sequences."""
+
+    lengths: Annotated[tuple[Length, ...], DISTINCT]
 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """`corpus` and `tokenizer`: where they come from, as their jobs are told."""
+    """Text as one stream of tokens, documents divided by an end-of-text token.
+
+    `num_shards`: jobs that the corpus is divided among, and so files of tokens; input files go to them in turn.
+    `test_fraction`: share of the documents in the test split, chosen by a hash of their text and `seed`.
+    """
 
     name: str
-    kind: str
-    corpus: Mapping[str, Any]
-    tokenizer: Mapping[str, Any]
-    num_shards: int
-    vocab_size: int
-    test_fraction: float
-    seed: int
-    train_length: int
-    test_lengths: tuple[int, ...]
-
-    @classmethod
-    def build(cls, name: str, item: Mapping[str, Any], source: str) -> LanguageModel:
-        """From validated values."""
-        corpus = _corpus(item["corpus"])
-        test_fraction = float(item.get("test_fraction", DEFAULT_TEST_FRACTION))
-        seed = int(item.get("seed", DEFAULT_SEED))
-        tokenizer = _tokenizer(item["tokenizer"], int(item["vocab_size"]))
-        if tokenizer["source"] == "trained":  # on what is not in the test split, so it must know the split
-            tokenizer |= {"corpus": corpus, "test_fraction": test_fraction, "seed": seed}
-        return cls(
-            name=name,
-            kind=item["kind"],
-            corpus=corpus,
-            tokenizer=tokenizer,
-            num_shards=int(item["num_shards"]),
-            vocab_size=int(item["vocab_size"]),
-            test_fraction=test_fraction,
-            seed=seed,
-            train_length=int(item["train"]["length"]),
-            test_lengths=tuple(int(length) for length in item["test"]["lengths"]),
-        )
+    kind: Literal["language_model"]
+    corpus: LibraryCorpus | CorpusFiles | HubCorpus
+    tokenizer: TokenizerFile | HubTokenizer | TrainedTokenizer
+    num_shards: Annotated[int, Only(lambda value: 1 <= value <= 100_000, "an integer from 1 to 100000")]
+    vocab_size: VocabSize
+    train: TrainLength
+    test: TestLengths
+    test_fraction: Share = 0.001  # the published test split of the deduplicated Pile
+    seed: Seed = 0
 
     def nodes(self) -> Iterator[Node]:
         yield self.tokenizer_node()
@@ -59,28 +123,30 @@ class LanguageModel:
         yield from self.test_nodes()
 
     def train_node(self) -> Node:
-        return self._stream_node("train", self.train_length)
+        return self._stream_node("train", self.train.length)
 
     def test_nodes(self) -> Iterator[Node]:
         """One stream for all lengths, which reading packs anew; the shortest length is only what its index says."""
-        yield self._stream_node("test", min(self.test_lengths))
+        yield self._stream_node("test", min(self.test.lengths))
 
     def tokenizer_node(self) -> Node:
-        return Node("data", f"{self.name}-tokenizer", {"kind": "tokenizer", **self.tokenizer})
+        config = {"kind": "tokenizer", **as_config(self.tokenizer), "vocab_size": self.vocab_size}
+        if isinstance(self.tokenizer, TrainedTokenizer):  # on what is not in the test split, so it must know the split
+            config |= self._split_config()
+        return Node("data", f"{self.name}-tokenizer", config)
+
+    def _split_config(self) -> dict[str, Any]:
+        corpus = as_config(self.corpus)
+        if self.corpus.max_document_bytes is None:
+            del corpus["max_document_bytes"]
+        return {"corpus": corpus, "test_fraction": self.test_fraction, "seed": self.seed}
 
     def _shard_nodes(self) -> Iterator[Node]:
         upstream = {"tokenizer": self.tokenizer_node().key}
+        shards = {"kind": "token_shard", "num_shards": self.num_shards, "vocab_size": self.vocab_size}
+        shards |= self._split_config()
         for shard in range(self.num_shards):
-            config = {
-                "kind": "token_shard",
-                "corpus": self.corpus,
-                "shard": shard,
-                "num_shards": self.num_shards,
-                "test_fraction": self.test_fraction,
-                "seed": self.seed,
-                "vocab_size": self.vocab_size,
-            }
-            yield Node("data", f"{self.name}-{_shard_role(shard)}", config, upstream)
+            yield Node("data", f"{self.name}-{_shard_role(shard)}", {**shards, "shard": shard}, upstream)
 
     def _stream_node(self, split: str, length: int) -> Node:
         config = {"kind": "token_stream", "split": split, "length": length}
@@ -95,33 +161,3 @@ def _shard_keys(data: str, num_shards: int) -> Mapping[str, str]:
 
 def _shard_role(shard: int) -> str:
     return f"shard-{shard:05d}"
-
-
-def _corpus(corpus: Mapping[str, Any]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    match corpus["source"]:
-        case "files":
-            given = {"files": list(corpus["files"]), "field": corpus.get("field", "text")}
-        case "hub":
-            given = {
-                "dataset": corpus["dataset"],
-                "revision": corpus.get("revision"),
-                "split": corpus.get("split", "train"),
-                "field": corpus.get("field", "text"),
-            }
-    if "max_document_bytes" in corpus:
-        given["max_document_bytes"] = int(corpus["max_document_bytes"])
-    return {"source": corpus["source"], **given}
-
-
-def _tokenizer(tokenizer: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    given: dict[str, Any]
-    match tokenizer["source"]:
-        case "file":
-            given = {"file": tokenizer["file"], "sha256": tokenizer.get("sha256")}
-        case "hub":
-            given = {"name": tokenizer["name"], "revision": tokenizer.get("revision")}
-        case _:
-            given = {"max_bytes": int(tokenizer.get("max_bytes", DEFAULT_TOKENIZER_BYTES))}
-    end_of_text = tokenizer.get("end_of_text", DEFAULT_END_OF_TEXT)
-    return {"source": tokenizer["source"], **given, "end_of_text": end_of_text, "vocab_size": vocab_size}

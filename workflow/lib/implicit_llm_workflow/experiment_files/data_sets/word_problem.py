@@ -4,75 +4,69 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
-from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_workflow.experiment_files.values import DISTINCT, Count, Fraction, Length, Seed
 from implicit_llm_workflow.node import Node
 
-DEFAULT_SEED = 0
-DEFAULT_SHARD_SAMPLES = 131_072
 MONOID_ORDER = {"none": 1, "aperiodic": 4}
 MAX_VOCABULARY = 1 << 16  # tokens are stored as uint16 at most
 
 
 @dataclass(frozen=True)
 class TrainSplit:
-    """Several hard fractions are mixed in equal shares of the sequences."""
+    """The training set. Several hard fractions are mixed in equal shares of the sequences."""
 
-    length: int
-    hard_fractions: tuple[float, ...]
-    num_samples: int
+    length: Length
+    hard_fraction: Fraction | Annotated[tuple[Fraction, ...], DISTINCT]
+    num_samples: Count
+
+    @property
+    def hard_fractions(self) -> tuple[float, ...]:
+        return self.hard_fraction if isinstance(self.hard_fraction, tuple) else (self.hard_fraction,)
 
 
 @dataclass(frozen=True)
 class TestSplit:
     """One test set for every pair of length and hard fraction."""
 
-    lengths: tuple[int, ...]
-    hard_fractions: tuple[float, ...]
-    num_samples: int
+    lengths: Annotated[tuple[Length, ...], DISTINCT]
+    hard_fractions: Annotated[tuple[Fraction, ...], DISTINCT]
+    num_samples: Count
 
 
 @dataclass(frozen=True)
 class WordProblem:
+    """`group`: S<n>, A<n> or Z<n>. `monoid`: the second factor of the product, "aperiodic" has four elements.
+
+    A hard fraction is the share of the tokens that are drawn from the whole group; the others are the identity. The
+    published suffix P090 is 0.1. Training and test draw from separate streams of `seed`. `shard_samples`: sequences of
+    one file; a restarted job goes on after the last complete one.
+    """
+
     name: str
-    kind: str
+    kind: Literal["word_problem"]
     group: str
-    monoid: str
-    seed: int
-    shard_samples: int
-    vocab_size: int
     train: TrainSplit
     test: TestSplit
+    monoid: Literal["none", "aperiodic"] = "none"
+    seed: Seed = 0
+    shard_samples: Count = 131_072
 
-    @classmethod
-    def build(cls, name: str, item: Mapping[str, Any], source: str) -> WordProblem:
-        """From validated values. Raises: ConfigError."""
-        monoid = item.get("monoid", "none")
-        hard = item["train"]["hard_fraction"]
-        train = TrainSplit(
-            length=int(item["train"]["length"]),
-            hard_fractions=tuple(float(value) for value in (hard if isinstance(hard, list) else [hard])),
-            num_samples=int(item["train"]["num_samples"]),
-        )
-        test = TestSplit(
-            lengths=tuple(int(length) for length in item["test"]["lengths"]),
-            hard_fractions=tuple(float(value) for value in item["test"]["hard_fractions"]),
-            num_samples=int(item["test"]["num_samples"]),
-        )
-        return cls(
-            name=name,
-            kind=item["kind"],
-            group=item["group"],
-            monoid=monoid,
-            seed=int(item.get("seed", DEFAULT_SEED)),
-            shard_samples=int(item.get("shard_samples", DEFAULT_SHARD_SAMPLES)),
-            vocab_size=vocabulary_size(item["group"], monoid, f"{source}: data.{name}.group"),
-            train=train,
-            test=test,
-        )
+    def __post_init__(self) -> None:
+        if self.vocab_size > MAX_VOCABULARY:
+            raise ValueError(
+                f"group: {self.group} with monoid {self.monoid!r} has {self.vocab_size} tokens, at most "
+                f"{MAX_VOCABULARY} fit uint16; choose a smaller group"
+            )
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of tokens: elements of the product."""
+        return group_order(self.group) * MONOID_ORDER[self.monoid]
 
     def nodes(self) -> Iterator[Node]:
         yield self.train_node()
@@ -104,26 +98,15 @@ class WordProblem:
         }
 
 
-def group_order(group: str, where: str) -> int:
-    """Number of elements of "S5", "A5", "Z60", ... Raises: ConfigError that names the valid forms, after `where`."""
+def group_order(group: str) -> int:
+    """Number of elements of "S5", "A5", "Z60", ... Raises: ValueError that names the valid forms."""
     match = re.fullmatch(r"([SAZ])([1-9][0-9]*)", group)
     if match is None:
-        raise ConfigError(f"{where}: unknown group {group!r}; use S<n>, A<n> or Z<n>, for example A5")
+        raise ValueError(f"group: unknown group {group!r}; use S<n>, A<n> or Z<n>, for example A5")
     family, degree = match[1], int(match[2])
     if family == "Z":
         return degree
     if degree > 20:  # far beyond any table; keeps the factorial small
-        raise ConfigError(f"{where}: group {group} is too large; choose a smaller degree, for example {family}5")
+        raise ValueError(f"group: {group} is too large; choose a smaller degree, for example {family}5")
     order = math.factorial(degree)
     return max(1, order // 2) if family == "A" else order
-
-
-def vocabulary_size(group: str, monoid: str, where: str) -> int:
-    """Number of tokens of a word problem. Raises: ConfigError when the tokens do not fit their storage type."""
-    size = group_order(group, where) * MONOID_ORDER[monoid]
-    if size > MAX_VOCABULARY:
-        raise ConfigError(
-            f"{where}: {group} with monoid {monoid!r} has {size} tokens, at most {MAX_VOCABULARY} fit uint16; "
-            "choose a smaller group"
-        )
-    return size

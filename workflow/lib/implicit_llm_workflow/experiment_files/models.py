@@ -1,19 +1,76 @@
-"""The model configurations that the library ships, read without importing the library (which would import torch)."""
+"""Model files, and the configurations that the library ships, read without importing it (which would import torch)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.validation import check_keys
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.places import local_folder
+from implicit_llm_workflow.experiment_files.values import Text, check_keys, matching
 from implicit_llm_workflow.project_dirs import package_dir
 
 # Written by save_pretrained beside the model's own fields; they say who wrote the file, not what the model is.
 _BOOKKEEPING = ("architectures", "transformers_version", "_name_or_path", "dtype", "auto_map")
+
+
+@dataclass(frozen=True)
+class PretrainedModel:
+    """workflow/config/models/<name>.yaml of any Hugging Face causal model, with whose weights training begins.
+
+    `pretrained`: a folder (below the downloads or the working directory), or a name on the hub, which needs the commit.
+    """
+
+    pretrained: Text
+    revision: Annotated[str, matching(r"[0-9a-f]{40}", "a commit in 40 lower-case hexadecimal digits")] | None = None
+
+    def fields(self, path: str) -> dict[str, Any]:
+        """The model as its job is given it. Raises: ConfigError."""
+        name, is_folder = self.pretrained, local_folder(Path(self.pretrained)) is not None
+        if is_folder and self.revision is not None:
+            raise ConfigError(f"{path}: revision: {name} is a folder, which has none; remove it")
+        if not is_folder and self.revision is None:
+            raise ConfigError(
+                f"{path}: revision: is missing, and {name} is no folder; correct pretrained, or add the commit of a "
+                f"model of the hub, which `git ls-remote https://huggingface.co/{name} HEAD` prints"
+            )
+        return {"pretrained": name} | ({} if self.revision is None else {"revision": self.revision})
+
+
+@dataclass(frozen=True)
+class ConfiguredModel:
+    """workflow/config/models/<name>.yaml of a model that is trained from its seed.
+
+    `config`: the name of a configuration of the library, a folder of implicit_llm/configs/, or the fields of any
+    Hugging Face configuration with its model_type. `package`: a Python package that registers this model_type with
+    transformers. `override`: fields of config that differ; vocab_size follows from the data, the solver from the
+    curriculum.
+    """
+
+    config: str | dict[str, Any]
+    package: Annotated[str, matching(r"[A-Za-z_]\w*([.][A-Za-z_]\w*)*", "the name of a Python package")] | None = None
+    override: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.config, dict) and not isinstance(self.config.get("model_type"), str):
+            raise ValueError("config: the key 'model_type' is missing; add it, or name a configuration of the library")
+
+    def fields(self, path: str) -> dict[str, Any]:
+        """The model as its job is given it. Raises: ConfigError."""
+        found = model_fields(self.config, f"{path}: config") if isinstance(self.config, str) else dict(self.config)
+        if self.package is not None:
+            found["package"] = self.package
+        return override_fields(found, self.override, f"{path}: override")
+
+
+def fill_model(values: Mapping[str, Any], path: str) -> PretrainedModel | ConfiguredModel:
+    """Raises: ConfigError."""
+    return fill(PretrainedModel, values, path) if "pretrained" in values else fill(ConfiguredModel, values, path)
 
 
 def model_fields(name: str, where: str, configs_dir: Path | None = None) -> dict[str, Any]:

@@ -1,0 +1,72 @@
+"""Types of the values in experiment files, with the ranges that they allow, and lookups by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar
+
+from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.fill import Only, fill, fill_keys
+from implicit_llm_workflow.experiment_files.yaml_files import plain
+
+T = TypeVar("T")
+
+_MAX_LENGTH = _MAX_VOCABULARY = 1 << 16  # tokens are stored as uint16 at most
+
+
+def matching(pattern: str, allowed: str) -> Only:
+    """Texts that match the pattern from their beginning to their end."""
+    return Only(re.compile(pattern).fullmatch, allowed)
+
+
+Text = Annotated[str, Only(bool, "a text that is not empty")]
+Name = Annotated[str, matching(r"[a-z][a-z0-9-]*", "lower-case letters, digits and hyphens, beginning with a letter")]
+RunName = Annotated[
+    str, matching(r"[a-z][a-z0-9.-]*", "lower-case letters, digits, hyphens and dots, beginning with a letter")
+]
+Digest = Annotated[str, matching(r"[0-9a-f]{64}", "a sha256 in 64 hexadecimal digits")]
+Count = Annotated[int, Only(lambda value: value >= 1, "an integer of at least 1")]
+Length = Annotated[int, Only(lambda value: 1 <= value <= _MAX_LENGTH, f"an integer from 1 to {_MAX_LENGTH}")]
+VocabSize = Annotated[int, Only(lambda value: 2 <= value <= _MAX_VOCABULARY, f"an integer from 2 to {_MAX_VOCABULARY}")]
+Seed = Annotated[int, Only(lambda value: 0 <= value < 1 << 32, f"an integer from 0 to {(1 << 32) - 1}")]
+Fraction = Annotated[float, Only(lambda value: 0 <= value <= 1, "a number from 0 to 1")]
+Share = Annotated[float, Only(lambda value: 0 < value < 1, "a number above 0 and below 1")]
+DISTINCT = Only(lambda items: items and len({*items}) == len(items), "a list with at least one entry, none twice")
+Names = Annotated[tuple[Text, ...], DISTINCT]
+SOME = Only(bool, "at least one entry")
+
+
+def fill_entry(cls: type[T], name: str, item: Mapping[str, Any], at: str) -> T:
+    """Fill a class that has a `name` from an entry that stands under this name. Raises: ConfigError."""
+    check_keys(item, [key for key in fill_keys(cls) if key != "name"], at)
+    return fill(cls, {"name": name, **item}, at)
+
+
+def selected(choices: Mapping[str, T], key: str, item: Mapping[str, Any], at: str) -> T:
+    """What an entry selects by the value of `key`. Raises: ConfigError that names the nearest valid value."""
+    if not isinstance(item, Mapping) or key not in item:
+        raise ConfigError(f"{at}: the key {key!r} is missing; add it, one of {', '.join(choices)}")
+    if item[key] not in choices:
+        raise ConfigError(f"{at}.{key}: there is no {item[key]!r}; {nearest(str(item[key]), choices)}")
+    return choices[item[key]]
+
+
+def as_config(settings: Any) -> dict[str, Any]:
+    """A dataclass of settings as a job is given it: plain mappings and lists."""
+    return plain(asdict(settings))
+
+
+def as_given(settings: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that were given, without the defaults of the others, so that a default is in no identity."""
+    return {key: plain(getattr(settings, key)) for key in given}
+
+
+def check_keys(keys: Iterable[str], valid: Iterable[str], where: str) -> None:
+    """Raises: ConfigError that names the nearest valid key for the first of `keys` that is not valid."""
+    names = list(valid)
+    for key in keys:
+        if key not in names:
+            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, names)}")
