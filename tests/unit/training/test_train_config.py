@@ -26,7 +26,7 @@ def filled(config: dict[str, Any]) -> TrainConfig:
         ({"phase": {"keep": [0]}}, r"phase.*keep: 0 is not above 0 and at most 8"),
         ({"phase": {"keep": [9]}}, "keep: 9"),
         ({"phase": {"solver": {**FREE, "max_itr": 3}}}, "phase.solver: .*max_iter"),
-        ({"phase": {"solver": {**FREE, "tol": 3.0}}}, "phase.solver: solver.tol: 3.0"),
+        ({"phase": {"solver": {**FREE, "tol": 3.0}}}, "phase.solver.tol: 3.0"),
         ({"phase": {"keep": [6, 3]}}, "not in order, each once"),
         ({"phase": {"keep": [3, 3]}}, "not in order, each once"),
         ({"seed": -1}, "seed: -1"),

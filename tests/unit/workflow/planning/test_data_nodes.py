@@ -258,7 +258,7 @@ def test_a_pretrained_model_is_named_and_keeps_its_fields(language: ExperimentFi
         language.load()
     for text in ("pretrained: some/model", f"revision: {COMMIT}"):
         other.write_text(f"{text}\nconfig: llama3-130m-explicit\n")
-        with pytest.raises(ConfigError, match="unknown key 'revision'; valid: config"):
+        with pytest.raises(ConfigError, match="unknown key"):
             language.load()
 
 

@@ -113,7 +113,7 @@ class EvaluationDataFile:
 
 
 def read_evaluation_data() -> EvaluationDataFile:
-    """The data sets of lm-eval's tasks, with their sizes. Raises: ConfigError."""
+    """The data sets of lm-eval's tasks. Raises: ConfigError."""
     return fill(EvaluationDataFile, read_yaml(EVALUATION_DATA_FILE), str(EVALUATION_DATA_FILE))
 
 
