@@ -3,7 +3,7 @@
 Importing registers `implicit_mamba2` and `implicit_llama3` with Hugging Face's Auto classes.
 """
 
-from implicit_llm.models.auto import list_configs, load_config, register_implicit_causal_lm
+from implicit_llm.models.auto import list_configs, load_config, register_implicit_causal_lm, trained_model
 from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model
 from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM, sequential_forward
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
@@ -32,6 +32,7 @@ __all__ = [
     "register_implicit_causal_lm",
     "sequential_forward",
     "to_implicit",
+    "trained_model",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The models under Hugging Face's Auto classes, and the named configurations that ship with the library."""
+"""The models under Hugging Face's Auto classes, and the configurations and trained models of the package, by name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Conf
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.lstm import LstmConfig, LstmForCausalLM
 from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.runs.places import PROJECT_DIR
 
 CONFIGS = Path(__file__).parent.parent / "configs"  # a directory for each configuration
+TRAINED = PROJECT_DIR / "results" / "reference" / "weights"
 FAMILIES = (
     (ImplicitMamba2Config, ImplicitMamba2Model, ImplicitMamba2ForCausalLM),
     (ImplicitLlama3Config, ImplicitLlama3Model, ImplicitLlama3ForCausalLM),
@@ -53,3 +55,15 @@ def load_config(name: str, **overrides: Any) -> ImplicitConfig:
             hint = nearest(key, config.to_dict(), f"its fields are {', '.join(sorted(known))}")
             raise ModelConfigError(f"{key}: {name} has no such field; {hint}")
     return type(config)(**{**known, **overrides})
+
+
+def trained_model(name: str) -> Path:
+    """The directory of a trained model, for `from_pretrained`: "s5-implicit-s0" or "a5-monoid-released-s0".
+
+    Its README.md is the model card. Raises: ModelConfigError for any other name.
+    """
+    known = sorted(path.parent.name for path in TRAINED.glob("*/config.json"))
+    if name not in known:
+        hint = nearest(name, known, f"there are {', '.join(known)}")
+        raise ModelConfigError(f"no trained model is called {name!r}; {hint}")
+    return TRAINED / name

@@ -89,3 +89,10 @@ def test_a_readme_of_ones_own_stays(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# Mine\n")
     assert "README.md" not in write_project(tmp_path)
     assert (tmp_path / "README.md").read_text() == "# Mine\n"
+
+
+def test_the_first_command_finds_its_model_in_the_installed_package(site: Path, tmp_path: Path) -> None:
+    out = command(tmp_path, site, "implicit-llm", "try", "--length", "40", "--words", "2")
+    assert "2 of 2 words are right at every token" in out
+    assert "Next: implicit-llm init" in out
+    assert (tmp_path / "implicit-llm-try.svg").is_file()

@@ -23,6 +23,7 @@ from implicit_llm_workflow.commands.report import report
 from implicit_llm_workflow.commands.runs import runs
 from implicit_llm_workflow.commands.stages import data, preflight, train
 from implicit_llm_workflow.commands.status import status
+from implicit_llm_workflow.commands.try_it import try_it
 from implicit_llm_workflow.commands.verify import verify
 from implicit_llm_workflow.launching.launch import tell_who_started_this
 from implicit_llm_workflow.project_dirs import require_own_package
@@ -38,8 +39,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("try", rich_help_panel="First steps")(try_it)
 _PANELS = {
-    "Experiments": (init, status, explain, estimate, accept, prefetch, gc),
+    "First steps": (init,),
+    "Experiments": (status, explain, estimate, accept, prefetch, gc),
     "Results": (report, runs, compare, lineage, verify, mlflow),
     "Jobs": (data, train, evaluate, preflight),
 }
