@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from implicit_llm_workflow.commands.accept import accept
 from implicit_llm_workflow.commands.compare import compare
@@ -28,9 +29,33 @@ from implicit_llm_workflow.commands.verify import verify
 from implicit_llm_workflow.launching.launch import tell_who_started_this
 from implicit_llm_workflow.project_dirs import require_own_package
 
-EXIT_FAILURE = 1
+EXIT_FAILURE, EXIT_USAGE = 1, 2
+
+
+class _PlainTypes:
+    """Leaves out types that say nothing in a help text: `<bool>` of --help, `<list[str]>` beside an argument's name."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if isinstance(param, TyperArgument):
+                param.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
+            elif param.name == "help":
+                param.metavar = ""
+        return params
+
+
+class Command(_PlainTypes, TyperCommand):
+    """A command, with a plain help text."""
+
+
+class Group(_PlainTypes, TyperGroup):
+    """Commands with one word before their names, with a plain help text."""
+
 
 app = typer.Typer(
+    cls=Group,
+    add_completion=False,
     help="Implicit language models: data sets, training, evaluation and report, one job at a time.\n\n"
     "Whole experiments are run by Snakemake, which calls these commands:\n\n"
     "    snakemake --profile profiles/local --configfile workflow/config/demo.yaml",
@@ -49,9 +74,11 @@ _PANELS = {
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
         if isinstance(_command, typer.Typer):
-            app.add_typer(_command, rich_help_panel=_panel)
+            app.add_typer(_command, cls=Group, rich_help_panel=_panel)
+            for _inner in _command.registered_commands:
+                _inner.cls = Command
         else:
-            app.command(rich_help_panel=_panel)(_command)
+            app.command(cls=Command, rich_help_panel=_panel)(_command)
 
 
 def _tell_version(is_asked: bool) -> None:
@@ -82,18 +109,30 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     words = sys.argv[1:] if arguments is None else arguments
     is_debug = "--debug" in words
     try:
-        app(args=[word for word in words if word != "--debug"], prog_name="implicit-llm")
+        code = app(args=[word for word in words if word != "--debug"], prog_name="implicit-llm", standalone_mode=False)
+    except typer.Abort:
+        sys.exit(EXIT_FAILURE)
     except Exception as error:
         tell_who_started_this(error)
         if is_debug:
             raise
-        code = getattr(error, "exit_code", None)
-        message = " ".join(str(error).split())
-        if code is None:
-            message = f"{type(error).__name__}: {message}; add --debug for the traceback"
-        typer.echo(f"error: {message}", err=True)
-        sys.exit(EXIT_FAILURE if code is None else code)
-    sys.exit(0)
+        sys.exit(_tell(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell(error: Any) -> int:
+    """Say in one line what is wrong, and what to type where the command line was; the exit code."""
+    code = getattr(error, "exit_code", None)
+    message = str(error)
+    if hasattr(error, "format_message"):  # of the command line; empty where the help was shown instead
+        if not (message := error.format_message().rstrip(".?")):
+            return EXIT_USAGE
+        message += f"; type `{error.ctx.command_path if error.ctx else 'implicit-llm'} --help`"
+    message = " ".join(message.split())
+    if code is None:
+        message = f"{type(error).__name__}: {message}; add --debug for the traceback"
+    typer.echo(f"error: {message}", err=True)
+    return EXIT_FAILURE if code is None else code
 
 
 if __name__ == "__main__":

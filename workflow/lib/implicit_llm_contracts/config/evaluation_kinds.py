@@ -21,6 +21,14 @@ PERPLEXITY, LM_EVAL, DUALITY, JACOBIAN = "perplexity", "lm_eval", "duality", "ja
 _LENGTHS = "Lengths at which the test stream is cut; by default those of the data."
 _MAX_TOKENS = "Tokens of each test set, the first ones, at most."
 _PRECISION = "Precision of the model, fp32 (the default) or bf16 by autocast; losses are fp32 always."
+# A sentence on each field of a mode that an evaluation by hand can set, for all modes at once.
+MODE_SETTINGS = {
+    "eval_max_iter": "f-evaluations allowed for one block; by default as saved.",
+    "eval_tol": "Relative residual at which a block has converged; by default as saved.",
+    "eval_block_len": "Tokens of a block, in the mode blockwise; by default as saved.",
+    "eval_stop": "What must converge before a sequence stops: sequence, token or batch; by default as saved.",
+    "max_samples": "Sequences of each data set, the first ones, at most.",
+}
 _COSTS = {"f_evaluations_per_token": "f-evaluations per token", "unconverged_share": "unconverged"}
 
 
@@ -68,7 +76,7 @@ EVALUATION_KINDS: dict[str, EvaluationKind] = {
         EvaluateConfig,
         data=(WORD_PROBLEM,),
         reads=("word_problem",),
-        summary="Accuracy on word problems: by position, on the last ten tokens, of whole sequences; in every mode.",
+        summary="Measure accuracy on word problems: by position, on the last ten tokens, and of whole sequences.",
         example="--model results/demo/train/a5-implicit-s1/free --data results/demo/data/a5-test-L64-h0.5 "
         "--mode blockwise --mode sequential --max-iter 64 --block-len 8",
         numbers="accuracies",
@@ -80,7 +88,7 @@ EVALUATION_KINDS: dict[str, EvaluationKind] = {
         CatbabiConfig,
         data=(CATBABI,),
         reads=("catbabi",),
-        summary="Accuracy at the questions of CatbAbI, in all and for each task, and of every word; in every mode.",
+        summary="Measure accuracy on the questions of CatbAbI, in all and for each task, and on every word.",
         example="--model results/miniature/train/babi-implicit-s0/free --data results/miniature/data/babi-test "
         "--tol 0.03 --protocols windowed,carried",
         numbers="answers to CatbAbI",
@@ -97,7 +105,7 @@ EVALUATION_KINDS: dict[str, EvaluationKind] = {
         PerplexityConfig,
         data=(LANGUAGE_MODEL,),
         reads=("token_stream",),
-        summary="Perplexity on held-out text, at each length, in every mode.\n\n"
+        summary="Measure perplexity on held-out text, at each length.\n\n"
         "The text must have been encoded with the tokens that the model was trained with.",
         example="--model models/pythia-160m --data results/paper/data/pile-test --lengths 2048,4096 "
         "--max-tokens 1000000",
@@ -111,7 +119,7 @@ EVALUATION_KINDS: dict[str, EvaluationKind] = {
         LmEvalConfig,
         data=(LANGUAGE_MODEL,),
         reads=("tokenizer",),
-        summary="Downstream tasks by the Language Model Evaluation Harness, in every mode.\n\n"
+        summary="Run downstream tasks by the Language Model Evaluation Harness.\n\n"
         "The tokenizer is the model's own, or that of `--data DIR`, the run directory of a tokenizer.",
         example="--model results/miniature/train/text-mamba2-implicit-s0/free-80 "
         "--data results/miniature/data/text-tokenizer --tasks local_cloze --task-path local --limit 20",
@@ -134,7 +142,7 @@ EVALUATION_KINDS: dict[str, EvaluationKind] = {
         DualityConfig,
         data=(LANGUAGE_MODEL,),
         reads=("word_problem", "catbabi", "token_stream"),
-        summary="Whether the modes of solving agree on the same tokens, and how fast the simultaneous iteration "
+        summary="Compare the modes of solving on the same tokens, and trace how fast the simultaneous iteration "
         "converges.",
         example="--model results/miniature/train/text-mamba2-implicit-s0/free-80 "
         "--data results/miniature/data/text-test --max-tokens 16384 --max-iter 64",
@@ -154,8 +162,8 @@ EVALUATION_KINDS: dict[str, EvaluationKind] = {
         JacobianConfig,
         data=(WORD_PROBLEM, CATBABI, LANGUAGE_MODEL),
         reads=("word_problem", "catbabi", "token_stream"),
-        summary="The Jacobian of the state of a Mamba2 model (Theorem 1): diagonal for an explicit layer, not at a "
-        "fixed point.",
+        summary="Compute the Jacobian of the state of a Mamba2 model (Theorem 1): diagonal for an explicit layer, not "
+        "at a fixed point.",
         example="--model results/demo/train/a5-implicit-s1/free --data results/demo/data/a5-test-L16-h0.5",
         numbers="Jacobians",
         metrics=("off_diagonal_share", "transition_radius", "f_radius", "relative_difference"),

@@ -1,17 +1,31 @@
 """The command `evaluate`, with a sub-command for each kind of evaluation.
 
-Their options follow from the table of kinds, `implicit_llm_contracts/config/evaluation_kinds.py`.
+The options of a kind are the fields of its dataclass that the table of kinds describes, and those of a mode; see
+`implicit_llm_contracts/config/evaluation_kinds.py`.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
 import typer
 
-from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.config.evaluation import PUBLISHED, ModeConfig, SweepConfig
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MODE_SETTINGS, EvaluationKind
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS
-from implicit_llm_workflow.commands.evaluate_options import make_command
-from implicit_llm_workflow.commands.job import Downloads, IdentityText, Job, Log, RunDir, run_job
+from implicit_llm_workflow.commands.evaluate_by_hand import Given, evaluate_by_hand
+from implicit_llm_workflow.commands.job import Downloads, IdentityText, Job, Log, OptionError, RunDir, run_job
+from implicit_llm_workflow.experiment_files.evaluations import completed_settings
 
+MODES = ("blockwise", "simultaneous", "sequential", PUBLISHED)
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+MODES_PANEL = "How an implicit model is solved"
 # Everything behind `harness` belongs to it, options that this console knows under the same name included.
 HANDED_OVER = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -24,10 +38,133 @@ evaluate = typer.Typer(
     rich_markup_mode="markdown",
 )
 
+Mode = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="blockwise (the default), simultaneous, sequential, or published: simultaneous with the published "
+        "stopping rule. Repeatable. An explicit model is evaluated once, in the mode `parallel`.",
+        metavar="NAME",
+        rich_help_panel=MODES_PANEL,
+    ),
+]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Test-time compute: each mode once for each value, such as max-iter=1,2 or tol=0.2,0.05. Repeatable.",
+        metavar="KEY=VALUES",
+        rich_help_panel=MODES_PANEL,
+    ),
+]
+
+
+def make_command(name: str) -> Callable[..., None]:
+    """The function that Typer turns into the sub-command of a kind."""
+    kind, command_name = EVALUATION_KINDS[name], name.replace("_", "-")
+    hints = dict(_options(kind.config, kind.settings, "Options"))
+    if kind.has_modes:
+        hints |= {"mode": Mode, **dict(_options(ModeConfig, MODE_SETTINGS, MODES_PANEL)), "sweep": Sweep}
+    parameters = [inspect.Parameter(key, KEYWORD, default=None, annotation=hint) for key, hint in hints.items()]
+    given_hints = get_type_hints(Given, include_extras=True)
+    for key, parameter in inspect.signature(Given).parameters.items():
+        parameters.append(parameter.replace(kind=KEYWORD, annotation=given_hints[key]))
+
+    def command(**values: Any) -> None:
+        given = Given(**{key: values.pop(key) for key in given_hints})
+        job = given.job(name)
+        if job is None:
+            evaluate_by_hand(name, _config(name, kind, values), given)
+        else:
+            run_job(job)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    # An option and its value stay on one line.
+    example = re.sub(r"(--\S+) (?!--)", "\\1\xa0", f"implicit-llm evaluate {command_name} {kind.example}")
+    lines = [line.replace("\xa0", " ") for line in textwrap.wrap(example, 68, break_on_hyphens=False)]
+    command.__doc__ = f"{kind.summary}\n\n**Example**\n\n    " + " \\\n        ".join(lines)
+    return command
+
+
+def _options(config: type, sentences: Mapping[str, str], panel: str) -> Iterable[tuple[str, Any]]:
+    """Options for the fields of a dataclass that have a sentence; text where Typer does not know the type."""
+    for field, text in sentences.items():
+        hint = _field_type(config, field)
+        is_number, is_tuple = hint in (int, float), get_origin(hint) is tuple
+        metavar = "N" if is_number else "A,B" if is_tuple else "NAME"
+        option = typer.Option(help=text, metavar=metavar, rich_help_panel=panel)
+        yield _option_name(field), Annotated[(hint if is_number else str) | None, option]
+
+
+def _option_name(field: str) -> str:
+    return field.removeprefix("eval_")
+
+
+def _field_type(config: type, field: str) -> Any:
+    """The type of a field, without its None."""
+    hint = get_type_hints(config)[field]
+    is_optional = get_origin(hint) in (Union, UnionType)
+    return next(member for member in get_args(hint) if member is not type(None)) if is_optional else hint
+
+
+def _config(name: str, kind: EvaluationKind, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The evaluation as an experiment file has it. Raises: UserError."""
+    config: dict[str, Any] = {"kind": name}
+    if kind.has_modes:
+        config["modes"] = _modes(values, values["mode"] or kind.default_modes)
+        sweep = dict(_swept(option) for option in values["sweep"] or ())
+        config |= {"sweep": sweep} if sweep else {}
+    settings = _fields(kind.config, kind.settings, values)
+    return config | dict(completed_settings(name, settings, f"evaluate {name.replace('_', '-')}"))
+
+
+def _modes(values: Mapping[str, Any], names: Iterable[str]) -> list[dict[str, Any]]:
+    """The modes with these names, all with the settings that were given."""
+    unknown = next((name for name in names if name not in MODES), None)
+    if unknown is not None:
+        raise OptionError(f"--mode: there is no mode {unknown!r}; {nearest(unknown, MODES)}")
+    shared = _fields(ModeConfig, MODE_SETTINGS, values)
+    of_blocks = {key: shared.pop(key) for key in ("eval_block_len",) if key in shared}
+    if of_blocks and "blockwise" not in names:
+        raise OptionError("--block-len: is for the mode blockwise; add --mode blockwise, or leave it out")
+    return [
+        {"name": name, "eval_mode": "simultaneous" if name == PUBLISHED else name, **shared}
+        | (of_blocks if name == "blockwise" else {})
+        for name in names
+    ]
+
+
+def _swept(option: str) -> tuple[str, list[Any]]:
+    """("eval_max_iter", [1, 2]) of "max-iter=1,2"."""
+    fields = {_option_name(field).replace("_", "-"): field for field in get_type_hints(SweepConfig)}
+    key, _, text = option.partition("=")
+    if key not in fields:
+        raise OptionError(f"--sweep {option}: no setting {key!r} is swept; {nearest(key, fields)}")
+    return fields[key], _parsed(SweepConfig, fields[key], text, f"--sweep {option}")
+
+
+def _fields(config: type, names: Iterable[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given of these fields, by field."""
+    given = {name: values[_option_name(name)] for name in names if values[_option_name(name)] is not None}
+    return {name: _parsed(config, name, value, f"--{name} {value}") for name, value in given.items()}
+
+
+def _parsed(config: type, field: str, value: Any, where: str) -> Any:
+    """A value of a field; of a field with several values from text. Raises: OptionError."""
+    hint = _field_type(config, field)
+    if get_origin(hint) is not tuple:
+        return value
+    member = get_args(hint)[0]
+    try:
+        return [member(word) if member in (int, float) else word for word in value.split(",") if word]
+    except ValueError as error:
+        raise OptionError(f"{where}: must be numbers with commas between them, such as 1,2") from error
+
+
 for _name in EVALUATION_KINDS:
     evaluate.command(_name.replace("_", "-"))(make_command(_name))
 
 
+@evaluate.command("import")
 def import_model(
     run_dir: RunDir, identity: IdentityText, log: Log = None, downloads: Downloads = DEFAULT_DOWNLOADS
 ) -> None:
@@ -38,12 +175,15 @@ def import_model(
 
     **Example**
 
-        implicit-llm explain --identity checkpoint/pythia-70m --config mine.yaml > id.json
-        implicit-llm evaluate import --run-dir results/mine/checkpoint/pythia-70m --identity @id.json
+        implicit-llm explain --identity checkpoint/pythia-70m \\
+            --config mine.yaml > id.json
+        implicit-llm evaluate import --identity @id.json \\
+            --run-dir results/mine/checkpoint/pythia-70m
     """
     run_job(Job("checkpoint", run_dir, identity, None, log, {"downloads": downloads}))
 
 
+@evaluate.command("harness", context_settings=HANDED_OVER)
 def harness(context: typer.Context) -> None:
     """Run the Language Model Evaluation Harness with this project's models; all arguments are the harness's own.
 
@@ -54,14 +194,12 @@ def harness(context: typer.Context) -> None:
     **Example**
 
         implicit-llm evaluate harness run --help
-        implicit-llm evaluate harness --model hf --tasks local_cloze --include_path workflow/config/lm_eval/local \\
-            --model_args eval_mode=sequential tokenizer=results/miniature/data/text-tokenizer \\
+        implicit-llm evaluate harness --model hf --tasks local_cloze \\
+            --include_path workflow/config/lm_eval/local \\
+            --model_args eval_mode=sequential \\
+            tokenizer=results/miniature/data/text-tokenizer \\
             pretrained=results/miniature/train/text-mamba2-implicit-s0/free-80
     """
     from implicit_llm.evaluation.lm_eval_harness.command_line import main
 
     main(context.args)
-
-
-evaluate.command("import")(import_model)
-evaluate.command("harness", context_settings=HANDED_OVER)(harness)

@@ -1,4 +1,4 @@
-"""Evaluating a model that is in no experiment: as a job of its own, so that asked again it is there already."""
+"""Evaluating a model that is in no experiment: as a job of its own, so that the same call finds its result there."""
 
 from __future__ import annotations
 
@@ -8,152 +8,195 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from implicit_llm_contracts.config.evaluation_kinds import EvaluationKind
+import typer
+
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.places import downloads_folder
-from implicit_llm_workflow.commands.job import Job, OptionError, run_job
+from implicit_llm_workflow.commands.job import (
+    MACHINE_PANEL,
+    Device,
+    Inputs,
+    Job,
+    JobDir,
+    JobIdentity,
+    Kernels,
+    Log,
+    OptionError,
+    Threads,
+    run_job,
+)
 from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
 from implicit_llm_workflow.planning.recorded import METRICS
 
 ROOT = Path("results") / "by-hand"
 SHOWN_DIGITS = 8
-MODEL_STAGES = ("train", "checkpoint")
 TOKENIZER = "tokenizer"
+BY_HAND = "By hand"
 
 
 @dataclass(frozen=True)
-class ByHand:
-    """What was asked for. `config`: of the evaluation, as an experiment's job has it."""
+class Given:
+    """The options that every kind of evaluation has."""
 
-    command: str
-    config: Mapping[str, Any]
-    kind: EvaluationKind
-    model: Path
-    data: tuple[Path, ...]
-    out: Path | None
-    sha256: tuple[str, ...]
-    log: Path | None
-    runtime: dict[str, Any]
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run directory of a training phase, or any checkpoint: of transformers (config.json and safetensors), "
+            "in the published layout, or of the original Mamba2 release.",
+            metavar="DIR",
+            rich_help_panel=BY_HAND,
+        ),
+    ] = None
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="Run directory of a data set. Repeatable.", metavar="DIR", rich_help_panel=BY_HAND),
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run directory of the evaluation; else below results/by-hand/.", metavar="DIR", rich_help_panel=BY_HAND
+        ),
+    ] = None
+    sha256: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sha256",
+            help="Digest that a file of the checkpoint must have. A pytorch_model.bin is read only if named here.",
+            metavar="FILE=DIGEST",
+            rich_help_panel=BY_HAND,
+        ),
+    ] = None
+    run_dir: JobDir = None
+    identity: JobIdentity = None
+    inputs: Inputs = None
+    log: Log = None
+    threads: Threads = 0
+    device: Device = "auto"
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Sequences at a time; 0 takes the default.", metavar="N", rich_help_panel=MACHINE_PANEL
+        ),
+    ] = 0
+    kernels: Kernels = "auto"
 
-
-@dataclass(frozen=True)
-class Finished:
-    """A run directory with what its manifest says."""
-
-    dir: Path
-    stage: str
-    name: str
-    fingerprint: str
-    config: Mapping[str, Any]
-    files: tuple[str, ...]
-
-
-def evaluate_by_hand(asked: ByHand) -> None:
-    """Import the model if it is none of ours, evaluate it, print the numbers. Raises: UserError."""
-    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT.parent.resolve() / 'mlflow.db'}")
-    test_sets = _test_sets(asked)
-    config = _with_lengths(asked, test_sets)
-    model = _model(asked)
-    upstream = {"model": model.fingerprint, **{role: run.fingerprint for role, run in test_sets.items()}}
-    code = job_digest(job_code("evaluate", config, model.config.get("model")))
-    identity = Identity("evaluate", f"{model.name}/{asked.command}", config, code, upstream)
-    identity = replace(identity, name=f"{identity.name}-{identity.fingerprint[:SHOWN_DIGITS]}")
-    run_dir = asked.out or ROOT / "evaluate" / identity.name
-    inputs = [f"model={model.dir}", *(f"{role}={run.dir}" for role, run in test_sets.items())]
-    run_job(Job("evaluate", run_dir, identity.to_json(), inputs, asked.log, asked.runtime))
-    _show(_finished(run_dir), asked.kind.columns)
-
-
-def _test_sets(asked: ByHand) -> dict[str, Finished]:
-    """By role, which is what the data set is called. Raises: OptionError."""
-    if not asked.data and asked.kind.reads != (TOKENIZER,):
-        raise OptionError(
-            f"--data: is missing; add the run directory of a data set of kind {' or '.join(asked.kind.reads)}"
-        )
-    found: dict[str, Finished] = {}
-    for folder in asked.data:
-        run = _finished(folder)
-        kind = run.config.get("kind")
-        if run.stage != "data" or kind not in asked.kind.reads:
+    def job(self, kind: str) -> Job | None:
+        """The job of a workflow, None for an evaluation by hand. Raises: OptionError for half of one, or for both."""
+        if self.model is not None:
+            if self.run_dir or self.identity or self.inputs:
+                raise OptionError("--model: is for evaluation by hand; leave out --run-dir, --identity and --input")
+            return None
+        if self.run_dir is None or self.identity is None:
             raise OptionError(
-                f"--data {folder}: is of kind {kind or run.stage}, and {asked.command} reads "
-                f"{' or '.join(asked.kind.reads)}; give the run directory of such a data set"
+                "--model: is missing; add --model DIR and --data DIR to evaluate by hand (a job of a workflow has "
+                "--run-dir and --identity instead)"
             )
-        role = TOKENIZER if kind == TOKENIZER else run.name
+        return Job("evaluate", self.run_dir, self.identity, self.inputs, self.log, self.runtime, kind)
+
+    @property
+    def runtime(self) -> dict[str, Any]:
+        """What the job is told beside its identity."""
+        options = {"threads": self.threads or None, "batch_size": self.batch_size or None}
+        return {**options, "device": self.device, "kernels": self.kernels}
+
+
+def evaluate_by_hand(name: str, config: dict[str, Any], given: Given) -> None:
+    """Import the model if it is none of ours, evaluate it, print the numbers. Raises: UserError."""
+    command, kind = name.replace("_", "-"), EVALUATION_KINDS[name]
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT.parent.resolve() / 'mlflow.db'}")
+    test_sets = _test_sets(command, kind.reads, given.data or [])
+    if kind.lengths == "all" and "lengths" not in config:
+        config["lengths"] = sorted({data.config["length"] for _, data in test_sets.values()})
+    if kind.lengths != "shortest":  # which the job takes from the data
+        fill(kind.config, config, f"evaluate {command}")
+    model_dir, model = _model(given)
+    upstream = {"model": model.fingerprint, **{role: data.fingerprint for role, (_, data) in test_sets.items()}}
+    code = job_digest(job_code("evaluate", config, model.config.get("model")))
+    identity = Identity("evaluate", f"{model.name}/{command}", config, code, upstream)
+    identity = replace(identity, name=f"{identity.name}-{identity.fingerprint[:SHOWN_DIGITS]}")
+    run_dir = given.out or ROOT / "evaluate" / identity.name
+    inputs = [f"model={model_dir}", *(f"{role}={folder}" for role, (folder, _) in test_sets.items())]
+    run_job(Job("evaluate", run_dir, identity.to_json(), inputs, given.log, given.runtime))
+    _show(run_dir, kind.columns)
+
+
+def _test_sets(
+    command: str, reads: tuple[str, ...], folders: list[Path] | tuple[()]
+) -> dict[str, tuple[Path, Manifest]]:
+    """Folder and manifest by role, which is what the data set is called. Raises: UserError."""
+    kinds = " or ".join(reads)
+    if not folders and reads != (TOKENIZER,):
+        raise OptionError(f"--data: is missing; add the run directory of a data set of kind {kinds}")
+    found: dict[str, tuple[Path, Manifest]] = {}
+    for folder in folders:
+        data = Manifest.read(folder / MANIFEST)
+        kind = data.config.get("kind")
+        if data.stage != "data" or kind not in reads:
+            raise OptionError(
+                f"--data {folder}: is of kind {kind or data.stage}, and {command} reads {kinds}; give the run "
+                "directory of such a data set"
+            )
+        role = TOKENIZER if kind == TOKENIZER else data.name
         if role in found:
             raise OptionError(f"--data {folder}: a data set called {role} is given already; remove one")
-        found[role] = run
+        found[role] = folder, data
     return found
 
 
-def _with_lengths(asked: ByHand, test_sets: Mapping[str, Finished]) -> dict[str, Any]:
-    """The config; where all lengths are wanted and none is named, those that the streams were made for."""
-    lengths = sorted({run.config["length"] for run in test_sets.values()}) if asked.kind.lengths == "all" else None
-    return {**({} if lengths is None else {"lengths": lengths}), **asked.config}
-
-
-def _model(asked: ByHand) -> Finished:
-    """A run of ours, or the checkpoint imported into one. Raises: OptionError."""
-    folder = asked.model
+def _model(given: Given) -> tuple[Path, Manifest]:
+    """A run of ours, or the checkpoint imported into one. Raises: UserError."""
+    assert given.model is not None
+    folder = given.model
     if (folder / MANIFEST).is_file():
-        run = _finished(folder)
-        if run.stage not in MODEL_STAGES:
+        run = Manifest.read(folder / MANIFEST)
+        if run.stage not in ("train", "checkpoint"):
             raise OptionError(
                 f"--model {folder}: is the run directory of {run.stage}/{run.name}, which has no model; give that of a "
                 "training phase or of an imported checkpoint"
             )
-        return run
+        return folder, run
     if not (folder / CONFIG_FILE).is_file():
         raise OptionError(
             f"--model {folder}: has neither {MANIFEST} nor {CONFIG_FILE}; give the run directory of a training phase, "
             "or the folder of a checkpoint"
         )
     path = folder.resolve()
-    digests = safe_digests(path, FileDigests(ROOT / ".digests.json")) | _given_digests(asked.sha256)
+    digests = safe_digests(path, FileDigests(ROOT / ".digests.json")) | dict(map(_digest, given.sha256 or ()))
     config = {"path": str(path), "sha256": digests}
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip(".-") or "checkpoint"
     identity = Identity("checkpoint", name, config, job_digest(job_code("checkpoint", config)), {})
     run_dir = ROOT / "checkpoint" / name
-    runtime = {"downloads": downloads_folder()}
-    run_job(Job("checkpoint", run_dir, identity.to_json(), None, asked.log, runtime))
-    return _finished(run_dir)
+    run_job(Job("checkpoint", run_dir, identity.to_json(), None, given.log, {"downloads": downloads_folder()}))
+    return run_dir, Manifest.read(run_dir / MANIFEST)
 
 
-def _given_digests(options: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for option in options:
-        name, _, digest = option.partition("=")
-        if not name or not re.fullmatch("[0-9a-f]{64}", digest):
-            raise OptionError(f"--sha256 {option}: must have the form FILE=DIGEST, with 64 hexadecimal digits")
-        found[name] = digest
-    return found
+def _digest(option: str) -> tuple[str, str]:
+    name, _, digest = option.partition("=")
+    if not name or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise OptionError(f"--sha256 {option}: must have the form FILE=DIGEST, with 64 hexadecimal digits")
+    return name, digest
 
 
-def _finished(folder: Path) -> Finished:
-    """Raises: ManifestError."""
-    found = Manifest.read(folder / MANIFEST)
-    files = tuple(record.path for record in found.files)
-    return Finished(folder, found.stage, found.name, found.fingerprint, found.config, files)
-
-
-def _show(run: Finished, columns: Mapping[str, str]) -> None:
-    """The numbers, a line for each record, and where they lie."""
+def _show(run_dir: Path, columns: Mapping[str, str]) -> None:
+    """Print the numbers, a line for each record, and the path of their file."""
     from rich.table import Table
 
     from implicit_llm_workflow.commands import options
 
-    path = run.dir / next(file for file in run.files if file.rpartition("/")[2] == METRICS)
+    files = (record.path for record in Manifest.read(run_dir / MANIFEST).files)
+    path = run_dir / next(file for file in files if file.rpartition("/")[2] == METRICS)
     table = Table("data", "mode", "length", box=None, pad_edge=False)
     for heading in columns.values():
         table.add_column(heading, justify="right")
     for record in json.loads(path.read_bytes())["records"]:
-        shown = [_text(record.get(key)) for key in ("data", "mode", "length", *columns)]
-        table.add_row(*shown)
+        table.add_row(*(_text(record.get(key)) for key in ("data", "mode", "length", *columns)))
     console = options.wide_console()
     console.print(table)
     console.print(str(path), soft_wrap=True)

@@ -26,28 +26,36 @@ class OptionError(UserError):
     """A command-line option cannot be understood."""
 
 
-RunDir = Annotated[Path, typer.Option(help="Run directory of the job; everything it writes lies there.", metavar="DIR")]
-IdentityText = Annotated[
-    str,
-    typer.Option(
-        "--identity",
-        help="What the result depends on, as JSON, or @FILE. `implicit-llm explain --identity` prints it.",
-        metavar="JSON",
-    ),
-]
-Inputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        help="Run directory of a finished job this one reads from. Repeat for each role, or name a JSON file of "
-        "directories by role as @FILE.",
-        metavar="ROLE=DIR",
-    ),
-]
+JOB_PANEL, MACHINE_PANEL = "As a job of a workflow", "Use of the machine"
+_RUN_DIR = typer.Option(
+    help="Run directory of the job; it writes nowhere else.", metavar="DIR", rich_help_panel=JOB_PANEL
+)
+_IDENTITY = typer.Option(
+    "--identity",
+    help="What the result depends on, as JSON, or @FILE. `implicit-llm explain --identity` prints it.",
+    metavar="JSON",
+    rich_help_panel=JOB_PANEL,
+)
+_INPUTS = typer.Option(
+    "--input",
+    help="Run directory of a finished job that this one reads, by role. Repeatable; or a JSON file of them, as @FILE.",
+    metavar="ROLE=DIR",
+    rich_help_panel=JOB_PANEL,
+)
+RunDir = Annotated[Path, _RUN_DIR]
+IdentityText = Annotated[str, _IDENTITY]
+JobDir = Annotated[Path | None, _RUN_DIR]  # of commands that do more than jobs
+JobIdentity = Annotated[str | None, _IDENTITY]
+Inputs = Annotated[list[str] | None, _INPUTS]
 Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves their number to the libraries.", metavar="N")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", metavar="NAME")]
-Kernels = Annotated[str, typer.Option(help="auto, torch or triton.", metavar="NAME")]
+Threads = Annotated[
+    int,
+    typer.Option(
+        min=0, help="CPU threads; 0 leaves their number to the libraries.", metavar="N", rich_help_panel=MACHINE_PANEL
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", metavar="NAME", rich_help_panel=MACHINE_PANEL)]
+Kernels = Annotated[str, typer.Option(help="auto, torch or triton.", metavar="NAME", rich_help_panel=MACHINE_PANEL)]
 Downloads = Annotated[
     Path,
     typer.Option(envvar="IMPLICIT_LLM_DATA", help="Folder of fetched files, which this job only reads.", metavar="DIR"),

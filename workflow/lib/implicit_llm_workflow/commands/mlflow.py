@@ -9,7 +9,7 @@ import typer
 
 mlflow = typer.Typer(
     name="mlflow",
-    help="The store in which MLflow keeps what the runs report.",
+    help="Create or rebuild the store in which MLflow keeps what the runs report.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -21,7 +21,7 @@ Results = Annotated[
 
 @mlflow.command("init")
 def init(results: Results = Path("results")) -> None:
-    """Make the store, once, before the jobs that write to it. Harmless when it is there already.
+    """Create the store before the jobs that write to it; a store that is there is kept.
 
     A damaged file is moved aside, to mlflow.db.bad-1, and the store rebuilt.
 
@@ -38,10 +38,10 @@ def init(results: Results = Path("results")) -> None:
 
 @mlflow.command("rebuild")
 def rebuild(results: Results = Path("results")) -> None:
-    """Bring to the store all that the results hold and it does not: after an outage, a loss, or damage.
+    """Add to the store what the results hold and it lacks: after an outage, a loss, or damage.
 
-    Runs that are there keep their ids, others get new ones and the same tags, parameters and points. A damaged file is
-    moved aside, to mlflow.db.bad-1; nothing is deleted. Jobs may run meanwhile.
+    Runs in the store keep their ids; others get new ids with the same tags, parameters and points. A damaged file is
+    moved aside, to mlflow.db.bad-1; nothing is deleted. Jobs may run at the same time.
 
     **Example**
 

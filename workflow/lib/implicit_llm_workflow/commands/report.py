@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from implicit_llm_workflow.commands import options
-from implicit_llm_workflow.commands.evaluate_options import JobDir, JobIdentity, JobInputs
-from implicit_llm_workflow.commands.job import Job, Log, OptionError, parse_inputs, run_job
+from implicit_llm_workflow.commands.job import Inputs, Job, JobDir, JobIdentity, Log, OptionError, parse_inputs, run_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +23,7 @@ _STYLE = {"failed": "red", "stale": "yellow", "missing": "dim"}
 def report(
     run_dir: JobDir = None,
     identity: JobIdentity = None,
-    inputs: JobInputs = None,
+    inputs: Inputs = None,
     log: Log = None,
     config: options.Config = options.DEFAULT_CONFIG,
     results: options.Results = options.DEFAULT_RESULTS,

@@ -11,6 +11,7 @@ import typer
 
 from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS
 from implicit_llm_workflow.commands.job import (
+    MACHINE_PANEL,
     Device,
     Downloads,
     IdentityText,
@@ -23,6 +24,8 @@ from implicit_llm_workflow.commands.job import (
     run_job,
 )
 from implicit_llm_workflow.launching.launch import LaunchRequest, launch, leave_other_processes
+
+STOPS, PROGRESS = "Checkpoints and stops", "Progress and alarms"
 
 
 class Switch(StrEnum):
@@ -40,9 +43,9 @@ def data(
     threads: Threads = 0,
     downloads: Downloads = DEFAULT_DOWNLOADS,
 ) -> None:
-    """Make one data set, or a piece of one: text, a tokenizer, a shard of tokens; with its digests and an index.
+    """Make one data set, or a piece of one: word problems, text, a tokenizer, or a shard of tokens.
 
-    An interrupted job goes on after the last complete file.
+    An interrupted job resumes after the last complete file.
 
     **Example**
 
@@ -60,32 +63,57 @@ def train(
     threads: Threads = 0,
     device: Device = "auto",
     micro_batch_size: Annotated[
-        int, typer.Option(min=0, help="Sequences of one forward pass; 0 takes the whole batch at once.", metavar="N")
+        int,
+        typer.Option(
+            min=0,
+            help="Sequences of one forward pass; 0 takes the whole batch at once.",
+            metavar="N",
+            rich_help_panel=MACHINE_PANEL,
+        ),
     ] = 0,
     save_every_s: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds between checkpoints; more where saving takes over 2 % of the time.", metavar="SECONDS"
+            min=0,
+            help="Seconds between checkpoints; more where saving takes over 2 % of the time.",
+            metavar="SECONDS",
+            rich_help_panel=STOPS,
         ),
     ] = 60.0,
     save_steps: Annotated[
-        int, typer.Option(min=0, help="Steps between checkpoints as well; 0 saves by time alone.", metavar="N")
+        int,
+        typer.Option(
+            min=0, help="Steps between checkpoints as well; 0 saves by time alone.", metavar="N", rich_help_panel=STOPS
+        ),
     ] = 0,
-    log_every_steps: Annotated[int, typer.Option(min=1, help="Steps between points of the journal.", metavar="N")] = 10,
+    log_every_steps: Annotated[
+        int, typer.Option(min=1, help="Steps between points of the journal.", metavar="N", rich_help_panel=PROGRESS)
+    ] = 10,
     kernels: Kernels = "auto",
     gradient_checkpointing: Annotated[
-        Switch, typer.Option(help="Recompute activations in the backward pass: less memory, more time.")
+        Switch,
+        typer.Option(
+            help="Recompute activations in the backward pass: less memory, more time.", rich_help_panel=MACHINE_PANEL
+        ),
     ] = Switch.OFF,
     cuda_graphs: Annotated[
         Switch,
-        typer.Option(help="On a GPU, start the kernels of a training pass by one call; the numbers are the same."),
+        typer.Option(
+            help="On a GPU, start the kernels of a training pass by one call; the numbers are the same.",
+            rich_help_panel=MACHINE_PANEL,
+        ),
     ] = Switch.ON,
-    tf32: Annotated[bool, typer.Option("--tf32", help="Allow TF32 matrix products.", metavar="")] = False,
-    progress: Annotated[str, typer.Option(help="auto, bar or log.", metavar="NAME")] = "auto",
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="Allow TF32 matrix products.", metavar="", rich_help_panel=MACHINE_PANEL)
+    ] = False,
+    progress: Annotated[str, typer.Option(help="auto, bar or log.", metavar="NAME", rich_help_panel=PROGRESS)] = "auto",
     grace_s: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Seconds from the stop signal to the kill; warns when a save takes longer.", metavar="SECONDS"
+            min=0,
+            help="Seconds from the stop signal to the kill; warns when a save takes longer.",
+            metavar="SECONDS",
+            rich_help_panel=STOPS,
         ),
     ] = None,
     hang_s: Annotated[
@@ -94,39 +122,62 @@ def train(
             min=0,
             help="End the job, with its stacks, after so long without progress; 0 waits for ever.",
             metavar="SECONDS",
+            rich_help_panel=STOPS,
         ),
     ] = 1800.0,
     nodes: Annotated[
-        int, typer.Option(min=1, help="Nodes of the Slurm allocation that train together.", metavar="N")
+        int,
+        typer.Option(
+            min=1, help="Nodes of the Slurm allocation that train together.", metavar="N", rich_help_panel=MACHINE_PANEL
+        ),
     ] = 1,
     processes_per_node: Annotated[
         int,
-        typer.Option(min=1, help="Processes on each node, one for each GPU; they share its CPU threads.", metavar="N"),
+        typer.Option(
+            min=1,
+            help="Processes on each node, one for each GPU; they share its CPU threads.",
+            metavar="N",
+            rich_help_panel=MACHINE_PANEL,
+        ),
     ] = 1,
     alarm_unconverged_share: Annotated[
         float,
         typer.Option(
-            min=0, max=1, help="Warn when more than this share of the tokens has no fixed point.", metavar="SHARE"
+            min=0,
+            max=1,
+            help="Warn when more than this share of the tokens has no fixed point.",
+            metavar="SHARE",
+            rich_help_panel=PROGRESS,
         ),
     ] = 0.5,
     alarm_residual: Annotated[
-        float, typer.Option(min=0, help="Warn when the largest residual stays above this one.", metavar="RESIDUAL")
+        float,
+        typer.Option(
+            min=0,
+            help="Warn when the largest residual stays above this one.",
+            metavar="RESIDUAL",
+            rich_help_panel=PROGRESS,
+        ),
     ] = 0.5,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Checkpoint, or run directory with one, of the same identity to go on from.", metavar="DIR"),
+        typer.Option(
+            help="Checkpoint, or run directory with one, of the same identity to go on from.",
+            metavar="DIR",
+            rich_help_panel=STOPS,
+        ),
     ] = None,
 ) -> None:
     """Train one phase of a curriculum; a later phase starts from the checkpoint of the one before it.
 
-    An interrupted job goes on from its last checkpoint, with the same result. Ctrl-C, SIGTERM and SIGUSR2 end it with
+    An interrupted job resumes from its last checkpoint, with the same result. Ctrl-C, SIGTERM and SIGUSR2 end it with
     exit code 75 after a checkpoint; a second Ctrl-C ends it at once.
 
     **Example**
 
         implicit-llm explain --identity train/a5-implicit-s1/unrolled --config demo > id.json
-        implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled --identity @id.json \\
-            --input data=results/demo/data/a5-train
+        implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled \\
+            --identity @id.json --input data=results/demo/data/a5-train
     """
     worker = ("-m", "implicit_llm_workflow.console", *sys.argv[1:])
     request = LaunchRequest(nodes, processes_per_node, run_dir, worker, threads // processes_per_node)
@@ -165,9 +216,9 @@ def preflight(
     kernels: Kernels = "auto",
     checkpoint_bytes: Annotated[int, typer.Option(min=0, help="Size of the largest checkpoint.", metavar="BYTES")] = 0,
 ) -> None:
-    """Look whether this machine can do the jobs of a hardware class: driver, kernels, process group, disk, versions.
+    """Check in seconds that this machine can run the jobs of a hardware class: driver, kernels, process group, disk.
 
-    Takes seconds. What is wrong is one line with the fix; the executor hears of class `env`.
+    It stops at the first check that fails, with one line that says what to do; to the executor the failure is `env`.
 
     **Example**
 
