@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS := constraints/cpu.txt
 PROFILE ?= profiles/local
+# A package index for torch alone, such as https://download.pytorch.org/whl/cpu; by default pip's own.
+TORCH_INDEX ?=
 # Where Snakemake looks for a profile that is given by its name.
 SNAKEMAKE_PROFILES := $(or $(XDG_CONFIG_HOME),$(HOME)/.config)/snakemake
 
@@ -15,12 +17,13 @@ SNAKEMAKE_PROFILES := $(or $(XDG_CONFIG_HOME),$(HOME)/.config)/snakemake
 STAMP_KEY := $(shell (cat pyproject.toml workflow/plugins/submitit/pyproject.toml $(CONSTRAINTS); echo "$(CURDIR)") | sha256sum | cut -c1-16)
 READY := $(VENV)/.ready-$(STAMP_KEY)
 TOOLS := $(VENV)/.tools-$(STAMP_KEY)
+SITE := $(VENV)/.site-$(STAMP_KEY)
 ACTIVATE := export PATH="$(abspath $(VENV))/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # A worker for each core; their tensors are small, so a second thread would only wait.
 PYTEST := OMP_NUM_THREADS=1 pytest --numprocesses logical --maxprocesses 8 --durations 10
 
-.PHONY: help setup demo miniature test test-integration test-all check format bench profiles
+.PHONY: help setup demo miniature test test-integration test-all check docs format bench profiles
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -52,6 +55,9 @@ check: $(TOOLS)  ## Check style, types, imports between packages, and rules
 	@$(ACTIVATE); snakefmt --check Snakefile workflow/rules
 	@$(ACTIVATE); ! snakemake --lint 2>&1 | grep '^    \* ' | grep -v 'Specify a conda environment'
 
+docs: $(SITE)  ## Build the documentation site: docs/_build/html/index.html
+	@$(ACTIVATE); sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
 profiles:  ## Link the profiles where Snakemake finds them by name: snakemake --profile cluster
 	@mkdir -p "$(SNAKEMAKE_PROFILES)"
 	@for profile in profiles/*/; do \
@@ -72,13 +78,17 @@ $(READY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=python3.11 or newer" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; type: sudo apt-get install python3-venv" >&2; exit 2; }
 	@echo "Setting up $(VENV): a few minutes, once."
-	@rm -f $(VENV)/.ready-* $(VENV)/.tools-*
+	@rm -f $(VENV)/.ready-* $(VENV)/.tools-* $(VENV)/.site-*
 	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@$(PIP) install --quiet torch==$$(sed -n 's/^torch==//p' $(CONSTRAINTS)) --constraint $(CONSTRAINTS)
-	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ./workflow/plugins/submitit --editable .
+	@$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$$(sed -n 's/^torch==//p' $(CONSTRAINTS)) --constraint $(CONSTRAINTS)
+	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ./workflow/plugins/submitit --editable '.[all]'
 	@touch $@
 
 # What the tests and checks need beside it, Triton among it, which the demo does without.
 $(TOOLS): $(READY)
 	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ./workflow/plugins/submitit --editable '.[dev]'
+	@touch $@
+
+$(SITE): $(READY)
+	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ./workflow/plugins/submitit --editable '.[docs]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""The pages of the project, and the commands that they tell to type."""
+"""The pages of the project, and the commands on them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
+    "CONTRIBUTING.md",
     "results/README.md",
     "workflow/plugins/submitit/README.md",
     *sorted(

@@ -1,4 +1,4 @@
-"""The tables of seeds in docs/gpu.md are the kept numbers, and the kept weights are those of their cards."""
+"""The tables of seeds in docs/state-tracking.md are the kept numbers, and the kept weights are those of their cards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.pages import ROOT
 
 KEPT = ROOT / "results/reference/state-tracking"
 WEIGHTS = ROOT / "results/reference/weights"
-PAGE = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/state-tracking.md").read_text(encoding="utf-8")
 MODES = {
     "blockwise": "blocks of 32",
     "blockwise-8-token": "blocks of 8, by token",

@@ -1,4 +1,4 @@
-"""The versions that the project asks for are the same wherever they stand."""
+"""The versions that the project asks for are the same in every file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tests.unit.workflow.console_calls import run
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-RANGES = {item.name.replace("_", "-").lower(): item.specifier for item in map(Requirement, PROJECT["dependencies"])}
+EXTRAS = PROJECT["optional-dependencies"]
+REQUIREMENTS = map(Requirement, [*PROJECT["dependencies"], *EXTRAS["workflow"], *EXTRAS["evaluation"]])
+RANGES = {item.name.replace("_", "-").lower(): item.specifier for item in REQUIREMENTS}
 
 
 def test_the_pinned_versions_lie_in_the_ranges() -> None:

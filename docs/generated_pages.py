@@ -1,0 +1,99 @@
+"""Pages of the site that are written from the program: the command line and the keys of the YAML files."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from implicit_llm_contracts.config.duality import DualityConfig
+from implicit_llm_contracts.config.evaluation import CatbabiConfig, EvaluateConfig, ModeConfig, PerplexityConfig
+from implicit_llm_contracts.config.jacobian import JacobianConfig
+from implicit_llm_contracts.config.lm_eval import LmEvalConfig
+from implicit_llm_contracts.config.solver import SolverConfig
+from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
+from implicit_llm_report.config import MinimumLayersConfig
+from implicit_llm_workflow.console import app
+from implicit_llm_workflow.experiment_files import curricula, excerpts, experiment, models, peers, runs
+from implicit_llm_workflow.experiment_files.data_sets import catbabi, language_model, word_problem
+
+EVALUATIONS = [ModeConfig, EvaluateConfig, PerplexityConfig, CatbabiConfig, LmEvalConfig, DualityConfig, JacobianConfig]
+SECTIONS: dict[str, list[type]] = {
+    "Experiment": [experiment.ExperimentFile, runs.RunEntry, runs.Override, MinimumLayersConfig],
+    "Word problems": [word_problem.WordProblem, word_problem.TrainSplit, word_problem.TestSplit],
+    "CatbAbI": [catbabi.Catbabi, catbabi.SimulatedText, catbabi.ArchiveText, catbabi.Stories],
+    "Text": [
+        language_model.LanguageModel,
+        language_model.LibraryCorpus,
+        language_model.CorpusFiles,
+        language_model.HubCorpus,
+        language_model.TokenizerFile,
+        language_model.HubTokenizer,
+        language_model.TrainedTokenizer,
+        language_model.TrainLength,
+        language_model.TestLengths,
+    ],
+    "Models": [models.ConfiguredModel, models.PretrainedModel],
+    "Tasks": [runs.Task, OptimizerConfig, ScheduleConfig],
+    "Curricula": [curricula.CurriculumFile, curricula.PhaseEntry, SolverConfig],
+    "Evaluations": EVALUATIONS,
+    "Peers and excerpts": [peers.Peer, peers.HubCheckpoint, peers.FolderCheckpoint, excerpts.Excerpt, excerpts.Origin],
+}
+
+
+def write_generated_pages(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, lines in {"cli": cli(typer.main.get_command(app)), "keys": keys()}.items():
+        (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def cli(command: Any, name: str = "implicit-llm", depth: int = 2) -> Iterator[str]:
+    """A section for the command and one for each command below it."""
+    yield from ("#" * min(depth, 4) + f" `{name}`", "", inspect.cleandoc(command.help or ""), "")
+    shown = [item for item in command.params if not getattr(item, "hidden", False)]
+    if shown and depth > 2:
+        yield from ("| option | meaning |", "|---|---|")
+        for item in shown:
+            names = ", ".join(f"`{word}`" for word in [*item.opts, *item.secondary_opts])
+            default = f" Default `{item.default}`." if isinstance(item.default, str) and item.default else ""
+            yield f"| {names} | {cell(getattr(item, 'help', None) or '')}{default} |"
+        yield ""
+    for below in getattr(command, "commands", {}).values():
+        if not below.hidden:
+            yield from cli(below, f"{name} {below.name}", depth + 1)
+
+
+def keys() -> Iterator[str]:
+    """A section for each part of an experiment, with a table for each class that its keys fill."""
+    for title, classes in SECTIONS.items():
+        yield from (f"## {title}", "")
+        for cls in classes:
+            yield from (f"### {title}: {cls.__name__}", "", inspect.cleandoc(cls.__doc__ or "").replace("<", "\\<"), "")
+            yield from ("| key | type | default |", "|---|---|---|")
+            for item in fields(cls):
+                yield f"| `{item.name}` | `{type_of(item)}` | {default_of(item)} |"
+            yield ""
+
+
+def type_of(item: Field[Any]) -> str:
+    """The annotation as it is written, without its checks."""
+    text = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
+    return (
+        re.sub(r"Annotated\[((?:[^\[\],]|\[[^\]]*\])+),.*\]", r"\1", text).replace("|", "or").replace("_Entry", "dict")
+    )
+
+
+def default_of(item: Field[Any]) -> str:
+    if item.default is not MISSING:
+        return f"`{item.default!r}`".replace("|", "\\|")
+    return "required" if item.default_factory is MISSING else f"`{item.default_factory()!r}`"
+
+
+def cell(text: str) -> str:
+    """A text on one line of a table."""
+    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,109 @@
+"""Draw the figure of the README, `state-tracking.svg`, from the kept results.
+
+    python docs/images/state_tracking.py
+
+One panel for each task. A dot is a seed, a line the mean over the seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+HERE = Path(__file__).parent
+REFERENCE = HERE.parents[1] / "results" / "reference"
+WIDTH, HEIGHT = 860, 330
+PLOT_WIDTH, PLOT_HEIGHT, TOP = 300, 210, 62
+STYLE = """
+text { font: 13px system-ui, sans-serif; fill: #1f2328 }
+.card { fill: #ffffff } .title { font-weight: 600; font-size: 14px } .small { font-size: 12px }
+.grid { stroke: #d1d9e0 } .chance { stroke: #818b98; stroke-dasharray: 4 4 }
+.implicit { stroke: #0969da; fill: #0969da } .explicit { stroke: #bc4c00; fill: #bc4c00 }
+polyline { fill: none !important; stroke-width: 2.5 } text.implicit, text.explicit { stroke: none }
+@media (prefers-color-scheme: dark) {
+  text { fill: #f0f6fc } .card { fill: #0d1117 } .grid { stroke: #3d444d } .chance { stroke: #9198a1 }
+  .implicit { stroke: #4493f8; fill: #4493f8 } .explicit { stroke: #db6d28; fill: #db6d28 }
+}
+"""
+
+
+class Line(NamedTuple):
+    kind: str
+    label: str
+    label_at: tuple[float, float]  # pixels from the left of the panel, accuracy
+    accuracy: pd.DataFrame  # columns length, seed, accuracy_last10
+
+
+class Panel(NamedTuple):
+    title: str
+    chance: float
+    lines: list[Line]
+
+
+def panels() -> list[Panel]:
+    """The two tasks, read from the tables."""
+    seeds = pd.read_csv(REFERENCE / "state-tracking" / "accuracy.csv")
+    single = pd.read_csv(REFERENCE / "h200" / "tables" / "accuracy.csv")
+    blocks = seeds[(seeds["mode"] == "blockwise-8-token") & (seeds.hard_fraction != 0.5)]
+    deep = seeds[seeds.run == "s5-explicit-layers16"]
+    shallow = single.query("run == 'a5m-explicit' and hard_fraction == 0.1 and length <= 1024")
+    shallow = shallow.assign(seed=0).rename(columns={"accuracy_last10_mean": "accuracy_last10"})
+    s5 = [
+        Line("implicit", "1 implicit layer, 5 seeds", (104, 0.55), blocks[blocks.run == "s5-implicit"]),
+        Line("explicit", "16 explicit layers, 3 seeds", (146, 0.07), deep),
+    ]
+    a5 = [
+        Line("implicit", "1 implicit layer, 3 seeds", (60, 0.68), blocks[blocks.run == "a5m-released"]),
+        Line("explicit", "1 explicit layer, 1 seed", (60, 0.07), shallow),
+    ]
+    return [Panel("S5, trained on 32 tokens", 1 / 120, s5), Panel("A5 x monoid, trained on 256 tokens", 1 / 60, a5)]
+
+
+def draw_panel(panel: Panel, left: float) -> Iterator[str]:
+    lengths = sorted(panel.lines[0].accuracy.length.unique())
+    x_of = {n: left + PLOT_WIDTH * (0.08 + 0.84 * i / (len(lengths) - 1)) for i, n in enumerate(lengths)}
+
+    def y_of(accuracy: float) -> float:
+        return TOP + PLOT_HEIGHT * (1 - accuracy)
+
+    yield f'<text class="title" x="{left}" y="{TOP - 26}">{panel.title}</text>'
+    for tick in (0, 0.5, 1):
+        yield f'<path class="grid" d="M{left} {y_of(tick)}h{PLOT_WIDTH}"/>'
+        yield f'<text x="{left - 8}" y="{y_of(tick) + 4}" text-anchor="end">{tick:.0%}</text>'
+    yield f'<path class="chance" d="M{left} {y_of(panel.chance):.1f}h{PLOT_WIDTH}"/>'
+    for length, x in x_of.items():
+        yield f'<text x="{x:.1f}" y="{TOP + PLOT_HEIGHT + 22}" text-anchor="middle">{length:,}</text>'
+    for line in panel.lines:
+        mean = line.accuracy.groupby("length").accuracy_last10.mean()
+        points = " ".join(f"{x_of[length]:.1f},{y_of(value):.1f}" for length, value in mean.items())
+        yield f'<polyline class="{line.kind}" points="{points}"/>'
+        for row in line.accuracy.itertuples():
+            yield f'<circle class="{line.kind}" fill-opacity=".45" r="4" ' + (
+                f'cx="{x_of[row.length]:.1f}" cy="{y_of(row.accuracy_last10):.1f}"/>'
+            )
+        x, accuracy = line.label_at
+        yield f'<text class="{line.kind}" x="{left + x}" y="{y_of(accuracy):.1f}">{line.label}</text>'
+
+
+def draw() -> str:
+    """The figure as SVG."""
+    shapes = [shape for left, panel in zip((90, 510), panels(), strict=True) for shape in draw_panel(panel, left)]
+    caption = "tokens in the test sequences; accuracy on the last ten; dots: seeds, line: mean, dashes: chance"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+            "<title>Accuracy of implicit and explicit Mamba2 models by sequence length</title>",
+            f"<style>{STYLE}</style>",
+            f'<rect class="card" width="{WIDTH}" height="{HEIGHT}" rx="8"/>',
+            *shapes,
+            f'<text class="small" x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">{caption}</text>',
+            "</svg>\n",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    (HERE / "state-tracking.svg").write_text(draw(), encoding="utf-8")
