@@ -28,7 +28,7 @@ from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.groups import load_group, load_monoid
 from implicit_llm_data.stages import word_problem as stage
-from implicit_llm_data.word_problem import WordProblemConfig, generate
+from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
 
 TOKENS = 1 << 24
 PLAIN_TOKENS = 1 << 17

@@ -14,7 +14,6 @@ sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has test
 
 from implicit_llm_contracts.runs import provenance  # noqa: E402
 from implicit_llm_data.stages import token_shard, token_stream, tokenizer, word_problem  # noqa: E402
-from implicit_llm_data.text import token_shard as writer  # noqa: E402
 from implicit_llm_jobs.stage import StageRequest, run_stage  # noqa: E402
 from tests.fault.forks import serve  # noqa: E402
 
@@ -34,6 +33,6 @@ def run(order: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    writer.BATCH_BYTES = 500  # several batches in the small corpus
+    token_shard.BATCH_BYTES = 500  # several batches in the small corpus
     provenance.PACKAGES = ("numpy",)  # looking for all takes longer than the whole stage
     serve(run)

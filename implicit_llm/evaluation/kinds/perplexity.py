@@ -42,7 +42,7 @@ from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_data.shard_format import IGNORED_LABEL
-from implicit_llm_data.text.token_stream import open_stream
+from implicit_llm_data.shards import open_dataset
 from implicit_llm_jobs.progress import Progress
 
 __all__ = ["reads_of_inputs", "run"]
@@ -209,7 +209,7 @@ class TextRows:
     """
 
     def __init__(self, directory: Path, length: int) -> None:
-        self._tokens = open_stream(directory, length=1)  # any token by its number, over the borders of files
+        self._tokens = open_dataset(directory, length=1)  # any token by its number, over the borders of files
         self.length = length
         self.vocab_size = self._tokens.vocab_size
         self.end_of_text: int | None = self._tokens.source.get("end_of_text")

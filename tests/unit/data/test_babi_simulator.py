@@ -9,9 +9,9 @@ import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError, UserError
 from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_data.babi.simulator.dice import Dice
 from implicit_llm_data.babi.simulator.lexicon import CONTAINERS, THINGS, all_words
 from implicit_llm_data.babi.simulator.simulate import FAMILIES, SimulatorConfig, simulate
+from implicit_llm_data.babi.simulator.telling import Dice
 from implicit_llm_data.babi.stories import SPLITS, Story, format_stories, parse_stories, words_of
 from tests.unit.data.babi_answers import Contradiction, answer
 

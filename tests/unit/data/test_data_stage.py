@@ -17,7 +17,7 @@ from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_data.stages import word_problem as stage
-from implicit_llm_data.word_problem import WordProblemConfig, generate
+from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
 
 CONFIG: dict[str, Any] = {
     "kind": "word_problem",

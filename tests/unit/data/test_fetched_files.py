@@ -9,8 +9,8 @@ import pytest
 
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import Fetched, HubFiles, fetched_files
+from implicit_llm_data.stages.tokenizer import TokenizerConfig, make_tokenizer
 from implicit_llm_data.text.corpus import CorpusConfig, open_share
-from implicit_llm_data.text.tokenizer import TokenizerConfig, make_tokenizer
 from tests.unit.data.text_samples import write_corpus, write_jsonl
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -103,12 +103,12 @@ def test_a_damaged_record_is_named(downloads: Path, text: str) -> None:
 
 def test_a_fetched_tokenizer_is_of_the_revision_that_the_config_names(tmp_path: Path) -> None:
     trained = TokenizerConfig("trained", 300, corpus=CorpusConfig(**write_corpus(tmp_path)))
-    text = make_tokenizer(trained, tmp_path)
+    text, _ = make_tokenizer(trained, tmp_path)
     folder_of(tmp_path).mkdir(parents=True)
     (folder_of(tmp_path) / "tokenizer.json").write_text(text)
     pinned = TokenizerConfig("hub", 300, name="who/what", revision="v2")
-    assert make_tokenizer(pinned, tmp_path) == text  # put there by hand
+    assert make_tokenizer(pinned, tmp_path)[0] == text  # put there by hand
     record(tmp_path, "tokenizer.json", kind="tokenizer", split=None)
     with pytest.raises(UserError, match=r"revision v1 \(commit 0123456789ab\) was fetched, the config names v2"):
         make_tokenizer(pinned, tmp_path)
-    assert make_tokenizer(TokenizerConfig("hub", 300, name="who/what"), tmp_path) == text
+    assert make_tokenizer(TokenizerConfig("hub", 300, name="who/what"), tmp_path)[0] == text

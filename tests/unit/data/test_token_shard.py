@@ -20,9 +20,7 @@ from implicit_llm_contracts.runs.atomic import StorageError, remove_leftovers
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.stages import token_shard as stage
-from implicit_llm_data.text import token_shard
-from implicit_llm_data.text.corpus import CorpusConfig, open_share
-from implicit_llm_data.text.document_split import DocumentSplit
+from implicit_llm_data.text.corpus import CorpusConfig, DocumentSplit, open_share
 from tests.unit.data.text_samples import (
     BOOKS,
     NEOX,
@@ -41,7 +39,7 @@ SMALL_BATCH = 500  # bytes of text: several batches in the small corpus
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """With a tokenizer; two shards of the corpus can be made."""
-    monkeypatch.setattr(token_shard, "BATCH_BYTES", SMALL_BATCH)
+    monkeypatch.setattr(stage, "BATCH_BYTES", SMALL_BATCH)
     project = Project(tmp_path)
     corpus = write_corpus(project.downloads)
     trained = {"kind": "tokenizer", "source": "trained", "vocab_size": 300, "corpus": corpus, "test_fraction": 0.2}
@@ -240,7 +238,7 @@ def check_ids_of_the_books(tmp_path: Path, books: Path, batch_bytes: int, monkey
     """Compare a shard of `books` with what transformers gives, document by document; return their number."""
     from transformers import PreTrainedTokenizerFast
 
-    monkeypatch.setattr(token_shard, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(stage, "BATCH_BYTES", batch_bytes)
     project = Project(tmp_path)
     project.run(
         "x-tokenizer", {"kind": "tokenizer", "source": "file", "file": str(real_file(NEOX)), "vocab_size": 50_288}
@@ -270,7 +268,7 @@ def test_some_books_get_the_ids_that_transformers_gives(tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 def test_all_books_get_the_ids_that_transformers_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check_ids_of_the_books(tmp_path, real_file(BOOKS), token_shard.BATCH_BYTES, monkeypatch) == 630
+    assert check_ids_of_the_books(tmp_path, real_file(BOOKS), stage.BATCH_BYTES, monkeypatch) == 630
 
 
 class Terminal(io.StringIO):

@@ -9,7 +9,7 @@ import pytest
 from implicit_llm_contracts.runs.errors import ConfigError, UserError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_data.groups import UnknownGroup, load_group, load_monoid
-from implicit_llm_data.word_problem import BLOCK_SAMPLES, STRIP_POSITIONS, WordProblemConfig, generate
+from implicit_llm_data.stages.word_problem import BLOCK_SAMPLES, STRIP_POSITIONS, WordProblemConfig, generate
 
 BASE = WordProblemConfig(
     group="A5", monoid="none", hard_fraction=0.5, length=20, num_samples=300, split="train", seed=0, shard_samples=100

@@ -9,7 +9,7 @@ import numpy as np
 
 from implicit_llm_contracts.runs.manifest import sha256_of
 from implicit_llm_data.shard_format import ShardFile
-from implicit_llm_data.text.token_stream import write_index
+from implicit_llm_data.shard_writer import write_index
 
 VOCAB, END_OF_TEXT = 12, 0
 

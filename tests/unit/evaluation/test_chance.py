@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from implicit_llm.evaluation.kinds.word_problem import chance_per_position
-from implicit_llm_data.word_problem import WordProblemConfig, generate
+from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
 
 
 @pytest.mark.parametrize(

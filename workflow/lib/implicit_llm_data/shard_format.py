@@ -24,6 +24,7 @@ from implicit_llm_contracts.runs.errors import UserError
 INDEX_NAME = "index.json"
 FORMAT = 1
 IGNORED_LABEL = -100  # of a position that does not count, as in torch's cross entropy
+STREAM = "stream"  # the layout of a stream of tokens; see shards.py
 TOKEN_TYPE = np.dtype("<u2")  # of a stream of tokens, whatever the vocabulary
 
 

@@ -1,4 +1,4 @@
-"""Writing a sharded data set so that a killed job loses at most the shard it was at."""
+"""Writing a data set so that a killed job loses at most the shard that it was at."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.atomic import replace_file, storage_errors, temporary_name, write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_data.shard_format import (
     FORMAT,
     INDEX_NAME,
+    STREAM,
     DatasetSpec,
     ShardFile,
     ShardRecord,
@@ -98,5 +99,59 @@ class ShardWriter:
         return self._directory / "shards" / f"{shard:05d}.json"
 
 
+def write_index(directory: Path, fields: Mapping[str, Any], parts: Sequence[ShardFile]) -> Path:
+    """Write the index of a stream, the paths of `parts` being relative to `directory`; return its path.
+
+    fields: vocab_size, length and source.
+    """
+    index = {"format": FORMAT, "layout": STREAM, **fields, "parts": [asdict(part) for part in parts]}
+    write_atomic(directory / INDEX_NAME, _to_json(index))
+    return directory / INDEX_NAME
+
+
 def _to_json(fields: Mapping[str, Any]) -> str:
     return json.dumps(fields, indent=1, sort_keys=True) + "\n"
+
+
+class HashedFile:
+    """A file written piece by piece under a temporary name, with its digest.
+
+    `path` appears with `commit`; leaving the `with` block without it leaves nothing behind.
+
+    Raises: StorageError when the disk is full or not writable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._digest = hashlib.sha256()
+        self._temporary = temporary_name(path)
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            faults.point("hashed_file.before_open")
+            self._file = self._temporary.open("xb")
+
+    def __enter__(self) -> HashedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._file.close()  # also writes what is buffered
+        except OSError:
+            pass  # the error that ended the block says it already
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def write(self, data: bytes) -> None:
+        with storage_errors(self.path, len(data)):
+            faults.point("hashed_file.before_write")
+            self._file.write(data)
+        self._digest.update(data)
+        self.size += len(data)
+
+    def commit(self) -> ShardFile:
+        """Give the file its name; return its record, with the path relative to its directory."""
+        with storage_errors(self.path):
+            self._file.close()
+        replace_file(self._temporary, self.path)
+        return ShardFile(self.path.name, self.size, self._digest.hexdigest())

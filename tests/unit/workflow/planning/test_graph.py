@@ -54,7 +54,7 @@ def test_the_roles_of_the_inputs_say_what_they_are_for(tiny: ExperimentFile) -> 
 
 def test_data_are_described_for_the_library(tiny: ExperimentFile) -> None:
     from implicit_llm_contracts.runs.fill import fill
-    from implicit_llm_data.word_problem import WordProblemConfig
+    from implicit_llm_data.stages.word_problem import WordProblemConfig
 
     for node in build_graph(tiny.load()).values():
         if node.stage == "data":

@@ -6,11 +6,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_contracts.runs.run_directory import work_directory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,16 @@ class StageContext:
     log: logging.Logger
     runtime: dict[str, Any]
     is_main: bool  # False on ranks above 0 of a distributed job: their journal writes nothing, their result is ignored
+
+    def settings(self, cls: type[T], *chosen: str) -> T:
+        """The config as a dataclass, without `kind` and the other keys that have chosen it. Raises: ConfigError."""
+        fields = {key: value for key, value in self.config.items() if key not in ("kind", *chosen)}
+        return fill(cls, fields, where=self.name)
+
+    @property
+    def downloads(self) -> Path:
+        """The folder of fetched files."""
+        return downloads_folder(self.runtime.get("downloads"))
 
 
 @dataclass(frozen=True)

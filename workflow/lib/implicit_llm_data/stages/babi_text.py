@@ -11,8 +11,6 @@ from tqdm import tqdm
 
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.archive import find_archive, read_archive
 from implicit_llm_data.babi.simulator.lexicon import all_words
@@ -47,13 +45,12 @@ def run(context: StageContext) -> StageResult:
 
     Raises: ConfigError for a wrong configuration; BabiArchiveError; BabiFormatError.
     """
-    fields = {key: value for key, value in context.config.items() if key not in ("kind", "source")}
     source = context.config.get("source")
     if source == "simulated":
-        config = fill(SimulatorConfig, fields, where=context.name)
+        config = context.settings(SimulatorConfig, "source")
         files, words = _simulated(config, context.name), all_words()
     elif source == "archive":
-        files, words = _archived(context, fill(ArchiveConfig, fields, where=context.name)), set()
+        files, words = _archived(context, context.settings(ArchiveConfig, "source")), set()
     else:
         raise UnknownSource(f"{context.name}.source: {source!r} is unknown; use simulated or archive")
     counts: dict[str, dict[str, int]] = {}
@@ -76,7 +73,7 @@ def _simulated(config: SimulatorConfig, name: str) -> Iterator[tuple[str, bytes,
 
 
 def _archived(context: StageContext, config: ArchiveConfig) -> Iterator[tuple[str, bytes, list[Story]]]:
-    archive = find_archive(downloads_folder(context.runtime.get("downloads")))
+    archive = find_archive(context.downloads)
     context.log.info("reading %s", archive)
     contents: Mapping[str, bytes] = read_archive(archive, config.missing_files)
     for name, data in tqdm(contents.items(), desc=context.name, unit="file", disable=None):

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.catbabi import (
     COLUMNS,
@@ -38,8 +37,7 @@ def run(context: StageContext) -> StageResult:
 
     Raises: ConfigError for a wrong configuration; InvalidCatbabi; BabiFormatError; OutOfSpace.
     """
-    fields = {key: value for key, value in context.config.items() if key != "kind"}
-    config = fill(CatbabiConfig, fields, where=context.name)
+    config = context.settings(CatbabiConfig)
     upstream = context.inputs["text"].work
     vocabulary = json.loads((upstream / VOCABULARY_NAME).read_text(encoding="utf-8"))
     if len(vocabulary) > config.vocab_size:

@@ -14,13 +14,12 @@ from typing import Any
 
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
-from implicit_llm_data.hashed_file import HashedFile
 from implicit_llm_data.shard_format import ShardFile
-from implicit_llm_data.text.document_split import Split
-from implicit_llm_data.text.token_shard import read_record
-from implicit_llm_data.text.token_stream import open_stream, write_index
+from implicit_llm_data.shard_writer import HashedFile, write_index
+from implicit_llm_data.shards import open_dataset
+from implicit_llm_data.stages.token_shard import read_record
+from implicit_llm_data.text.corpus import Split
 
 MERGED_NAME = "tokens.bin"
 COPIED_BYTES = 1 << 22  # at once
@@ -47,8 +46,7 @@ def run(context: StageContext) -> StageResult:
 
     Raises: ConfigError; StreamError; StorageError.
     """
-    fields = {key: value for key, value in context.config.items() if key != "kind"}
-    config = fill(TokenStreamConfig, fields, where=context.name)
+    config = context.settings(TokenStreamConfig)
     records = {role: read_record(given.work) for role, given in sorted(context.inputs.items())}
     shared = _shared(context.name, records)
     _check_listings(context, records)
@@ -60,7 +58,7 @@ def run(context: StageContext) -> StageResult:
     num_tokens = sum(part.size for part in parts) // 2
     faults.point("token_stream.before_index")
     index = write_index(context.work, about, [part for part in parts if part.size] or parts)
-    num_rows = len(open_stream(context.work))
+    num_rows = len(open_dataset(context.work))
     if num_rows == 0:
         raise StreamError(
             f"{context.name}: the {config.split} split has {num_tokens} tokens, not one row of {config.length}; "

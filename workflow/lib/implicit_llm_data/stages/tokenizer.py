@@ -1,29 +1,170 @@
-"""The stage `data` of kind `tokenizer`: the tokenizer.json with which a corpus is encoded."""
+"""The stage `data` of kind `tokenizer`: a tokenizer.json from a file or the hub, or trained on the corpus itself."""
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.places import downloads_folder
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, find_fetched
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.text.tokenizer import FILE_NAME, TokenizerConfig, load_tokenizer, make_tokenizer, num_ids_of
+from implicit_llm_data.shard_format import token_dtype
+from implicit_llm_data.text.corpus import CorpusConfig, DocumentSplit, open_share
+
+FILE_NAME = "tokenizer.json"
+
+
+class TokenizerError(UserError):
+    """A tokenizer is not there, not the expected one, or does not fit the model."""
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """One tokenizer. Every field is part of its identity.
+
+    vocab_size: of the model, at least as many as the tokenizer has ids, at most 65,536; a trained one gets so many,
+    unless the text gives fewer. file, with an optional sha256; or name and revision on the hub; or corpus, of which
+    about max_bytes are read, without the test documents of the split.
+    Raises: ValueError, naming the key.
+    """
+
+    source: Literal["file", "hub", "trained"]
+    vocab_size: int
+    end_of_text: str = "<|endoftext|>"
+    file: str | None = None
+    sha256: str | None = None
+    name: str | None = None
+    revision: str | None = None
+    corpus: CorpusConfig | None = None
+    max_bytes: int = 100_000_000
+    test_fraction: float = 0.001
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        token_dtype(self.vocab_size)  # for its error
+        for source, key in (("file", "file"), ("hub", "name"), ("trained", "corpus")):
+            if (self.source == source) != bool(getattr(self, key)):
+                raise ValueError(f"{key}: give it together with `source: {source}`, and only with it")
+        if self.source == "trained" and self.vocab_size < 257:
+            raise ValueError(f"vocab_size: {self.vocab_size} is out of range; bytes and end of text need at least 257")
+        if self.max_bytes < 1:
+            raise ValueError(f"max_bytes: {self.max_bytes} is out of range; use at least 1")
+
+    @property
+    def split(self) -> DocumentSplit:
+        return DocumentSplit(self.test_fraction, self.seed)
 
 
 def run(context: StageContext) -> StageResult:
     """Write the tokenizer that the configuration names or describes.
 
-    Raises: ConfigError, TokenizerError, CorpusError, StorageError.
+    Raises: ConfigError, TokenizerError, CorpusError, FetchedFilesError, StorageError.
     """
-    fields = {key: value for key, value in context.config.items() if key != "kind"}
-    config = fill(TokenizerConfig, fields, where=context.name)
     start_s = time.perf_counter()
-    text = make_tokenizer(config, downloads_folder(context.runtime.get("downloads")))
-    tokenizer = load_tokenizer(text, FILE_NAME)
+    text, summary = make_tokenizer(context.settings(TokenizerConfig), context.downloads)
     write_atomic(context.work / FILE_NAME, text)
-    num_ids = num_ids_of(tokenizer)
-    context.log.info("%s: %d ids, %.1f s", FILE_NAME, num_ids, time.perf_counter() - start_s)
-    end_of_text_id = tokenizer.token_to_id(config.end_of_text)
-    summary = {"num_ids": num_ids, "vocab_size": config.vocab_size, "end_of_text_id": end_of_text_id}
+    context.log.info("%s: %d ids, %.1f s", FILE_NAME, summary["num_ids"], time.perf_counter() - start_s)
     return StageResult([FILE_NAME], summary)
+
+
+def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[str, dict[str, int]]:
+    """The content of tokenizer.json, which fits the model, and its numbers; `downloads` holds fetched files.
+
+    Raises: TokenizerError, CorpusError, FetchedFilesError.
+    """
+    text = {"trained": _train, "hub": _from_hub, "file": _from_file}[config.source](config, downloads)
+    tokenizer = load_tokenizer(text, config.file or config.name or "the trained tokenizer")
+    end_of_text_id = tokenizer.token_to_id(config.end_of_text)
+    if end_of_text_id is None:
+        raise TokenizerError(f"end_of_text: the tokenizer has no token '{config.end_of_text}'; name one that it has")
+    num_ids = require_ids_below(tokenizer, config.vocab_size)
+    return text, {"num_ids": num_ids, "vocab_size": config.vocab_size, "end_of_text_id": end_of_text_id}
+
+
+def load_tokenizer(text: str, where: str) -> Tokenizer:
+    """A tokenizer from the content of its tokenizer.json. Raises: TokenizerError."""
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises nothing more precise
+        reason = str(error).splitlines()[0][:200]
+        raise TokenizerError(f"{where}: no tokenizer.json that `tokenizers` reads ({reason}); give another") from error
+
+
+def require_ids_below(tokenizer: Tokenizer, vocab_size: int) -> int:
+    """One more than the tokenizer's largest id, which must be below `vocab_size`. Raises: TokenizerError."""
+    num_ids = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if num_ids > vocab_size:
+        raise TokenizerError(
+            f"vocab_size: {vocab_size} is less than the tokenizer's {num_ids} ids; use at least {num_ids}"
+        )
+    return num_ids
+
+
+def _from_file(config: TokenizerConfig, downloads: Path) -> str:
+    assert config.file is not None
+    paths = [downloads / config.file, Path(config.file)]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        places = " nor ".join(str(path.absolute()) for path in dict.fromkeys(paths))
+        raise TokenizerError(f"tokenizer.file: neither {places} is there; correct the name, or fetch the file")
+    data = path.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if config.sha256 is not None and found != config.sha256.lower():
+        raise TokenizerError(
+            f"{path}: sha256 is {found[:16]}..., expected {config.sha256[:16]}...; fetch it again, or correct "
+            "tokenizer.sha256"
+        )
+    return _decoded(data, path)
+
+
+def _from_hub(config: TokenizerConfig, downloads: Path) -> str:
+    """From the folder of fetched files. Raises: FetchedFilesError."""
+    assert config.name is not None
+    wanted = HubFiles("tokenizer", config.name, config.revision)
+    path = wanted.folder(downloads) / FILE_NAME
+    if not path.is_file():
+        raise TokenizerError(f"tokenizer.name: '{config.name}' has not been fetched to {path.parent}; {FETCH}")
+    find_fetched(wanted, downloads)  # for its errors
+    return _decoded(path.read_bytes(), path)
+
+
+def _train(config: TokenizerConfig, downloads: Path) -> str:
+    """Train byte-level BPE that cuts text as GPT-2 does; equal documents in equal order give equal bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        special_tokens=[config.end_of_text],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_training_texts(config, downloads), trainer)
+    return tokenizer.to_str(pretty=True)
+
+
+def _training_texts(config: TokenizerConfig, downloads: Path) -> Iterator[str]:
+    assert config.corpus is not None
+    num_bytes = 0
+    for document in open_share(config.corpus, downloads).documents():
+        if config.split.of(document.utf8) == "test":
+            continue
+        yield document.text
+        num_bytes += len(document.utf8)
+        if num_bytes >= config.max_bytes:
+            return
+
+
+def _decoded(data: bytes, path: Path) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path}: invalid UTF-8 at byte {error.start}; fetch it again") from error

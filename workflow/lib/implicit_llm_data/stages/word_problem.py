@@ -1,17 +1,102 @@
-"""The stage `data` of kind `word_problem`: one data set of prefix products."""
+"""The stage `data` of kind `word_problem`: random words over a finite group, with the running product as the target.
+
+    target[0] = input[0]        target[j] = target[j-1] * input[j]
+
+A token is an element's index; with a monoid it is `monoid.order * g + m`, and both factors multiply by themselves.
+
+`hard_fraction` is the probability that a position is drawn from the group at all. Such a hard position is uniform
+over the WHOLE group, the identity included, so a group part differs from the identity with probability
+hard_fraction * (1 - 1/|G|); any other position has the identity. The monoid part is uniform at every position.
+The published data sets state the probability of the identity draw instead, in percent, in their file names:
+
+    published suffix   P000   P050   P075   P090   P095   P098   P100
+    hard_fraction      1.0    0.5    0.25   0.1    0.05   0.02   0.0
+
+and the paper writes D_p with p = hard_fraction: P090 is D_0.1.
+
+Source: the A5 x monoid task of Schöne et al. 2025 (Figure 3); the sampling is that of their data generator, the random
+numbers are not.
+
+Dimensions: N samples, L positions, B samples of a block, P positions of a strip.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
 
+import numpy as np
 from tqdm import tqdm
 
-from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.shard_format import DatasetSpec, ShardRecord
+from implicit_llm_data.groups import Algebra, load_group, load_product
+from implicit_llm_data.shard_format import DatasetSpec, ShardRecord, token_dtype
 from implicit_llm_data.shard_writer import ShardWriter
-from implicit_llm_data.word_problem import WordProblemConfig, generate
+
+# Part of the seed of every shard: changing a number changes all data.
+SPLIT_KEYS = {"train": 0, "test": 1}
+
+# A strip of P x B tokens with its random bits stays in a level-2 cache, and a row of B tokens is long enough to hide
+# the cost of a numpy call. Both numbers fix the order in which random bits are used: changing one changes all data.
+BLOCK_SAMPLES = 8192
+STRIP_POSITIONS = 16
+# Rows of a strip are this much longer than B: rows a power of two apart share cache sets, and transposing them takes
+# six times as long.
+ROW_PADDING = 64
+
+
+class InvalidWordProblem(UserError, ValueError):
+    """A value of a word-problem configuration is out of range; the message names the key."""
+
+
+@dataclass(frozen=True)
+class WordProblemConfig:
+    """One data set. Every field is part of its identity.
+
+    group: S<n>, A<n> or Z<n>; hard_fraction: one number in [0, 1], or several, of which sample i has number
+    i modulo their count (equal shares); length: tokens per sample; shard_samples: the last shard may hold fewer.
+    train and test of one seed come from separate random streams; very short words can still be equal by chance.
+    Raises: InvalidWordProblem or UnknownGroup, naming the key.
+    """
+
+    group: str
+    monoid: Literal["none", "aperiodic"]
+    hard_fraction: float | tuple[float, ...]
+    length: int
+    num_samples: int
+    split: Literal["train", "test"]
+    seed: int
+    shard_samples: int
+
+    def __post_init__(self) -> None:
+        for key in ("length", "num_samples", "shard_samples"):
+            _require(key, getattr(self, key), getattr(self, key) >= 1, "use a whole number of at least 1")
+        _require("seed", self.seed, self.seed >= 0, "use a whole number of at least 0")
+        _require("split", self.split, self.split in SPLIT_KEYS, f"use one of {', '.join(SPLIT_KEYS)}")
+        _require("hard_fraction", self.hard_fraction, len(self.hard_fractions) > 0, "give at least one number")
+        for fraction in self.hard_fractions:
+            _require("hard_fraction", fraction, 0 <= fraction <= 1, "use 0 (identity only) to 1 (all hard)")
+        load_product(self.group, self.monoid)  # for its errors
+
+    @property
+    def hard_fractions(self) -> tuple[float, ...]:
+        """The hard fractions in use, also when there is only one."""
+        return self.hard_fraction if isinstance(self.hard_fraction, tuple) else (self.hard_fraction,)
+
+    @property
+    def algebra(self) -> Algebra:
+        """What the tokens are elements of."""
+        return load_product(self.group, self.monoid)
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.num_samples // self.shard_samples)
+
+    def samples_in_shard(self, shard: int) -> int:
+        return min(self.shard_samples, self.num_samples - shard * self.shard_samples)
 
 
 def run(context: StageContext) -> StageResult:
@@ -19,8 +104,7 @@ def run(context: StageContext) -> StageResult:
 
     Raises: ConfigError for a wrong configuration; OutOfSpace.
     """
-    fields = {key: value for key, value in context.config.items() if key != "kind"}
-    config = fill(WordProblemConfig, fields, where=context.name)
+    config = context.settings(WordProblemConfig)
     vocab_size = config.algebra.order
     source = {"kind": "word_problem", **asdict(config)}
     writer = ShardWriter(context.work, DatasetSpec(vocab_size, config.length, ("input_ids", "labels"), source))
@@ -59,3 +143,128 @@ def _make_missing(
             *(len(missing), num_tokens, num_tokens / total_s / 1e6, num_tokens / generate_s / 1e6),
         )
     return records
+
+
+def generate(config: WordProblemConfig, shard: int) -> tuple[np.ndarray, np.ndarray]:
+    """Make the inputs and targets of one shard, each (N, L) in the token type of the vocabulary.
+
+    The result depends on the configuration and `shard` alone, so shards can be made in any order and made again.
+    """
+    if not 0 <= shard < config.num_shards:
+        raise IndexError(f"shard {shard} of a data set of {config.num_shards} shards")
+    num_samples = config.samples_in_shard(shard)
+    algebra, group_order = config.algebra, load_group(config.group).order
+    inputs_NL = np.empty((num_samples, config.length), dtype=token_dtype(algebra.order))
+    targets_NL = np.empty_like(inputs_NL)
+    bits = _RandomBits(np.random.SeedSequence(config.seed, spawn_key=(SPLIT_KEYS[config.split], shard)))
+    fractions = np.array(config.hard_fractions)
+    for block in _pieces(num_samples, BLOCK_SAMPLES):
+        samples = np.arange(block.start, block.stop) + shard * config.shard_samples
+        sampler = _TokenSampler(bits, algebra.order, group_order, fractions[samples % len(fractions)])
+        _generate_block(sampler, algebra, inputs_NL[block], targets_NL[block])
+    return inputs_NL, targets_NL
+
+
+def _generate_block(sampler: _TokenSampler, algebra: Algebra, inputs_BL: np.ndarray, targets_BL: np.ndarray) -> None:
+    """Fill the two arrays, strip by strip: positions are rows while computing, columns in the result."""
+    num_samples, length = inputs_BL.shape
+    rows = np.empty((2, STRIP_POSITIONS, num_samples + ROW_PADDING), dtype=inputs_BL.dtype)
+    inputs_PB, targets_PB = rows[:, :, :num_samples]
+    state_B = np.zeros(num_samples, dtype=inputs_BL.dtype)  # the identity is element 0
+    for strip in _pieces(length, STRIP_POSITIONS):
+        num_positions = strip.stop - strip.start
+        inputs_PB[:num_positions] = sampler.draw(num_positions)
+        state_B = prefix_products(algebra, state_B, inputs_PB[:num_positions], out=targets_PB[:num_positions])
+        inputs_BL[:, strip] = inputs_PB[:num_positions].T
+        targets_BL[:, strip] = targets_PB[:num_positions].T
+
+
+def prefix_products(algebra: Algebra, start_B: np.ndarray, words_PB: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Write start * words[0] * ... * words[j] to out[j], for B words at once; return a copy of the last row.
+
+    words and out: (P, B) with contiguous rows, out in the type of `algebra.table`.
+    """
+    flat_table = algebra.table.ravel()
+    index_B = np.empty(start_B.shape, dtype=np.uint16 if flat_table.size <= 1 << 16 else np.uint32)
+    state_B = start_B
+    for word_B, out_B in zip(words_PB, out, strict=True):
+        np.multiply(state_B, algebra.order, out=index_B, dtype=index_B.dtype)
+        np.add(index_B, word_B, out=index_B)
+        # mode: with "raise" numpy writes to a buffer first and copies; no index is ever out of range
+        np.take(flat_table, index_B, out=out_B, mode="clip")
+        state_B = out_B
+    return state_B.copy()
+
+
+class _RandomBits:
+    """A stream of raw random bits.
+
+    Only `random_raw` of the bit generator is used: numpy promises that it never changes, unlike Generator's methods.
+    """
+
+    def __init__(self, seed: np.random.SeedSequence) -> None:
+        self._generator = np.random.SFC64(seed)  # the fastest of numpy's generators, 2 ns for 8 bytes
+
+    def take(self, count: int, dtype: type[np.unsignedinteger]) -> np.ndarray:
+        """Return `count` uniform integers over the whole range of `dtype`."""
+        item_bytes = np.dtype(dtype).itemsize
+        words = self._generator.random_raw(-(-count * item_bytes // 8)).astype("<u8", copy=False)
+        return words.view(np.dtype(dtype).newbyteorder("<"))[:count]
+
+    def uniform(self, count: int) -> np.ndarray:
+        """Return `count` doubles in [0, 1) of 53 random bits."""
+        return (self.take(count, np.uint64) >> 11) * 2.0**-53
+
+
+class _TokenSampler:
+    """Draws the tokens of a block of B samples; probabilities are exact, not rounded to the random bits of a token."""
+
+    def __init__(self, bits: _RandomBits, vocab_size: int, group_order: int, hard_fraction_B: np.ndarray) -> None:
+        self._bits = bits
+        self._vocab_size = vocab_size
+        self._dtype = token_dtype(vocab_size)
+        self._monoid_order = self._dtype.type(vocab_size // group_order)
+        # A random byte below `whole` is hard, above is not, and at it the remaining fraction decides.
+        self._whole_B = np.minimum(np.floor(hard_fraction_B * 256), 255).astype(np.uint8)
+        self._rest_B = hard_fraction_B * 256 - self._whole_B
+
+    def draw(self, num_positions: int) -> np.ndarray:
+        """Return tokens of shape (num_positions, B)."""
+        tokens = self._uniform_tokens(num_positions * len(self._whole_B)).reshape(num_positions, -1)
+        # token = monoid_order * g + m loses g where it is not hard. (No `%`: numpy's is ten times slower than `//`.)
+        group_part = tokens // self._monoid_order
+        group_part *= self._draw_hard(num_positions) ^ True
+        group_part *= self._monoid_order
+        tokens -= group_part
+        return tokens
+
+    def _uniform_tokens(self, count: int) -> np.ndarray:
+        """Share 2**16 values out equally among the tokens and redraw the few that are left over."""
+        per_token = np.uint16(min((1 << 16) // self._vocab_size, (1 << 16) - 1))
+        tokens = np.empty(count, dtype=self._dtype)
+        np.floor_divide(self._bits.take(count, np.uint16), per_token, out=tokens, casting="unsafe")
+        left_over = np.flatnonzero(tokens >= self._vocab_size)
+        while left_over.size:
+            redrawn = self._bits.take(left_over.size, np.uint16) // per_token
+            tokens[left_over] = redrawn.astype(self._dtype)
+            left_over = left_over[redrawn >= self._vocab_size]
+        return tokens
+
+    def _draw_hard(self, num_positions: int) -> np.ndarray:
+        """Return bools of shape (num_positions, B): which positions are drawn from the group."""
+        num_samples = len(self._whole_B)
+        bytes_PB = self._bits.take(num_positions * num_samples, np.uint8).reshape(num_positions, num_samples)
+        is_hard = bytes_PB < self._whole_B
+        undecided = np.flatnonzero(bytes_PB == self._whole_B)
+        is_hard.ravel()[undecided] = self._bits.uniform(undecided.size) < self._rest_B[undecided % num_samples]
+        return is_hard
+
+
+def _pieces(total: int, size: int) -> Iterator[slice]:
+    """Cut range(total) into slices of `size`, the last one shorter."""
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))
+
+
+def _require(key: str, value: object, is_valid: bool, fix: str) -> None:
+    if not is_valid:
+        raise InvalidWordProblem(f"{key}: {value!r} is out of range; {fix}")

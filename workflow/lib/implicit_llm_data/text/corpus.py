@@ -7,21 +7,25 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from implicit_llm_data.text.corpus_file import CorpusError, CorpusFile, Document, TextFormat
-from implicit_llm_data.text.corpus_hub import open_hub
+from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_files
+from implicit_llm_data.text.corpus_file import CorpusError, CorpusFile, Document, TextFile, TextFormat
 from implicit_llm_data.text.corpus_library import library_files
-from implicit_llm_data.text.corpus_paths import find_files
 
 # With its copies, chunks and tokens a document takes about six times its size in memory (measured on 34 MiB of prose),
 # so that this one, a hundred long novels, keeps a job below 2 GiB.
 MAX_DOCUMENT_BYTES = 1 << 27
+
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,28 @@ class CorpusConfig:
     @property
     def text_format(self) -> TextFormat:
         return TextFormat(self.field, self.max_document_bytes)
+
+
+@dataclass(frozen=True)
+class DocumentSplit:
+    """A share of `test_fraction`, in [0, 1), of the documents; equal documents are on one side.
+
+    Raises: ValueError, naming the key.
+    """
+
+    test_fraction: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.test_fraction < 1:
+            raise ValueError(f"test_fraction: {self.test_fraction} is out of range; use 0 to below 1")
+        if not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed: {self.seed} is out of range; use a whole number from 0")
+
+    def of(self, utf8: bytes) -> Split:
+        """The split of the document with these bytes."""
+        value = hashlib.blake2b(utf8, digest_size=8, salt=self.seed.to_bytes(16, "little")).digest()
+        return "test" if int.from_bytes(value, "little") < int(self.test_fraction * (1 << 64)) else "train"
 
 
 @dataclass(frozen=True)
@@ -106,10 +132,67 @@ def open_share(config: CorpusConfig, downloads: Path, shard: int = 0, num_shards
         files = find_files(config.files, downloads, config.text_format)
     else:
         assert config.dataset is not None
-        files = open_hub((config.dataset, config.revision, config.split), downloads, config.text_format)
+        wanted = HubFiles("dataset", config.dataset, config.revision, config.split)
+        files = hub_files(wanted, downloads, config.text_format)
     if num_shards > len(files):
         raise CorpusError(
             f"num_shards: {num_shards} shards are more than the corpus has files, {len(files)}; "
             f"use at most {len(files)}, or cut the corpus into more files"
         )
     return Share(files[shard::num_shards], Listing.of(files))
+
+
+def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> list[TextFile]:
+    """The files of a data set of the hub, named relative to its folder: so they are the same on every machine.
+
+    Raises: CorpusError when none is there; FetchedFilesError when they are not what was fetched.
+    """
+    folder, paths = wanted.folder(downloads), fetched_files(wanted, downloads)
+    if paths is None:
+        paths = _hand_put_files(folder, str(wanted.split))
+    if not paths:
+        raise CorpusError(f"{wanted.name}: it has not been fetched to {folder}; {FETCH}")
+    return [TextFile(path.relative_to(folder).as_posix(), path, text_format) for path in paths]
+
+
+def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat) -> list[TextFile]:
+    """The files in the order of `patterns`, those of one pattern sorted by name; none twice.
+
+    A relative name is looked up in `downloads` and, if nothing is there, in the working directory.
+    Raises: CorpusError for a pattern without files, or a file of an unknown kind.
+    """
+    found: dict[Path, TextFile] = {}
+    for pattern in patterns:
+        for name, path in _matches(pattern, downloads):
+            found.setdefault(path.resolve(), TextFile(name, path, text_format))
+    return list(found.values())
+
+
+def _hand_put_files(folder: Path, split: str) -> list[Path]:
+    """Files of a data set that somebody put there: those with `split` in their name, or all, if none of them says."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and _is_text(path)]
+    return [path for path in paths if split in _words(path.relative_to(folder))] or paths
+
+
+def _matches(pattern: str, downloads: Path) -> list[tuple[str, Path]]:
+    """Names and paths; a name is relative to where it was found, so that it is the same on every machine."""
+    roots = [Path("/")] if Path(pattern).is_absolute() else [downloads, Path()]
+    for root in roots:
+        names = glob.glob(pattern, root_dir=root, recursive=True)
+        if (root / pattern).is_file():  # a name with brackets in it
+            names = [pattern]
+        files = [(name, root / name) for name in sorted(names) if (root / name).is_file()]
+        if files:
+            return files
+    places = " or ".join(str(root.absolute()) for root in roots)
+    raise CorpusError(f"files: nothing matches '{pattern}' in {places}; correct the name, or fetch the file")
+
+
+def _is_text(path: Path) -> bool:
+    """Whether it holds documents: data sets bring a README and descriptions too."""
+    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
+    return name.endswith((".parquet", ".jsonl", ".ndjson", ".txt")) and not name.startswith(".")
+
+
+def _words(path: Path) -> set[str]:
+    return set(re.split("[-/._]", path.as_posix()))

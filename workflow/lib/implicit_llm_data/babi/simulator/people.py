@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from implicit_llm_data.babi.simulator import lexicon
-from implicit_llm_data.babi.simulator.dice import Dice
-from implicit_llm_data.babi.simulator.telling import StoryWriter
+from implicit_llm_data.babi.simulator.telling import Dice, StoryWriter
 
 
 class Walks:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 
 from implicit_llm_data.babi.simulator import lexicon
-from implicit_llm_data.babi.simulator.dice import Dice
-from implicit_llm_data.babi.simulator.telling import StoryWriter
+from implicit_llm_data.babi.simulator.telling import Dice, StoryWriter
 
 
 class Deduction:

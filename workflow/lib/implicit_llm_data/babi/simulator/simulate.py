@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_data.babi.simulator.carrying import Counting, Lists, RoomBefore, RoomOfThing
-from implicit_llm_data.babi.simulator.dice import Dice
 from implicit_llm_data.babi.simulator.people import Conjunction, Coreference, Walks, YesOrNo
 from implicit_llm_data.babi.simulator.relations import Deduction, Sizes, Village
-from implicit_llm_data.babi.simulator.telling import World, tell_story
+from implicit_llm_data.babi.simulator.telling import Dice, World, tell_story
 from implicit_llm_data.babi.stories import SPLITS, Story
 
 # By task number of bAbI. The second argument is the number of statements.
