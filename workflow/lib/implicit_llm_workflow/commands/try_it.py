@@ -101,7 +101,7 @@ def run_trial(console: Console, length: int, words: int, seed: int) -> Trial:
         from transformers.utils import logging as transformers_logging
 
         import implicit_llm
-        from implicit_llm_data.word_problem import WordProblemConfig, generate
+        from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
         from implicit_llm_report.first_look import Trial
 
         transformers_logging.disable_progress_bar()

@@ -46,7 +46,7 @@ class CorpusFiles:
 
 @dataclass(frozen=True)
 class HubCorpus:
-    """A data set of the Hugging Face hub, prefetched or streamed. `revision`: commit or tag; null takes the newest."""
+    """A data set of the Hugging Face hub, as it was prefetched. `revision`: commit or tag; null takes the newest."""
 
     source: Literal["hub"]
     dataset: Text
