@@ -14,7 +14,7 @@ from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_data.text import corpus_file
-from implicit_llm_data.text.corpus import CorpusConfig, Share, open_share
+from implicit_llm_data.text.corpus import CorpusConfig, DocumentSplit, Share, open_share
 from implicit_llm_data.text.corpus_file import CorpusError
 from tests.unit.data.text_samples import sentence, write_jsonl
 
@@ -60,6 +60,30 @@ def test_json_lines_give_their_field(tmp_path: Path, name: str) -> None:
     assert texts_of(share) == TEXTS
     assert share.size == (tmp_path / name).stat().st_size
     assert [document.position for document in share.documents()][-1] == share.size
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_documents_of_one_directory_are_on_one_side(tmp_path: Path, name: str) -> None:
+    rows = [{"text": f"text {number}", "directory": f"package/{number % 20}"} for number in range(200)]
+    if name == "x.jsonl":
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / name)
+    split = DocumentSplit(0.4, seed=1)
+    sides: dict[str | None, set[str]] = {}
+    for document in open_share(files(name, split_by="directory"), tmp_path).documents():
+        sides.setdefault(document.group, set()).add(split.of(document.split_key))
+    assert len(sides) == 20
+    assert all(len(side) == 1 for side in sides.values())
+    assert set.union(*sides.values()) == {"train", "test"}
+
+
+def test_a_corpus_without_the_field_to_split_by_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(LINES)
+    (tmp_path / "x.txt").write_text("one text")
+    write_table(tmp_path / "x.parquet", ["a"])
+    for name in ("x.jsonl", "x.parquet", "x.txt"):
+        assert "no field 'directory'" in refusal(files(name, split_by="directory"), tmp_path)
 
 
 def test_compressed_files_may_have_several_members(tmp_path: Path) -> None:
@@ -178,10 +202,11 @@ def test_files_that_are_missing_or_of_unknown_kind_are_named(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"source": "files"}, "corpus: files: give the list"),
-        ({"source": "python_library", "files": ["a"]}, "corpus: files: give the list"),
-        ({"source": "hub"}, "corpus: dataset: give the data set's name"),
-        ({"source": "files", "files": ["a"], "max_document_bytes": 0}, "corpus: max_document_bytes: 0 is out of range"),
+        ({"source": "files"}, "corpus.files: give the list"),
+        ({"source": "python_library", "files": ["a"]}, "corpus.files: give the list"),
+        ({"source": "hub"}, "corpus.dataset: give the data set's name"),
+        ({"source": "files", "files": ["a"], "split_by": "text"}, "corpus.split_by: name another field"),
+        ({"source": "files", "files": ["a"], "max_document_bytes": 0}, "corpus.max_document_bytes: 0 is out of range"),
         ({"source": "web"}, "corpus.source: the text 'web' is not one of"),
     ],
 )

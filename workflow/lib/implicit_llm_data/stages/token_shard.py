@@ -189,7 +189,7 @@ class TokenShardWriter:
         for document, ids in zip(written, self._encoder.encode([item.text for item in written]), strict=True):
             self._text_digest.update(len(document.utf8).to_bytes(8, "little") + document.utf8)
             self._text_bytes += len(document.utf8)
-            split = self._split.of(document.utf8)
+            split = self._split.of(document.split_key)
             self._documents[split] += 1
             files[split].write(ids + self._end)
             self._num_tokens += len(ids) // TOKEN_TYPE.itemsize + 1

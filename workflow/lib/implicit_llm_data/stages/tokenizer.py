@@ -155,7 +155,7 @@ def _training_texts(config: TokenizerConfig, downloads: Path) -> Iterator[str]:
     assert config.corpus is not None
     num_bytes = 0
     for document in open_share(config.corpus, downloads).documents():
-        if config.split.of(document.utf8) == "test":
+        if config.split.of(document.split_key) == "test":
             continue
         yield document.text
         num_bytes += len(document.utf8)

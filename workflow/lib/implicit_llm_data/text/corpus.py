@@ -33,7 +33,9 @@ class CorpusConfig:
     """Which documents. Every field is part of the identity of what is made of them.
 
     files: names and patterns (source `files`); field: the text's name in JSON lines and tables; dataset, revision,
-    split: of the hub; max_document_bytes: of a document as it is stored (a line of JSON, a text file), at least 1.
+    split: of the hub; max_document_bytes: of a document as it is stored (a line of JSON, a text file), at least 1;
+    split_by: a second field of JSON lines and tables, such as a directory: documents in which it is the same are all
+    in the training split or all in the test split.
     Raises: ValueError, naming the key.
     """
 
@@ -44,6 +46,7 @@ class CorpusConfig:
     split: str = "train"
     field: str = "text"
     max_document_bytes: int = MAX_DOCUMENT_BYTES
+    split_by: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_document_bytes < 1:
@@ -52,15 +55,17 @@ class CorpusConfig:
             raise ValueError("files: give the list of file names together with `source: files`, and only with it")
         if (self.source == "hub") != bool(self.dataset):
             raise ValueError("dataset: give the data set's name together with `source: hub`, and only with it")
+        if self.split_by is not None and (self.source == "python_library" or self.split_by == self.field):
+            raise ValueError("split_by: name another field than that of the text, of JSON lines or tables")
 
     @property
     def text_format(self) -> TextFormat:
-        return TextFormat(self.field, self.max_document_bytes)
+        return TextFormat(self.field, self.max_document_bytes, self.split_by)
 
 
 @dataclass(frozen=True)
 class DocumentSplit:
-    """A share of `test_fraction`, in [0, 1), of the documents; equal documents are on one side.
+    """A share of `test_fraction`, in [0, 1), of the documents; those with equal keys are on one side.
 
     Raises: ValueError, naming the key.
     """
@@ -74,9 +79,9 @@ class DocumentSplit:
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed: {self.seed} is out of range; use a whole number from 0")
 
-    def of(self, utf8: bytes) -> Split:
-        """The split of the document with these bytes."""
-        value = hashlib.blake2b(utf8, digest_size=8, salt=self.seed.to_bytes(16, "little")).digest()
+    def of(self, key: bytes) -> Split:
+        """The split of the documents with this `Document.split_key`."""
+        value = hashlib.blake2b(key, digest_size=8, salt=self.seed.to_bytes(16, "little")).digest()
         return "test" if int.from_bytes(value, "little") < int(self.test_fraction * (1 << 64)) else "train"
 
 

@@ -10,7 +10,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,19 +26,31 @@ class CorpusError(UserError):
 
 
 class Document(NamedTuple):
-    """text; its bytes; and how many bytes of the file, as stored, are read after it."""
+    """text; its bytes; how many bytes of the file, as stored, are read after it; and the group it belongs to."""
 
     text: str
     utf8: bytes
     position: int
+    group: str | None = None
+
+    @property
+    def split_key(self) -> bytes:
+        """What decides whether the document is held out."""
+        return self.utf8 if self.group is None else self.group.encode()
 
 
 @dataclass(frozen=True)
 class TextFormat:
-    """Where the text stands, and how many bytes a document may have as stored."""
+    """The field of the text, how many bytes a document may have as stored, and the field of its group, if any."""
 
     field: str
     max_document_bytes: int
+    split_by: str | None = None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields to read, the text first, with the key of the configuration that names each."""
+        return {self.field: "field"} | ({self.split_by: "split_by"} if self.split_by else {})
 
 
 class CorpusFile(Protocol):
@@ -101,7 +113,7 @@ def damage_named(path: Path) -> Iterator[None]:
         raise CorpusError(f"{path}: cannot be read ({reason}); check or fetch it again") from error
 
 
-def checked(text: object, where: str, text_format: TextFormat, position: int) -> Document:
+def checked(text: object, where: str, text_format: TextFormat, position: int, group: str | None = None) -> Document:
     """`text` as a document. Raises: CorpusError if it is none."""
     if not isinstance(text, str):
         raise CorpusError(f"{where}: '{text_format.field}' is no text but {type(text).__name__}; repair or remove it")
@@ -111,7 +123,7 @@ def checked(text: object, where: str, text_format: TextFormat, position: int) ->
         raise CorpusError(f"{where}: character {error.start} is half a character; repair or remove it") from error
     if len(utf8) > text_format.max_document_bytes:
         raise too_long(where, text_format)
-    return Document(text, utf8, position)
+    return Document(text, utf8, position, group)
 
 
 def too_long(where: str, text_format: TextFormat) -> CorpusError:
@@ -132,23 +144,33 @@ def _read_lines(path: Path, text_format: TextFormat) -> Iterator[Document]:
                 raise too_long(where, text_format)
             if line.isspace():
                 continue
-            yield checked(_field_of(line, where, text_format.field), where, text_format, raw.tell())
+            text, *group = _fields_of(line, where, text_format.fields)
+            yield checked(text, where, text_format, raw.tell(), *map(str, group))
 
 
-def _field_of(line: bytes, where: str, field: str) -> object:
+def _fields_of(line: bytes, where: str, fields: dict[str, str]) -> list[object]:
     try:
         record = json.loads(line)
     except UnicodeDecodeError as error:
         raise CorpusError(f"{where}: invalid UTF-8 at byte {error.start}; repair or remove the line") from error
     except ValueError as error:
         raise CorpusError(f"{where}: not JSON ({error}); repair or remove the line") from error
-    if not isinstance(record, dict) or field not in record:
-        found = ", ".join(sorted(record)) if isinstance(record, dict) else type(record).__name__
-        raise CorpusError(f"{where}: no field '{field}' (found: {found:.200}); set corpus.field")
-    return record[field]
+    names = sorted(record) if isinstance(record, dict) else [type(record).__name__]
+    check_fields(fields, record if isinstance(record, dict) else (), names, where)
+    return [record[field] for field in fields]
+
+
+def check_fields(fields: dict[str, str], there: Collection[str], names: Sequence[str], where: str) -> None:
+    """Raises: CorpusError for a field that is not `there`; `names`: what to say that there is."""
+    for field, key in fields.items():
+        if field not in there:
+            found = ", ".join(names)
+            raise CorpusError(f"{where}: no field '{field}' (found: {found:.200}); set corpus.{key}")
 
 
 def _read_text(path: Path, text_format: TextFormat) -> Iterator[Document]:
+    if text_format.split_by is not None:
+        raise CorpusError(f"{path}: a text file has no field '{text_format.split_by}'; remove corpus.split_by")
     with _opened(path) as (file, raw):
         data = file.read(text_format.max_document_bytes + 1)
         if len(data) > text_format.max_document_bytes:
@@ -165,18 +187,17 @@ def _read_parquet(path: Path, text_format: TextFormat) -> Iterator[Document]:
     import pyarrow
     import pyarrow.parquet
 
-    field, number = text_format.field, 0
+    fields, number = text_format.fields, 0
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
-            if field not in table.schema_arrow.names:
-                found = ", ".join(table.schema_arrow.names)
-                raise CorpusError(f"{path}: no field '{field}' (found: {found:.200}); set corpus.field")
+            check_fields(fields, table.schema_arrow.names, table.schema_arrow.names, str(path))
             num_rows, size = max(1, table.metadata.num_rows), path.stat().st_size
-            for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
-                for value in batch.column(0):
+            for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=list(fields)):
+                for values in zip(*(batch.column(field) for field in fields), strict=True):
                     number += 1
-                    text = value.as_py()
-                    yield checked(text, f"{path}: row {number}", text_format, size * number // num_rows)
+                    text, *group = (value.as_py() for value in values)
+                    place = size * number // num_rows
+                    yield checked(text, f"{path}: row {number}", text_format, place, *map(str, group))
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path}: row {number}: invalid UTF-8; repair or remove the row") from error
     except pyarrow.ArrowException as error:

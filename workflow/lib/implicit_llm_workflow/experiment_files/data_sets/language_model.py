@@ -35,12 +35,14 @@ class LibraryCorpus:
 class CorpusFiles:
     """Files of jsonl, parquet or plain text, also compressed (gz, zst), below the downloads or the working directory.
 
-    `files`: names or patterns. `field`: key of the text in a record.
+    `files`: names or patterns. `field`: key of the text in a record. `split_by`: key of another field, such as a
+    directory, whose documents are all held out or all trained on.
     """
 
     source: Literal["files"]
     files: Names
     field: Text = "text"
+    split_by: Text | None = None
     max_document_bytes: Count | None = None
 
 
@@ -137,8 +139,9 @@ class LanguageModel:
 
     def _split_config(self) -> dict[str, Any]:
         corpus = as_config(self.corpus)
-        if self.corpus.max_document_bytes is None:
-            del corpus["max_document_bytes"]
+        for key in ("max_document_bytes", "split_by"):
+            if corpus.get(key, "") is None:
+                del corpus[key]
         return {"corpus": corpus, "test_fraction": self.test_fraction, "seed": self.seed}
 
     def _shard_nodes(self) -> Iterator[Node]:
