@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from implicit_llm_contracts.config.solver import solver_of
+from implicit_llm.evaluation.tallies import SolverTally
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_jobs.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +60,6 @@ class EvaluationJob:
     precision: Literal["fp32", "bf16"] = "fp32"
 
     @property
-    def is_implicit(self) -> bool:
-        return solver_of(self.model) is not None
-
-    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
@@ -73,6 +70,48 @@ class Evaluation:
 
     values: dict[str, Any]
     predictions_NL: np.ndarray | None = None
+
+
+class Tally(Protocol):
+    """Counts the answers of a model. `measures`: values that are None once an answer was not finite."""
+
+    @property
+    def measures(self) -> tuple[str, ...]: ...
+
+    def add(self, answer: Any, batch: dict[str, np.ndarray]) -> int:
+        """Count a batch, None where the model gave no answer; return how many of its rows are not finite."""
+        ...
+
+    def values(self) -> dict[str, Any]: ...
+
+    def shown(self) -> str: ...
+
+
+def tallied(job: EvaluationJob, tally: Tally, read: Callable[[Any, dict[str, np.ndarray]], Any]) -> dict[str, Any]:
+    """The record's values: what `tally` counts of the answers that `read` finds, and the solver's cost.
+
+    Raises: EvaluationOutOfMemory, UnknownToken.
+    """
+    solver, progress, num_nonfinite = SolverTally(), Progress(job.where, job.num_samples), 0
+
+    def shown() -> str:
+        so_far = "not finite" if num_nonfinite else tally.shown()
+        return f"{so_far}, {solver.f_evaluations_per_token or 0:.1f} f-evaluations per token"
+
+    for start, batch, answer in answers(job, lambda out, batch: (read(out, batch), getattr(out, "solver_stats", None))):
+        found, stats = answer or (None, None)
+        num_nonfinite += tally.add(found, batch)
+        shape = np.shape(batch["labels"])
+        if answer is not None:
+            solver.add(stats, shape)
+        progress.tell(start + shape[0], shown)
+    values = tally.values() | solver.values()
+    values["nonfinite_share"] = num_nonfinite / job.num_samples if job.num_samples else None
+    if num_nonfinite:
+        counts = (num_nonfinite, job.num_samples)
+        log.warning("%s: %d of %d sequences are not finite: no result is reported", job.where, *counts)
+        values |= dict.fromkeys(tally.measures)
+    return values
 
 
 def answers(

@@ -37,15 +37,16 @@ class SolverTally:
     def f_evaluations_per_token(self) -> float | None:
         return finite(self.evaluations / self.num_tokens) if self.num_tokens else None
 
-    def values(self, is_implicit: bool) -> dict[str, float | None]:
+    def values(self) -> dict[str, float | None]:
         """The solver's part of a record of metrics.json, `residual` the largest; None where there is no number."""
-        iterations = self.iterations / self.num_tokens if is_implicit and self.num_tokens else None
-        return {
-            "f_evaluations_per_token": self.f_evaluations_per_token,
-            "iterations_per_token": None if iterations is None else finite(iterations),
-            "residual": None if self.residual_max is None else finite(self.residual_max),
-            "unconverged_share": self.unconverged_tokens / self.num_tokens if is_implicit and self.num_tokens else None,
-        }
+        values: dict[str, float | None] = dict.fromkeys(("iterations_per_token", "residual", "unconverged_share"))
+        if self.residual_max is not None:
+            values = {
+                "iterations_per_token": finite(self.iterations / self.num_tokens),
+                "residual": finite(self.residual_max),
+                "unconverged_share": self.unconverged_tokens / self.num_tokens,
+            }
+        return values | {"f_evaluations_per_token": self.f_evaluations_per_token}
 
 
 def finite(value: float) -> float | None:

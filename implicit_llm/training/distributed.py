@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 
 from implicit_llm_contracts.runs.errors import UserError
@@ -77,39 +77,31 @@ def _shown_variables() -> str:
     return " ".join(f"{name}={os.environ[name]}" for name in found)
 
 
-def mean_over_ranks(tensor: Tensor) -> Tensor:
-    """Mean of the tensors of all ranks. Collective."""
+def _reduced(tensor: Tensor, op: Any) -> Tensor:
     if world_size() > 1:
         tensor = tensor.clone()
-        dist.all_reduce(tensor)
-        tensor /= world_size()
+        dist.all_reduce(tensor, op=op)
     return tensor
+
+
+def mean_over_ranks(tensor: Tensor) -> Tensor:
+    """Mean of the tensors of all ranks. Collective."""
+    return _reduced(tensor, dist.ReduceOp.SUM) / world_size()
 
 
 def max_tensor_over_ranks(tensor: Tensor) -> Tensor:
     """Largest of the tensors of all ranks, element by element, left on the device. Collective."""
-    if world_size() > 1:
-        tensor = tensor.clone()
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return tensor
+    return _reduced(tensor, dist.ReduceOp.MAX)
 
 
 def total_over_ranks(number: int, device: torch.device) -> int | Tensor:
     """Sum of the numbers of all ranks, left on the device. Collective."""
-    if world_size() == 1:
-        return number
-    total = torch.tensor(number, device=device)
-    dist.all_reduce(total)
-    return total
+    return number if world_size() == 1 else _reduced(torch.tensor(number, device=device), dist.ReduceOp.SUM)
 
 
 def max_over_ranks(number: int, device: torch.device) -> int:
     """Largest of the numbers of all ranks, so that one rank's wish is known to all at the same step. Collective."""
-    if world_size() == 1:
-        return number
-    largest = torch.tensor(number, device=device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return int(largest.item())
+    return number if world_size() == 1 else int(max_tensor_over_ranks(torch.tensor(number, device=device)))
 
 
 def gather_objects(value: Any) -> list[Any]:
@@ -134,3 +126,33 @@ def wait_for_all() -> None:
     """Return when every rank has come here. Collective."""
     if world_size() > 1:
         dist.barrier()
+
+
+class ReplicasDiffer(UserError):
+    """The weights of the ranks are not the same any more."""
+
+    failure_class = "node_fail"
+
+
+def require_equal_replicas(model: nn.Module, name: str, step: int) -> None:
+    """Compare a checksum of the weights over all ranks, before a commit of `step`. Collective.
+
+    Raises: ReplicasDiffer on every rank.
+    """
+    if world_size() == 1:
+        return
+    sums = gather_objects(weights_checksum(model))
+    others = [str(rank) for rank, found in enumerate(sums) if found != sums[0]]
+    if others:
+        raise ReplicasDiffer(
+            f"train/{name}: after step {step} the weights of rank {', '.join(others)} are not those of rank 0; the "
+            "last checkpoint is from before it: start again, and leave out the node if it happens twice"
+        )
+
+
+def weights_checksum(model: nn.Module) -> int:
+    """Sum of the bits of all parameters as integers; any single change of a weight changes it."""
+    sums = [
+        parameter.detach().contiguous().view(torch.int32).sum(dtype=torch.int64) for parameter in model.parameters()
+    ]
+    return int(torch.stack(sums).sum().item())

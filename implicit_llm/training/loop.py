@@ -5,7 +5,7 @@ Shapes: `B` batch, `L` length, `V` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -21,18 +21,25 @@ from transformers import PreTrainedModel, set_seed
 from implicit_llm.analysis.spectral_radius import mean_spectral_radius
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.training.batches import BatchLayout, Dataset, MicroBatches
-from implicit_llm.training.distributed import gather_objects, is_main, rank, total_over_ranks, world_size
-from implicit_llm.training.metrics import GRAD_NORM, LOSS, StepMetrics
+from implicit_llm.training.distributed import (
+    gather_objects,
+    is_main,
+    rank,
+    require_equal_replicas,
+    total_over_ranks,
+    world_size,
+)
+from implicit_llm.training.metrics import GRAD_NORM, LOSS, StepCost, StepMetrics
 from implicit_llm.training.mode_gap import is_due, mode_gap, trained_logits
 from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
 from implicit_llm.training.operations.checkpoint import Checkpoint, TrainingState
 from implicit_llm.training.operations.save_schedule import SaveSchedule
+from implicit_llm.training.operations.solver_alarm import SolverAlarm
 from implicit_llm.training.operations.speed import SpeedMeter
 from implicit_llm.training.operations.status import StatusLine
 from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.optimizer import build_optimizer, learning_rate
 from implicit_llm.training.precision import MAX_SKIPPED_IN_A_ROW, autocast, load_scaler, make_scaler, scaler_values
-from implicit_llm.training.replicas import require_equal_replicas
 from implicit_llm.training.sampler import StepSampler
 from implicit_llm.training.state import (
     load_model,
@@ -42,20 +49,20 @@ from implicit_llm.training.state import (
     random_state,
     set_random_state,
 )
-from implicit_llm.training.totals import StepCost
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_data.shard_format import IGNORED_LABEL
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TrainingJob:
     """What the loop needs besides the model.
 
-    `commit` takes the state of all ranks and puts it on disk. `report` takes (global step, metrics of the steps since
-    the last report). `observe` takes (global step, metrics of every step up to it that it has not seen). `on_skipped`
-    takes the steps whose update was skipped. The loop calls all of them on rank 0 only.
+    Rank 0 alone writes to the journal, which gets the metrics of the steps since the last report, and alarms.
     """
 
     name: str
@@ -69,10 +76,7 @@ class TrainingJob:
     saves: SaveSchedule
     status: StatusLine
     watchdog: Watchdog
-    commit: Callable[[TrainingState], None]
-    report: Callable[[int, dict[str, float]], None]
-    observe: Callable[[int, list[dict[str, float]]], None] = lambda step, rows: None
-    on_skipped: Callable[[list[int]], None] = lambda steps: None
+    journal: Journal
 
 
 class TrainingLoop:
@@ -93,6 +97,7 @@ class TrainingLoop:
         if start is not None:
             self._load(start)
         self.speed = SpeedMeter(config.precision, job.runtime, job.device, world_size())
+        self._alarm = SolverAlarm(job.runtime, job.journal)
         self.sampler = StepSampler(len(job.dataset), config.batch_size, config.seed)
         self._solver_failures = SolverFailures(model) if world_size() > 1 else None
         self._replica: nn.Module = model
@@ -194,7 +199,8 @@ class TrainingLoop:
             values["skipped_updates"] = totals.skipped_updates
         values |= self.speed.read(totals)
         if is_main():
-            self.job.report(step, values)
+            self.job.journal.metrics(step, values)
+            self.job.status.values = values
         self.job.watchdog.beat()
 
     def save(self) -> None:
@@ -203,17 +209,16 @@ class TrainingLoop:
         require_equal_replicas(self.model, self.job.name, self.global_step)
         random = gather_objects(random_state())
         if is_main():
-            self.job.commit(
-                TrainingState(
-                    global_step=self.global_step,
-                    identity=self.job.identity,
-                    model=model_tensors(self.model),
-                    optimizer=optimizer_tensors(self.optimizer, self.model),
-                    random=random,
-                    metrics=self.metrics.state(),
-                    scaler=scaler_values(self.scaler),
-                )
+            state = TrainingState(
+                global_step=self.global_step,
+                identity=self.job.identity,
+                model=model_tensors(self.model),
+                optimizer=optimizer_tensors(self.optimizer, self.model),
+                random=random,
+                metrics=self.metrics.state(),
+                scaler=scaler_values(self.scaler),
             )
+            self.job.saves.commit(state, self.job.journal)
         self.job.watchdog.beat()
 
     def _load(self, start: Checkpoint) -> None:
@@ -264,9 +269,12 @@ class TrainingLoop:
         if bad is not None:
             raise self._non_finite(bad[0], self._reason(bad[1]))
         if is_main() and rows:
-            self.job.observe(step, [self.metrics.named(row) for row in rows])
+            self._alarm.observe(step, [self.metrics.named(row) for row in rows])
             if skipped:
-                self.job.on_skipped(skipped)
+                log.info(
+                    "fp16 gradients overflowed at step %s: left out, the scale is halved", ", ".join(map(str, skipped))
+                )
+                self.job.journal.event("update_skipped", steps=skipped)
 
     def _reason(self, what: str) -> str:
         """The first failure message of a rank's solver, by default `what`. Collective."""

@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from implicit_llm.training.distributed import max_tensor_over_ranks, mean_over_ranks
-from implicit_llm.training.totals import StepCost, Totals
+from implicit_llm_contracts.config.flops import training_flops
+from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_data.shard_format import IGNORED_LABEL
 
@@ -29,6 +32,36 @@ _F_EVALUATIONS = _COLUMNS.index("f_evaluations")
 _MEASURED_ONLY = ("num_iter", "residual", "unconverged_share")  # of no meaning where no residual is measured
 # Of a step on the device: loss, gradient norm, right and scored positions, then the solver's and occasional columns.
 _RIGHT, _SCORED, _RESIDUAL = 2, 3, 4 + _SOLVER.index("residual")
+
+
+@dataclass
+class Totals:
+    """Up to a step; part of every checkpoint. skipped_*: updates left out because fp16 gradients overflowed."""
+
+    tokens: int = 0
+    flops: float = 0.0
+    skipped_updates: int = 0
+    skipped_in_a_row: int = 0
+
+    def count_skipped(self, is_skipped: bool) -> None:
+        """Count one more step, the update of which was skipped or not."""
+        self.skipped_updates += is_skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
+
+
+class StepCost:
+    """Tokens and FLOPs of the steps of a phase, counted from the model's configuration (config.flops)."""
+
+    def __init__(self, model: PreTrainedModel, batch_size: int, length: int) -> None:
+        self.tokens = batch_size * length
+        self._model = {**model.config.to_dict(), "num_parameters": model.num_parameters()}
+        self._length = length
+        self._solver = solver_of(model)
+
+    def flops(self, f_evaluations: float) -> float:
+        """FLOPs of a step; f_evaluations is NaN where none were counted."""
+        counted = f_evaluations if math.isfinite(f_evaluations) else None
+        return self.tokens * training_flops(self._model, self._length, self._solver, counted)
 
 
 class StepMetrics:
@@ -132,7 +165,7 @@ class StepMetrics:
             "columns": list(self.columns),
             "window": [[_json(value) for value in row] for row in self._window],
             "recent": [[_json(value) for value in row] for row in self._recent],
-            "totals": self.totals.state(),
+            "totals": asdict(self.totals),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -141,7 +174,7 @@ class StepMetrics:
         self._micro, self._pending, self._occasional = [], [], {}
         self._window = [_numbers(row) for row in state["window"]] if is_same else []
         self._recent = deque((_numbers(row) for row in state["recent"]) if is_same else (), maxlen=RECENT_STEPS)
-        self.totals = Totals.from_state(state["totals"])
+        self.totals = Totals(**state["totals"])
 
     def start_phase(self) -> None:
         """Forget the steps of an earlier phase, but for what adds up."""

@@ -18,6 +18,7 @@ from implicit_llm.device import choose_device
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm.training.batches import BatchLayout, BatchSizeError, Dataset
 from implicit_llm.training.distributed import (
+    ReplicasDiffer,
     from_main,
     join_world,
     rank,
@@ -31,26 +32,35 @@ from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.model import apply_runtime, build_model
 from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm.training.operations.checkpoint import Checkpoint
-from implicit_llm.training.operations.checkpoint_store import KEPT_DIR, CheckpointStore, NoCheckpoint, step_name
-from implicit_llm.training.operations.committing import Committer
+from implicit_llm.training.operations.checkpoint_store import (
+    KEPT_DIR,
+    CheckpointStore,
+    NoCheckpoint,
+    check_identity,
+    find_checkpoint,
+    step_name,
+)
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm.training.operations.save_schedule import SaveSchedule
-from implicit_llm.training.operations.solver_alarm import SolverAlarm
 from implicit_llm.training.operations.status import StatusLine, shown
 from implicit_llm.training.operations.watchdog import Watchdog
-from implicit_llm.training.replicas import ReplicasDiffer
-from implicit_llm.training.starting import DATA_ROLE, find_start, given_input, rewind_journal
 from implicit_llm.training.state import load_model, model_tensors
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs import journal as journals
 from implicit_llm_contracts.runs.atomic import commit_directory, temporary_name, write_atomic
-from implicit_llm_contracts.runs.errors import Preempted
+from implicit_llm_contracts.runs.errors import Preempted, UserError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.logs import wants_bar
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_data.shards import open_dataset
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"
+DATA_ROLE, START_ROLE = "data", "start"
+
+
+class TrainInputError(UserError):
+    """An input directory or a runtime option is not what training needs."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,7 @@ def _prepare(context: StageContext, runtime: Runtime) -> Setup:
     config = fill(TrainConfig, context.config, where)
     device = join_world(_set_up_torch(runtime))
     require_world()
-    dataset = open_dataset(given_input(context, DATA_ROLE).work)
+    dataset = open_dataset(_given_input(context, DATA_ROLE).work)
     model = build_model(config, dataset.vocab_size, where)
     apply_runtime(model, runtime, where)
     identity = {
@@ -101,10 +111,10 @@ def _prepare(context: StageContext, runtime: Runtime) -> Setup:
         "config": context.config,
     }
     store = CheckpointStore(context.work, identity, context.journal, config.phase.keep)
-    start = from_main(find_start(context, config, runtime, store) if context.is_main else None)
+    start = from_main(_find_start(context, config, runtime, store) if context.is_main else None)
     if context.is_main:
         store.require_space(sum(3 * tensor.nbytes for tensor in model_tensors(model).values()))
-        rewind_journal(context, start)
+        _rewind_journal(context, start)
     return Setup(config, runtime, device, dataset, model, store, start)
 
 
@@ -116,18 +126,6 @@ def _train(context: StageContext, setup: Setup, stop: StopRequest, watchdog: Wat
             f"train/{context.name}: solver.stop: batch needs all {config.batch_size} sequences in one micro-batch "
             f"on one device, not {layout.micro_batch_size}; drop micro_batch_size, use one process, or stop: sequence"
         )
-    schedule = SaveSchedule(runtime, stop, config.phase.end_step, config.phase.keep, setup.device)
-    status = StatusLine(context.name, context.log, bar=wants_bar(runtime.progress))
-
-    def report(step: int, values: dict[str, float]) -> None:
-        context.journal.metrics(step, values)
-        status.values = values
-
-    def on_skipped(steps: list[int]) -> None:
-        where = ", ".join(map(str, steps))
-        context.log.info("fp16 gradients overflowed at step %s: left out, the scale is halved", where)
-        context.journal.event("update_skipped", steps=steps)
-
     job = TrainingJob(
         name=context.name,
         config=config,
@@ -137,13 +135,10 @@ def _train(context: StageContext, setup: Setup, stop: StopRequest, watchdog: Wat
         identity=dict(setup.store.identity),
         work=context.work,
         device=setup.device,
-        saves=schedule,
-        status=status,
+        saves=SaveSchedule(runtime, stop, config.phase.end_step, setup.store, setup.device),
+        status=StatusLine(context.name, context.log, bar=wants_bar(runtime.progress)),
         watchdog=watchdog,
-        commit=Committer(setup.store, schedule, context.journal, runtime.grace_s),
-        report=report,
-        observe=SolverAlarm(runtime, context.journal).observe,
-        on_skipped=on_skipped,
+        journal=context.journal,
     )
     context.log.info("%s", _headline(context, setup, layout))
     context.journal.event("training_started", step=0 if setup.start is None else setup.start.global_step)
@@ -228,3 +223,63 @@ def _set_up_torch(runtime: Runtime) -> str:
         require_own_gpu()
     select_kernels_for(device, runtime.kernels)
     return device
+
+
+def _given_input(context: StageContext, role: str) -> Input:
+    """The upstream run with this role. Raises: TrainInputError."""
+    if role not in context.inputs:
+        raise TrainInputError(f"train/{context.name}: no input `{role}`; add --input {role}=DIR with its run directory")
+    return context.inputs[role]
+
+
+def _find_start(
+    context: StageContext, config: TrainConfig, runtime: Runtime, store: CheckpointStore
+) -> Checkpoint | None:
+    """The furthest of this run's own checkpoints and the one given by hand; else where an earlier phase left off."""
+    own = store.newest()
+    if runtime.resume is not None:
+        given = find_checkpoint(runtime.resume)
+        check_identity(given, store.identity, advice="leave out --resume, or give a checkpoint of this very run")
+        if own is None or own.global_step < given.global_step:
+            own = store.adopt(given)
+    if own is not None:
+        context.log.info("going on from %s, step %d", own.path.name, own.global_step)
+        return own
+    return _earlier_phase(context, config) if config.phase.index > 0 else None
+
+
+def _rewind_journal(context: StageContext, start: Checkpoint | None) -> None:
+    """Steps after the checkpoint are made again, so their points must not count twice."""
+    step = 0 if start is None else start.global_step
+    path = context.journal.path
+    if path is not None and any(point.step > step for point in journals.read(path)):
+        context.journal.rewind(step)
+
+
+def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
+    """The state at the end of the phase that is the input `start`, or one that it kept on the way."""
+    source = _given_input(context, START_ROLE)
+    phase = source.manifest.identity["config"]["phase"]
+    wanted, end = config.phase.start_step, phase["end_step"]
+    path = source.work / ("checkpoint" if wanted == end else f"{KEPT_DIR}/{step_name(wanted)}")
+    kept = [int(step) for step in phase.get("keep", ())]
+    if wanted != end and wanted not in kept:
+        keeps = f"the states after {', '.join(map(str, kept))} and {end}" if kept else f"only the state after {end}"
+        raise TrainInputError(
+            f"{source.dir}: phase {phase['name']} has {keeps}, but phase {config.phase.name} starts at step {wanted}; "
+            f"add {wanted} to `keep` of phase {phase['name']}, or let {config.phase.name} start at another step"
+        )
+    try:
+        start = find_checkpoint(path)
+    except NoCheckpoint as error:
+        raise TrainInputError(
+            f"{path}: the state after step {wanted} of phase {phase['name']} is missing or damaged; type "
+            f"`rm -f {source.dir / 'manifest.json'}` and run the workflow again: it makes that state again"
+        ) from error
+    if start.global_step != wanted:
+        raise TrainInputError(
+            f"{path}: is at step {start.global_step}, but phase {config.phase.name} starts at {wanted}; type "
+            f"`rm -rf {source.work}` and run the workflow again"
+        )
+    context.log.info("starting from %s, step %d", source.manifest.name, start.global_step)
+    return start

@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +152,23 @@ def train(model: Any, device: Any, work: Path, config: Any, runtime: Any, data: 
     from implicit_llm.training.batches import BatchLayout
     from implicit_llm.training.distributed import rank, world_size
     from implicit_llm.training.loop import TrainingJob, TrainingLoop
+    from implicit_llm.training.operations.checkpoint_store import CheckpointStore
     from implicit_llm.training.operations.preemption import StopRequest
     from implicit_llm.training.operations.save_schedule import SaveSchedule
     from implicit_llm.training.operations.status import StatusLine
     from implicit_llm.training.operations.watchdog import Watchdog
+    from implicit_llm_contracts.runs.journal import Journal
 
     points: list[dict[str, float]] = []
+
+    class Points(Journal):
+        def metrics(self, step: int, values: Mapping[str, float]) -> None:
+            points.append(dict(values))
+
+    class NoSaves(SaveSchedule):
+        def commit(self, state: Any, journal: Journal) -> None: ...
+
+    store = CheckpointStore(work, {}, Journal(None))
     job = TrainingJob(
         name="benchmark",
         config=config,
@@ -166,11 +178,10 @@ def train(model: Any, device: Any, work: Path, config: Any, runtime: Any, data: 
         identity={},
         work=work,
         device=device,
-        saves=SaveSchedule(runtime, StopRequest(), config.phase.end_step, (), device),
+        saves=NoSaves(runtime, StopRequest(), config.phase.end_step, store, device),
         status=StatusLine("benchmark", logging.getLogger("benchmark"), bar=False),
         watchdog=Watchdog(None, work),
-        commit=lambda state: None,
-        report=lambda step, values: points.append(values),
+        journal=Points(None),
     )
     TrainingLoop(model, job, None).run()
     return points

@@ -13,96 +13,75 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial as bind
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob, answers, token_losses
-from implicit_llm.evaluation.inputs import (
-    EvaluateInputError,
-    about_model,
-    data_inputs,
-    load_model,
-    model_input,
-    reads_of_inputs,
-)
-from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
-from implicit_llm.evaluation.modes import ModeRunner, PartialResults
+from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob, tallied, token_losses
+from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, Record
+from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, reads_of_inputs
 from implicit_llm.evaluation.tallies import LossTally, SolverTally
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
-from implicit_llm_contracts.config.evaluation import CatbabiConfig, modes_of
-from implicit_llm_contracts.config.solver import solver_of
+from implicit_llm_contracts.config.evaluation import CatbabiConfig
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.story_batches import StoryBatcher, StoryStream
 from implicit_llm_data.shard_format import IGNORED_LABEL
 from implicit_llm_data.shards import open_dataset
-from implicit_llm_jobs.progress import Progress
 
 __all__ = ["reads_of_inputs", "run"]
 
 log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 16384
-TRACKED = ("accuracy", "lm_accuracy", "lm_perplexity", "f_evaluations_per_token", "unconverged_share")
 VOCABULARY_FILE = "vocabulary.json"  # beside the rows
+QUESTION_MARK = "?"
+WINDOWED = "windowed"
 
 
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
     config = fill(CatbabiConfig, context.config, f"evaluate/{context.name}")
-    modes = modes_of(config.modes, config.sweep, f"evaluate/{context.name}")
-    trained = model_input(context)
     datasets = {role: open_dataset(source.work) for role, source in data_inputs(context).items()}
     questions = {role: question_id(dataset) for role, dataset in datasets.items()}
-    model = load_model(trained, context.runtime)
-    partial = PartialResults(context.work / "partial")
-    runner = ModeRunner(model, modes, partial, context.runtime, {})
-    about = about_model(model, trained)
-    records: list[Record] = []
+    tracked = ("accuracy", "lm_accuracy", "lm_perplexity", *COSTS)
+    evaluation = ModelEvaluation(context, config, _place, lambda record: {key: record[key] for key in tracked})
     for role, dataset in datasets.items():
         for protocol in config.protocols:
-            results = _results(runner, role, dataset, questions[role], (protocol, config.carried_max_tokens))
-            described = {"kind": config.kind, "protocol": protocol, "data": role, "length": dataset.length, **about}
-            records += [described | {"mode": name} | result.values for name, result in results.items()]
-            context.journal.metrics(len(records), tracked(records, TRACKED, _label))
-    metrics = write_metrics(context.work, records)
-    partial.discard()
-    accuracy = by_data_and_mode(records, "accuracy", _label)
-    return StageResult([metrics], {"accuracy": accuracy, "best_accuracy": best_of(accuracy, max)})
+            described = {"protocol": protocol, "data": role, "length": dataset.length}
+            if protocol == WINDOWED:
+                evaluate, size = partial(evaluate_catbabi, question_id=questions[role]), BATCH_TOKENS // dataset.length
+                results = evaluation.in_each_mode(role, dataset, evaluate, batch_size=max(1, size))
+            else:
+                results = _carried(evaluation, role, dataset, questions[role], config.carried_max_tokens)
+            evaluation.add(described, results)
+    return evaluation.finish(evaluation.headline("accuracy", max))
 
 
-def _results(
-    runner: ModeRunner, role: str, dataset: Any, question: int, how: tuple[str, int | None]
-) -> Mapping[str, Evaluation]:
-    """The result of a protocol in each mode, `how` being its name and carried_max_tokens.
-
-    Without numbers where the protocol is "carried" and the model has no state to carry.
-    """
-    protocol, max_tokens = how
-    if protocol == WINDOWED:
-        evaluate, size = bind(evaluate_catbabi, question_id=question), max(1, BATCH_TOKENS // dataset.length)
-        return runner.results(role, dataset, evaluate, default_batch_size=size)
-    if not carries_state(runner.model):
+def _carried(
+    evaluation: ModelEvaluation, role: str, dataset: Any, question: int, max_tokens: int | None
+) -> dict[str, Evaluation]:
+    """The result of the protocol carried in each mode; without numbers where the model has no state to carry."""
+    model = evaluation.model
+    if not carries_state(model):
         log.warning(
             "%s: %s has no state of fixed size that could be carried from window to window; the protocol carried is "
             "missing: use a Mamba2 model, or take carried out of `protocols`",
             role,
-            getattr(runner.model.config, "model_type", "the model"),
+            getattr(model.config, "model_type", "the model"),
         )
-        solver = solver_of(runner.model)
-        return {mode.name: Evaluation(mode.record(solver) | no_answers().values) for mode in runner.modes}
+        blank = dict.fromkeys((*AnswerTally.measures, *COUNTS, "nonfinite_share")) | {"num_samples": 0}
+        return evaluation.without_numbers(blank | SolverTally().values())
     stories = StoriesInOrder(dataset.directory, dataset.length, dataset.vocab_size)
     max_windows = None if max_tokens is None else max(1, max_tokens // dataset.length)
-    evaluate = bind(evaluate_carried, question_id=question)
-    return runner.results(f"{role}.{protocol}", stories, evaluate, default_batch_size=1, max_samples=max_windows)
+    evaluate = partial(evaluate_carried, question_id=question)
+    return evaluation.in_each_mode(f"{role}.carried", stories, evaluate, batch_size=1, max_samples=max_windows)
 
 
 def question_id(dataset: Any) -> int:
@@ -117,54 +96,20 @@ def question_id(dataset: Any) -> int:
     return words.index(QUESTION_MARK)
 
 
-def _label(record: Record) -> str:
-    return record["data"] if record["protocol"] == WINDOWED else f"{record['data']}.{record['protocol']}"
-
-
-WINDOWED: Literal["windowed"] = "windowed"
-QUESTION_MARK = "?"
+def _place(record: Record) -> tuple[str, str]:
+    data, protocol = record["data"], record["protocol"]
+    return data if protocol == WINDOWED else f"{data}.{protocol}", record["mode"]
 
 
 def evaluate_catbabi(job: EvaluationJob, question_id: int) -> Evaluation:
     """Accuracy at every "?" and over all words, by argmax over the whole vocabulary. Raises: EvaluationOutOfMemory."""
-    tally, solver = AnswerTally(question_id), SolverTally()
-    num_nonfinite = 0
-    progress = Progress(job.where, job.num_samples)
-    for start, batch, answer in answers(job, _read):
-        batch_size, length = np.asarray(batch["labels"]).shape
-        if answer is None:
-            num_nonfinite += batch_size
-        else:
-            predictions_BL, losses_BL, stats = answer
-            num_nonfinite += int((~np.isfinite(losses_BL).all(axis=1)).sum())
-            tally.add(predictions_BL, losses_BL, batch)
-            solver.add(stats, (batch_size, length))
-        progress.tell(start + batch_size, lambda: _words(tally, solver))
-    values = tally.values() | {"num_samples": job.num_samples}
-    values["nonfinite_share"] = num_nonfinite / job.num_samples
-    if num_nonfinite:
-        counts = (num_nonfinite, job.num_samples)
-        log.warning("%s: %d of %d sequences have a non-finite loss: no accuracy is reported", job.where, *counts)
-        values |= dict.fromkeys(MEASURES)
-    return Evaluation(values | solver.values(job.is_implicit))
+    return Evaluation(tallied(job, AnswerTally(question_id), _read) | {"num_samples": job.num_samples})
 
 
-def no_answers() -> Evaluation:
-    """What is recorded of a protocol that a model cannot follow."""
-    values: dict[str, Any] = dict.fromkeys((*MEASURES, *COUNTS)) | {"num_samples": 0}
-    return Evaluation(values | {"nonfinite_share": None} | SolverTally().values(is_implicit=False))
-
-
-def _read(out: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, Any]:
-    """Predictions and losses (B, L), the solver's statistics."""
+def _read(out: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions and losses (B, L)."""
     losses_BL = token_losses(out.logits, np.asarray(batch["labels"])).double()
-    return out.logits.argmax(dim=-1).cpu().numpy(), losses_BL.cpu().numpy(), getattr(out, "solver_stats", None)
-
-
-def _words(tally: AnswerTally, solver: SolverTally) -> str:
-    accuracy = tally.accuracy
-    shown = "no question yet" if accuracy is None else f"accuracy at questions {accuracy:.3f}"
-    return f"{shown}, {solver.f_evaluations_per_token or 0:.1f} f-evaluations per token"
+    return out.logits.argmax(dim=-1).cpu().numpy(), losses_BL.cpu().numpy()
 
 
 def carries_state(model: nn.Module) -> bool:
@@ -210,64 +155,56 @@ def evaluate_carried(job: EvaluationJob, question_id: int) -> Evaluation:
     return evaluate_catbabi(carried, question_id)
 
 
-MEASURES = (
-    "accuracy", "accuracy_by_task", "lm_accuracy", "lm_accuracy_by_task", "lm_perplexity", "lm_perplexity_by_task",
-)  # fmt: skip
 COUNTS = ("num_questions", "num_questions_by_task", "num_words", "num_words_by_task")
 
 
 class AnswerTally:
-    """Right answers among the questions, right words among all, and the losses of the words."""
+    """By task: questions, right answers among them, words, right ones among them, and the losses of the words."""
+
+    measures = (
+        "accuracy", "accuracy_by_task", "lm_accuracy", "lm_accuracy_by_task", "lm_perplexity", "lm_perplexity_by_task",
+    )  # fmt: skip
 
     def __init__(self, question_id: int) -> None:
         self._question_id = question_id
-        self.questions: Counter[int] = Counter()
-        self.right: Counter[int] = Counter()
-        self.words: Counter[int] = Counter()
-        self.right_words: Counter[int] = Counter()
-        self._losses: dict[int, LossTally] = {}
+        self._sums: dict[int, np.ndarray] = {}
 
-    def add(self, predictions_BL: np.ndarray, losses_BL: np.ndarray, batch: Mapping[str, np.ndarray]) -> None:
-        """Count a batch; the label at a "?" is its answer. Raises: KeyError for a batch without the column `task`."""
+    def add(self, answer: tuple[np.ndarray, np.ndarray] | None, batch: Mapping[str, np.ndarray]) -> int:
+        """Count a batch; the label at a "?" is its answer, and that of a word counts to the story it is read in.
+
+        Raises: KeyError for a batch without the column `task`.
+        """
         inputs_BL, labels_BL, task_BL = (np.asarray(batch[column]) for column in ("input_ids", "labels", "task"))
+        if answer is None:
+            return len(labels_BL)
+        predictions_BL, losses_BL = answer
         is_word_BL = labels_BL != IGNORED_LABEL
-        is_right_BL = (predictions_BL == labels_BL) & is_word_BL
-        is_question_BL = (inputs_BL == self._question_id) & is_word_BL
-        self.questions.update(task_BL[is_question_BL].tolist())
-        self.right.update(task_BL[is_question_BL & is_right_BL].tolist())
-        self.words.update(task_BL[is_word_BL].tolist())
-        self.right_words.update(task_BL[is_right_BL].tolist())
+        is_right_BL = predictions_BL == labels_BL
+        is_question_BL = inputs_BL == self._question_id
+        columns = (is_question_BL, is_question_BL & is_right_BL, is_word_BL, is_right_BL, losses_BL)
         for task in np.unique(task_BL[is_word_BL]).tolist():
             mine_BL = is_word_BL & (task_BL == task)
-            self._losses.setdefault(task, LossTally()).add(float(losses_BL[mine_BL].sum()), int(mine_BL.sum()))
-
-    @property
-    def accuracy(self) -> float | None:
-        """Over all questions alike, the headline of the benchmark."""
-        return self.right.total() / self.questions.total() if self.questions else None
+            sums = self._sums.setdefault(task, np.zeros(len(columns)))
+            sums += [column_BL[mine_BL].sum() for column_BL in columns]
+        return int((~np.isfinite(losses_BL).all(axis=1)).sum())
 
     def values(self) -> dict[str, Any]:
-        """The measures and counts of a record; the label of a word counts to the task of the story it is read in."""
-        losses = LossTally()
-        for mine in self._losses.values():
-            losses.add(mine.total, mine.num_tokens)
+        questions, right, words, right_words, loss = sum(self._sums.values(), np.zeros(5)).tolist()
+        by_task = {str(task): self._sums[task].tolist() for task in sorted(self._sums)}
+        asked = {task: sums for task, sums in by_task.items() if sums[0]}
         return {
-            "accuracy": self.accuracy,
-            "accuracy_by_task": _shares(self.right, self.questions),
-            "num_questions": self.questions.total(),
-            "num_questions_by_task": _by_task(self.questions),
-            "lm_accuracy": self.right_words.total() / self.words.total() if self.words else None,
-            "lm_accuracy_by_task": _shares(self.right_words, self.words),
-            "lm_perplexity": losses.perplexity,
-            "lm_perplexity_by_task": {str(task): self._losses[task].perplexity for task in sorted(self._losses)},
-            "num_words": self.words.total(),
-            "num_words_by_task": _by_task(self.words),
+            "accuracy": right / questions if questions else None,
+            "accuracy_by_task": {task: sums[1] / sums[0] for task, sums in asked.items()},
+            "num_questions": int(questions),
+            "num_questions_by_task": {task: int(sums[0]) for task, sums in asked.items()},
+            "lm_accuracy": right_words / words if words else None,
+            "lm_accuracy_by_task": {task: sums[3] / sums[2] for task, sums in by_task.items()},
+            "lm_perplexity": LossTally(loss, int(words)).perplexity,
+            "lm_perplexity_by_task": {task: LossTally(s[4], int(s[2])).perplexity for task, s in by_task.items()},
+            "num_words": int(words),
+            "num_words_by_task": {task: int(sums[2]) for task, sums in by_task.items()},
         }
 
-
-def _shares(right: Counter[int], asked: Counter[int]) -> dict[str, float]:
-    return {str(task): right[task] / asked[task] for task in sorted(asked)}
-
-
-def _by_task(counts: Counter[int]) -> dict[str, int]:
-    return {str(task): counts[task] for task in sorted(counts)}
+    def shown(self) -> str:
+        accuracy = self.values()["accuracy"]
+        return "no question yet" if accuracy is None else f"accuracy at questions {accuracy:.3f}"

@@ -142,12 +142,10 @@ class PairTally:
 
     def merge(self, other: PairTally) -> None:
         """Count what `other` has counted too."""
-        self.num_tokens += other.num_tokens
-        self.num_equal += other.num_equal
-        self.distance += other.distance
-        self.distance_max = max(self.distance_max, other.distance_max)
-        self.spread += other.spread
-        self.divergence += other.divergence
+        largest = max(self.distance_max, other.distance_max)
+        for key, value in asdict(other).items():
+            setattr(self, key, getattr(self, key) + value)
+        self.distance_max = largest
 
     def values(self) -> dict[str, float | int | None]:
         """token_agreement: share of tokens with the same most likely next token. kl: of the mode from the reference,
@@ -166,16 +164,16 @@ class PairTally:
 
 @dataclass
 class DualityTally:
-    """All pairs of modes, and what each mode cost, over the first `num_rows` rows."""
+    """All pairs of modes, "mode|against", and what each mode cost, over the first `num_rows` rows."""
 
-    pairs: dict[str, PairTally]
+    pairs: dict[str, PairTally] = field(default_factory=dict)
     solvers: dict[str, SolverTally] = field(default_factory=dict)
     num_rows: int = 0
     num_nonfinite_rows: int = 0
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> DualityTally:
-        return cls({_key(pair): PairTally() for pair in pairs})
+        return cls({"|".join(pair): PairTally() for pair in pairs})
 
     def add(self, outputs: Mapping[str, ModeOutput], compared: Mapping[str, PairTally]) -> None:
         """Count a batch; `compared` is what `compare` made of it."""
@@ -183,9 +181,6 @@ class DualityTally:
             self.solvers.setdefault(name, SolverTally()).add(output.stats, output.states.shape[:2])  # type: ignore[arg-type]
         for key, tally in compared.items():
             self.pairs[key].merge(tally)
-
-    def pair(self, pair: tuple[str, str]) -> PairTally:
-        return self.pairs[_key(pair)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `from_dict` gives an equal tally back."""
@@ -196,10 +191,6 @@ class DualityTally:
         pairs = {key: PairTally(**fields) for key, fields in values["pairs"].items()}
         solvers = {key: SolverTally(**fields) for key, fields in values["solvers"].items()}
         return cls(pairs, solvers, values["num_rows"], values["num_nonfinite_rows"])
-
-
-def _key(pair: tuple[str, str]) -> str:
-    return "|".join(pair)
 
 
 def compare(outputs: Mapping[str, ModeOutput], pairs: Iterable[str]) -> dict[str, PairTally]:

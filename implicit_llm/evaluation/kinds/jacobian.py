@@ -32,6 +32,7 @@ from implicit_llm.analysis.jacobian import (
     step_from,
 )
 from implicit_llm.evaluation.answers import check_tokens
+from implicit_llm.evaluation.frame import Record, write_metrics
 from implicit_llm.evaluation.inputs import (
     EvaluateInputError,
     about_model,
@@ -40,7 +41,6 @@ from implicit_llm.evaluation.inputs import (
     model_input,
     reads_of_inputs,
 )
-from implicit_llm.evaluation.metrics_file import Record, write_metrics
 from implicit_llm.evaluation.tallies import finite
 from implicit_llm.models.backbone import ImplicitMamba2Model
 from implicit_llm.models.cache import ConvergedStateCache

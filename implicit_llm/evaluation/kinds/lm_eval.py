@@ -14,13 +14,11 @@ from lm_eval.evaluator import evaluate
 from lm_eval.utils import hash_string
 
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
-from implicit_llm.evaluation.inputs import about_model, load_model, model_directory, model_input, reads_of_inputs
+from implicit_llm.evaluation.frame import ModelEvaluation
+from implicit_llm.evaluation.inputs import model_directory, model_input, reads_of_inputs
 from implicit_llm.evaluation.lm_eval_harness.model import DEFAULT_BATCH_SIZE, ImplicitLM, RequestCost
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import TOKENIZER_FILE, load_tokenizer, run_tokenizer
-from implicit_llm.evaluation.metrics_file import Record, tracked_name, write_metrics
-from implicit_llm.evaluation.modes import ModeRunner, PartialResults
-from implicit_llm_contracts.config.evaluation import modes_of
 from implicit_llm_contracts.config.lm_eval import LmEvalConfig
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
@@ -33,37 +31,35 @@ TOKENIZER_ROLE = "tokenizer"
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm evaluate`: writes metrics.json, a record for each task and mode. Raises: UserError."""
     config = fill(LmEvalConfig, context.config, f"evaluate/{context.name}")
-    modes = modes_of(config.modes, config.sweep, f"evaluate/{context.name}")
     tasks = load_tasks(config)
-    trained = model_input(context)
-    model = load_model(trained, context.runtime)
-    lm = ImplicitLM(model, _tokenizer(context), mixed_precision_dtype=_autocast(config))
-    partial = PartialResults(context.work / "partial")
-    runner = ModeRunner(model, modes, partial, context.runtime, {})
-    about = about_model(model, trained)
-    records: list[Record] = []
+    evaluation = ModelEvaluation(
+        context,
+        config,
+        place=lambda record: (record["task"], record["mode"]),
+        tracked=lambda record: record["metrics"],
+    )
+    precision = "bfloat16" if config.precision == "bf16" else None
+    lm = ImplicitLM(evaluation.model, _tokenizer(context), mixed_precision_dtype=precision)
     for name, task in tasks.items():
-        results = _results(runner, lm, name, task, config)
-        described = {"kind": config.kind, "data": name, "length": None, "limit": config.limit, **about}
-        described |= {"task": name, "precision": config.precision}
-        records += [described | {"mode": mode} | result.values for mode, result in results.items()]
-        context.journal.metrics(len(records), _tracked(records))
-    metrics = write_metrics(context.work, records)
-    partial.discard()
-    return StageResult([metrics], {"metrics": _headline(records)})
+        described = {"data": name, "task": name, "length": None, "limit": config.limit, "precision": config.precision}
+        evaluation.add(described, _results(evaluation, lm, name, task, config))
+    return evaluation.finish(evaluation.headline("metrics"))
 
 
-def _results(runner: ModeRunner, lm: ImplicitLM, name: str, task: Any, config: LmEvalConfig) -> dict[str, Evaluation]:
+def _results(
+    evaluation: ModelEvaluation, lm: ImplicitLM, name: str, task: Any, config: LmEvalConfig
+) -> dict[str, Evaluation]:
     """The results of one task, by mode."""
 
     def evaluate(job: EvaluationJob) -> Evaluation:
         lm.batches, lm.where, lm.cost = job.batch_size, job.where, RequestCost()
         limit = job.num_samples if job.num_samples < len(documents) else None
         values = ask(lm, name, task, limit=limit, bootstrap_draws=config.bootstrap_draws)
-        return Evaluation(values | lm.cost.solver.values(job.is_implicit))
+        return Evaluation(values | lm.cost.solver.values())
 
     documents: Any = task.eval_docs
-    return runner.results(name, documents, evaluate, default_batch_size=DEFAULT_BATCH_SIZE, max_samples=config.limit)
+    size = DEFAULT_BATCH_SIZE
+    return evaluation.in_each_mode(name, documents, evaluate, batch_size=size, max_samples=config.limit)
 
 
 def _tokenizer(context: StageContext) -> Any:
@@ -72,28 +68,6 @@ def _tokenizer(context: StageContext) -> Any:
     if TOKENIZER_ROLE in context.inputs and not (folder / TOKENIZER_FILE).is_file():
         return run_tokenizer(context.inputs[TOKENIZER_ROLE])
     return load_tokenizer(None, folder)
-
-
-def _autocast(config: LmEvalConfig) -> str | None:
-    return "bfloat16" if config.precision == "bf16" else None
-
-
-def _tracked(records: list[Record]) -> dict[str, float]:
-    """Metrics for the journal, one key a (metric, task, mode); what is missing is left out."""
-    return {
-        tracked_name(metric, record["task"], record["mode"]): value
-        for record in records
-        for metric, value in record["metrics"].items()
-        if value is not None
-    }
-
-
-def _headline(records: list[Record]) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Metrics by task and mode."""
-    found: dict[str, dict[str, dict[str, float | None]]] = {}
-    for record in records:
-        found.setdefault(record["task"], {})[record["mode"]] = record["metrics"]
-    return found
 
 
 NO_FILTER = "none"

@@ -9,26 +9,17 @@ is short or h small.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, answers
-from implicit_llm.evaluation.inputs import (
-    EvaluateInputError,
-    about_model,
-    data_inputs,
-    load_model,
-    model_input,
-    reads_of_inputs,
-)
-from implicit_llm.evaluation.metrics_file import Record, best_of, by_data_and_mode, tracked, write_metrics
-from implicit_llm.evaluation.modes import ModeRunner, PartialResults
-from implicit_llm.evaluation.tallies import SolverTally
-from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig, ModeConfig, modes_of
+from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, tallied
+from implicit_llm.evaluation.frame import COSTS, ModelEvaluation
+from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input, reads_of_inputs
+from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fill import fill
@@ -36,11 +27,8 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_data.groups import load_group, load_monoid
 from implicit_llm_data.shards import open_dataset
-from implicit_llm_jobs.progress import Progress
 
 __all__ = ["reads_of_inputs", "run"]
-
-TRACKED = ("accuracy_last10", "f_evaluations_per_token", "unconverged_share")
 
 
 @dataclass(frozen=True)
@@ -55,49 +43,28 @@ class TestSet:
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
     config = fill(EvaluateConfig, context.config, f"evaluate/{context.name}")
-    modes = modes_of(config.modes, config.sweep, f"evaluate/{context.name}")
-    trained = model_input(context)
-    test_sets = list(_test_sets(context, config.lengths))
-    model = load_model(trained, context.runtime)
-    runner = ModeRunner(model, modes, PartialResults(context.work / "partial"), context.runtime, {})
-    about = {"kind": config.kind, **about_model(model, trained), **_trained_on(trained)}
-    records: list[Record] = []
+    test_sets = _test_sets(context, config.lengths)
+    evaluation = ModelEvaluation(
+        context,
+        config,
+        place=lambda record: (record["data"], record["mode"]),
+        tracked=lambda record: {key: record[key] for key in ("accuracy_last10", *COSTS)},
+    )
+    learned_from = model_input(context).manifest.summary.get("data") or {}
     for test_set in test_sets:
-        records += _evaluate_data(runner, test_set, about)
-        context.journal.metrics(len(records), tracked(records, TRACKED, _label))
-    metrics = write_metrics(context.work, records)
-    runner.partial.discard()
-    accuracy = by_data_and_mode(records, "accuracy_last10", _label)
-    summary = {"accuracy_last10": accuracy, "best_accuracy_last10": best_of(accuracy, max)}
-    return StageResult(files=[metrics], summary=summary)
+        dataset = open_dataset(test_set.source.work)
+        size = default_batch_size(dataset.length, evaluation.model.device.type)
+        results = evaluation.in_each_mode(test_set.role, dataset, evaluate_word_problem, batch_size=size)
+        # Token by token, every mode against the sequential one.
+        reference = next((m.name for m in evaluation.modes if m.eval_mode == SEQUENTIAL and m.name != PARALLEL), None)
+        for result in results.values():
+            result.values["token_match_sequential"] = match(result, results.get(reference or ""))
+        described = {"data": test_set.role, "train_hard_fraction": learned_from.get("hard_fraction")}
+        evaluation.add(described | test_set.task.record(), results)
+    return evaluation.finish(evaluation.headline("accuracy_last10", max))
 
 
-def _evaluate_data(runner: ModeRunner, test_set: TestSet, about: Mapping[str, Any]) -> list[Record]:
-    """The records of one data set, in the order of the modes."""
-    dataset = open_dataset(test_set.source.work)
-    batch_size = default_batch_size(dataset.length, next(runner.model.parameters()).device.type)
-    results = runner.results(test_set.role, dataset, evaluate_word_problem, default_batch_size=batch_size)
-    sequential = _sequential(runner.modes, results)
-    described = {"data": test_set.role, **test_set.task.record(), **about}
-    return [
-        described
-        | {"mode": mode.name}
-        | results[mode.name].values
-        | {"token_match_sequential": match(results[mode.name], sequential)}
-        for mode in runner.modes
-    ]
-
-
-def _sequential(modes: tuple[ModeConfig, ...], results: Mapping[str, Evaluation]) -> Evaluation | None:
-    """The result in sequential mode, against which the others are compared token by token."""
-    return next((results[mode.name] for mode in modes if mode.eval_mode == SEQUENTIAL and mode.name != PARALLEL), None)
-
-
-def _trained_on(trained: Input) -> dict[str, Any]:
-    return {"train_hard_fraction": (trained.manifest.summary.get("data") or {}).get("hard_fraction")}
-
-
-def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> Iterator[TestSet]:
+def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> list[TestSet]:
     """The test sets of these lengths, shortest sequences first. Raises: EvaluateInputError for a length none has."""
     sets = [TestSet(role, task_of(source.manifest), source) for role, source in data_inputs(context).items()]
     present = sorted({item.task.length for item in sets})
@@ -108,11 +75,7 @@ def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> Iterat
             f"{', '.join(map(str, present))}: add the length to the data's test lengths, or take it out"
         )
     chosen = [item for item in sets if lengths is None or item.task.length in lengths]
-    yield from sorted(chosen, key=lambda item: (item.task.length, item.role))
-
-
-def _label(record: Record) -> str:
-    return record["data"]
+    return sorted(chosen, key=lambda item: (item.task.length, item.role))
 
 
 log = logging.getLogger(__name__)
@@ -131,26 +94,8 @@ def default_batch_size(length: int, device_type: str) -> int:
 
 def evaluate_word_problem(job: EvaluationJob) -> Evaluation:
     """Answer the problems; the predictions are kept for comparing modes. Raises: EvaluationOutOfMemory."""
-    accuracy, solver = AccuracyTally(job.dataset.length), SolverTally()
-    kind = np.min_scalar_type(job.dataset.vocab_size - 1)
-    predictions = np.zeros((job.num_samples, job.dataset.length), dtype=kind)
-    progress = Progress(job.where, job.num_samples)
-    for start, batch, answer in answers(job, _read):
-        labels_BL = np.asarray(batch["labels"])
-        if answer is None:
-            accuracy.add_nonfinite(len(labels_BL))
-        else:
-            predictions_BL, is_finite_B, stats = answer
-            accuracy.add(predictions_BL, labels_BL, is_finite_B)
-            solver.add(stats, labels_BL.shape)
-            predictions[start : start + len(labels_BL)] = predictions_BL
-        progress.tell(accuracy.num_samples, lambda: _words(accuracy, solver))
-    values = accuracy.values() | solver.values(job.is_implicit) | {"num_samples": job.num_samples}
-    values["nonfinite_share"] = accuracy.num_nonfinite_samples / job.num_samples
-    if accuracy.num_nonfinite_samples:
-        counts = (accuracy.num_nonfinite_samples, job.num_samples)
-        log.warning("%s: %d of %d sequences have non-finite logits: no accuracy is reported", job.where, *counts)
-    return Evaluation(values, predictions)
+    tally = AccuracyTally(job)
+    return Evaluation(tallied(job, tally, _read), tally.predictions_NL)
 
 
 def match(result: Evaluation, other: Evaluation | None) -> float | None:
@@ -163,21 +108,14 @@ def match(result: Evaluation, other: Evaluation | None) -> float | None:
     return float((mine[:count] == theirs[:count]).mean())
 
 
-def _read(out: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, Any]:
+def _read(out: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions (B, L), and which sequences have finite logits (B)."""
     is_finite_B = torch.isfinite(out.logits).all(dim=-1).all(dim=-1)
-    stats = getattr(out, "solver_stats", None)
-    return out.logits.argmax(dim=-1).cpu().numpy(), is_finite_B.cpu().numpy(), stats
+    return out.logits.argmax(dim=-1).cpu().numpy(), is_finite_B.cpu().numpy()
 
 
 def _is_finite(result: Evaluation) -> bool:
     return result.values["nonfinite_share"] == 0
-
-
-def _words(accuracy: AccuracyTally, solver: SolverTally) -> str:
-    last = accuracy.last()
-    shown = "not finite" if last is None else f"{last:.3f}"
-    cost = solver.f_evaluations_per_token or 0
-    return f"accuracy on the last ten tokens {shown}, {cost:.1f} f-evaluations per token"
 
 
 class TaskError(UserError):
@@ -246,53 +184,39 @@ def _most_frequent_product(table: np.ndarray, length: int) -> np.ndarray:
     return largest
 
 
-@dataclass
 class AccuracyTally:
-    """Right answers over the batches of one data set of sequences of `length` tokens."""
+    """Right answers by position and by sequence, and all predictions (samples, L)."""
 
-    length: int
-    num_samples: int = 0
-    num_nonfinite_samples: int = 0
-    right_sequences: int = 0
-    right_per_position: np.ndarray = field(init=False)
+    measures = ("accuracy_last10", "accuracy_sequence", "accuracy_token", "accuracy_per_position")
 
-    def __post_init__(self) -> None:
-        self.right_per_position = np.zeros(self.length, dtype=np.int64)
+    def __init__(self, job: EvaluationJob) -> None:
+        length, kind = job.dataset.length, np.min_scalar_type(job.dataset.vocab_size - 1)
+        self.predictions_NL = np.zeros((job.num_samples, length), dtype=kind)
+        self.right_L = np.zeros(length, dtype=np.int64)
+        self.num_samples = self.right_sequences = 0
 
-    def add(self, predictions_BL: np.ndarray, labels_BL: np.ndarray, is_finite_B: np.ndarray) -> None:
-        """Count a batch; a sequence with a NaN or infinite logit has no prediction that could be counted."""
+    def add(self, answer: tuple[np.ndarray, np.ndarray] | None, batch: dict[str, np.ndarray]) -> int:
+        labels_BL = np.asarray(batch["labels"])
+        start, self.num_samples = self.num_samples, self.num_samples + len(labels_BL)
+        if answer is None:
+            return len(labels_BL)
+        predictions_BL, is_finite_B = answer
         is_right_BL = predictions_BL == labels_BL
-        self.num_samples += len(labels_BL)
-        self.num_nonfinite_samples += int((~is_finite_B).sum())
-        self.right_per_position += is_right_BL.sum(axis=0)
+        self.right_L += is_right_BL.sum(axis=0)
         self.right_sequences += int(is_right_BL.all(axis=1).sum())
+        self.predictions_NL[start : self.num_samples] = predictions_BL
+        return int((~is_finite_B).sum())
 
-    def add_nonfinite(self, num_samples: int) -> None:
-        """Count sequences for which the model gave no logits at all."""
-        self.num_samples += num_samples
-        self.num_nonfinite_samples += num_samples
-
-    @property
-    def has_result(self) -> bool:
-        """Whether there is an accuracy to speak of: at least one sample, and no sample with non-finite logits."""
-        return self.num_samples > 0 and self.num_nonfinite_samples == 0
-
-    def last(self, count: int = LAST_TOKENS) -> float | None:
-        """Share of right answers on the last `count` tokens (on all of them when the sequence is shorter)."""
-        return float(self._shares()[-count:].mean()) if self.has_result else None
-
-    def values(self) -> dict[str, object]:
-        """The accuracies of a record of metrics.json; None where there is no number (never 0)."""
-        if not self.has_result:
-            keys = ("accuracy_last10", "accuracy_sequence", "accuracy_token", "accuracy_per_position")
-            return dict.fromkeys(keys)
-        shares = self._shares()
+    def values(self) -> dict[str, Any]:
+        """The accuracies; accuracy_last10 is over all tokens of shorter sequences."""
+        shares_L = self.right_L / self.num_samples
         return {
-            "accuracy_last10": self.last(),
+            "accuracy_last10": float(shares_L[-LAST_TOKENS:].mean()),
             "accuracy_sequence": self.right_sequences / self.num_samples,
-            "accuracy_token": float(shares.mean()),
-            "accuracy_per_position": [round(float(share), 6) for share in shares],
+            "accuracy_token": float(shares_L.mean()),
+            "accuracy_per_position": [round(float(share), 6) for share in shares_L],
+            "num_samples": self.num_samples,
         }
 
-    def _shares(self) -> np.ndarray:
-        return self.right_per_position / self.num_samples
+    def shown(self) -> str:
+        return f"accuracy on the last ten tokens {self.values()['accuracy_last10']:.3f}"

@@ -1,16 +1,22 @@
-"""When a training state is committed, and when training stops on request."""
+"""When a training state is committed, what happens when the disk refuses it, and when training stops on request."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Collection
 
 import torch
 
 from implicit_llm.training.distributed import max_over_ranks
+from implicit_llm.training.operations.checkpoint import TrainingState
+from implicit_llm.training.operations.checkpoint_store import CheckpointStore
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm_contracts.config.training import Runtime
-from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs import faults, job_status
+from implicit_llm_contracts.runs.atomic import StorageError
+from implicit_llm_contracts.runs.journal import Journal
+
+log = logging.getLogger(__name__)
 
 _SAVE, _STOP = 1, 2
 # Largest share of the time for saves by the clock: saving a 1.3B model takes longer than a minute.
@@ -21,19 +27,17 @@ class SaveSchedule:
     """Commits at the runtime's intervals, at steps to keep, at the end of the phase, and at once on a stop request.
 
     All ranks do the same at the same step, whichever of them was asked to stop or looked at the clock.
-    must_save: whether this step's state must not be lost. committed_step: the last step on disk, set on commit.
+    A save that the disk refuses is left out once, as the next one is due soon; a second one in a row, or one that must
+    not be lost, stops training.
     """
 
     def __init__(
-        self, runtime: Runtime, stop: StopRequest, end_step: int, keep: Collection[int], device: torch.device
+        self, runtime: Runtime, stop: StopRequest, end_step: int, store: CheckpointStore, device: torch.device
     ) -> None:
-        self.must_save = False
-        self.committed_step: int | None = None
-        self._runtime = runtime
-        self._stop = stop
+        self._runtime, self._stop, self._store, self._device = runtime, stop, store, device
         self._end_step = end_step
-        self._keep = frozenset(keep)
-        self._device = device
+        self._must_save = self._has_failed = False
+        self._committed_step: int | None = None
         self._save_s = 0.0
         self.start()
 
@@ -46,11 +50,38 @@ class SaveSchedule:
         faults.point("train.after_step")
         wish = max_over_ranks(self._wish(step), self._device)
         must_stop = bool(wish & _STOP)
-        self.must_save = step >= self._end_step or step in self._keep or must_stop
-        should_save = bool(wish) or self.must_save
+        self._must_save = step >= self._end_step or step in self._store.keep or must_stop
+        should_save = bool(wish) or self._must_save
         if should_save:
             self._save_s = -time.monotonic()  # until `after_save` adds the time then
         return should_save, must_stop
+
+    def commit(self, state: TrainingState, journal: Journal) -> None:
+        """Put a state on disk, the journal before it, so that no point is older than the state and missing.
+
+        Raises: StorageError.
+        """
+        try:
+            journal.flush_to_disk()
+            self._store.commit(state)
+        except StorageError as error:
+            if self._must_save or self._has_failed:
+                raise
+            self._has_failed = True
+            log.warning("%s; training goes on, the next save is the last try", error)
+            journal.event("checkpoint_failed", step=state.global_step, error=str(error))
+            return
+        self._has_failed = False
+        self._committed_step = state.global_step
+        seconds, grace_s = self._store.last_save_s or 0.0, self._runtime.grace_s
+        journal.event("checkpoint_committed", step=state.global_step, seconds=round(seconds, 3))
+        job_status.report_progress(state.global_step)
+        if grace_s is not None and seconds > grace_s:
+            log.warning(
+                "a save takes %.1f s, longer than the grace of %.1f s after a stop signal: a stop loses steps",
+                seconds,
+                grace_s,
+            )
 
     def after_save(self, step: int) -> bool:
         """Say whether to stop now, for a request that came while the state was being written. Collective."""
@@ -58,7 +89,7 @@ class SaveSchedule:
         is_asked = max_over_ranks(int(bool(self._stop)), self._device)  # rank 0 comes here last: it has written
         self._last_save = time.monotonic()
         self._save_s += self._last_save
-        return bool(is_asked and max_over_ranks(int(self.committed_step == step), self._device))
+        return bool(is_asked and max_over_ranks(int(self._committed_step == step), self._device))
 
     def _wish(self, step: int) -> int:
         runtime = self._runtime

@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from implicit_llm.training.totals import Totals
+from implicit_llm.training.metrics import Totals
 from implicit_llm_contracts.config.training import Runtime
 
 

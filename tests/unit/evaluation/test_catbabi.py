@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
-from implicit_llm.evaluation.kinds.catbabi import MEASURES, evaluate_catbabi
+from implicit_llm.evaluation.kinds.catbabi import AnswerTally, evaluate_catbabi
 from implicit_llm_data.shard_format import IGNORED_LABEL
 from tests.unit.evaluation.small_models import Rows, small_model
 from tests.unit.evaluation.stand_ins import stand_in
@@ -81,5 +81,5 @@ def test_non_finite_answers_give_no_accuracy_and_never_zero(
     change: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     values = evaluate(stand_in(**change), Rows(input_ids=INPUTS, labels=LABELS, task=TASKS)).values
-    assert {values[key] for key in MEASURES} == {None}
-    assert "no accuracy is reported" in caplog.text
+    assert {values[key] for key in AnswerTally.measures} == {None}
+    assert "sequences are not finite" in caplog.text

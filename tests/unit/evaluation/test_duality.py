@@ -102,7 +102,7 @@ def test_modes_of_a_sweep_are_compared_at_equal_settings() -> None:
 def test_explicit_model_gives_the_same_in_parallel_and_token_by_token(kind: str) -> None:
     rows = Rows()
     tally = compare_modes(job_of(AllModes(small_model(kind), MODES), rows))
-    values = tally.pair(("parallel", "sequential")).values()
+    values = tally.pairs["parallel|sequential"].values()
     assert values["num_tokens"] == 7 * 12
     assert values["token_agreement"] == 1.0
     assert values["logit_distance_max"] < 1e-4 * values["logit_std"]
@@ -114,11 +114,11 @@ def test_converged_modes_agree_and_a_small_budget_does_not() -> None:
     before = model.solver
     converged = compare_modes(job_of(AllModes(model, MODES), rows))
     for pair in pairs_of(MODES, is_implicit=True):
-        values = converged.pair(pair).values()
+        values = converged.pairs["|".join(pair)].values()
         assert values["token_agreement"] == 1.0
         assert values["logit_distance_max"] < 0.01 * values["logit_std"]
     short = (ModeConfig("short", "simultaneous", eval_max_iter=1), MODES[1])
-    cut_short = compare_modes(job_of(AllModes(model, short), rows)).pair(("short", "sequential")).values()
+    cut_short = compare_modes(job_of(AllModes(model, short), rows)).pairs["short|sequential"].values()
     assert cut_short["logit_distance_mean"] > 100 * values["logit_distance_mean"]
     assert cut_short["kl"] > values["kl"]
     assert model.solver == before
@@ -136,7 +136,7 @@ def test_a_restart_goes_on_where_the_kept_tally_ended_with_the_same_numbers() ->
 
 def test_batch_that_does_not_fit_is_counted_once() -> None:
     model, rows = AllModes(small_model("explicit"), MODES), Rows()
-    whole = compare_modes(job_of(model, rows)).pair(("parallel", "sequential")).num_tokens
+    whole = compare_modes(job_of(model, rows)).pairs["parallel|sequential"].num_tokens
     tokens: list[int] = []
     real = model.forward
 
@@ -147,7 +147,7 @@ def test_batch_that_does_not_fit_is_counted_once() -> None:
         return real(input_ids)
 
     model.forward = refuses_large_batches  # type: ignore[method-assign]
-    assert compare_modes(job_of(model, rows, batch_size=7)).pair(("parallel", "sequential")).num_tokens == whole
+    assert compare_modes(job_of(model, rows, batch_size=7)).pairs["parallel|sequential"].num_tokens == whole
     assert sum(tokens) == whole
 
 

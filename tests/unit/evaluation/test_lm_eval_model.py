@@ -162,7 +162,7 @@ def test_solver_settings_change_the_saved_ones_and_explicit_models_have_none() -
 def test_the_cost_is_a_mean_over_the_tokens_of_all_requests() -> None:
     lm = ImplicitLM(harness_model("mamba2", eval_mode="sequential"), harness_tokenizer(), batch_size=8)
     logprobs(lm, requests(6))
-    found = lm.cost.solver.values(is_implicit=True)
+    found = lm.cost.solver.values()
     assert 1 < found["f_evaluations_per_token"] <= 24  # type: ignore[operator]
     assert lm.cost.solver.num_tokens == sum(
         len("".join(request.args)) - 1 for request in requests(6) if request.args[1] != " B"

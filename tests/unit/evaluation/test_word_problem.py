@@ -117,7 +117,7 @@ def test_non_finite_answers_give_no_accuracy_and_never_zero(
     assert values["accuracy_last10"] is None
     assert values["accuracy_per_position"] is None
     assert values["nonfinite_share"] > 0
-    assert "non-finite" in caplog.text
+    assert "are not finite" in caplog.text
 
 
 def test_model_that_never_answers_has_no_cost_either() -> None:

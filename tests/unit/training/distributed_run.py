@@ -21,9 +21,9 @@ from torch import distributed as dist
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training import stage
+from implicit_llm.training.distributed import ReplicasDiffer
 from implicit_llm.training.loop import TrainingLoop
 from implicit_llm.training.non_finite import NonFiniteTraining
-from implicit_llm.training.replicas import ReplicasDiffer
 from implicit_llm_contracts.runs.errors import Preempted
 from implicit_llm_jobs.stage import run_stage
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, request, train_config

@@ -12,7 +12,7 @@ import pytest
 
 from implicit_llm.training.operations.checkpoint import read_checkpoint
 from implicit_llm.training.operations.checkpoint_store import NoCheckpoint, OutOfSpace
-from implicit_llm.training.starting import TrainInputError
+from implicit_llm.training.stage import TrainInputError
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.errors import Preempted
 from implicit_llm_contracts.runs.faults import FaultInjected

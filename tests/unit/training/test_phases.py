@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.training.starting import TrainInputError
+from implicit_llm.training.stage import TrainInputError
 from implicit_llm_contracts.runs.faults import FaultInjected
 from tests.unit.training.small_runs import (
     FREE,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from implicit_llm.training.operations import save_schedule
+from implicit_llm.training.operations.checkpoint_store import CheckpointStore
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm.training.operations.save_schedule import SaveSchedule
 from implicit_llm_contracts.config.training import Runtime
+from implicit_llm_contracts.runs.journal import Journal
 
 
 class Clock:
@@ -28,11 +31,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def steps_saved(clock: Clock, *, save_s: float, num_steps: int, **runtime: Any) -> list[int]:
+def steps_saved(clock: Clock, work: Path, *, save_s: float, num_steps: int, **runtime: Any) -> list[int]:
     """Steps of one second each after which a state is saved, when a save takes `save_s`."""
     saved = []
     with StopRequest() as stop:
-        schedule = SaveSchedule(Runtime(**runtime), stop, 10**6, (), torch.device("cpu"))
+        schedule = SaveSchedule(
+            Runtime(**runtime), stop, 10**6, CheckpointStore(work, {}, Journal(None)), torch.device("cpu")
+        )
         for step in range(1, num_steps + 1):
             clock.now += 1.0
             should_save, _ = schedule.after_step(step)
@@ -43,13 +48,13 @@ def steps_saved(clock: Clock, *, save_s: float, num_steps: int, **runtime: Any) 
     return saved
 
 
-def test_a_quick_save_is_made_at_every_interval(clock: Clock) -> None:
-    assert steps_saved(clock, save_s=0.0, num_steps=31, save_every_s=10.0) == [10, 20, 30]
+def test_a_quick_save_is_made_at_every_interval(clock: Clock, tmp_path: Path) -> None:
+    assert steps_saved(clock, tmp_path, save_s=0.0, num_steps=31, save_every_s=10.0) == [10, 20, 30]
 
 
-def test_slow_saves_by_the_clock_take_a_fiftieth_of_the_time(clock: Clock) -> None:
-    assert steps_saved(clock, save_s=2.0, num_steps=250, save_every_s=10.0) == [10, 110, 210]
+def test_slow_saves_by_the_clock_take_a_fiftieth_of_the_time(clock: Clock, tmp_path: Path) -> None:
+    assert steps_saved(clock, tmp_path, save_s=2.0, num_steps=250, save_every_s=10.0) == [10, 110, 210]
 
 
-def test_saves_at_given_steps_are_made_however_long_they_take(clock: Clock) -> None:
-    assert steps_saved(clock, save_s=60.0, num_steps=30, save_every_s=1000.0, save_steps=10) == [10, 20, 30]
+def test_saves_at_given_steps_are_made_however_long_they_take(clock: Clock, tmp_path: Path) -> None:
+    assert steps_saved(clock, tmp_path, save_s=60.0, num_steps=30, save_every_s=1000.0, save_steps=10) == [10, 20, 30]

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from implicit_llm.training.metrics import Totals
 from implicit_llm.training.operations.speed import SpeedMeter, peak_flops
-from implicit_llm.training.totals import Totals
 from implicit_llm_contracts.config.training import Runtime
 
 

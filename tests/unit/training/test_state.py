@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from implicit_llm.training.distributed import weights_checksum
 from implicit_llm.training.optimizer import build_optimizer, is_matrix
-from implicit_llm.training.replicas import weights_checksum
 from implicit_llm.training.state import (
     StateMismatch,
     load_model,

@@ -1,0 +1,168 @@
+"""What the kinds of evaluation share: model and modes, what is kept for a restart, metrics.json and its headline."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob, Sequences
+from implicit_llm.evaluation.inputs import about_model, load_model, model_input
+from implicit_llm_contracts.config.evaluation import PARALLEL, ModeConfig, modes_of
+from implicit_llm_contracts.config.solver import solver_of
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+
+log = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.json"
+COSTS = ("f_evaluations_per_token", "unconverged_share")
+Record = dict[str, Any]
+Place = Callable[[Record], tuple[str, str]]
+
+
+class ModelEvaluation:
+    """One trained model in each of its modes, and the records of metrics.json made so far.
+
+    modes: an explicit model has the one mode "parallel". place: data set and mode of a record, as the journal and the
+    headline name them. tracked: the metrics of a record for the journal. Runtime option: batch_size (sequences).
+    """
+
+    def __init__(
+        self, context: StageContext, config: Any, place: Place, tracked: Callable[[Record], Mapping[str, Any]]
+    ) -> None:
+        modes = modes_of(config.modes, config.sweep, f"evaluate/{context.name}")
+        trained = model_input(context)
+        self.model = load_model(trained, context.runtime)
+        self.solver = solver_of(self.model)
+        parallel = ModeConfig(name=PARALLEL, eval_mode="simultaneous", sweep=modes[0].sweep)
+        self.modes = (parallel,) if self.solver is None else modes
+        self.about = {"kind": config.kind, **about_model(self.model, trained)}
+        self.precision: Any = getattr(config, "precision", "fp32")
+        self.batch_size = int(context.runtime.get("batch_size") or 0) or None
+        self.partial = PartialResults(context.work / "partial")
+        self.records: list[Record] = []
+        self.place = place
+        self._context, self._tracked = context, tracked
+
+    def in_each_mode(
+        self,
+        data: str,
+        dataset: Sequences,
+        evaluate: Callable[[EvaluationJob], Evaluation],
+        *,
+        batch_size: int,
+        max_samples: int | None = None,
+    ) -> dict[str, Evaluation]:
+        """The result in each mode, taken from before a restart where it is there; the model's solver stays as it was.
+
+        `data` names the data set in the log and among what is kept; `batch_size` is the default.
+        """
+        found = {}
+        for mode in self.modes:
+            result, where = self.partial.find(data, mode.name), f"{data} {mode.name}"
+            if result is None:
+                if self.solver is not None:
+                    self.model.solver = mode.solver(self.solver)
+                limits = [limit for limit in (max_samples, mode.max_samples) if limit is not None]
+                fixed = mode.coupled_batch_size(self.solver)
+                size = BatchSize(fixed or self.batch_size or batch_size, is_fixed=fixed is not None)
+                num_samples = min([len(dataset), *limits])
+                result = evaluate(EvaluationJob(self.model, dataset, num_samples, size, where, self.precision))
+                result.values = mode.record(self.solver) | result.values
+                self.partial.keep(data, mode.name, result)
+            else:
+                log.info("%s: taken from before the restart", where)
+            found[mode.name] = result
+        if self.solver is not None:
+            self.model.solver = self.solver
+        return found
+
+    def without_numbers(self, values: dict[str, Any]) -> dict[str, Evaluation]:
+        """What is recorded in each mode of what the model cannot do; `values` are those of no answers."""
+        return {mode.name: Evaluation(mode.record(self.solver) | values) for mode in self.modes}
+
+    def add(self, described: Record, results: Mapping[str, Evaluation]) -> None:
+        """Record the results by mode; `described` says on which data they are."""
+        self.add_records([described | {"mode": mode} | result.values for mode, result in results.items()])
+
+    def add_records(self, records: Iterable[Record]) -> None:
+        """Add records, which get what is known of the model, and write all tracked metrics to the journal."""
+        self.records += [self.about | record for record in records]
+        values = {
+            tracked_name(key, *self.place(record)): value
+            for record in self.records
+            for key, value in self._tracked(record).items()
+            if value is not None
+        }
+        self._context.journal.metrics(len(self.records), values)
+
+    def headline(self, key: str, best: Callable[..., Any] | None = None) -> dict[str, Any]:
+        """A number by data set and mode; with `best`, max or min, also the best of the modes by data set."""
+        by_data: dict[str, dict[str, Any]] = {}
+        for record in self.records:
+            data, mode = self.place(record)
+            by_data.setdefault(data, {})[mode] = record[key]
+        if best is None:
+            return {key: by_data}
+        known = {data: [value for value in modes.values() if value is not None] for data, modes in by_data.items()}
+        return {key: by_data, f"best_{key}": {data: best(values, default=None) for data, values in known.items()}}
+
+    def finish(self, summary: dict[str, Any]) -> StageResult:
+        """Write metrics.json, which holds everything that is reported."""
+        path = write_metrics(self._context.work, self.records)
+        self.partial.discard()
+        return StageResult([path], summary)
+
+
+def write_metrics(work: Path, records: Sequence[Record]) -> Path:
+    """Write metrics.json below `work`, equal bytes for equal records."""
+    path = work / METRICS_FILE
+    write_atomic(path, json.dumps({"records": records}, sort_keys=True, indent=1, allow_nan=False) + "\n")
+    return path
+
+
+def tracked_name(*parts: str) -> str:
+    """A name with the few signs that MLflow takes: the mode "blockwise@eval_tol=0.2" is "blockwise.eval_tol-0.2"."""
+    return re.sub(r"[^\w.-]", "-", ".".join(parts).replace("@", "."))
+
+
+class PartialResults:
+    """A folder of finished results; the values file is written last and says that all is whole.
+
+    `data` names what was evaluated: a data set, with the length where one data set is read at several.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, data: str, mode: str) -> Evaluation | None:
+        """What was kept of this pair, None when it was not finished."""
+        values, predictions = self._path(data, mode, "json"), self._path(data, mode, "npy")
+        if not values.exists():
+            return None
+        kept = np.load(predictions, allow_pickle=False) if predictions.exists() else None
+        return Evaluation(json.loads(values.read_text()), kept)
+
+    def keep(self, data: str, mode: str, result: Evaluation) -> None:
+        """Commit a finished pair."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if result.predictions_NL is not None:
+            buffer = io.BytesIO()
+            np.save(buffer, result.predictions_NL, allow_pickle=False)
+            write_atomic(self._path(data, mode, "npy"), buffer.getvalue())
+        write_atomic(self._path(data, mode, "json"), json.dumps(result.values, allow_nan=False))
+
+    def discard(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _path(self, data: str, mode: str, suffix: str) -> Path:
+        return self._folder / f"{data.replace('/', '--')}--{mode}.{suffix}"
