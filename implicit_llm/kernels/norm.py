@@ -15,17 +15,8 @@ from torch.nn import functional as F
 from implicit_llm.kernels.selection import is_reference
 
 
-def rms_norm(x_BLD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, computed in fp32 (fp64 if x is), returned in the dtype of x."""
-    return _normed(x_BLD, None, weight_D, eps)
-
-
-def gated_rms_norm(x_BLD: Tensor, gate_BLD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Mamba2's output norm: the gate silu(gate) is applied before the norm."""
-    return _normed(x_BLD, gate_BLD, weight_D, eps)
-
-
-def _normed(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """As `kernels.operations.rms_norm`."""
     if is_reference():
         gated = _gate(x, gate)
         return F.rms_norm(gated, weight.shape, weight.to(gated.dtype), eps).to(x.dtype)

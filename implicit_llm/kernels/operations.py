@@ -117,22 +117,16 @@ def causal_conv(
     return y_BLC, state
 
 
-def rms_norm(x_BLD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, computed in fp32 (fp64 if x is), returned in the dtype of x."""
-    if selection.norm_runs_on_triton(x_BLD):
-        from implicit_llm.kernels.triton import norm as triton_norm
+def rms_norm(x_BLD: Tensor, gate_BLD: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, computed in fp32 (fp64 if x is), returned in the dtype of x.
 
-        return triton_norm.rms_norm(x_BLD, None, weight_D, eps)
-    return torch_norm.rms_norm(x_BLD, weight_D, eps)
-
-
-def gated_rms_norm(x_BLD: Tensor, gate_BLD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Mamba2's output norm: the gate silu(gate) is applied before the norm."""
+    With a gate, of x silu(gate): Mamba2's output norm.
+    """
     if selection.norm_runs_on_triton(x_BLD):
         from implicit_llm.kernels.triton import norm as triton_norm
 
         return triton_norm.rms_norm(x_BLD, gate_BLD, weight_D, eps)
-    return torch_norm.gated_rms_norm(x_BLD, gate_BLD, weight_D, eps)
+    return torch_norm.rms_norm(x_BLD, gate_BLD, weight_D, eps)
 
 
 def rotated_heads(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from implicit_llm.kernels.operations import causal_conv, gated_rms_norm, rms_norm
+from implicit_llm.kernels.operations import causal_conv, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -30,9 +30,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x_BLD: Tensor, gate_BLD: Tensor | None = None) -> Tensor:
-        if gate_BLD is None:
-            return rms_norm(x_BLD, self.weight, self.eps)
-        return gated_rms_norm(x_BLD, gate_BLD, self.weight, self.eps)
+        return rms_norm(x_BLD, gate_BLD, self.weight, self.eps)
 
 
 class NormedWeight(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from implicit_llm.kernels.operations import gated_rms_norm, rms_norm
+from implicit_llm.kernels.operations import rms_norm
 from implicit_llm.kernels.selection import kernels
 from tests.unit.kernels.reference import DEVICE, relative_error
 
@@ -30,7 +30,7 @@ def results(x: Tensor, gate: Tensor | None, dy: Tensor, weight: Tensor) -> dict[
     """Output and gradients by name."""
     leaves = {"x": x, "weight": weight} if gate is None else {"x": x, "gate": gate, "weight": weight}
     leaves = {name: t.detach().requires_grad_() for name, t in leaves.items()}
-    y = rms_norm(*leaves.values(), EPS) if gate is None else gated_rms_norm(*leaves.values(), EPS)
+    y = rms_norm(leaves["x"], leaves.get("gate"), leaves["weight"], EPS)
     assert y.dtype == x.dtype
     gradients = torch.autograd.grad(y, list(leaves.values()), dy)
     return {"y": y.detach()} | {f"gradient of {n}": g for n, g in zip(leaves, gradients, strict=True)}
@@ -77,11 +77,11 @@ def test_no_rows_give_no_rows_and_a_gradient_of_zero() -> None:
 def test_the_weight_may_be_in_another_dtype_and_need_no_gradient() -> None:
     x, gate, dy, weight = make_inputs((3, 4), 64, torch.bfloat16)
     x.requires_grad_()
-    gated_rms_norm(x, gate, weight, EPS).backward(dy)
+    rms_norm(x, gate, weight, EPS).backward(dy)
     assert weight.grad is None
     assert x.grad.dtype == torch.bfloat16
     weight = weight.half().requires_grad_()
-    gated_rms_norm(x, gate, weight, EPS).backward(dy)
+    rms_norm(x, gate, weight, EPS).backward(dy)
     assert weight.grad.dtype == torch.float16
 
 
@@ -91,7 +91,7 @@ def test_both_passes_can_be_captured_in_a_graph() -> None:
     leaves = [t.detach().clone().requires_grad_() for t in (x, gate, weight)]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = gated_rms_norm(*leaves, EPS)
+        y = rms_norm(*leaves, EPS)
         gradients = torch.autograd.grad(y, leaves, dy)
     for _ in range(2):
         graph.replay()

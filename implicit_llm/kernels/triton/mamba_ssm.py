@@ -39,7 +39,6 @@ def _mamba_module(name: str) -> ModuleType:
 
 _chunk_scan = _mamba_module("ops.triton.ssd_combined").mamba_chunk_scan_combined
 _conv = importlib.import_module("causal_conv1d").causal_conv1d_fn
-_conv_gradient = importlib.import_module("causal_conv1d.cpp_functions").causal_conv1d_bwd_function
 
 
 def ssd(
@@ -79,22 +78,6 @@ def causal_conv(
     bias = None if bias_C is None else bias_C.to(weight_CK.dtype)
     y_BCL = _conv(x_BLC.transpose(1, 2), weight_CK, bias, initial_states=initial, activation="silu" if silu else None)
     return y_BCL.transpose(1, 2)
-
-
-def causal_conv_gradient(
-    x_BLC: Tensor, weight_CK: Tensor, bias_C: Tensor, dy_BLC: Tensor, dx_BLC: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradient of `causal_conv` with silu, without initial inputs: writes `dx`, returns those of weight and bias."""
-    is_aligned = all(_is_aligned(t) for t in (x_BLC, dx_BLC))
-    x, dx = (x_BLC, dx_BLC) if is_aligned else (x_BLC.contiguous(), torch.empty_like(x_BLC.contiguous()))
-    x_BCL, dy_BCL, dx_BCL = (t.transpose(1, 2) for t in (x, dy_BLC.contiguous(), dx))
-    bias = bias_C.to(weight_CK.dtype)
-    _, dweight, dbias, *_ = _conv_gradient(
-        x_BCL, weight_CK.contiguous(), bias, dy_BCL, None, None, None, dx_BCL, False, True
-    )
-    if not is_aligned:
-        dx_BLC.copy_(dx)
-    return dweight, dbias.to(bias_C.dtype)
 
 
 def _is_aligned(x_BLC: Tensor) -> bool:

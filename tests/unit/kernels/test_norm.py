@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from implicit_llm.kernels.norm import gated_rms_norm, rms_norm
+from implicit_llm.kernels.norm import rms_norm
 from tests.unit.kernels.reference import relative_error
 
 EPS = 1e-5
@@ -25,8 +25,8 @@ def make_inputs(dtype: torch.dtype) -> list[torch.Tensor]:
 
 def test_gradients_agree_with_finite_differences() -> None:
     x, weight, gate = make_inputs(torch.float64)
-    assert torch.autograd.gradcheck(lambda x, weight: rms_norm(x, weight, EPS), (x, weight))
-    assert torch.autograd.gradcheck(lambda x, gate, weight: gated_rms_norm(x, gate, weight, EPS), (x, gate, weight))
+    assert torch.autograd.gradcheck(lambda x, weight: rms_norm(x, None, weight, EPS), (x, weight))
+    assert torch.autograd.gradcheck(lambda x, gate, weight: rms_norm(x, gate, weight, EPS), (x, gate, weight))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_gradients_agree_with_finite_differences() -> None:
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_norms_equal_their_formula_in_the_dtype_of_x(is_gated: bool, dtype: torch.dtype, tolerance: float) -> None:
     x, weight, gate = make_inputs(dtype)
-    y = gated_rms_norm(x, gate, weight, EPS) if is_gated else rms_norm(x, weight, EPS)
+    y = rms_norm(x, gate if is_gated else None, weight, EPS)
     expected = formula(x.double(), weight.double(), gate.double() if is_gated else None)
     assert y.dtype == dtype
     assert relative_error(y, expected) < tolerance
@@ -43,7 +43,7 @@ def test_norms_equal_their_formula_in_the_dtype_of_x(is_gated: bool, dtype: torc
 
 def test_fp32_weights_serve_bf16_inputs() -> None:
     x, weight, gate = make_inputs(torch.float32)
-    y = gated_rms_norm(x.bfloat16(), gate.bfloat16(), weight, EPS)
+    y = rms_norm(x.bfloat16(), gate.bfloat16(), weight, EPS)
     assert y.dtype == torch.bfloat16
     y.float().sum().backward()
     assert (x.grad.dtype, weight.grad.dtype) == (torch.float32, torch.float32)
@@ -52,5 +52,5 @@ def test_fp32_weights_serve_bf16_inputs() -> None:
 def test_values_with_and_without_gradient_are_equal_to_the_bit() -> None:
     x, weight, gate = make_inputs(torch.bfloat16)
     with torch.no_grad():
-        alone = gated_rms_norm(x, gate, weight, EPS)
-    torch.testing.assert_close(alone, gated_rms_norm(x, gate, weight, EPS).detach(), atol=0, rtol=0)
+        alone = rms_norm(x, gate, weight, EPS)
+    torch.testing.assert_close(alone, rms_norm(x, gate, weight, EPS).detach(), atol=0, rtol=0)

@@ -32,7 +32,6 @@ FAKE_PACKAGES = {
     "mamba_ssm/ops/triton/__init__.py": "",
     "mamba_ssm/ops/triton/ssd_combined.py": "def mamba_chunk_scan_combined(*args, **kwargs): ...",
     "causal_conv1d/__init__.py": "def causal_conv1d_fn(*args, **kwargs): ...",
-    "causal_conv1d/cpp_functions.py": "def causal_conv1d_bwd_function(*args, **kwargs): ...",
 }
 CAUSAL_CONV = [name for name in FAKE_PACKAGES if name.startswith("causal_conv1d/")]
 PACKAGES = {name.partition("/")[0] for name in FAKE_PACKAGES}

@@ -90,7 +90,7 @@ import sys, torch, implicit_llm
 from implicit_llm.kernels import operations, selection
 selection.select_kernels("torch")
 x = torch.ones(1, 4, 8)
-operations.rms_norm(x, torch.ones(8), 1e-5)
+operations.rms_norm(x, None, torch.ones(8), 1e-5)
 operations.causal_conv(x, torch.ones(8, 4), None)
 operations.ssd(x[..., None], x, -torch.ones(8), x[:, :, None], x[:, :, None])
 assert "implicit_llm.kernels.triton.mamba_ssm" not in sys.modules
