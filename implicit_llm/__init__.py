@@ -10,11 +10,11 @@ from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamb
 from implicit_llm.models.loading.conversion import from_llama, to_implicit
 from implicit_llm.models.loading.original_mamba2 import load_original_mamba2
 from implicit_llm.solver.stats import NonFiniteState, SolverStats
+from implicit_llm_contracts import __version__
 from implicit_llm_contracts.config.solver import SolverConfig
 
 register_implicit_causal_lm()
 
-__version__ = "0.1.0"
 __all__ = [
     "ImplicitLlama3Config",
     "ImplicitLlama3ForCausalLM",
@@ -25,6 +25,7 @@ __all__ = [
     "NonFiniteState",
     "SolverConfig",
     "SolverStats",
+    "__version__",
     "from_llama",
     "list_configs",
     "load_config",
@@ -37,4 +38,4 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return __all__

@@ -49,7 +49,7 @@ def render_card(template: str, head: ModelCardData, values: Mapping[str, Any]) -
     page = environment.get_template(template).render(**values, paper=PAPER)
     text = f"---\n{head.to_yaml(line_break=chr(10))}\n---\n\n{page}"
     if ModelCard(text).data.to_dict() != head.to_dict():
-        raise ModelCardError(f"{template}: the head of the card reads as {ModelCard(text).data.to_dict()}")
+        raise ModelCardError(f"{template}: the head of the model card reads as {ModelCard(text).data.to_dict()}")
     return text
 
 

@@ -133,7 +133,7 @@ def _vouched_pickle(folder: Path, wanted: CheckpointConfig) -> str:
     if PICKLE_FILE not in wanted.digests:
         raise CheckpointError(
             f"{path}: is a pickle; if it comes from whom you trust, name its digest, in the experiment file as "
-            f"`checkpoint: {{..., sha256: {{{PICKLE_FILE}: {sha256_of(path)}}}}}`, by hand as "
+            f"`checkpoint: {{..., sha256: {{{PICKLE_FILE}: {sha256_of(path)}}}}}`, manually as "
             f"`--sha256 {PICKLE_FILE}={sha256_of(path)}`; only tensors are read from it even then"
         )
     return PICKLE_FILE

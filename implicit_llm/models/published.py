@@ -123,7 +123,9 @@ def read_published_weights(directory: Path, model_type: str, *, use_safetensors:
         elif index.exists():
             files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
             if foreign := [file for file in files if Path(file).name != file]:
-                raise ModelConfigError(f"{index}: names {foreign[0]!r}, which is no file of this folder; get it anew")
+                raise ModelConfigError(
+                    f"{index}: names {foreign[0]!r}, which is no file of this folder; fetch it again"
+                )
         else:
             continue
         read = load_file if name.endswith(".safetensors") else read_pickle  # whatever the shards are called

@@ -111,7 +111,7 @@ def test_an_accepted_exception_is_part_of_the_lineage(project: Project) -> None:
 def test_what_nobody_vouches_for_has_no_lineage(project: Project) -> None:
     with pytest.raises(NoLineage, match="does not vouch for this file"):
         trace(project.results / FREE / "job.log")
-    with pytest.raises(NoLineage, match="lies in no run directory"):
+    with pytest.raises(NoLineage, match="is in no run directory"):
         trace(project.config)
     (project.results / FREE / "manifest.json").write_text("{}")
     with pytest.raises(NoLineage, match="expected a manifest of format"):

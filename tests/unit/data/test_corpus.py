@@ -195,7 +195,7 @@ def test_files_that_are_missing_or_of_unknown_kind_are_named(tmp_path: Path) -> 
     with pytest.raises(CorpusError, match=r"nothing matches 'no\*.jsonl' in .* or .*; correct the name, or fetch"):
         open_share(files("no*.jsonl"), tmp_path)
     (tmp_path / "x.pdf").write_bytes(b"")
-    with pytest.raises(CorpusError, match=r"x.pdf: cannot tell what is in it; name it .jsonl, "):
+    with pytest.raises(CorpusError, match=r"x.pdf: its format is not known; name it .jsonl, "):
         open_share(files("x.pdf"), tmp_path)
 
 

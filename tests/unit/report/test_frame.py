@@ -64,7 +64,7 @@ def test_rows_that_are_not_one_thing_have_no_mean() -> None:
     records = [{"role": "evaluate:x", "run": "x", "seed": 0, "length": length, "perplexity": 3.0} for length in (1, 2)]
     frame = frame_of({"perplexity": records}, {})
     (both,) = groups(frame, ("run",))
-    with pytest.raises(ReportError, match="perplexity stands in several records of one seed"):
+    with pytest.raises(ReportError, match="perplexity is in several records of one seed"):
         both.spread("perplexity")
     assert [group.spread("perplexity").values for group in groups(frame, ("run", "length"))] == [(3.0,), (3.0,)]
 

@@ -2,3 +2,5 @@
 
 `config` says what a result is, `runs` how a job's run directory, manifest and journal are written and read.
 """
+
+__version__ = "0.2.0"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
+from implicit_llm_contracts import __version__
 from implicit_llm_workflow.commands.accept import accept
 from implicit_llm_workflow.commands.compare import compare
 from implicit_llm_workflow.commands.estimate import estimate
@@ -83,7 +83,7 @@ for _panel, _commands in _PANELS.items():
 
 def _tell_version(is_asked: bool) -> None:
     if is_asked:
-        typer.echo(f"implicit-llm {version('implicit-llm')}")
+        typer.echo(f"implicit-llm {__version__}")
         raise typer.Exit
 
 
@@ -129,6 +129,8 @@ def _tell(error: Any) -> int:
             return EXIT_USAGE
         message += f"; type `{error.ctx.command_path if error.ctx else 'implicit-llm'} --help`"
     message = " ".join(message.split())
+    if isinstance(error, ModuleNotFoundError):  # the library alone is installed
+        message, code = f"{message}; type: pip install 'implicit-llm[all]'", EXIT_USAGE
     if code is None:
         message = f"{type(error).__name__}: {message}; add --debug for the traceback"
     typer.echo(f"error: {message}", err=True)

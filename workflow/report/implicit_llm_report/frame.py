@@ -153,7 +153,7 @@ class Group:
         """
         found = self._numbers(metric, over)
         if len({key for key, _ in found}) < len(found):
-            raise ReportError(f"{self.role}: {metric} stands in several records of one {over}, which have no mean")
+            raise ReportError(f"{self.role}: {metric} is in several records of one {over}, which have no mean")
         return Spread.of(value for _, value in found)
 
     @property

@@ -26,7 +26,7 @@ MODE_SETTINGS = {
     "eval_max_iter": "f-evaluations allowed for one block; by default as saved.",
     "eval_tol": "Relative residual at which a block has converged; by default as saved.",
     "eval_block_len": "Tokens of a block, in the mode blockwise; by default as saved.",
-    "eval_stop": "What must converge before a sequence stops: sequence, token or batch; by default as saved.",
+    "eval_stop": "Stopping rule of a sequence: sequence, token or batch; by default as saved.",
     "max_samples": "Sequences of each data set, the first ones, at most.",
 }
 _COSTS = {"f_evaluations_per_token": "f-evaluations per token", "unconverged_share": "unconverged"}

@@ -98,7 +98,7 @@ class Identity:
         if given != self.fingerprint:
             raise IdentityError(
                 f"{where}: fingerprint {given[:16]} does not belong to the rest, which gives {self.fingerprint[:16]}; "
-                "do not edit an identity by hand, let the workflow make it"
+                "do not edit an identity, let the workflow make it"
             )
 
 

@@ -116,7 +116,7 @@ def join(stories: Sequence[TaskStory], vocabulary: Sequence[str]) -> Stream:
     Raises: InvalidCatbabi for a word that is not in the vocabulary.
     """
     if list(vocabulary[:2]) != [PAD, EOS]:
-        raise InvalidCatbabi(f"the vocabulary starts with {list(vocabulary[:2])}, not with <pad>, <eos>; make it again")
+        raise InvalidCatbabi(f"the vocabulary starts with {list(vocabulary[:2])}, not with <pad>, <eos>; rebuild it")
     id_of = {word: number for number, word in enumerate(vocabulary)}
     try:
         ids = [number for story in stories for number in (EOS_ID, *(id_of[word] for word in story.words))]

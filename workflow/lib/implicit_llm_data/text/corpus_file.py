@@ -95,7 +95,7 @@ def reader_of(path: Path) -> Reader:
     reader = READERS.get(suffixes[-1] if suffixes else "")
     if reader is None:
         known = ", ".join([*READERS, ".parquet"])
-        raise CorpusError(f"{path}: cannot tell what is in it; name it {known} (the first ones also with .gz or .zst)")
+        raise CorpusError(f"{path}: its format is not known; name it {known} (the first ones also with .gz or .zst)")
     return reader
 
 

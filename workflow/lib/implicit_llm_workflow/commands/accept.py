@@ -19,20 +19,20 @@ def accept(
         list[str],
         typer.Argument(
             help="Jobs, such as train/a5-implicit-s1/free, their run directories or manifests, or a pattern such as "
-            "'train/*', of which what is fresh is left out.",
+            "'train/*', which skips fresh results.",
             metavar="TARGET",
             show_default=False,
         ),
     ],
     why: Annotated[str, typer.Option(help="The reason; it stays with the result.", metavar="TEXT")] = "",
-    revoke: Annotated[bool, options.flag("--revoke", "Take acceptances back: what they kept is stale.")] = False,
+    revoke: Annotated[bool, options.flag("--revoke", "Undo acceptances: the results become stale again.")] = False,
     config: options.Config = options.DEFAULT_CONFIG,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
     """Keep results although their code changed, and with them what was made from them.
 
     Only for code that was changed: another config or input makes another result. Holds until the code changes again.
-    The manifest stays as it is; the reason stands in accepted.json beside it, and in the result's lineage.
+    The manifest does not change. The reason is stored in accepted.json beside it, and shown in the lineage.
 
     **Example**
 

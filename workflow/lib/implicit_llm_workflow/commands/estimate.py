@@ -14,7 +14,7 @@ def estimate(
     results: options.Results = options.DEFAULT_RESULTS,
     hardware: Annotated[
         str | None,
-        typer.Option(help="Card of all training jobs instead of the assigned one, such as h200.", metavar="NAME"),
+        typer.Option(help="GPU of all training jobs instead of the assigned one, such as h200.", metavar="NAME"),
     ] = None,
     gpus: Annotated[
         int | None, typer.Option(min=1, help="GPUs of each training job instead of the assigned.", metavar="N")
@@ -24,7 +24,7 @@ def estimate(
     """Estimate what an experiment takes: FLOPs, hours, memory of a GPU, disk, tokenisation.
 
     A job that ran before, or another seed of it, counts with its time. Other hours come from measured training steps,
-    or else from FLOPs and an assumed share of the card's peak, which is marked. Evaluations have no estimate.
+    or else from FLOPs and an assumed share of the GPU's peak, which is marked. Evaluations have no estimate.
 
     **Example**
 

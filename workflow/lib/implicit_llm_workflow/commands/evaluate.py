@@ -32,7 +32,7 @@ HANDED_OVER = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_
 evaluate = typer.Typer(
     name="evaluate",
     help="Evaluate a model: one sub-command for each kind of evaluation.\n\n"
-    "By hand it takes any model: a run directory, or a checkpoint of transformers, of the published layout, or of the "
+    "Manually it takes any model: a run directory, or a checkpoint of transformers, of the published layout, or of the "
     "original Mamba2 release. The result gets a run directory of its own, so that the same call finds it there.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -170,8 +170,8 @@ def import_model(
 ) -> None:
     """Import a model that was trained elsewhere, so that jobs of the workflow evaluate it like one of ours.
 
-    It reads the format of transformers (safetensors), the published layout, and the original Mamba2 release. By hand
-    you need no import: each `evaluate` command takes such a model as its --model.
+    It reads the format of transformers (safetensors), the published layout, and the original Mamba2 release. Without
+    a workflow you need no import: each `evaluate` command takes such a model as its --model.
 
     **Example**
 

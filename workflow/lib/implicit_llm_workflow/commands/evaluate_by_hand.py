@@ -91,12 +91,14 @@ class Given:
         """The job of a workflow, None for an evaluation by hand. Raises: OptionError for half of one, or for both."""
         if self.model is not None:
             if self.run_dir or self.identity or self.inputs:
-                raise OptionError("--model: is for evaluation by hand; leave out --run-dir, --identity and --input")
+                raise OptionError(
+                    "--model: is for evaluation without a workflow; leave out --run-dir, --identity and --input"
+                )
             return None
         if self.run_dir is None or self.identity is None:
             raise OptionError(
-                "--model: is missing; add --model DIR and --data DIR to evaluate by hand (a job of a workflow has "
-                "--run-dir and --identity instead)"
+                "--model: is missing; add --model DIR and --data DIR to evaluate a model of your own (a job of a "
+                "workflow has --run-dir and --identity instead)"
             )
         return Job("evaluate", self.run_dir, self.identity, self.inputs, self.log, self.runtime, kind)
 

@@ -30,11 +30,11 @@ def explain(
     results: options.Results = options.DEFAULT_RESULTS,
     as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
-    """Say which jobs the next run will do, why each of them, what they take, and what stays.
+    """Show which jobs will run next, why, how long they take, and what stays.
 
     Why: the settings, the modules and functions, or the inputs that changed. Times are those of earlier runs, or else
     of `implicit-llm estimate`. With --identity: the config, code and input fingerprints from which a job's own
-    fingerprint follows; a job that you run by hand takes them as its --identity.
+    fingerprint follows. A job that you run manually takes them as its --identity.
 
     **Example**
 

@@ -35,8 +35,8 @@ def gc(
     """Free disk space: list what no job of the experiment wants, or delete the larger files of finished jobs.
 
     It lists run directories that the experiment does not name, and results of former settings or code that no manifest
-    refers to. --payload keeps the manifest, metrics and journal, so that the job still counts as done; a job
-    that needs the files later has them made again, and `implicit-llm explain` says so beforehand.
+    refers to. The option --payload keeps the manifest, metrics and journal, so that the job still counts as done. If a
+    job needs the files later, they are rebuilt, and `implicit-llm explain` says so beforehand.
 
     **Example**
 

@@ -32,7 +32,7 @@ _RUN_DIR = typer.Option(
 )
 _IDENTITY = typer.Option(
     "--identity",
-    help="What the result depends on, as JSON, or @FILE. `implicit-llm explain --identity` prints it.",
+    help="The identity of the result, as JSON, or @FILE. `implicit-llm explain --identity` prints it.",
     metavar="JSON",
     rich_help_panel=JOB_PANEL,
 )

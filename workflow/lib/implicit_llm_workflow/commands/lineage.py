@@ -21,8 +21,8 @@ def lineage(
     artifact: Annotated[
         str,
         typer.Argument(
-            help="A file of a finished job (a figure, a table), its run directory or its manifest; or, in the "
-            "experiment of --config, a job such as report, a fingerprint (8 digits or more) or an MLflow run.",
+            help="A file of a finished job (a figure, a table), its run directory or its manifest. In the experiment "
+            "of --config also a job such as report, a fingerprint (8 digits or more) or an MLflow run.",
             metavar="ARTIFACT",
             show_default=False,
         ),
@@ -36,7 +36,7 @@ def lineage(
     config: options.Config = options.DEFAULT_CONFIG,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
-    """Tell where a result came from: the runs behind it, back to the data.
+    """Show where a result came from: the runs behind it, back to the data.
 
     Of each run the fingerprint, the MLflow run, commit, device and time, and whether it was accepted with other code
     than the one wanted. With --verify, ends with exit code 1 if a file is missing or changed. An RO-Crate (profile

@@ -23,7 +23,7 @@ def prefetch(
 ) -> None:
     """Fetch what the jobs of an experiment need from the network: data sets, tokenizers, evaluation data.
 
-    Run it where there is a network, on a cluster the login node. It goes on where an interrupted call stopped; what is
+    Run it where there is a network, on a cluster the login node. It resumes an interrupted call; what is
     there already is not fetched again. Ends with exit code 1 if something could not be had.
 
     **Example**

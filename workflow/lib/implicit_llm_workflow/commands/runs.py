@@ -50,10 +50,10 @@ def runs(
 ) -> None:
     """List the models of an experiment, one line for each phase of a run: how far it is, and how healthy.
 
-    step: counted over the whole curriculum. loss, residual (the largest of a batch), iter (solver iterations a token)
-    and unconv (share of the tokens that did not converge) are the last ones in the journal; of a finished phase they
-    are means over its last 50 steps. age: since the run last wrote something. stopped: interrupted, and to be continued
-    by the next snakemake. It reads files only, so that it can be used while jobs write.
+    Steps count over the whole curriculum. Loss, residual (the largest of a batch), iter (solver iterations a token) and
+    unconv (share of the tokens that did not converge) are the last ones in the journal. For a finished phase they are
+    means over its last 50 steps. Age is the time since the run last wrote something. The next snakemake resumes a
+    stopped run. The command reads files only, so you can use it while jobs write.
 
     **Example**
 

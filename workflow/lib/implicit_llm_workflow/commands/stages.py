@@ -162,7 +162,7 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Checkpoint, or run directory with one, of the same identity to go on from.",
+            help="Checkpoint, or run directory with one, of the same identity to resume from.",
             metavar="DIR",
             rich_help_panel=STOPS,
         ),

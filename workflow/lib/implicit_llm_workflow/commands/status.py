@@ -28,24 +28,22 @@ def status(
     jobs: Annotated[
         bool, options.flag("--jobs", "List every job with its fingerprint, and why it is not done.")
     ] = False,
-    watch: Annotated[
-        bool, options.flag("--watch", "Look again and again, until all is done or nothing moves any more.")
-    ] = False,
+    watch: Annotated[bool, options.flag("--watch", "Refresh until all jobs finish or nothing changes.")] = False,
     every_s: Annotated[
-        float, typer.Option(help="Seconds between two looks of --watch.", metavar="SECONDS", min=0.1)
+        float, typer.Option(help="Seconds between two refreshes of --watch.", metavar="SECONDS", min=0.1)
     ] = 5.0,
-    lines: Annotated[int, typer.Option(help="Of the log of a failed job, how many.", metavar="N", min=0)] = 8,
+    lines: Annotated[int, typer.Option(help="Log lines to show for each failed job.", metavar="N", min=0)] = 8,
     results: options.Results = options.DEFAULT_RESULTS,
     submitit_folder: options.SubmititFolder = None,
     as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
     """Show how far an experiment is: its stages, what runs, what failed and why, and what to type next.
 
-    done: made from the settings and the code of now; stale: of other ones. running: with step, rate, time left, when it
-    last wrote, and its Slurm job. queued: submitted, or next in turn of a driver; waiting: for other jobs, or for a
-    driver. stopped: interrupted; the next snakemake continues it. A driver is the snakemake that starts the jobs.
+    A done job was made from the current settings and code, a stale one from others. A queued job is submitted, or next
+    in turn of a driver. A waiting job waits for other jobs, or for a driver. The next snakemake resumes a stopped job.
+    The driver is the snakemake that starts the jobs.
 
-    --watch draws anew on a terminal; into a file or a pipe it writes a line for each change, then the whole.
+    The option --watch redraws on a terminal. Into a file or a pipe it writes a line for each change, then the whole.
 
     **Example**
 

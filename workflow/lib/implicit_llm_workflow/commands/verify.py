@@ -67,7 +67,7 @@ def verify(
     states = _states(plan)
     stale = [job for job in jobs if job not in {item.job for item in found.broken} and states.get(job) == "stale"]
     if stale:
-        console.print(f"Stale besides, so that it is made anew from config and code of now: {', '.join(stale)}")
+        console.print(f"Also stale, and so rebuilt from the current config and code: {', '.join(stale)}")
     others = [key for key in plan.wanted if key not in jobs and states.get(key) not in (None, "fresh")]
     if others and not targets:
         console.print(

@@ -27,5 +27,5 @@ def require_submitted_code(module: str, code: str, name: str) -> None:
     if code not in map(job_digest, possible_codes(module)):
         raise CodeChanged(
             f"{name}: the code was changed since the job was planned (digest {code[:12]} then); run the workflow again "
-            "to plan with this code, or bring the old code back to go on from what was saved"
+            "to plan with this code, or bring the old code back to resume from what was saved"
         )

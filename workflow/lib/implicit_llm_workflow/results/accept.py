@@ -94,7 +94,7 @@ def _recorded(plan: Plan, key: str) -> Manifest | None:
     try:
         return Manifest.of_run(plan.run_dir(plan.nodes[key]))
     except ManifestError as error:
-        raise NotAcceptable(f"{key}: {error}; run the workflow to make it again") from error
+        raise NotAcceptable(f"{key}: {error}; run the workflow to rebuild it") from error
 
 
 def _nothing_to_accept(recorded: Manifest | None, is_accepted: bool) -> str:

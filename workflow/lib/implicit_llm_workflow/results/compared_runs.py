@@ -205,9 +205,7 @@ def _identity_in(folder: Path) -> tuple[Identity | None, Manifest | None]:
             identity = Identity(recorded.stage, recorded.name, recorded.config, recorded.code, recorded.upstream)
             return identity, recorded
     except ManifestError as error:
-        raise NotComparable(
-            f"{folder / MANIFEST}: cannot be read ({error}); run the workflow to make it again"
-        ) from error
+        raise NotComparable(f"{folder / MANIFEST}: cannot be read ({error}); run the workflow to rebuild it") from error
     journals = sorted(folder.glob(f"{WORK}/*/{JOURNAL}"), key=lambda journal: journal.stat().st_mtime)
     for journal in reversed(journals):
         for base in folder.parents:

@@ -139,7 +139,7 @@ def _run_dir_of(artifact: Path) -> Path:
             return folder
         if folder.parent.name == WORK and (folder / MANIFEST).is_file():
             return folder.parent.parent
-    raise NoLineage(f"{artifact}: lies in no run directory of a finished job; name a job, its folder or a file in it")
+    raise NoLineage(f"{artifact}: is in no run directory of a finished job; name a job, its folder or a file in it")
 
 
 def _manifest_of(artifact: Path, run_dir: Path) -> Path:

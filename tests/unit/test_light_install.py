@@ -1,0 +1,76 @@
+"""The library alone: what `pip install .` brings, without the extras."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+MISSING = "error: No module named 'snakemake_executor_plugin_submitit'; type: pip install 'implicit-llm[all]'\n"
+USE = """
+import torch
+from transformers import AutoModelForCausalLM
+import implicit_llm
+model = AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model("s5-implicit-s0")).eval()
+answers = model(torch.randint(120, (1, 8))).logits.argmax(-1)
+model.save_pretrained("saved")
+print(tuple(answers.shape))
+"""
+
+
+def closure(requirements: Iterable[str]) -> set[str]:
+    """Names of the installed distributions that these need, with theirs."""
+    found: set[str] = set()
+    waiting = list(requirements)
+    while waiting:
+        item = Requirement(waiting.pop())
+        if item.name in found or (item.marker is not None and not item.marker.evaluate({"extra": ""})):
+            continue
+        try:
+            waiting += distribution(item.name).requires or []
+        except PackageNotFoundError:
+            continue
+        found.add(item.name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like site-packages with the library's requirements only."""
+    folder = tmp_path_factory.mktemp("light")
+    for name in closure(PROJECT["dependencies"]):
+        found = distribution(name)
+        for top in {path.parts[0] for path in found.files or [] if path.parts[0] != ".."}:
+            if not (folder / top).exists() and top != "__pycache__":
+                (folder / top).symlink_to(Path(str(found.locate_file(top))))
+    return folder
+
+
+def run(light: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = [light, ROOT, ROOT / "workflow" / "lib", ROOT / "workflow" / "report"]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, paths)), "HOME": str(cwd)}
+    command = [sys.executable, "-S", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_trained_model_loads_answers_and_saves_without_the_workflow(light: Path, tmp_path: Path) -> None:
+    assert not {"snakemake", "mlflow", "pandas", "lm_eval"}.intersection(path.name for path in light.iterdir())
+    done = run(light, tmp_path, "-c", USE)
+    assert done.stdout == "(1, 8)\n", done.stderr
+    assert (tmp_path / "saved" / "README.md").is_file()
+
+
+def test_the_command_says_what_to_install(light: Path, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    done = run(light, tmp_path, "-m", "implicit_llm_workflow.console", "status", "--config", "demo")
+    assert done.returncode == 2
+    assert done.stderr == MISSING
