@@ -4,14 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from implicit_llm_contracts.runs.launched import Death, End, judge
-from implicit_llm_workflow.launching import allocation, launch, node_agent
-from implicit_llm_workflow.launching.allocation import Allocation, require_nodes
-from implicit_llm_workflow.launching.launch_errors import LaunchError
+from implicit_llm_workflow.launching import agents, launch
+from implicit_llm_workflow.launching.agents import LaunchError
+from implicit_llm_workflow.launching.launch import Allocation, require_nodes
 
 NODES = Allocation("7", 2, "n[1-2]", 16)
 
@@ -69,17 +70,15 @@ def test_fewer_or_more_nodes_are_refused(nodes: int, given: Allocation | None, m
 
 
 def test_srun_starts_one_agent_on_each_node_beside_the_step_it_is_called_in(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(allocation.Allocation, "first_node", lambda self: "n1")
-    request = launch.LaunchRequest(2, 8, tmp_path, ("-m", "module", "--option"), threads=2)
-    words = launch._srun(request, NODES, tmp_path)
+    job = agents.NodeJob(tmp_path, 0, 2, 8, ("-m", "module", "--option"), "n1:29500", threads=2)
+    words = launch._srun(job, cpus=16)
     for word in ("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1"):
         assert word in words
     assert "--cpus-per-task=16" in words  # all of a node, which its processes share
-    assert words[words.index("--") + 1 :] == ["-m", "module", "--option"]
-    (endpoint,) = [word for word in words if word.startswith("--endpoint=")]
-    assert endpoint.startswith("--endpoint=n1:")
+    assert words[-2] == "node"
+    assert agents.NodeJob.of_json(words[-1], node=1) == replace(job, node=1)
 
 
 def test_what_a_killed_attempt_left_between_nodes_is_deleted_by_the_next_one(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ sys.exit(75)
 
 
 def test_a_process_is_told_when_it_is_ready_however_early_the_signal_came() -> None:
-    with node_agent.StopSignals() as stop:
+    with agents.StopSignals() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR2)
         process = subprocess.Popen([sys.executable, "-c", CATCHES], stdout=subprocess.PIPE, text=True)
@@ -116,16 +115,16 @@ def test_a_process_is_told_when_it_is_ready_however_early_the_signal_came() -> N
                 told.append(process.pid)
                 process.send_signal(signal.SIGUSR2)
 
-        assert node_agent.wait(process, stop, tell) == 75
+        assert agents.wait(process, stop, tell) == 75
     assert stop.received == signal.SIGTERM
 
 
 def test_a_second_ctrl_c_leaves_no_process() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    with node_agent.StopSignals() as stop:
+    with agents.StopSignals() as stop:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            node_agent.wait(process, stop, lambda: signal.raise_signal(signal.SIGINT))
+            agents.wait(process, stop, lambda: signal.raise_signal(signal.SIGINT))
     assert stop.received == signal.SIGINT
     assert process.wait(timeout=60) == -signal.SIGKILL
 
@@ -135,8 +134,8 @@ def test_an_error_while_waiting_leaves_no_process() -> None:
         raise ZeroDivisionError
 
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    stop = node_agent.StopSignals()
+    stop = agents.StopSignals()
     stop.received = signal.SIGUSR2
     with pytest.raises(ZeroDivisionError):
-        node_agent.wait(process, stop, fail)
+        agents.wait(process, stop, fail)
     assert process.wait(timeout=60) == -signal.SIGKILL

@@ -7,24 +7,85 @@ code and the class of the process that was the reason for the end.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from implicit_llm_contracts.runs import job_status
 from implicit_llm_contracts.runs.launched import LaunchFolder
-from implicit_llm_workflow.launching.allocation import Allocation, require_nodes
-from implicit_llm_workflow.launching.node_agent import NodeJob, StopSignals, supervise, wait
+from implicit_llm_workflow.launching.agents import (
+    AGENTS,
+    LaunchError,
+    NodeJob,
+    StopSignals,
+    shown_slurm_variables,
+    supervise,
+    wait,
+)
 
 # Of the step that srun would start in, not of the one that it starts.
 _OUTER_STEP = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_NODE")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """`cpus_per_node`: of the node with the fewest; None where Slurm does not say."""
+
+    job_id: str
+    num_nodes: int
+    nodelist: str
+    cpus_per_node: int | None
+
+    @classmethod
+    def current(cls, environment: Mapping[str, str] = os.environ) -> Allocation | None:
+        """The allocation in which this process runs; None outside of Slurm."""
+        job_id = environment.get("SLURM_JOB_ID")
+        if job_id is None:
+            return None
+        counts = [
+            int(count) for count in re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        ]
+        return cls(
+            job_id,
+            int(environment.get("SLURM_JOB_NUM_NODES", "1")),
+            environment.get("SLURM_JOB_NODELIST", ""),
+            min(counts, default=None),
+        )
+
+    def first_node(self) -> str:
+        """Raises: LaunchError."""
+        try:
+            done = subprocess.run(
+                ["scontrol", "show", "hostnames", self.nodelist], capture_output=True, text=True, timeout=60, check=True
+            )
+            return done.stdout.split()[0]
+        except (OSError, IndexError, subprocess.SubprocessError) as error:
+            raise LaunchError(
+                f"scontrol cannot name the nodes of this job ({error}); {shown_slurm_variables()}"
+            ) from error
+
+
+def require_nodes(nodes: int, allocation: Allocation | None) -> None:
+    """Raises: LaunchError when a job of several nodes, or of several processes, has not got exactly these nodes."""
+    if allocation is None:
+        if nodes > 1:
+            raise LaunchError(
+                f"--nodes {nodes}: there is no Slurm allocation here; run the job through sbatch or salloc, or the "
+                "workflow with a cluster profile"
+            )
+    elif allocation.num_nodes != nodes:
+        raise LaunchError(
+            f"--nodes {nodes}: the allocation has {allocation.num_nodes}; make them equal (resource 'nodes' of the "
+            f"rule, --nodes of sbatch): {shown_slurm_variables()}"
+        )
 
 
 @dataclass(frozen=True)
@@ -58,12 +119,9 @@ def launch(request: LaunchRequest) -> None:
     require_nodes(request.nodes, allocation)
 
     with _folder(request, allocation) as path:
-        if request.nodes == 1:
-            job = NodeJob(path, 0, 1, request.processes_per_node, request.worker, threads=request.threads)
-            code = supervise(job)
-        else:
-            assert allocation is not None
-            code = _run_on_nodes(_srun(request, allocation, path))
+        endpoint = f"{allocation.first_node()}:{_free_port()}" if allocation is not None and request.nodes > 1 else ""
+        job = NodeJob(path, 0, request.nodes, request.processes_per_node, request.worker, endpoint, request.threads)
+        code = _run_on_nodes(_srun(job, allocation.cpus_per_node)) if allocation and endpoint else supervise(job)
         end = LaunchFolder(path).verdict(code)
     if end.code != 0:
         raise Ended(end.message, end.code, end.failure_class)
@@ -99,24 +157,13 @@ def _run_on_nodes(command: Sequence[str]) -> int:
         return wait(process, stop, tell)
 
 
-def _srun(request: LaunchRequest, allocation: Allocation, folder: Path) -> list[str]:
-    nodes = request.nodes
-    command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--distribution=block"]
+def _srun(job: NodeJob, cpus: int | None) -> list[str]:
+    command = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1", "--distribution=block"]
     # Beside the step that this process is in; an end of one node with an error is the end of all.
     command += ["--overlap", "--kill-on-bad-exit=1", "--unbuffered", "--input=none", "--export=ALL", "--mpi=none"]
-    # Without this a node's processes would share the CPUs of a single task.
-    command.append("--cpu-bind=none")
-    if allocation.cpus_per_node is not None:
-        command.append(f"--cpus-per-task={allocation.cpus_per_node}")
-    command += [
-        sys.executable,
-        "-m",
-        "implicit_llm_workflow.launching.node_agent",
-        f"--folder={folder}",
-        f"--nodes={nodes}",
-    ]
-    command += [f"--processes={request.processes_per_node}", f"--threads={request.threads}"]
-    return [*command, f"--endpoint={allocation.first_node()}:{_free_port()}", "--", *request.worker]
+    # Without the first a node's processes would share the CPUs of a single task.
+    command += ["--cpu-bind=none", *([] if cpus is None else [f"--cpus-per-task={cpus}"])]
+    return [*command, sys.executable, "-m", AGENTS, "node", job.to_json()]
 
 
 @contextmanager
