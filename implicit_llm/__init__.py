@@ -3,19 +3,30 @@
 Importing registers `implicit_mamba2` and `implicit_llama3` with Hugging Face's Auto classes.
 """
 
-from implicit_llm.models.auto import list_configs, load_config, register_implicit_causal_lm, trained_model
+from implicit_llm.models.auto import (
+    list_configs,
+    load_config,
+    register_family,
+    register_implicit_causal_lm,
+    trained_model,
+)
 from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model
 from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM, sequential_forward
-from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.layers import Projection, RecurrentLayer, RMSNorm
 from implicit_llm.models.loading.conversion import from_llama, to_implicit
 from implicit_llm.models.loading.original_mamba2 import load_original_mamba2
+from implicit_llm.solver.methods import register_method
+from implicit_llm.solver.residual import Progress, register_stop
 from implicit_llm.solver.stats import NonFiniteState, SolverStats
 from implicit_llm_contracts import __version__
 from implicit_llm_contracts.config.solver import SolverConfig
+from implicit_llm_data.groups import register_group
 
 register_implicit_causal_lm()
 
 __all__ = [
+    "ImplicitConfig",
     "ImplicitLlama3Config",
     "ImplicitLlama3ForCausalLM",
     "ImplicitLlama3Model",
@@ -23,6 +34,10 @@ __all__ = [
     "ImplicitMamba2ForCausalLM",
     "ImplicitMamba2Model",
     "NonFiniteState",
+    "Progress",
+    "Projection",
+    "RMSNorm",
+    "RecurrentLayer",
     "SolverConfig",
     "SolverStats",
     "__version__",
@@ -30,7 +45,11 @@ __all__ = [
     "list_configs",
     "load_config",
     "load_original_mamba2",
+    "register_family",
+    "register_group",
     "register_implicit_causal_lm",
+    "register_method",
+    "register_stop",
     "sequential_forward",
     "to_implicit",
     "trained_model",

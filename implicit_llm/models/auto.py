@@ -6,32 +6,61 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
 
-from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model
-from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM
+from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, RecurrentModel
+from implicit_llm.models.causal_lm import (
+    ImplicitLlama3ForCausalLM,
+    ImplicitMamba2ForCausalLM,
+    RecurrentForCausalLM,
+)
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.layers import RecurrentLayer
 from implicit_llm.models.lstm import LstmConfig, LstmForCausalLM
+from implicit_llm_contracts.config.flops import FAMILIES
+from implicit_llm_contracts.config.registry import NameTaken
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.places import PROJECT_DIR
 
 CONFIGS = Path(__file__).parent.parent / "configs"  # a directory for each configuration
 TRAINED = PROJECT_DIR / "results" / "reference" / "weights"
-FAMILIES = (
-    (ImplicitMamba2Config, ImplicitMamba2Model, ImplicitMamba2ForCausalLM),
-    (ImplicitLlama3Config, ImplicitLlama3Model, ImplicitLlama3ForCausalLM),
+FAMILIES.update(
+    implicit_mamba2=(ImplicitMamba2Config, ImplicitMamba2Model, ImplicitMamba2ForCausalLM),
+    implicit_llama3=(ImplicitLlama3Config, ImplicitLlama3Model, ImplicitLlama3ForCausalLM),
 )
 
 
 def register_implicit_causal_lm() -> None:
     """Register implicit_mamba2, implicit_llama3 and the baseline lstm with the Auto classes; idempotent."""
-    for config_class, model_class, causal_lm_class in FAMILIES:
+    for config_class, model_class, causal_lm_class in filter(None, FAMILIES.values()):
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         AutoModel.register(config_class, model_class, exist_ok=True)
         AutoModelForCausalLM.register(config_class, causal_lm_class, exist_ok=True)
     AutoConfig.register(LstmConfig.model_type, LstmConfig, exist_ok=True)
     AutoModelForCausalLM.register(LstmConfig, LstmForCausalLM, exist_ok=True)
+
+
+def register_family(name: str, config: type[ImplicitConfig], layer: type[RecurrentLayer]) -> type[RecurrentForCausalLM]:
+    """Make `name` a model type of Hugging Face's Auto classes: layers of the class `layer`, explicit or implicit.
+
+    Everything around the layers is that of the built-in families: embedding, injection, solver, loss, generation and
+    saving. Call it before such a model is loaded.
+    Args: config has `model_type = name` and the fields that `layer(config)` reads.
+    Returns: the class of its language models.
+    Raises: NameTaken for a model type of this package or of transformers; ModelConfigError.
+    """
+    if config.model_type != name:
+        raise ModelConfigError(f"model_type: {config.__name__} has {config.model_type!r}; set it to {name!r}")
+    if name in CONFIG_MAPPING and name not in FAMILIES:
+        raise NameTaken(f"model family {name!r} is a model type of transformers; choose another name")
+    title = config.__name__.removesuffix("Config")
+    shared = {"config_class": config, "_no_split_modules": [layer.__name__], "__module__": config.__module__}
+    model = type(f"{title}Model", (RecurrentModel,), {**shared, "layer_class": layer})
+    causal_lm = type(f"{title}ForCausalLM", (RecurrentForCausalLM,), {**shared, "model_class": model})
+    FAMILIES.add(name, (config, model, causal_lm))
+    register_implicit_causal_lm()
+    return causal_lm
 
 
 def list_configs() -> list[str]:

@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.models.cache import ConvergedStateCache, joined_cache
-from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.cuda_graphs import passes
 from implicit_llm.models.cuda_graphs.blocks import BlockGraph
 from implicit_llm.models.cuda_graphs.capture import CaptureFailed
@@ -38,6 +38,7 @@ from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import EvalMode, SolverConfig
 
 _log = logging.getLogger(__name__)
+NORM_EPS = 1e-5  # of a family whose configuration has no layer_norm_epsilon
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -313,19 +314,18 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, x.prefix, positions=positions)
 
 
-class ImplicitMamba2Model(ImplicitModel):
-    """Mamba2 blocks, explicit or iterated to the fixed point."""
+class RecurrentModel(ImplicitModel):
+    """Layers of one class whose states do not grow with the sequence, explicit or iterated to the fixed point."""
 
-    config_class = ImplicitMamba2Config
-    config: ImplicitMamba2Config
     base_model_prefix = "backbone"
-    _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
+    layer_class: type[nn.Module]
 
-    def __init__(self, config: ImplicitMamba2Config) -> None:
+    def __init__(self, config: ImplicitConfig) -> None:
         super().__init__(config)
+        eps = getattr(config, "layer_norm_epsilon", NORM_EPS)
         self.embeddings: nn.Module = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.norm_f = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
-        self._build(Mamba2Layer, config.in_proj_size, config.layer_norm_epsilon)
+        self.norm_f = RMSNorm(config.hidden_size, eps)
+        self._build(self.layer_class, config.injection_width, eps)
 
     def final_norm(self) -> RMSNorm:
         return self.norm_f
@@ -335,6 +335,15 @@ class ImplicitMamba2Model(ImplicitModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embeddings = value
+
+
+class ImplicitMamba2Model(RecurrentModel):
+    """Mamba2 blocks, explicit or iterated to the fixed point."""
+
+    config_class = ImplicitMamba2Config
+    config: ImplicitMamba2Config
+    layer_class = Mamba2Layer
+    _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
 
 
 class ImplicitLlama3Model(ImplicitModel):

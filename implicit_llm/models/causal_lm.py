@@ -15,9 +15,9 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.utils import ModelOutput
 
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
-from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel
+from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel, RecurrentModel
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.cuda_graphs.training_step import Setting, StepGraph, can_replay_step
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.solver.stats import SolverStats
@@ -191,21 +191,29 @@ def _count(labels_BL: Tensor, aligned: bool, num_items: int | Tensor | None) -> 
     return ((labels_BL if aligned else labels_BL[:, 1:]) != IGNORED_LABEL).sum()
 
 
-class ImplicitMamba2ForCausalLM(ImplicitForCausalLM):
+class RecurrentForCausalLM(ImplicitForCausalLM):
+    """Language model whose layers have states that do not grow with the sequence."""
+
+    base_model_prefix = "backbone"
+    model_class: type[RecurrentModel]
+    _is_stateful = True  # decoding methods that rewind are refused by name
+    _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}  # noqa: RUF012 (an instance variable in transformers)
+
+    def __init__(self, config: ImplicitConfig) -> None:
+        super().__init__(config)
+        self.backbone = self.model_class(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+
+class ImplicitMamba2ForCausalLM(RecurrentForCausalLM):
     """Mamba2 language model, explicit or implicit."""
 
     config_class = ImplicitMamba2Config
     config: ImplicitMamba2Config
-    base_model_prefix = "backbone"
-    _is_stateful = True  # decoding methods that rewind are refused by name
+    model_class = ImplicitMamba2Model
+    backbone: ImplicitMamba2Model
     _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
-    _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}  # noqa: RUF012 (an instance variable in transformers)
-
-    def __init__(self, config: ImplicitMamba2Config) -> None:
-        super().__init__(config)
-        self.backbone = ImplicitMamba2Model(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
 
 
 class ImplicitLlama3ForCausalLM(ImplicitForCausalLM):

@@ -85,6 +85,11 @@ class ImplicitConfig(PreTrainedConfig):
         return values | {"solver": self.solver.to_dict()} if isinstance(self.solver, SolverConfig) else values
 
     @property
+    def injection_width(self) -> int:
+        """Width of what the layers add to their in-projections."""
+        return self.hidden_size
+
+    @property
     def has_weight_norm(self) -> bool:
         """`weight_norm`, which is never None once the configuration is made."""
         return bool(self.weight_norm)
@@ -140,7 +145,7 @@ class ImplicitMamba2Config(ImplicitConfig):
         return self.intermediate_size // self.head_dim
 
     @property
-    def in_proj_size(self) -> int:
+    def injection_width(self) -> int:
         """Width of gate, x, B, C and dt together: of the in-projection and of the injection."""
         return 2 * self.intermediate_size + 2 * self.n_groups * self.state_size + self.num_heads
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from implicit_llm.kernels.operations import causal_conv, rms_norm
+from implicit_llm.models.stack import LayerState, StackInput
 
 
 class RMSNorm(nn.Module):
@@ -140,6 +141,36 @@ class Injection(nn.Module):
 
     def forward(self, embedding_BLD: Tensor) -> Tensor:
         return self.proj(self.norm(embedding_BLD))
+
+
+class RecurrentLayer(nn.Module):
+    """A residual layer of a user's family (`register_family`): h + mix(h), causal, with a state of fixed size."""
+
+    def mix(
+        self,
+        h_BLD: Tensor,
+        injection_BLE: Tensor | None,
+        state: LayerState | None,
+        valid_BL: Tensor | None,
+    ) -> tuple[Tensor, LayerState]:
+        """Mix along the sequence: y (B, L, D), and the state after it, tensors with the batch first.
+
+        Args: injection_BLE (width `config.injection_width`) is to be added to the in-projection, None for an explicit
+            model; state is that after the tokens before, None if there are none; valid_BL is False for padding, which
+            comes last in each row and must not change the state, None if there is none.
+        """
+        raise NotImplementedError
+
+    def weights(self) -> None:
+        """Nothing is computed ahead of the iterations."""
+
+    def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> tuple[Tensor, LayerState | None]:
+        """One layer. index: which entry of the masks and states in x is this layer's."""
+        before = None if x.prefix is None else x.prefix.layers[index]
+        mixed_BLD, state = self.mix(h_BLD, x.injection_BLE, before, x.valid_BL)
+        if x.dropout_masks is not None:
+            mixed_BLD = mixed_BLD * x.dropout_masks[index]
+        return h_BLD + mixed_BLD, state if return_state else None
 
 
 _OURS = frozenset({Projection, CausalConv, RMSNorm, nn.Embedding})

@@ -49,7 +49,7 @@ class Mamba2Mixer(nn.Module):
         self.inner = config.intermediate_size
         self.conv_channels = self.inner + 2 * self.groups * self.state_size
         normed = config.has_weight_norm
-        self.in_proj = Projection((config.in_proj_size, config.hidden_size), bias=False, weight_norm=normed)
+        self.in_proj = Projection((config.injection_width, config.hidden_size), bias=False, weight_norm=normed)
         self.conv1d = CausalConv((self.conv_channels, 1, config.conv_kernel), bias=True, weight_norm=normed)
         # What is added to the residual stream is scaled down by depth at initialisation, as in GPT-2.
         self.out_proj = Projection(

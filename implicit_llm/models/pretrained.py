@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from implicit_llm.models.configuration import ImplicitConfig
 from implicit_llm.models.layers import NormedWeight, RMSNorm
-from implicit_llm.models.mamba2 import Mamba2Mixer
 from implicit_llm.models.published import is_published, read_published_weights
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.hints import nearest
@@ -101,9 +100,9 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, NormedWeight | Mamba2Mixer):
-            module.reset_parameters()
-        elif isinstance(module, RMSNorm):
+        if isinstance(module, RMSNorm):
             nn.init.ones_(module.weight)
-        elif isinstance(module, nn.Embedding | nn.Linear):
+        elif isinstance(module, nn.Embedding | nn.Linear) and not isinstance(module, NormedWeight):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
+        elif callable(reset := getattr(module, "reset_parameters", None)):
+            reset()

@@ -5,10 +5,13 @@ An update may remember earlier pairs; `select` keeps the memory of the sequences
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from implicit_llm_contracts.config.solver import METHODS
 
 ANDERSON_MEMORY = 5
 ANDERSON_RIDGE = 1e-8
@@ -76,8 +79,17 @@ class Anderson:
         self.pairs = [(z[index_B], g[index_B]) for z, g in self.pairs]
 
 
+METHODS.update(plain=lambda tau: Plain(), damped=Damped, anderson=Anderson)
+
+
+def register_method(name: str, make: Callable[[float], Update]) -> None:
+    """Make `SolverConfig(method=name)` find fixed points by the update that `make(tau)` returns, one for each block.
+
+    Raises: NameTaken for a built-in method.
+    """
+    METHODS.add(name, make)
+
+
 def make_update(method: str, tau: float) -> Update:
-    """The update named by `SolverConfig.method`; `tau` damps "damped" and mixes "anderson"."""
-    if method == "plain":
-        return Plain()
-    return Damped(tau) if method == "damped" else Anderson(tau)
+    """The update named by `SolverConfig.method`; `tau` damps "damped" and mixes "anderson". Raises: UnknownName."""
+    return METHODS[method](tau)

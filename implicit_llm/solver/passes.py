@@ -54,9 +54,9 @@ class Search:
         """The search of a training pass, or of an evaluation pass."""
         if is_training:
             return cls(make_rule(solver.stop, solver.tol, is_training=True), solver.max_iter, solver.method, solver.tau)
-        # In evaluation "plain" is damped too, as published; Anderson mixes with tau by itself. And the published
+        # In evaluation "plain" is damped too, as published; other methods use tau by themselves. And the published
         # evaluation spends one of its iterations on the closing f.
-        method = solver.method if solver.method == "anderson" else "damped"
+        method = "damped" if solver.method == "plain" else solver.method
         rule = make_rule(solver.eval_stop, solver.tol, is_training=False)
         return cls(rule, max(1, solver.eval_budget - 1), method, solver.tau)
 

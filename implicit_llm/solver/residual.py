@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicit_llm_contracts.config.solver import STOPS
+
 EPS = 1e-8
 PUBLISHED_EPS = 1e-6  # of the published evaluation rule, whose denominator is the iterate z
 
@@ -97,10 +99,20 @@ def batch_norm_rule(tol: float) -> Rule:
     return Rule("batch", tol, judge)
 
 
+STOPS.update(sequence=sequence_rule, token=token_rule, batch=batch_max_rule)
+
+
+def register_stop(name: str, judge: Callable[[Tensor, Tensor, float], Progress]) -> None:
+    """Make `SolverConfig(stop=name)`, or `eval_stop`, stop where `judge(z, f(z), tol)` says so.
+
+    Raises: NameTaken for a built-in rule.
+    """
+    STOPS.add(name, lambda tol: Rule(name, tol, lambda z_BLD, fz_BLD: judge(z_BLD, fz_BLD, tol)))
+
+
 def make_rule(stop: str, tol: float, *, is_training: bool) -> Rule:
-    """The rule named by `SolverConfig.stop` (training) or `SolverConfig.eval_stop` (evaluation)."""
-    if stop == "sequence":
-        return sequence_rule(tol)
-    if stop == "token":
-        return token_rule(tol)
-    return batch_max_rule(tol) if is_training else batch_norm_rule(tol)
+    """The rule named by `SolverConfig.stop` (training) or `SolverConfig.eval_stop` (evaluation). Raises: UnknownName.
+
+    The published rules, "batch", differ between the two.
+    """
+    return batch_norm_rule(tol) if stop == "batch" and not is_training else STOPS[stop](tol)

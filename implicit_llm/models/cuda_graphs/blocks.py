@@ -71,11 +71,11 @@ class Setting:
 
 
 def can_replay(model: ImplicitModel, embedding_BLD: Tensor) -> bool:
-    """Whether blocks can come from graphs: on a GPU, without gradient, Anderson's memory, hooks and adapters."""
+    """Whether blocks can come from graphs: on a GPU, without gradient, a method with memory, hooks and adapters."""
     if embedding_BLD.device.type != "cuda" or torch.is_grad_enabled() or not model.replays_evaluation:
         return False
     solver = model.solver
-    has_memory = solver is not None and solver.method == "anderson"
+    has_memory = solver is not None and solver.method not in ("plain", "damped")
     return not has_memory and not model.calls_modules() and not torch.cuda.is_current_stream_capturing()
 
 

@@ -8,12 +8,15 @@ in a direct product the index is `right.order * left_index + right_index`. The i
 from __future__ import annotations
 
 import itertools
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from implicit_llm_contracts.config.registry import NameTaken
+from implicit_llm_contracts.config.tasks import BUILTIN_GROUP, GROUP_ORDERS
 from implicit_llm_contracts.runs.errors import UserError
 
 # A table of 64 MiB in uint16: S7 still fits (5,040 elements), and no table takes more than about a second to build.
@@ -25,6 +28,10 @@ MONOIDS = ("none", "aperiodic")
 
 class UnknownGroup(UserError, ValueError):
     """A name is no group that this module can build."""
+
+
+class InvalidTable(UserError, ValueError):
+    """A table is not that of a finite monoid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +52,46 @@ class Algebra:
         return len(self.elements)
 
 
+_OWN: dict[str, Algebra] = {}
+
+
+def register_group(name: str, table: ArrayLike, elements: Sequence[str] | None = None) -> Algebra:
+    """Make `name` a group of word problems: any finite monoid, given by its multiplication table.
+
+    Args: table[a][b] is the index of a*b, and element 0 is the identity. elements: a name for each, for printing.
+    Raises: NameTaken for the name of a built-in group; InvalidTable.
+    """
+    if BUILTIN_GROUP.fullmatch(name):
+        raise NameTaken(f"group {name!r} is built in; choose another name")
+    product = np.asarray(table)
+    _check_table(name, product)
+    _OWN[name] = _algebra(name, product, tuple(elements or map(str, range(len(product)))))
+    GROUP_ORDERS[name] = len(product)
+    load_product.cache_clear()
+    return _OWN[name]
+
+
+def _check_table(name: str, table: np.ndarray) -> None:
+    order = len(table)
+    if table.shape != (order, order) or not np.issubdtype(table.dtype, np.integer) or not 1 <= order <= MAX_ORDER:
+        raise InvalidTable(f"group {name!r}: the table must be a square of integers, with 1 to {MAX_ORDER} rows")
+    if table.min() < 0 or table.max() >= order:
+        raise InvalidTable(f"group {name!r}: the table has entries outside 0..{order - 1}, the indices of its elements")
+    if not ((table[0] == np.arange(order)).all() and (table[:, 0] == np.arange(order)).all()):
+        raise InvalidTable(f"group {name!r}: element 0 is not the identity; let row 0 and column 0 be 0, 1, 2, ...")
+    for a in range(order):  # (a b) c = a (b c)
+        if (table[table[a]] != table[a][table]).any():
+            raise InvalidTable(f"group {name!r}: the table is not associative at element {a}; correct it")
+
+
 def load_group(name: str) -> Algebra:
-    """Build the group called `name`, for example "S5", "A5" or "Z60".
+    """Build the group called `name`, for example "S5", "A5" or "Z60", or take the one that was registered.
 
     Raises: UnknownGroup, naming the valid forms.
     """
-    match = re.fullmatch(r"([SAZ])([1-9][0-9]*)", name)
+    if name in _OWN:
+        return _OWN[name]
+    match = BUILTIN_GROUP.fullmatch(name)
     if match is None:
         raise UnknownGroup(f"group: {name[:20]!r} is no known group; use one of {VALID_GROUPS}")
     family, digits = match.groups()

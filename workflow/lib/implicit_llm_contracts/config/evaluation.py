@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from implicit_llm_contracts.config.solver import STOPS, SolverConfig
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError
-
-if TYPE_CHECKING:
-    from implicit_llm_contracts.config.solver import SolverConfig
 
 PARALLEL = "parallel"  # the one mode of an explicit model
 SEQUENTIAL = "sequential"
@@ -46,7 +45,7 @@ class ModeConfig:
     eval_mode: Literal["simultaneous", "blockwise", "sequential"]
     eval_max_iter: int | None = None
     eval_tol: float | None = None
-    eval_stop: Literal["sequence", "token", "batch"] | None = None
+    eval_stop: str | None = None
     eval_block_len: int | None = None
     max_samples: int | None = None
     batch_size: int | None = None
@@ -196,6 +195,10 @@ def check_modes(modes: Iterable[ModeConfig], where: str) -> None:
                 raise EvaluateConfigError(
                     f"{where}.{mode.name}.{key}: {value} is not a positive integer; use 1 or more, or leave it out"
                 )
+        if mode.eval_stop is not None and mode.eval_stop not in STOPS:
+            raise EvaluateConfigError(
+                f"{where}.{mode.name}.eval_stop: there is no {mode.eval_stop!r}; {nearest(mode.eval_stop, STOPS)}"
+            )
         if mode.eval_tol is not None and not 0 < mode.eval_tol < 1:
             raise EvaluateConfigError(
                 f"{where}.{mode.name}.eval_tol: {mode.eval_tol} is outside (0, 1); the published value is 0.05"

@@ -14,6 +14,7 @@ from implicit_llm_contracts.config.duality import DualityConfig
 from implicit_llm_contracts.config.evaluation import CatbabiConfig, EvaluateConfig, PerplexityConfig
 from implicit_llm_contracts.config.jacobian import JacobianConfig
 from implicit_llm_contracts.config.lm_eval import LmEvalConfig
+from implicit_llm_contracts.config.registry import Registry
 from implicit_llm_contracts.config.tasks import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
 
 PERPLEXITY, LM_EVAL, DUALITY, JACOBIAN = "perplexity", "lm_eval", "duality", "jacobian"
@@ -71,7 +72,7 @@ class EvaluationKind:
         return self.data == (LANGUAGE_MODEL,)
 
 
-EVALUATION_KINDS: dict[str, EvaluationKind] = {
+_BUILTIN = {
     WORD_PROBLEM: EvaluationKind(
         EvaluateConfig,
         data=(WORD_PROBLEM,),
@@ -183,3 +184,4 @@ EVALUATION_KINDS: dict[str, EvaluationKind] = {
         },
     ),
 }
+EVALUATION_KINDS: Registry[EvaluationKind] = Registry("kind of evaluation", _BUILTIN)

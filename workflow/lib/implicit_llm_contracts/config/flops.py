@@ -18,9 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_contracts.config.registry import Registry
 from implicit_llm_contracts.config.solver import SolverConfig
 
 MAMBA2, LLAMA3 = "implicit_mamba2", "implicit_llama3"
+# The library puts the classes behind the names.
+FAMILIES: Registry[Any] = Registry("model family", dict.fromkeys((MAMBA2, LLAMA3)))
 # As in kernels.ssd. The kernels of mamba_ssm take longer chunks, which costs them more operations for the same result.
 SSD_CHUNK_LEN = 64
 ROUNDING = 1e-3  # of f-evaluations that are a mean in fp32

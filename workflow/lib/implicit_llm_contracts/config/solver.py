@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
+from implicit_llm_contracts.config.registry import Registry
 from implicit_llm_contracts.hints import nearest
 
 Mode = Literal["unrolled", "fixed_point"]
-Method = Literal["plain", "damped", "anderson"]
-Stop = Literal["sequence", "token", "batch"]
 EvalMode = Literal["blockwise", "simultaneous", "sequential"]
 Gradient = Literal["phantom", "implicit"]
+
+# The library puts the functions behind the names.
+METHODS: Registry[Any] = Registry("solver method", dict.fromkeys(("plain", "damped", "anderson")))
+STOPS: Registry[Any] = Registry("stopping rule", dict.fromkeys(("sequence", "token", "batch")))
 
 
 class SolverConfigError(ValueError):
@@ -49,31 +52,31 @@ class SolverConfig:
 
     mode: Mode = "fixed_point"
     num_unroll: int = 4
-    method: Method = "plain"
+    method: str = "plain"
     max_iter: int = 32
     tol: float = 0.05
-    stop: Stop = "sequence"
+    stop: str = "sequence"
     phantom_steps: int = 4
     tau: float = 0.8
     block_len: int | None = None
     eval_mode: EvalMode = "blockwise"
     eval_max_iter: int | None = None
-    eval_stop: Stop = "sequence"
+    eval_stop: str = "sequence"
     eval_block_len: int = 32
     gradient: Gradient = "phantom"
     gradient_tol: float = 1e-4
 
     def __post_init__(self) -> None:
-        for key, kind in (
-            ("mode", Mode),
-            ("method", Method),
-            ("stop", Stop),
-            ("eval_mode", EvalMode),
-            ("eval_stop", Stop),
-            ("gradient", Gradient),
+        for key, names in (
+            ("mode", get_args(Mode)),
+            ("method", METHODS),
+            ("stop", STOPS),
+            ("eval_mode", get_args(EvalMode)),
+            ("eval_stop", STOPS),
+            ("gradient", get_args(Gradient)),
         ):
-            if getattr(self, key) not in get_args(kind):
-                raise SolverConfigError(f"solver.{key}: {getattr(self, key)!r} is none of {', '.join(get_args(kind))}")
+            if getattr(self, key) not in names:
+                raise SolverConfigError(f"solver.{key}: {getattr(self, key)!r} is none of {', '.join(names)}")
         for key in ("num_unroll", "max_iter", "phantom_steps", "block_len", "eval_max_iter", "eval_block_len"):
             value = getattr(self, key)
             optional = key in ("block_len", "eval_max_iter")

@@ -6,8 +6,11 @@ A task is a kind of data. A new one is an entry here, a module with its data set
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
+
+from implicit_llm_contracts.config.registry import Registry
 
 WORD_PROBLEM, CATBABI, LANGUAGE_MODEL = "word_problem", "catbabi", "language_model"
 LAST_TOKENS = 10  # of a word problem: those whose accuracy the published experiments give
@@ -27,7 +30,7 @@ class TaskKind:
     limits: str
 
 
-TASKS = {
+_BUILTIN = {
     WORD_PROBLEM: TaskKind(
         labels=None,  # the published script shifts its aligned labels
         accuracy=("accuracy_last10", LAST_TOKENS),
@@ -49,3 +52,8 @@ TASKS = {
         "what is wrong or harmful in its training text. It was not tested for bias.",
     ),
 }
+TASKS: Registry[TaskKind] = Registry("task", _BUILTIN)
+
+# Groups of word problems. The library makes the tables of the built-in ones; of others it is given them.
+BUILTIN_GROUP = re.compile(r"([SAZ])([1-9][0-9]*)")
+GROUP_ORDERS: dict[str, int] = {}  # elements of the others

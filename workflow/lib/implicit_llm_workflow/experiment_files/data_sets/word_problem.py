@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
+from implicit_llm_contracts.config.tasks import BUILTIN_GROUP, GROUP_ORDERS
 from implicit_llm_workflow.experiment_files.values import DISTINCT, Count, Fraction, Length, Seed
 from implicit_llm_workflow.node import Node
 
@@ -100,9 +100,11 @@ class WordProblem:
 
 def group_order(group: str) -> int:
     """Number of elements of "S5", "A5", "Z60", ... Raises: ValueError that names the valid forms."""
-    match = re.fullmatch(r"([SAZ])([1-9][0-9]*)", group)
+    match = BUILTIN_GROUP.fullmatch(group)
     if match is None:
-        raise ValueError(f"group: unknown group {group!r}; use S<n>, A<n> or Z<n>, for example A5")
+        if group in GROUP_ORDERS:
+            return GROUP_ORDERS[group]
+        raise ValueError(f"group: unknown group {group!r}; use S<n>, A<n> or Z<n>, for example A5, or that of a plugin")
     family, degree = match[1], int(match[2])
     if family == "Z":
         return degree

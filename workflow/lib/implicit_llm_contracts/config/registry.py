@@ -1,0 +1,39 @@
+"""Tables of names that users can add to: solver methods, stopping rules, groups, tasks, kinds of evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.runs.errors import UserError
+
+T = TypeVar("T")
+
+
+class NameTaken(UserError, ValueError):
+    """A user's name is that of a built-in entry."""
+
+
+class UnknownName(UserError, KeyError):
+    """No entry has this name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Registry(dict[str, T]):
+    """What each name stands for. `what`: the entries in messages, such as "solver method"."""
+
+    def __init__(self, what: str, builtin: Mapping[str, T]) -> None:
+        super().__init__(builtin)
+        self._what, self._builtin = what, frozenset(builtin)
+
+    def add(self, name: str, entry: T) -> None:
+        """Add a user's entry, or replace one. Raises: NameTaken for a built-in name."""
+        if name in self._builtin:
+            raise NameTaken(f"{self._what} {name!r} is built in; choose another name")
+        self[name] = entry
+
+    def __missing__(self, name: str) -> T:
+        raise UnknownName(f"there is no {self._what} {name!r}; {nearest(str(name), self)}")
