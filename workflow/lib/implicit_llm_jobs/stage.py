@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.runs import faults, job_status, logs, provenance, signals
 from implicit_llm_contracts.runs.atomic import wait_for_files
 from implicit_llm_contracts.runs.errors import Preempted, UserError, failure_class_of
@@ -160,7 +161,7 @@ def _context(
         stage=identity.stage,
         name=identity.name,
         fingerprint=identity.fingerprint,
-        config=dict(identity.config),
+        config={key: value for key, value in identity.config.items() if key != PLUGINS},
         inputs=inputs,
         run_dir=run.path,
         work=run.work,

@@ -20,7 +20,19 @@ from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MOD
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS
 from implicit_llm_workflow.commands.evaluate_by_hand import Given, evaluate_by_hand
-from implicit_llm_workflow.commands.job import Downloads, IdentityText, Job, Log, OptionError, RunDir, run_job
+from implicit_llm_workflow.commands.job import (
+    Device,
+    Downloads,
+    IdentityText,
+    Inputs,
+    Job,
+    Kernels,
+    Log,
+    OptionError,
+    RunDir,
+    Threads,
+    run_job,
+)
 from implicit_llm_workflow.experiment_files.evaluations import completed_settings
 
 MODES = ("blockwise", "simultaneous", "sequential", PUBLISHED)
@@ -181,6 +193,32 @@ def import_model(
             --run-dir results/mine/checkpoint/pythia-70m
     """
     run_job(Job("checkpoint", run_dir, identity, None, log, {"downloads": downloads}))
+
+
+@evaluate.command("plugin")
+def plugin(
+    run_dir: RunDir,
+    identity: IdentityText,
+    inputs: Inputs = None,
+    log: Log = None,
+    threads: Threads = 0,
+    device: Device = "auto",
+    batch_size: Annotated[int, typer.Option(min=0, help="Sequences at a time; 0 takes the default.", metavar="N")] = 0,
+    kernels: Kernels = "auto",
+) -> None:
+    """Run a kind of evaluation that a plugin adds, as a job of a workflow.
+
+    **Example**
+
+        implicit-llm explain --identity evaluate/implicit-s0/free/errors \\
+            --config mine.yaml > id.json
+        implicit-llm evaluate plugin --identity @id.json \\
+            --run-dir results/mine/evaluate/implicit-s0/free/errors \\
+            --input model=results/mine/train/implicit-s0/free \\
+            --input s3-test-L8-h1=results/mine/data/s3-test-L8-h1
+    """
+    runtime = {"device": device, "kernels": kernels, "threads": threads or None, "batch_size": batch_size or None}
+    run_job(Job("evaluate", run_dir, identity, inputs, log, runtime))
 
 
 @evaluate.command("harness", context_settings=HANDED_OVER)

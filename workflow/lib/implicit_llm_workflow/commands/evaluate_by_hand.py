@@ -14,6 +14,7 @@ import typer
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
@@ -120,6 +121,8 @@ def evaluate_by_hand(name: str, config: dict[str, Any], given: Given) -> None:
         fill(kind.config, config, f"evaluate {command}")
     model_dir, model = _model(given)
     upstream = {"model": model.fingerprint, **{role: data.fingerprint for role, (_, data) in test_sets.items()}}
+    if PLUGINS in model.config:
+        config[PLUGINS] = model.config[PLUGINS]
     code = job_digest(job_code("evaluate", config, model.config.get("model")))
     identity = Identity("evaluate", f"{model.name}/{command}", config, code, upstream)
     identity = replace(identity, name=f"{identity.name}-{identity.fingerprint[:SHOWN_DIGITS]}")

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
+from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
 from implicit_llm_contracts.runs import signals
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_workflow.planning.code_digest import stage_module
+from implicit_llm_workflow.planning.code_digest import plugin_paths, stage_module
 from implicit_llm_workflow.planning.submitted_code import require_submitted_code
 
 EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays
@@ -101,15 +102,20 @@ def run_job(job: Job) -> None:
             f"--identity: is one of kind {config.get('kind')!r}, and this command does {job.kind!r}; "
             f"type `implicit-llm {job.stage} {str(config.get('kind')).replace('_', '-')}`"
         )
+    plugins = plugin_paths(config)
+    for plugin in plugins:
+        load_plugin(Path(plugin))
     name = stage_module(job.stage, config)
     module = _import_stage(job.stage, name)
+    is_own = owner_of(job.stage, config.get("kind", "")) is not None
+    run = getattr(module, job_function(job.stage, config["kind"]) if is_own else "run")
 
     def check_code() -> None:
-        require_submitted_code(name, identity.code, f"{identity.stage}/{identity.name}")
+        require_submitted_code(name, identity.code, f"{identity.stage}/{identity.name}", plugins)
 
     def body(context: StageContext) -> StageResult:
         check_code()
-        return module.run(context)
+        return run(context)
 
     reads = getattr(module, "reads_of_inputs", None)
     request = StageRequest(job.run_dir, job.identity, directories, options, job.log, reads=reads)

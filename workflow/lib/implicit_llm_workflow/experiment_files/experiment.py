@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.plugins import Plugin, declare_plugin
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.config import ReportConfig
-from implicit_llm_workflow.experiment_files.config_files import ConfigFiles
+from implicit_llm_workflow.experiment_files.config_files import ConfigFiles, shown_path
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation, build_evaluation
 from implicit_llm_workflow.experiment_files.excerpts import Excerpt, check_origins
@@ -37,7 +38,8 @@ class ExperimentFile:
     the models, tasks and curricula of all `runs`. `evaluations` are done for every run whose data fits the kind, after
     every phase that ends the training. `peers`: models that were trained elsewhere. `excerpts`: single figures and
     tables of the paper, each a target such as `snakemake figure_1_right` with only the jobs that it needs. `report`:
-    title, headline_mode and minimum_layers of the report.
+    title, headline_mode and minimum_layers of the report. `plugins`: Python files, relative to this one, that add to
+    what it can name.
     """
 
     name: Name
@@ -49,6 +51,7 @@ class ExperimentFile:
     peers: dict[RunName, _Entry] = field(default_factory=dict)
     excerpts: dict[_ExcerptName, _Entry] = field(default_factory=dict)
     report: _Entry = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Experiment:
     report: Mapping[str, Any]
     peers: Mapping[str, Peer] = field(default_factory=dict)
     excerpts: Mapping[str, Excerpt] = field(default_factory=dict)
+    plugins: Mapping[str, Plugin] = field(default_factory=dict)
 
     def evaluations_of(self, run: Run) -> list[Evaluation]:
         """Those that are done for a run; a sweep is for implicit ones, an explicit one has nothing to sweep."""
@@ -89,6 +93,7 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     """An experiment from its values. Raises: ConfigError, one line that names file, key and fix."""
     source = files.source
     file = fill(ExperimentFile, values, source)
+    plugins = _plugins(file.plugins, files)
     data = {name: build_data_set(name, item, source) for name, item in file.data.items()}
     runs = _runs(file, data, files)
     evaluations = {name: build_evaluation(name, item, source) for name, item in file.evaluations.items()}
@@ -97,7 +102,7 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
         name: fill_entry(Excerpt, name, item, f"{source}: excerpts.{name}") for name, item in file.excerpts.items()
     }
     report = _report(file, source)
-    experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts)
+    experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts, plugins)
     _check_evaluations(experiment)
     check_peers(experiment.peers.values(), data, evaluations, _trained(runs), source)
     _check_repeated(experiment)
@@ -107,6 +112,19 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
 
 def _trained(runs: Mapping[str, Run]) -> list[str]:
     return [f"{run.name}-s{seed}" for run in runs.values() for seed in run.seeds]
+
+
+def _plugins(names: tuple[str, ...], files: ConfigFiles) -> dict[str, Plugin]:
+    """The plugins by path, known from now on to what reads the rest of the experiment."""
+    found: dict[str, Plugin] = {}
+    for name in names:
+        path = shown_path(files.path.parent / name)
+        plugin = declare_plugin(path)
+        for other, its in found.items():
+            for twice in {*its.names, *its.figures} & {*plugin.names, *plugin.figures}:
+                raise ConfigError(f"{files.source}: plugins: {other} and {path} both add {twice!r}; rename one")
+        found[path.as_posix()] = plugin
+    return found
 
 
 def _runs(file: ExperimentFile, data: Mapping[str, DataSet], files: ConfigFiles) -> dict[str, Run]:

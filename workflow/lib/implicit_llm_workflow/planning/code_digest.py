@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.plugins import KEY as PLUGINS
+from implicit_llm_contracts.plugins import owner_of, read_plugin
 from implicit_llm_workflow.planning.project_sources import Imported, Project, Source, SourceError
 from implicit_llm_workflow.planning.source_cache import SourceCache
 from implicit_llm_workflow.project_dirs import LIBRARY, REPORT, package_dir
@@ -59,38 +61,42 @@ RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".rst", ".svg", ".t
 
 @dataclass(frozen=True)
 class JobCode:
-    """The code that a job can run: `module`, which defines `run`, and all its imports except `left_out`."""
+    """The code that a job can run: `module` and the files `plugins` with all their imports, except `left_out`."""
 
     module: str
     left_out: tuple[str, ...] = PLUMBING
+    plugins: tuple[str, ...] = ()
 
 
 @functools.cache
 def job_digest(code: JobCode) -> str:
     """Digest of the code that a job can run. Raises: SourceError when some is missing or no valid Python."""
-    digest = code_digest(code.module, _library(), code.left_out)
-    _library().cache.save()
+    digest = code_digest(code.module, _project(code.plugins), code.left_out)
+    _project().cache.save()
     return digest
 
 
 def job_sources(code: JobCode) -> dict[str, Source]:
     """The modules behind `job_digest`, by name and in its order. Raises: SourceError."""
-    return dict(sorted(reached_sources(code.module, _library(), code.left_out).items()))
+    return dict(sorted(reached_sources(code.module, _project(code.plugins), code.left_out).items()))
 
 
 @functools.cache
-def _library() -> Project:
+def _project(plugins: tuple[str, ...] = ()) -> Project:
     """One for all stages, which share most of what they import."""
     folders = {name: package_dir(name) for name in PACKAGES}
+    if plugins:
+        return Project(folders, _project().cache, tuple(map(Path, plugins)))
     return Project(folders, SourceCache(folders[LIBRARY] / "__pycache__" / "code-digests"))
 
 
 def stage_module(stage: str, config: Mapping[str, Any]) -> str:
     """The module whose function `run` is the body of a job: a stage of several kinds has one for each `kind`.
 
-    So editing how one kind of data is made leaves the other kinds as they are.
+    So editing how one kind of data is made leaves the other kinds as they are. A plugin's kind has its file.
     """
-    return f"{STAGES[stage]}.{config.get('kind', 'stage')}"
+    owner = owner_of(stage, config.get("kind", ""))
+    return owner.stem if owner is not None else f"{STAGES[stage]}.{config.get('kind', 'stage')}"
 
 
 def job_code(stage: str, config: Mapping[str, Any], model: Mapping[str, Any] | None = None) -> JobCode:
@@ -98,13 +104,18 @@ def job_code(stage: str, config: Mapping[str, Any], model: Mapping[str, Any] | N
 
     Everything counts if the model is unknown or of another family than ours.
     """
-    return JobCode(stage_module(stage, config), _left_out(model or {}))
+    return JobCode(stage_module(stage, config), _left_out(model or {}), plugin_paths(config))
 
 
-def possible_codes(module: str) -> set[JobCode]:
+def plugin_paths(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Absolute paths of the plugins of a job, which its config names from the working directory."""
+    return tuple(str(Path(plugin).resolve()) for plugin in config.get(PLUGINS, ()))
+
+
+def possible_codes(module: str, plugins: tuple[str, ...] = ()) -> set[JobCode]:
     """The codes of all jobs that run this module, one for each kind of model."""
     models = [{"model_type": family, "is_implicit": it} for family in (None, *OF_FAMILY) for it in (True, False)]
-    return {JobCode(module, _left_out(model)) for model in models}
+    return {JobCode(module, _left_out(model), plugins) for model in models}
 
 
 def _left_out(model: Mapping[str, Any]) -> tuple[str, ...]:
@@ -145,7 +156,7 @@ def reached_sources(entry: str, project: Project, excluded: Iterable[str] = PLUM
         raise SourceError(f"the project has no module {entry}; reinstall it with `make setup`")
     kept: dict[str, Source] = {}
     packages_seen: set[str] = set()
-    waiting = [entry]
+    waiting = [entry, *project.plugins]
     while waiting:
         module = waiting.pop()
         source = project.source(module)
@@ -191,7 +202,12 @@ def _is_below(module: str, packages: Iterable[str]) -> bool:
 
 def _resources(sources: Iterable[Source]) -> Iterator[tuple[str, Path]]:
     """Templates and the like beside the modules; the library's own folder belongs to all stages."""
-    packages = {source.package: source.path.parent for source in sources if source.package != LIBRARY}
+    sources = list(sources)
+    for source in sources:
+        if not source.package:  # a plugin, which names the files that it reads
+            for name in read_plugin(source.path).files:
+                yield f"{source.module}/{name}", source.path.parent / name
+    packages = {source.package: source.path.parent for source in sources if source.package not in ("", LIBRARY)}
     for package, folder in packages.items():
         for path in folder.rglob("*"):
             if path.suffix in RESOURCE_SUFFIXES and path.is_file():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.plugins import KEY as PLUGINS
+from implicit_llm_contracts.plugins import Plugin
 from implicit_llm_workflow.experiment_files.curricula import Phase
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, LanguageModel
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation
@@ -16,6 +18,7 @@ from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.peers import PHASE, Peer
 from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.freed import PAGES
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 
 
@@ -24,7 +27,29 @@ def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = l
     nodes: dict[str, Node] = {}
     for node in _all_nodes(experiment, digest):
         nodes[node.key] = node
-    return nodes
+    return {key: _with_plugins(node, nodes, experiment.plugins) for key, node in nodes.items()}
+
+
+def _with_plugins(node: Node, nodes: Mapping[str, Node], plugins: Mapping[str, Plugin]) -> Node:
+    """The job with the plugins that it imports: those of which it, or what it reads, has a name in its settings."""
+    if not plugins:
+        return node
+    if node.stage in PAGES:
+        used = [path for path, plugin in plugins.items() if plugin.figures]
+    else:
+        texts = {text for key in (node.key, *node.upstream.values()) for text in _texts(nodes[key].config)}
+        used = [path for path, plugin in plugins.items() if not texts.isdisjoint(plugin.names)]
+    return replace(node, config={**node.config, PLUGINS: used}) if used else node
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, str):
+        yield value
 
 
 def _all_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[Node]:

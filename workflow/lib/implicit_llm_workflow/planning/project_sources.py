@@ -87,10 +87,13 @@ class Source:
 
 
 class Project:
-    """The packages below `roots`: {"implicit_llm": its folder}. `cache`: what is known of their files."""
+    """The packages below `roots`: {"implicit_llm": its folder}, and plugins. `cache`: what is known of their files."""
 
-    def __init__(self, roots: dict[str, Path], cache: SourceCache | None = None) -> None:
-        self._roots = roots
+    def __init__(
+        self, roots: dict[str, Path], cache: SourceCache | None = None, plugins: tuple[Path, ...] = ()
+    ) -> None:
+        self.plugins = tuple(path.stem for path in plugins)
+        self._roots = roots | {path.stem: path.with_suffix("") for path in plugins}
         self.cache = cache or SourceCache()
         self._found: dict[str, Source | None] = {}
 
@@ -108,7 +111,7 @@ class Project:
         if (base / "__init__.py").is_file():
             return Source(module, base / "__init__.py", is_package=True, cache=self.cache)
         path = base.with_name(f"{base.name}.py")
-        if not rest or not path.is_file():
+        if not path.is_file():
             return None
         return Source(module, path, is_package=False, cache=self.cache)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from implicit_llm_contracts.config.tasks import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
+from implicit_llm_contracts.config.tasks import CATBABI, LANGUAGE_MODEL, TASKS, WORD_PROBLEM
 from implicit_llm_workflow.experiment_files.data_sets.catbabi import Catbabi
 from implicit_llm_workflow.experiment_files.data_sets.language_model import LanguageModel
+from implicit_llm_workflow.experiment_files.data_sets.own import OwnData
 from implicit_llm_workflow.experiment_files.data_sets.word_problem import WordProblem
 from implicit_llm_workflow.experiment_files.values import fill_entry, selected
 from implicit_llm_workflow.node import Node
@@ -35,7 +36,7 @@ class DataSet(Protocol):
         """The jobs of the held-out sets: what its models are evaluated on."""
 
 
-KINDS: dict[str, type[WordProblem] | type[Catbabi] | type[LanguageModel]] = {
+KINDS: dict[str, type[DataSet]] = {
     WORD_PROBLEM: WordProblem,
     CATBABI: Catbabi,
     LANGUAGE_MODEL: LanguageModel,
@@ -45,4 +46,5 @@ KINDS: dict[str, type[WordProblem] | type[Catbabi] | type[LanguageModel]] = {
 def build_data_set(name: str, item: Mapping[str, Any], source: str) -> DataSet:
     """A data set from its values. Raises: ConfigError that starts with `source`, the file."""
     at = f"{source}: data.{name}"
-    return fill_entry(selected(KINDS, "kind", item, at), name, item, at)
+    selected(TASKS, "kind", item, at)
+    return fill_entry(KINDS.get(item["kind"], OwnData), name, item, at)
