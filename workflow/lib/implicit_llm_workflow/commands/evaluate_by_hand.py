@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
-from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.plugins import KEY as PLUGINS
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
