@@ -72,7 +72,7 @@ class JobCode:
 def job_digest(code: JobCode) -> str:
     """Digest of the code that a job can run. Raises: SourceError when some is missing or no valid Python."""
     digest = code_digest(code.module, _project(code.plugins), code.left_out)
-    _project().cache.save()
+    _library().cache.save()
     return digest
 
 
@@ -82,12 +82,14 @@ def job_sources(code: JobCode) -> dict[str, Source]:
 
 
 @functools.cache
-def _project(plugins: tuple[str, ...] = ()) -> Project:
+def _library() -> Project:
     """One for all stages, which share most of what they import."""
     folders = {name: package_dir(name) for name in PACKAGES}
-    if plugins:
-        return Project(folders, _project().cache, tuple(map(Path, plugins)))
     return Project(folders, SourceCache(folders[LIBRARY] / "__pycache__" / "code-digests"))
+
+
+def _project(plugins: tuple[str, ...]) -> Project:
+    return _library().with_plugins(map(Path, plugins)) if plugins else _library()
 
 
 def stage_module(stage: str, config: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -87,15 +87,21 @@ class Source:
 
 
 class Project:
-    """The packages below `roots`: {"implicit_llm": its folder}, and plugins. `cache`: what is known of their files."""
+    """The packages below `roots`: {"implicit_llm": its folder}. `cache`: what is known of their files."""
 
-    def __init__(
-        self, roots: dict[str, Path], cache: SourceCache | None = None, plugins: tuple[Path, ...] = ()
-    ) -> None:
-        self.plugins = tuple(path.stem for path in plugins)
-        self._roots = roots | {path.stem: path.with_suffix("") for path in plugins}
+    plugins: tuple[str, ...] = ()  # modules that are single files
+
+    def __init__(self, roots: dict[str, Path], cache: SourceCache | None = None) -> None:
+        self._roots = roots
         self.cache = cache or SourceCache()
         self._found: dict[str, Source | None] = {}
+
+    def with_plugins(self, paths: Iterable[Path]) -> Project:
+        """The same packages with these files, each a module of its own."""
+        files = {path.stem: path.with_suffix("") for path in paths}
+        found = Project(self._roots | files, self.cache)
+        found.plugins = tuple(files)
+        return found
 
     def source(self, module: str) -> Source | None:
         """The module's source, None when it is no module of the project."""
