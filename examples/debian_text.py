@@ -129,7 +129,7 @@ def files_of_tar(stream: IO[bytes]) -> Iterator[tuple[str, bytes]]:
                 with suppress(tarfile.ReadError):  # a sample of an empty or damaged archive
                     yield from files_of_tar(content)
             elif name.endswith(".zip"):
-                with zipfile.ZipFile(BytesIO(content.read())) as inner:
+                with suppress(zipfile.BadZipFile), zipfile.ZipFile(BytesIO(content.read())) as inner:
                     yield from ((f"{name}/{item}", inner.read(item)) for item in inner.namelist())
             elif member.size <= MOST_BYTES:
                 yield name, content.read()
