@@ -98,6 +98,15 @@ def test_the_commands_in_a_folder_of_ones_own_are_taken(tmp_path: Path, monkeypa
         check(words)
 
 
+def test_the_demo_ends_with_the_page_the_activation_and_a_command_that_is_taken() -> None:
+    make = ["make", "--dry-run", "--no-print-directory", "demo", "VENV=.venv"]
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
+    page, shell, following = (shlex.split(line)[1].split(":", 1)[1].strip() for line in done.stdout.splitlines()[-3:])
+    assert page == (ROOT / "results" / "demo" / "report" / "index.html").as_uri()
+    assert shell == "source .venv/bin/activate"
+    check(shlex.split(following))
+
+
 def test_the_pages_have_their_commands() -> None:
     assert len(COMMANDS) > 50
     assert {command.split()[0] for _, command in COMMANDS} == {"implicit-llm", "snakemake", "make"}
