@@ -11,10 +11,15 @@ from typing import Any
 
 import typer
 
-from implicit_llm_contracts.config.duality import DualityConfig
-from implicit_llm_contracts.config.evaluation import CatbabiConfig, EvaluateConfig, ModeConfig, PerplexityConfig
-from implicit_llm_contracts.config.jacobian import JacobianConfig
-from implicit_llm_contracts.config.lm_eval import LmEvalConfig
+from implicit_llm_contracts.config.evaluation import (
+    CatbabiConfig,
+    DualityConfig,
+    EvaluateConfig,
+    JacobianConfig,
+    LmEvalConfig,
+    ModeConfig,
+    PerplexityConfig,
+)
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
 from implicit_llm_report.config import MinimumLayersConfig

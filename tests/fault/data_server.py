@@ -12,8 +12,8 @@ from typing import Any
 
 sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has tests of its own
 
-from implicit_llm_contracts.runs import provenance  # noqa: E402
 from implicit_llm_data.stages import token_shard, token_stream, tokenizer, word_problem  # noqa: E402
+from implicit_llm_jobs import provenance  # noqa: E402
 from implicit_llm_jobs.stage import StageRequest, run_stage  # noqa: E402
 from tests.fault.forks import serve  # noqa: E402
 

@@ -25,8 +25,7 @@ from implicit_llm.evaluation.kinds.duality_measures import (
     pairs_of,
 )
 from implicit_llm.evaluation.tallies import SolverTally
-from implicit_llm_contracts.config.duality import DualityConfig
-from implicit_llm_contracts.config.evaluation import SEQUENTIAL, EvaluateConfigError
+from implicit_llm_contracts.config.evaluation import SEQUENTIAL, DualityConfig, EvaluateConfigError
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult

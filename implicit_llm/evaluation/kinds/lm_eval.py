@@ -19,7 +19,7 @@ from implicit_llm.evaluation.inputs import model_directory, model_input, reads_o
 from implicit_llm.evaluation.lm_eval_harness.model import DEFAULT_BATCH_SIZE, ImplicitLM, RequestCost
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import TOKENIZER_FILE, load_tokenizer, run_tokenizer
-from implicit_llm_contracts.config.lm_eval import LmEvalConfig
+from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 

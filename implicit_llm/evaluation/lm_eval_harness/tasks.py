@@ -13,7 +13,7 @@ import torch
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.tasks import TaskManager
 
-from implicit_llm_contracts.config.lm_eval import LmEvalConfig
+from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.places import PROJECT_DIR

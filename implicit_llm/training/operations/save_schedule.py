@@ -12,7 +12,7 @@ from implicit_llm.training.operations.checkpoint import TrainingState
 from implicit_llm.training.operations.checkpoint_store import CheckpointStore
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm_contracts.config.training import Runtime
-from implicit_llm_contracts.runs import faults, job_status
+from implicit_llm_contracts.runs import faults, launched
 from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.journal import Journal
 
@@ -75,7 +75,7 @@ class SaveSchedule:
         self._committed_step = state.global_step
         seconds, grace_s = self._store.last_save_s or 0.0, self._runtime.grace_s
         journal.event("checkpoint_committed", step=state.global_step, seconds=round(seconds, 3))
-        job_status.report_progress(state.global_step)
+        launched.report_progress(state.global_step)
         if grace_s is not None and seconds > grace_s:
             log.warning(
                 "a save takes %.1f s, longer than the grace of %.1f s after a stop signal: a stop loses steps",

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from implicit_llm_contracts.runs import job_status
+from implicit_llm_contracts.runs import launched
 from implicit_llm_contracts.runs.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -77,6 +77,6 @@ class Watchdog:
             log.error("%s", error)
             with open(self._stacks, "w", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
-            job_status.report_failure(error)
+            launched.report_failure(error)
         finally:
             os._exit(EXIT_CODE)  # the main thread hangs: nothing else ends it

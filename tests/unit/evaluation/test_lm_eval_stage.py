@@ -19,7 +19,7 @@ from lm_eval.tasks import TaskManager
 from implicit_llm.evaluation.kinds import lm_eval as stage
 from implicit_llm.evaluation.lm_eval_harness import command_line
 from implicit_llm.evaluation.lm_eval_harness.tasks import TaskError, file_digests, load_tasks
-from implicit_llm_contracts.config.lm_eval import BOOTSTRAP_DRAWS, LmEvalConfig
+from implicit_llm_contracts.config.evaluation import BOOTSTRAP_DRAWS, LmEvalConfig
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill

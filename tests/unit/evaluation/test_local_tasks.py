@@ -18,7 +18,7 @@ from torch import Tensor
 
 from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
-from implicit_llm_contracts.config.lm_eval import LmEvalConfig
+from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from tests.unit.evaluation.harness_models import LOCAL_FOLDER, LOCAL_TASKS, VOCAB, harness_model, harness_tokenizer
 
 ORDER = 6  # bytes that a count looks back

@@ -10,7 +10,7 @@ import pytest
 from implicit_llm.kernels.selection import KernelsUnavailable
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm_contracts.config.solver import SolverConfigError
-from implicit_llm_contracts.runs import job_status
+from implicit_llm_contracts.runs import launched
 from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.errors import Preempted, UserError
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
@@ -63,7 +63,7 @@ def test_progress_stays_over_failures_and_a_reason_goes_with_the_next_attempt(
     run_path: Path, identity_text: Callable[..., str], status: Path
 ) -> None:
     def fail_after_a_step(context: StageContext) -> StageResult:
-        job_status.report_progress(10)
+        launched.report_progress(10)
         raise UserError("broken")
 
     def look(context: StageContext) -> StageResult:
@@ -77,16 +77,16 @@ def test_progress_stays_over_failures_and_a_reason_goes_with_the_next_attempt(
 
 
 def test_the_first_reason_is_the_one(status: Path) -> None:
-    job_status.report_failure(StorageError(28, "the disk is full"))
-    job_status.report_failure(RuntimeError("connection closed by peer"))
+    launched.report_failure(StorageError(28, "the disk is full"))
+    launched.report_failure(RuntimeError("connection closed by peer"))
     assert read(status)["failure_class"] == "quota"
 
 
 def test_a_file_that_cannot_be_written_or_read_stops_nothing(status: Path) -> None:
     status.parent.mkdir()
     status.write_text("no JSON")
-    job_status.report_progress(3)
+    launched.report_progress(3)
     assert read(status) == {"progress": 3}
     status.unlink()
     status.mkdir()
-    job_status.report_progress(4)
+    launched.report_progress(4)

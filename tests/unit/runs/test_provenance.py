@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from implicit_llm_contracts.runs.provenance import attempts
+from implicit_llm_contracts.runs.places import PROJECT_DIR
+from implicit_llm_jobs.provenance import attempts, git_state
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -31,3 +33,12 @@ def test_an_attempt_that_was_cut_off_lasts_to_its_last_record_and_the_last_one_u
 def test_a_job_that_tells_nothing_but_its_start_has_taken_time(tmp_path: Path) -> None:
     (attempt,) = attempts(_journal(tmp_path, ("stage_started", 0)), START + timedelta(seconds=2.5))
     assert attempt["busy_s"] == 2.5
+
+
+def test_the_commit_is_that_of_the_checkout_which_the_code_comes_from() -> None:
+    asked = ["git", "-C", str(PROJECT_DIR), "rev-parse", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    found = git_state()
+    assert found is not None
+    assert found["commit"] == commit
+    assert isinstance(found["is_dirty"], bool)

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from implicit_llm_contracts.plugins import KEY as PLUGINS
-from implicit_llm_contracts.runs import faults, job_status, logs, provenance, signals
+from implicit_llm_contracts.runs import faults, launched, logs, signals
 from implicit_llm_contracts.runs.atomic import wait_for_files
 from implicit_llm_contracts.runs.errors import Preempted, UserError, failure_class_of
 from implicit_llm_contracts.runs.identity import Identity, IdentityError, again_file, compute_fingerprint
@@ -32,6 +32,7 @@ from implicit_llm_contracts.runs.manifest import (
 )
 from implicit_llm_contracts.runs.run_directory import PROVENANCE, RunDirectory
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_jobs import provenance
 from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.invocation import Invocation
 
@@ -78,7 +79,7 @@ def run_stage(request: StageRequest, body: Body) -> Manifest | None:
             # The console shows the error; the log file needs it too, with the traceback of what is not the user's.
             is_bug = not isinstance(error, UserError | Preempted | SystemExit | KeyboardInterrupt)
             log.error("%s", _reason(error), exc_info=is_bug, extra=logs.FILE_ONLY)
-            job_status.report_failure(error)
+            launched.report_failure(error)
             raise
 
 
@@ -89,7 +90,7 @@ def _run(request: StageRequest, identity: Identity, body: Body) -> Manifest | No
     with run.lock() if is_main else nullcontext():
         faults.point("stage.locked")
         if is_main:
-            job_status.start_attempt()
+            launched.start_attempt()
             run.prepare()
         if again is not None and is_main:
             log.info("%s/%s: to be computed again", identity.stage, identity.name)

@@ -165,8 +165,7 @@ def test_the_vocabulary_is_that_of_the_data_entry(language: ExperimentFile) -> N
 
 
 def test_the_descriptions_fit_the_library(language: ExperimentFile) -> None:
-    from implicit_llm_contracts.config.duality import DualityConfig
-    from implicit_llm_contracts.config.evaluation import CatbabiConfig, PerplexityConfig
+    from implicit_llm_contracts.config.evaluation import CatbabiConfig, DualityConfig, PerplexityConfig
     from implicit_llm_contracts.config.training import TrainConfig
     from implicit_llm_contracts.runs.fill import fill
 

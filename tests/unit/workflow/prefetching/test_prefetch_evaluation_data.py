@@ -24,7 +24,7 @@ TASK = (
 )
 # In a process of its own: the client reads the environment once.
 LOAD = (
-    "import sys; from implicit_llm_contracts.config.lm_eval import LmEvalConfig; "
+    "import sys; from implicit_llm_contracts.config.evaluation import LmEvalConfig; "
     "from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks; "
     "tasks = load_tasks(LmEvalConfig('lm_eval', (), ('far',), task_path=sys.argv[1])); "
     "print(len(tasks['far'].eval_docs), tasks['far'].eval_docs[1]['text'])"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from implicit_llm_contracts.config.solver import STOPS, SolverConfig
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError, refuse_if
 
 PARALLEL = "parallel"  # the one mode of an explicit model
 SEQUENTIAL = "sequential"
@@ -17,6 +17,8 @@ PUBLISHED = "published"  # simultaneous, with the published stopping rule: one n
 
 # The rule "batch" couples the sequences of a batch: its batch size changes the numbers and is not the machine's choice.
 COUPLED_BATCH_SIZE = 64
+# Draws behind the standard error of a perplexity; the harness's own number.
+BOOTSTRAP_DRAWS = 100_000
 
 
 class EvaluateConfigError(UserError):
@@ -149,8 +151,10 @@ class CatbabiConfig:
     sweep: SweepConfig | None = None
 
     def __post_init__(self) -> None:
-        if not self.protocols or len(set(self.protocols)) < len(self.protocols):
-            raise ValueError(f"protocols: {list(self.protocols)} must name windowed, carried or both, each once")
+        refuse_if(
+            not self.protocols or len(set(self.protocols)) < len(self.protocols),
+            f"protocols: {list(self.protocols)} must name windowed, carried or both, each once",
+        )
         _check_positive("carried_max_tokens", self.carried_max_tokens)
 
 
@@ -170,16 +174,108 @@ class PerplexityConfig:
     sweep: SweepConfig | None = None
 
     def __post_init__(self) -> None:
-        if not self.lengths or min(self.lengths) < 2:
-            raise ValueError(f"lengths: {list(self.lengths)} must name at least one length, each of 2 tokens or more")
-        if len(set(self.lengths)) < len(self.lengths):
-            raise ValueError(f"lengths: {list(self.lengths)} names a length twice; remove one")
+        refuse_if(
+            not self.lengths or min(self.lengths) < 2,
+            f"lengths: {list(self.lengths)} must name at least one length, each of 2 tokens or more",
+        )
+        refuse_if(
+            len(set(self.lengths)) < len(self.lengths),
+            f"lengths: {list(self.lengths)} names a length twice; remove one",
+        )
         _check_positive("max_tokens", self.max_tokens)
 
 
+@dataclass(frozen=True)
+class DualityConfig:
+    """Whether all modes give the same answers to the same tokens, and how fast the simultaneous iteration converges.
+
+    lengths: tokens of a row; None takes the rows as the data set has them, the only choice for word problems and
+    CatbAbI. max_tokens: the first rows only, at least one a length; the paper compares 3 million. A mode's max_samples
+    holds for all modes, which are compared on the same rows. trace_tokens: of these, how many the convergence is
+    followed on. precision: as for perplexity.
+    """
+
+    kind: Literal["duality"]
+    modes: tuple[ModeConfig, ...]
+    lengths: tuple[int, ...] | None = None
+    max_tokens: int | None = None
+    trace_tokens: int = 16384
+    precision: Literal["fp32", "bf16"] = "fp32"
+    sweep: SweepConfig | None = None
+
+    def __post_init__(self) -> None:
+        refuse_if(
+            self.lengths is not None and (not self.lengths or min(self.lengths) < 1),
+            f"lengths: {list(self.lengths or ())} must name at least one length of 1 or more, or be left out",
+        )
+        _check_positive("max_tokens", self.max_tokens)
+        _check_positive("trace_tokens", self.trace_tokens)
+
+
+@dataclass(frozen=True)
+class JacobianConfig:
+    """Which tokens of the test rows to measure, and in which layer.
+
+    `positions` count tokens from 1; empty: 16 of them, spread evenly from the second token to the last or the 256th.
+    `num_sequences` are the first rows of the shortest test set: with the defaults there are at least 128 tokens where
+    rows have 16 or more. At the last position of each row, `checked_rows` rows of the Jacobian are compared with
+    autograd through the iteration, which costs a solve each.
+    """
+
+    kind: Literal["jacobian"]
+    positions: tuple[int, ...] = ()
+    num_sequences: int = 9
+    layer: int = 0
+    checked_rows: int = 4
+
+    def __post_init__(self) -> None:
+        refuse_if(
+            self.positions and min(self.positions) < 2,
+            f"positions: {list(self.positions)} must name tokens from the second on, which have a state before them",
+        )
+        for key in ("num_sequences", "checked_rows"):
+            refuse_if(getattr(self, key) < 1, f"{key}: {getattr(self, key)} is not a positive integer; use 1 or more")
+        refuse_if(self.layer < 0, f"layer: {self.layer} is negative; layers count from 0")
+
+
+@dataclass(frozen=True)
+class LmEvalConfig:
+    """Tasks of the harness, by name, each with the metrics that its YAML file names.
+
+    `limit` takes the first documents of each task only; None takes all. `task_path` is a folder of further tasks, whose
+    files have the digests `task_files` (sha256 by path below the folder; None does not check). `precision` bf16 runs
+    the model under autocast. `bootstrap_draws`: for the standard error of a perplexity.
+    """
+
+    kind: Literal["lm_eval"]
+    modes: tuple[ModeConfig, ...]
+    tasks: tuple[str, ...]
+    num_fewshot: int = 0
+    limit: int | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+    task_path: str | None = None
+    task_files: Mapping[str, str] | None = field(default=None)
+    bootstrap_draws: int = BOOTSTRAP_DRAWS
+    sweep: SweepConfig | None = None
+
+    def __post_init__(self) -> None:
+        refuse_if(not self.tasks, "tasks: names no task; name at least one, for example arc_easy")
+        refuse_if(
+            len(set(self.tasks)) < len(self.tasks), f"tasks: {', '.join(self.tasks)} names a task twice; remove one"
+        )
+        refuse_if(
+            self.num_fewshot < 0, f"num_fewshot: {self.num_fewshot} is negative; the paper's tables are zero-shot, 0"
+        )
+        _check_positive("limit", self.limit)
+        refuse_if(
+            self.bootstrap_draws < 0, f"bootstrap_draws: {self.bootstrap_draws} is negative; 0 gives no standard error"
+        )
+
+
 def _check_positive(key: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ValueError(f"{key}: {value} is not a positive integer; use 1 or more, or leave it out")
+    refuse_if(
+        value is not None and value < 1, f"{key}: {value} is not a positive integer; use 1 or more, or leave it out"
+    )
 
 
 def check_modes(modes: Iterable[ModeConfig], where: str) -> None:

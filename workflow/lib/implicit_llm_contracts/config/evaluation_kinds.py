@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from implicit_llm_contracts.config.duality import DualityConfig
-from implicit_llm_contracts.config.evaluation import CatbabiConfig, EvaluateConfig, PerplexityConfig
-from implicit_llm_contracts.config.jacobian import JacobianConfig
-from implicit_llm_contracts.config.lm_eval import LmEvalConfig
+from implicit_llm_contracts.config.evaluation import (
+    CatbabiConfig,
+    DualityConfig,
+    EvaluateConfig,
+    JacobianConfig,
+    LmEvalConfig,
+    PerplexityConfig,
+)
 from implicit_llm_contracts.config.registry import Registry
 from implicit_llm_contracts.config.tasks import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
 

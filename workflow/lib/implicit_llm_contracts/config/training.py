@@ -10,6 +10,7 @@ from typing import Any, Literal
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.runs.errors import refuse_if
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -25,18 +26,23 @@ class ScheduleConfig:
     decay_fraction: float | None = None  # of warmup_stable_decay, which needs it
 
     def __post_init__(self) -> None:
-        if not self.peak_learning_rate > 0:
-            raise ValueError(f"peak_learning_rate: {self.peak_learning_rate} is not above 0")
-        if not 0 <= self.final_learning_rate <= self.peak_learning_rate:
-            raise ValueError(f"final_learning_rate: {self.final_learning_rate} is not between 0 and peak_learning_rate")
-        if (self.kind == "warmup_stable_decay") != (self.decay_fraction is not None):
-            raise ValueError(
-                "decay_fraction: belongs to kind warmup_stable_decay and only to it; add or remove the key"
-            )
-        if self.decay_fraction is not None and not 0 < self.decay_fraction <= 1:
-            raise ValueError(f"decay_fraction: {self.decay_fraction} is not in (0, 1]")
-        if not 0 <= self.warmup_fraction <= 1 - (self.decay_fraction or 0.0):
-            raise ValueError(f"warmup_fraction: {self.warmup_fraction} is not in [0, 1 - decay_fraction]")
+        refuse_if(not self.peak_learning_rate > 0, f"peak_learning_rate: {self.peak_learning_rate} is not above 0")
+        refuse_if(
+            not 0 <= self.final_learning_rate <= self.peak_learning_rate,
+            f"final_learning_rate: {self.final_learning_rate} is not between 0 and peak_learning_rate",
+        )
+        refuse_if(
+            (self.kind == "warmup_stable_decay") != (self.decay_fraction is not None),
+            "decay_fraction: belongs to kind warmup_stable_decay and only to it; add or remove the key",
+        )
+        refuse_if(
+            self.decay_fraction is not None and not 0 < self.decay_fraction <= 1,
+            f"decay_fraction: {self.decay_fraction} is not in (0, 1]",
+        )
+        refuse_if(
+            not 0 <= self.warmup_fraction <= 1 - (self.decay_fraction or 0.0),
+            f"warmup_fraction: {self.warmup_fraction} is not in [0, 1 - decay_fraction]",
+        )
 
 
 @dataclass(frozen=True)
@@ -51,13 +57,10 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         for key in ("beta1", "beta2"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ValueError(f"{key}: {getattr(self, key)} is not in [0, 1)")
+            refuse_if(not 0 <= getattr(self, key) < 1, f"{key}: {getattr(self, key)} is not in [0, 1)")
         for key in ("eps", "max_grad_norm"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"{key}: {getattr(self, key)} is not above 0")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay: {self.weight_decay} is below 0")
+            refuse_if(not getattr(self, key) > 0, f"{key}: {getattr(self, key)} is not above 0")
+        refuse_if(not self.weight_decay >= 0, f"weight_decay: {self.weight_decay} is below 0")
 
 
 @dataclass(frozen=True)
@@ -75,15 +78,20 @@ class PhaseConfig:
     keep: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start_step < self.end_step:
-            raise ValueError(f"start_step {self.start_step} and end_step {self.end_step} do not enclose any step")
-        if (self.index == 0) != (self.start_step == 0):
-            raise ValueError(f"start_step: the phase with index {self.index} cannot start at step {self.start_step}")
+        refuse_if(
+            not 0 <= self.start_step < self.end_step,
+            f"start_step {self.start_step} and end_step {self.end_step} do not enclose any step",
+        )
+        refuse_if(
+            (self.index == 0) != (self.start_step == 0),
+            f"start_step: the phase with index {self.index} cannot start at step {self.start_step}",
+        )
         for step in self.keep:
-            if not self.start_step < step <= self.end_step:
-                raise ValueError(f"keep: {step} is not above {self.start_step} and at most {self.end_step}")
-        if list(self.keep) != sorted(set(self.keep)):
-            raise ValueError(f"keep: {list(self.keep)} are not in order, each once")
+            refuse_if(
+                not self.start_step < step <= self.end_step,
+                f"keep: {step} is not above {self.start_step} and at most {self.end_step}",
+            )
+        refuse_if(list(self.keep) != sorted(set(self.keep)), f"keep: {list(self.keep)} are not in order, each once")
 
     @property
     def couples_sequences(self) -> bool:
@@ -113,22 +121,22 @@ class TrainConfig:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ValueError(f"task: {self.task!r} is unknown; {nearest(self.task, TASKS)}")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size: {self.batch_size} is below 1")
-        if self.phase.end_step > self.total_steps:
-            raise ValueError(f"total_steps: {self.total_steps} is less than phase.end_step {self.phase.end_step}")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed: {self.seed} is not in 0..{2**32 - 1}")
-        if ("model_type" in self.model) == ("pretrained" in self.model):
-            raise ValueError("model: needs either model_type with its fields, or pretrained")
-        if "revision" in self.model and not _COMMIT.fullmatch(str(self.model["revision"])):
-            raise ValueError(
-                f"model.revision: {self.model['revision']!r} is no commit; give its 40 lower-case hexadecimal digits"
-            )
-        if "solver" in self.model:
-            raise ValueError("model.solver: belongs to the phase; move it to phase.solver")
+        refuse_if(self.task not in TASKS, f"task: {self.task!r} is unknown; {nearest(self.task, TASKS)}")
+        refuse_if(self.batch_size < 1, f"batch_size: {self.batch_size} is below 1")
+        refuse_if(
+            self.phase.end_step > self.total_steps,
+            f"total_steps: {self.total_steps} is less than phase.end_step {self.phase.end_step}",
+        )
+        refuse_if(not 0 <= self.seed < 2**32, f"seed: {self.seed} is not in 0..{2**32 - 1}")
+        refuse_if(
+            ("model_type" in self.model) == ("pretrained" in self.model),
+            "model: needs either model_type with its fields, or pretrained",
+        )
+        refuse_if(
+            "revision" in self.model and not _COMMIT.fullmatch(str(self.model["revision"])),
+            f"model.revision: {self.model.get('revision')!r} is no commit; give its 40 lower-case hexadecimal digits",
+        )
+        refuse_if("solver" in self.model, "model.solver: belongs to the phase; move it to phase.solver")
 
 
 @dataclass(frozen=True)
@@ -169,9 +177,7 @@ class Runtime:
     def __post_init__(self) -> None:
         for key in ("threads", "micro_batch_size", "save_steps", "log_every_steps", "alarm_window_steps"):
             value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ValueError(f"{key}: {value} is below 1")
+            refuse_if(value is not None and value < 1, f"{key}: {value} is below 1")
         for key in ("save_every_s", "grace_s", "hang_s", "alarm_unconverged_share", "alarm_residual"):
             value = getattr(self, key)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{key}: {value} is below 0")
+            refuse_if(value is not None and not value >= 0, f"{key}: {value} is below 0")

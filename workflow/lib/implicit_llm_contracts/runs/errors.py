@@ -18,6 +18,21 @@ class ConfigError(UserError):
     """A configuration file, or a key or value in it, is wrong; the message names it."""
 
 
+class InvalidValue(UserError, ValueError):
+    """A value of a configuration is out of range; the message begins with its key."""
+
+
+def refuse_if(is_wrong: object, problem: str) -> None:
+    """Check a configuration that validates itself. Raises: InvalidValue, whose place `fill` adds."""
+    if is_wrong:
+        raise InvalidValue(problem)
+
+
+def require(key: str, value: object, is_valid: object, fix: str) -> None:
+    """Like `refuse_if`, for a value that is out of its range."""
+    refuse_if(not is_valid, f"{key}: {value!r} is out of range; {fix}")
+
+
 class Preempted(Exception):
     """The stage stopped on request after committing its state; started again it goes on from there."""
 

@@ -1,10 +1,16 @@
-"""The processes of one job that a launcher started, and the folder in which they and the launcher know of each other.
+"""What a job tells those who started it: the executor, and the launcher of its processes, by a folder for all of them.
 
     ready-<node>-<rank>     made by a process that can be told to stop; holds its process id
     end-<rank>.json         how a process ended that failed or was stopped
     deaths-<node>.json      processes that a node's torchrun saw end badly, in that order
 
-The folder is on a file system that all nodes share. Only the standard library is needed.
+The folder is on a file system that all nodes share.
+
+The executor learns of progress, and why the job failed, from the file that the environment names:
+
+    {"progress": 1200, "failure_class": "quota", "message": "cannot write ..."}
+
+Without the variable nothing is written. The file is never needed for correctness.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +31,7 @@ from implicit_llm_contracts.runs.errors import Preempted, failure_class_of
 
 FOLDER_VARIABLE, NODE_VARIABLE = "IMPLICIT_LLM_LAUNCH_FOLDER", "IMPLICIT_LLM_LAUNCH_NODE"
 WORLD_VARIABLE = "IMPLICIT_LLM_LAUNCH_WORLD_SIZE"
+STATUS_VARIABLE = "SUBMITIT_JOB_STATUS"
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 # What a process fails with when another one went away, or when it was asked to.
 _UNSPECIFIC = (None, "bug", "preempted")
@@ -151,3 +159,40 @@ def _read_end(path: Path) -> End:
 
 def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def start_attempt() -> None:
+    """Forget why an earlier attempt failed; its progress stays."""
+    _change(lambda values: {key: value for key, value in values.items() if key == "progress"})
+
+
+def report_progress(progress: Any) -> None:
+    """Say how far the job is, in any JSON that changes when it is further."""
+    _change(lambda values: {**values, "progress": progress})
+
+
+def report_failure(error: BaseException) -> None:
+    """Say why the job fails, once. One process of several tells its launcher, which knows how the others ended."""
+    folder = LaunchFolder.of_this_process()
+    if folder is not None:
+        folder.record_end(error)
+        return
+    failure_class = failure_class_of(error)
+    if failure_class is not None:
+        told = {"failure_class": failure_class, "message": " ".join(str(error).split())[:500]}
+        _change(lambda values: {**told, **values})
+
+
+def _change(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    if not os.environ.get(STATUS_VARIABLE):
+        return
+    path = Path(os.environ[STATUS_VARIABLE])
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        values = {}
+    values = values if isinstance(values, dict) else {}
+    changed = change(values)
+    if changed != values:
+        with suppress(OSError):  # a job that works does not end because nobody hears of it
+            write_atomic(path, json.dumps(changed, sort_keys=True) + "\n")

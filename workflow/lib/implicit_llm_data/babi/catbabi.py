@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError, refuse_if
 from implicit_llm_data.babi.stories import EOS, PAD, SPLITS, find_files, parse_stories, words_of
 from implicit_llm_data.shard_format import token_dtype
 
@@ -53,10 +53,8 @@ class CatbabiConfig:
     drop_last_story: bool
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise InvalidCatbabi(f"length: {self.length} is out of range; use a whole number of at least 1")
-        if self.seed < 0:
-            raise InvalidCatbabi(f"seed: {self.seed} is out of range; use a whole number of at least 0")
+        refuse_if(self.length < 1, f"length: {self.length} is out of range; use a whole number of at least 1")
+        refuse_if(self.seed < 0, f"seed: {self.seed} is out of range; use a whole number of at least 0")
         token_dtype(self.vocab_size)  # for its error
 
 

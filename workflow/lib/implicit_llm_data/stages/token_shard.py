@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError, refuse_if
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_format import TOKEN_TYPE, ShardFile, rebuild_hint, token_dtype
 from implicit_llm_data.shard_writer import HashedFile
@@ -58,8 +58,10 @@ class TokenShardConfig:
 
     def __post_init__(self) -> None:
         token_dtype(self.vocab_size)  # for its error
-        if not 0 <= self.shard < self.num_shards:
-            raise ValueError(f"shard: {self.shard} is not one of the {self.num_shards} shards, which count from 0")
+        refuse_if(
+            not 0 <= self.shard < self.num_shards,
+            f"shard: {self.shard} is not one of the {self.num_shards} shards, which count from 0",
+        )
         DocumentSplit(self.test_fraction, self.seed)  # for its errors
 
     @property

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError, refuse_if
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_data.shard_format import ShardFile
 from implicit_llm_data.shard_writer import HashedFile, write_index
@@ -37,8 +37,7 @@ class TokenStreamConfig:
     length: int
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"length: {self.length} is out of range; use a whole number of at least 1")
+        refuse_if(self.length < 1, f"length: {self.length} is out of range; use a whole number of at least 1")
 
 
 def run(context: StageContext) -> StageResult:

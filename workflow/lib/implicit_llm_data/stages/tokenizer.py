@@ -12,7 +12,7 @@ from typing import Literal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError, refuse_if
 from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, find_fetched
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_format import token_dtype
@@ -50,12 +50,15 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         token_dtype(self.vocab_size)  # for its error
         for source, key in (("file", "file"), ("hub", "name"), ("trained", "corpus")):
-            if (self.source == source) != bool(getattr(self, key)):
-                raise ValueError(f"{key}: give it together with `source: {source}`, and only with it")
-        if self.source == "trained" and self.vocab_size < 257:
-            raise ValueError(f"vocab_size: {self.vocab_size} is out of range; bytes and end of text need at least 257")
-        if self.max_bytes < 1:
-            raise ValueError(f"max_bytes: {self.max_bytes} is out of range; use at least 1")
+            refuse_if(
+                (self.source == source) != bool(getattr(self, key)),
+                f"{key}: give it together with `source: {source}`, and only with it",
+            )
+        refuse_if(
+            self.source == "trained" and self.vocab_size < 257,
+            f"vocab_size: {self.vocab_size} is out of range; bytes and end of text need at least 257",
+        )
+        refuse_if(self.max_bytes < 1, f"max_bytes: {self.max_bytes} is out of range; use at least 1")
 
     @property
     def split(self) -> DocumentSplit:

@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 from tqdm import tqdm
 
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import require
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.groups import Algebra, load_group, load_product
 from implicit_llm_data.shard_format import DatasetSpec, ShardRecord, token_dtype
@@ -48,10 +48,6 @@ STRIP_POSITIONS = 16
 ROW_PADDING = 64
 
 
-class InvalidWordProblem(UserError, ValueError):
-    """A value of a word-problem configuration is out of range; the message names the key."""
-
-
 @dataclass(frozen=True)
 class WordProblemConfig:
     """One data set. Every field is part of its identity.
@@ -59,7 +55,7 @@ class WordProblemConfig:
     group: S<n>, A<n> or Z<n>; hard_fraction: one number in [0, 1], or several, of which sample i has number
     i modulo their count (equal shares); length: tokens per sample; shard_samples: the last shard may hold fewer.
     train and test of one seed come from separate random streams; very short words can still be equal by chance.
-    Raises: InvalidWordProblem or UnknownGroup, naming the key.
+    Raises: InvalidValue or UnknownGroup, naming the key.
     """
 
     group: str
@@ -73,12 +69,12 @@ class WordProblemConfig:
 
     def __post_init__(self) -> None:
         for key in ("length", "num_samples", "shard_samples"):
-            _require(key, getattr(self, key), getattr(self, key) >= 1, "use a whole number of at least 1")
-        _require("seed", self.seed, self.seed >= 0, "use a whole number of at least 0")
-        _require("split", self.split, self.split in SPLIT_KEYS, f"use one of {', '.join(SPLIT_KEYS)}")
-        _require("hard_fraction", self.hard_fraction, len(self.hard_fractions) > 0, "give at least one number")
+            require(key, getattr(self, key), getattr(self, key) >= 1, "use a whole number of at least 1")
+        require("seed", self.seed, self.seed >= 0, "use a whole number of at least 0")
+        require("split", self.split, self.split in SPLIT_KEYS, f"use one of {', '.join(SPLIT_KEYS)}")
+        require("hard_fraction", self.hard_fraction, len(self.hard_fractions) > 0, "give at least one number")
         for fraction in self.hard_fractions:
-            _require("hard_fraction", fraction, 0 <= fraction <= 1, "use 0 (identity only) to 1 (all hard)")
+            require("hard_fraction", fraction, 0 <= fraction <= 1, "use 0 (identity only) to 1 (all hard)")
         load_product(self.group, self.monoid)  # for its errors
 
     @property
@@ -263,8 +259,3 @@ class _TokenSampler:
 def _pieces(total: int, size: int) -> Iterator[slice]:
     """Cut range(total) into slices of `size`, the last one shorter."""
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
-
-
-def _require(key: str, value: object, is_valid: bool, fix: str) -> None:
-    if not is_valid:
-        raise InvalidWordProblem(f"{key}: {value!r} is out of range; {fix}")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from implicit_llm_contracts.runs.errors import refuse_if
 from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_files
 from implicit_llm_data.text.corpus_file import CorpusError, CorpusFile, Document, TextFile, TextFormat
 from implicit_llm_data.text.corpus_library import library_files
@@ -49,14 +50,22 @@ class CorpusConfig:
     split_by: str | None = None
 
     def __post_init__(self) -> None:
-        if self.max_document_bytes < 1:
-            raise ValueError(f"max_document_bytes: {self.max_document_bytes} is out of range; use at least 1")
-        if (self.source == "files") != bool(self.files):
-            raise ValueError("files: give the list of file names together with `source: files`, and only with it")
-        if (self.source == "hub") != bool(self.dataset):
-            raise ValueError("dataset: give the data set's name together with `source: hub`, and only with it")
-        if self.split_by is not None and (self.source == "python_library" or self.split_by == self.field):
-            raise ValueError("split_by: name another field than that of the text, of JSON lines or tables")
+        refuse_if(
+            self.max_document_bytes < 1,
+            f"max_document_bytes: {self.max_document_bytes} is out of range; use at least 1",
+        )
+        refuse_if(
+            (self.source == "files") != bool(self.files),
+            "files: give the list of file names together with `source: files`, and only with it",
+        )
+        refuse_if(
+            (self.source == "hub") != bool(self.dataset),
+            "dataset: give the data set's name together with `source: hub`, and only with it",
+        )
+        refuse_if(
+            self.split_by is not None and (self.source == "python_library" or self.split_by == self.field),
+            "split_by: name another field than that of the text, of JSON lines or tables",
+        )
 
     @property
     def text_format(self) -> TextFormat:
@@ -74,10 +83,10 @@ class DocumentSplit:
     seed: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.test_fraction < 1:
-            raise ValueError(f"test_fraction: {self.test_fraction} is out of range; use 0 to below 1")
-        if not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed: {self.seed} is out of range; use a whole number from 0")
+        refuse_if(
+            not 0 <= self.test_fraction < 1, f"test_fraction: {self.test_fraction} is out of range; use 0 to below 1"
+        )
+        refuse_if(not 0 <= self.seed < 1 << 64, f"seed: {self.seed} is out of range; use a whole number from 0")
 
     def of(self, key: bytes) -> Split:
         """The split of the documents with this `Document.split_key`."""

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from implicit_llm_contracts.runs import job_status
+from implicit_llm_contracts.runs import launched
 from implicit_llm_contracts.runs.launched import LaunchFolder
 from implicit_llm_workflow.launching.agents import (
     AGENTS,
@@ -131,7 +131,7 @@ def tell_who_started_this(error: Exception) -> None:
     """Write down why this process fails where its launcher, or else the executor, looks for it."""
     is_told = "SUBMITIT_JOB_STATUS" in os.environ or "IMPLICIT_LLM_LAUNCH_FOLDER" in os.environ
     if is_told and getattr(error, "failure_class", "") is not None:
-        job_status.report_failure(error)
+        launched.report_failure(error)
 
 
 def leave_other_processes() -> None:

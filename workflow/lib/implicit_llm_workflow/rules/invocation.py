@@ -8,11 +8,12 @@ import json
 import os
 import secrets
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+
+from implicit_llm_jobs.provenance import git_state
 
 VARIABLE = "IMPLICIT_LLM_INVOCATION"  # the library reads it
 COMMAND_CHARS = 2000
@@ -29,7 +30,7 @@ def announce(arguments: Sequence[str] = sys.argv, environment: MutableMapping[st
         "id": secrets.token_hex(8),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(words)[:COMMAND_CHARS],
-        "commit": _commit(),
+        "commit": (git_state() or {}).get("commit"),
         "user": _user(),
     }
     environment[VARIABLE] = json.dumps({key: value for key, value in about.items() if value is not None})
@@ -40,16 +41,6 @@ def profile_in_use(arguments: Sequence[str] = sys.argv, environment: Mapping[str
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--profile", default=environment.get("SNAKEMAKE_PROFILE"))
     return parser.parse_known_args(arguments[1:])[0].profile
-
-
-def _commit() -> str | None:
-    """Of the checkout that this module belongs to; None outside of git."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 def _user() -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import require
 from implicit_llm_data.babi.simulator.carrying import Counting, Lists, RoomBefore, RoomOfThing
 from implicit_llm_data.babi.simulator.people import Conjunction, Coreference, Walks, YesOrNo
 from implicit_llm_data.babi.simulator.relations import Deduction, Sizes, Village
@@ -31,10 +31,6 @@ FAMILIES: Mapping[int, Callable[[Dice, int], World]] = {
 }
 
 
-class InvalidSimulation(UserError, ValueError):
-    """A value of a simulator's configuration is out of range; the message names the key."""
-
-
 @dataclass(frozen=True)
 class SimulatorConfig:
     """families: task numbers; stories: how many for each split, in each family; story_length: statements of a story.
@@ -42,7 +38,7 @@ class SimulatorConfig:
     A story of family 11 can be one statement longer, and very short ones longer by what their first question needs.
     Every story has a random stream of its own, so that the splits are independent and more stories leave the first
     ones as they are; very short stories can still be equal by chance.
-    Raises: InvalidSimulation, naming the key.
+    Raises: InvalidValue, naming the key.
     """
 
     seed: int
@@ -53,12 +49,12 @@ class SimulatorConfig:
     def __post_init__(self) -> None:
         known = ", ".join(map(str, FAMILIES))
         unknown = [family for family in self.families if family not in FAMILIES]
-        _require("families", self.families, not unknown and len(self.families) > 0, f"use some of {known}")
-        _require("families", self.families, len(set(self.families)) == len(self.families), "use each number once")
-        _require("stories", self.stories, set(self.stories) == set(SPLITS), f"use the keys {', '.join(SPLITS)}")
-        _require("stories", self.stories, min(self.stories.values()) >= 1, "use whole numbers of at least 1")
-        _require("story_length", self.story_length, self.story_length >= 1, "use a whole number of at least 1")
-        _require("seed", self.seed, self.seed >= 0, "use a whole number of at least 0")
+        require("families", self.families, not unknown and len(self.families) > 0, f"use some of {known}")
+        require("families", self.families, len(set(self.families)) == len(self.families), "use each number once")
+        require("stories", self.stories, set(self.stories) == set(SPLITS), f"use the keys {', '.join(SPLITS)}")
+        require("stories", self.stories, min(self.stories.values()) >= 1, "use whole numbers of at least 1")
+        require("story_length", self.story_length, self.story_length >= 1, "use a whole number of at least 1")
+        require("seed", self.seed, self.seed >= 0, "use a whole number of at least 0")
 
 
 def simulate(config: SimulatorConfig, family: int, split: str) -> list[Story]:
@@ -69,8 +65,3 @@ def simulate(config: SimulatorConfig, family: int, split: str) -> list[Story]:
 def _simulate_story(config: SimulatorConfig, family: int, split: str, number: int) -> Story:
     dice = Dice(config.seed, family, SPLITS.index(split), number)
     return tell_story(FAMILIES[family](dice, config.story_length), dice, config.story_length)
-
-
-def _require(key: str, value: object, is_valid: bool, fix: str) -> None:
-    if not is_valid:
-        raise InvalidSimulation(f"{key}: {value!r} is out of range; {fix}")

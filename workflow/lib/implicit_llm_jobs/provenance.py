@@ -17,6 +17,7 @@ from typing import Any
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.journal import read_records
+from implicit_llm_contracts.runs.places import PROJECT_DIR
 
 PACKAGES = (
     "implicit-llm", "torch", "transformers", "accelerate", "safetensors", "numpy", "datasets", "lm-eval", "mlflow",
@@ -79,11 +80,10 @@ def incidents(journal: Path) -> list[dict[str, Any]]:
 
 def git_state() -> dict[str, Any] | None:
     """Commit of the source tree and whether it has uncommitted changes; None outside of a git checkout."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
+    if not (PROJECT_DIR / ".git").exists():
         return None
-    commit = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    commit = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "is_dirty": None if changes is None else bool(changes)}
 
 
@@ -106,10 +106,10 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def _git(*arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30, check=True
+            ["git", "-C", str(PROJECT_DIR), *arguments], capture_output=True, text=True, timeout=30, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
