@@ -51,13 +51,14 @@ test-all: $(TOOLS)  ## Run all tests that this machine can run
 	@$(ACTIVATE); $(PYTEST)
 
 # Of Snakemake's complaints one is not followed: jobs run in this very environment, not in one for each rule.
-check: $(TOOLS)  ## Check style, types, imports between packages, and rules
+check: $(TOOLS)  ## Check style, types, imports between packages, rules and language
 	@$(ACTIVATE); ruff check .
 	@$(ACTIVATE); ruff format --check .
 	@$(ACTIVATE); mypy
 	@$(ACTIVATE); lint-imports --no-logo --no-cache
 	@$(ACTIVATE); snakefmt --check Snakefile workflow/rules
 	@$(ACTIVATE); ! snakemake --lint 2>&1 | grep '^    \* ' | grep -v 'Specify a conda environment'
+	@$(ACTIVATE); python tests/language.py
 
 docs: $(SITE)  ## Build the documentation site: docs/_build/html/index.html
 	@$(ACTIVATE); sphinx-build -W --keep-going -q -b html docs docs/_build/html
