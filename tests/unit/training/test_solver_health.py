@@ -60,7 +60,7 @@ def test_an_alarm_needs_a_whole_window_above_the_limit(
     assert "residual" not in event
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "unconverged_share is 0.9 (limit 0.5)" in record.message
+    assert "unconverged_share is 0.9 (limit 0.8)" in record.message
     assert "\n" not in record.message
 
 
@@ -71,7 +71,7 @@ def test_a_passing_excess_is_no_alarm(alarm: SolverAlarm, tmp_path: Path) -> Non
 
 
 def test_the_residual_alarms_too(alarm: SolverAlarm, tmp_path: Path) -> None:
-    alarm.observe(10, rows(10, 0.0, residual=0.8))
+    alarm.observe(10, rows(10, 0.0, residual=0.9))
     assert set(alarms(tmp_path)[0]) >= {"residual", "step"}
 
 

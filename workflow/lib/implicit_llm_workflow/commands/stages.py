@@ -149,7 +149,7 @@ def train(
             metavar="SHARE",
             rich_help_panel=PROGRESS,
         ),
-    ] = 0.5,
+    ] = 0.8,
     alarm_residual: Annotated[
         float,
         typer.Option(
@@ -158,7 +158,7 @@ def train(
             metavar="RESIDUAL",
             rich_help_panel=PROGRESS,
         ),
-    ] = 0.5,
+    ] = 0.8,
     resume: Annotated[
         Path | None,
         typer.Option(
