@@ -64,7 +64,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("try", rich_help_panel="First steps")(try_it)
+app.command("try", cls=Command, rich_help_panel="First steps")(try_it)
 _PANELS = {
     "First steps": (init,),
     "Experiments": (status, explain, estimate, accept, prefetch, gc),
