@@ -10,7 +10,7 @@ from huggingface_hub import ModelCardData
 
 from implicit_llm.cards.model_card import ModelFacts, render_card, solver_words
 from implicit_llm_contracts.config.solver import SolverConfig
-from implicit_llm_contracts.config.tasks import TASKS
+from implicit_llm_contracts.config.tasks import LANGUAGE_MODEL, TASKS
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext
 
@@ -43,7 +43,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
     head = ModelCardData(
         license="unknown" if pretrained else "apache-2.0",  # who fine-tunes is bound by the licence of the base
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag="text-generation" if config["task"] == LANGUAGE_MODEL else None,
         tags=[*facts.tags, config["task"].replace("_", "-")],
         datasets=_hub_data(data),
         base_model=None if revision is None else pretrained,  # a name on the hub, not a folder

@@ -27,7 +27,7 @@ Backend = Literal["torch", "triton", "reference"]
 KernelChoice = Literal["auto", "torch", "triton", "reference"]
 
 ENVIRONMENT = "IMPLICIT_LLM_KERNELS"
-INSTALL = "pip install --no-build-isolation 'implicit-llm[cuda]'"
+INSTALL = "pip install --no-build-isolation '.[cuda]' in the project's checkout"
 _MAMBA_PACKAGES = ("mamba_ssm", "causal_conv1d", "einops")
 _log = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ def why_no_browser() -> str:
     try:
         import selenium  # noqa: F401
     except ImportError:
-        return "selenium is not installed; type: pip install 'implicit-llm[test]'"
+        return "selenium is not installed; type: pip install '.[test]'"
     return ""
 
 

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-MISSING = "error: No module named 'snakemake_executor_plugin_submitit'; type: pip install 'implicit-llm[all]'\n"
+MISSING = "error: No module named 'snakemake_executor_plugin_submitit'; in the project's checkout type: pip install '.[all]'\n"
 USE = """
 import torch
 from transformers import AutoModelForCausalLM

@@ -68,7 +68,6 @@ def test_the_card_of_a_trained_model_has_the_head_that_the_hub_reads(results: Pa
     assert head == {
         "license": "apache-2.0",
         "library_name": "transformers",
-        "pipeline_tag": "text-generation",
         "tags": ["mamba2", "implicit-llm", "implicit", "arxiv:2502.07827", "word-problem"],
     }
 

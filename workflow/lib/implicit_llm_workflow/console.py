@@ -130,7 +130,7 @@ def _tell(error: Any) -> int:
         message += f"; type `{error.ctx.command_path if error.ctx else 'implicit-llm'} --help`"
     message = " ".join(message.split())
     if isinstance(error, ModuleNotFoundError):  # the library alone is installed
-        message, code = f"{message}; type: pip install 'implicit-llm[all]'", EXIT_USAGE
+        message, code = f"{message}; in the project's checkout type: pip install '.[all]'", EXIT_USAGE
     if code is None:
         message = f"{type(error).__name__}: {message}; add --debug for the traceback"
     typer.echo(f"error: {message}", err=True)
