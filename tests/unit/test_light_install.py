@@ -15,7 +15,8 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-MISSING = "error: No module named 'snakemake_executor_plugin_submitit'; in the project's checkout type: pip install '.[all]'\n"
+ADVICE = "in the project's checkout type: pip install '.[all]'"
+MISSING = f"error: No module named 'snakemake_executor_plugin_submitit'; {ADVICE}\n"
 USE = """
 import torch
 from transformers import AutoModelForCausalLM
