@@ -26,7 +26,6 @@ def checkpoint_card(context: StageContext, model: Any, source: Mapping[str, Any]
     values = {
         "fingerprint": context.fingerprint,
         "model": facts,
-        "solver": {key: value for key, value in (facts.solver or {}).items() if value is not None},
         "source": source,
         "layout": layout,
     }

@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 from huggingface_hub import ModelCard, ModelCardData
 
-from implicit_llm_contracts.config.solver import solver_of
+from implicit_llm_contracts.config.solver import SolverConfig, solver_of
 
 FILE_NAME = "README.md"
 PAPER = {
@@ -92,21 +92,26 @@ class ModelFacts:
     family: str
     num_parameters: int
     sizes: Mapping[str, Any]
-    solver: Mapping[str, Any] | None
+    solver: SolverConfig | None
 
     @classmethod
     def of(cls, model: Any) -> ModelFacts:
         fields = model.config.to_dict()
         kind = str(model.config.model_type)
         sizes = {key: fields[key] for key in SIZES if fields.get(key) is not None}
-        solver = solver_of(model)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        return cls(kind, FAMILIES.get(kind, kind), num_parameters, sizes, None if solver is None else solver.to_dict())
+        return cls(kind, FAMILIES.get(kind, kind), num_parameters, sizes, solver_of(model))
 
     @property
     def is_ours(self) -> bool:
         """Whether it takes `import implicit_llm` to load it."""
         return self.model_type in FAMILIES
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of the solver that are set; empty for an explicit model."""
+        values = {} if self.solver is None else self.solver.to_dict()
+        return {key: value for key, value in values.items() if value is not None}
 
     @property
     def variant(self) -> str:
@@ -119,17 +124,17 @@ class ModelFacts:
         return [self.family.lower(), *own]
 
 
-def solver_words(solver: Mapping[str, Any] | None) -> str:
+def solver_words(solver: SolverConfig | None) -> str:
     """How a phase finds its fixed point, in one sentence, by the settings of the model's solver."""
     if solver is None:
         return "explicit: no iterations"
-    if solver["mode"] == "unrolled":
-        return f"unrolled: {solver['num_unroll']} iterations, all differentiated, damped by {solver['tau']:g}"
-    what = {"sequence": "of each sequence", "token": "of each token", "batch": "of the worst sequence"}[solver["stop"]]
+    if solver.mode == "unrolled":
+        return f"unrolled: {solver.num_unroll} iterations, all differentiated, damped by {solver.tau:g}"
+    what = {"sequence": "of each sequence", "token": "of each token", "batch": "of the worst sequence"}[solver.stop]
     return (
-        f"({solver['max_iter']}+{solver['phantom_steps']}): up to {solver['max_iter']} iterations "
-        f"({solver['method']}) until the relative residual {what} is below {solver['tol']:g}, then "
-        f"{solver['phantom_steps']} phantom-gradient steps with tau {solver['tau']:g}"
+        f"({solver.max_iter}+{solver.phantom_steps}): up to {solver.max_iter} iterations "
+        f"({solver.method}) until the relative residual {what} is below {solver.tol:g}, then "
+        f"{solver.phantom_steps} phantom-gradient steps with tau {solver.tau:g}"
     )
 
 
@@ -140,5 +145,4 @@ def saved_card(model: Any) -> str:
     """The card of `model`, without a licence: whoever trained the model chooses one."""
     facts = ModelFacts.of(model)
     head = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=facts.tags)
-    solver = {key: value for key, value in (facts.solver or {}).items() if value is not None}
-    return render_card(TEMPLATE, head, {"model": facts, "solver": solver})
+    return render_card(TEMPLATE, head, {"model": facts})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from huggingface_hub import ModelCardData
@@ -26,7 +25,6 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
     values = {
         "fingerprint": context.fingerprint,
         "model": facts,
-        "solver": {key: value for key, value in (facts.solver or {}).items() if value is not None},
         "config": config,
         "task": TASKS[config["task"]].learns.format(group=_group(data.identity["config"])),
         "limits": TASKS[config["task"]].limits,
@@ -65,7 +63,7 @@ def _phases(context: StageContext) -> list[dict[str, Any]]:
 
 
 def _phase(phase: Mapping[str, Any], last: int, fingerprint: str) -> dict[str, Any]:
-    solver = None if phase["solver"] is None else asdict(SolverConfig.of(phase["solver"]))
+    solver = None if phase["solver"] is None else SolverConfig.of(phase["solver"])
     row = {"name": phase["name"], "first": phase["start_step"], "last": last}
     return {**row, "solver": solver_words(solver), "fingerprint": fingerprint}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
@@ -12,7 +12,7 @@ import implicit_llm  # noqa: F401  (registers the implicit models with the Auto 
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading.foreign import import_package_of, load_foreign
-from implicit_llm_contracts.config.solver import SolverConfig, solver_of
+from implicit_llm_contracts.config.solver import HasSolver, SolverConfig, solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError
@@ -43,7 +43,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
     if solver is not None and solver_of(model) is None:
         raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
     if solver is not None:
-        setattr(model, "solver", solver)  # noqa: B010  (a property: nn.Module's types hide it)
+        cast("HasSolver", model).solver = solver
     elif solver_of(model) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
     if model.config.get_text_config().vocab_size < vocab_size:

@@ -227,15 +227,8 @@ def test_an_imported_model_of_the_hub_is_the_base_of_its_copy(tmp_path: Path) ->
 def test_names_cannot_break_out_of_a_table_or_the_head() -> None:
     assert model_card.cell("a|b\nc") == r"a\|b c"
     head = ModelCardData(license="unknown", base_model="x\n---\nlicense: mit: {")
-    values = {"fingerprint": "0", "layout": "transformers", "solver": {}, "source": {"sha256": {}}}
-    facts = {
-        "family": "x",
-        "variant": "explicit",
-        "model_type": "x",
-        "num_parameters": 1,
-        "sizes": {},
-        "is_ours": False,
-    }
+    values = {"fingerprint": "0", "layout": "transformers", "source": {"sha256": {}}}
+    facts = model_card.ModelFacts("x", "x", 1, {}, None)
     card = ModelCard(render_card("checkpoint.md.j2", head, {**values, "model": facts}))
     assert card.data.license == "unknown"
     assert card.data.base_model == head.base_model

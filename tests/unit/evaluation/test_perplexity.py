@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
 from implicit_llm.evaluation.kinds.perplexity import TextRows, evaluate_perplexity
 from tests.unit.evaluation.small_models import small_model
-from tests.unit.evaluation.small_streams import END_OF_TEXT, VOCAB, random_documents, write_stream
+from tests.unit.evaluation.small_streams import END_OF_TEXT, random_documents, write_stream
 from tests.unit.evaluation.stand_ins import Problems, stand_in
 
 
@@ -118,11 +117,6 @@ def test_modes_of_converged_models_agree_and_sequential_costs_are_counted(tmp_pa
     assert losses["blockwise"] == pytest.approx(losses["simultaneous"], rel=1e-3)
 
 
-def test_explicit_model_has_no_residual_and_costs_one_evaluation_a_token(rows: TextRows) -> None:
-    values = evaluate(small_model("explicit"), rows).values
-    assert (values["f_evaluations_per_token"], values["residual"], values["unconverged_share"]) == (1.0, None, None)
-
-
 def test_long_rows_are_scored_in_pieces_with_the_same_result(rows: TextRows, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model("gpt_neox")
     whole = evaluate(model, rows).values["loss"]
@@ -147,19 +141,3 @@ def test_non_finite_answers_give_no_perplexity_and_never_zero(
     assert values["loss_by_position"] is None
     assert values["nonfinite_share"] > 0
     assert "sequences are not finite" in caplog.text
-
-
-def test_batch_is_halved_until_it_fits_and_every_row_counts_once() -> None:
-    problems = Targets()
-    assert evaluate(stand_in(fits=3), problems, batch_size=8).values["num_tokens"] == 10 * 12
-    assert problems.fetched == [8, 4, 2, 2, 2, 2, 2]
-
-
-def test_progress_ends_with_a_line_of_the_final_numbers(rows: TextRows, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        loss = evaluate(small_model("explicit"), rows).values["loss"]
-    assert f"data mode: 7/7 samples, loss {loss:.4f}, 1.0 f-evaluations per token" in caplog.text
-
-
-def test_sharpened_models_are_no_uniform_guessers(rows: TextRows) -> None:
-    assert abs(evaluate(small_model("explicit"), rows).values["loss"] - np.log(VOCAB)) > 0.05

@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from implicit_llm.evaluation.answers import EvaluationJob
 from implicit_llm.evaluation.kinds import perplexity as stage
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
@@ -125,28 +124,6 @@ def test_max_tokens_takes_the_first_rows_and_at_least_one(tmp_path: Path, text: 
     inputs = {"model": train(tmp_path, "explicit"), ROLE: text}
     found = records(evaluate(tmp_path, inputs, config_of([16, 128], max_tokens=70)))
     assert [record["num_tokens"] for record in found] == [4 * 16, 128]
-
-
-def test_interrupted_evaluation_goes_on_after_what_it_finished_with_the_same_numbers(
-    tmp_path: Path, implicit_run: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = {"model": train(tmp_path, "implicit"), ROLE: text}
-    evaluated: list[str] = []
-    whole = stage.evaluate_perplexity
-
-    def killed_at_the_third(job: EvaluationJob) -> Any:
-        if len(evaluated) == 2:
-            raise KeyboardInterrupt
-        evaluated.append(job.where)
-        return whole(job)
-
-    monkeypatch.setattr(stage, "evaluate_perplexity", killed_at_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(tmp_path, inputs, config_of([32, 16]))
-    first, evaluated = evaluated, []
-    assert records(evaluate(tmp_path, inputs, config_of([32, 16]))) == records(implicit_run)
-    assert len(evaluated) == 2
-    assert not set(first) & set(evaluated)
 
 
 @pytest.mark.parametrize(

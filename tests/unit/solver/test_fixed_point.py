@@ -118,6 +118,20 @@ def test_each_sequence_of_a_contraction_takes_the_iterations_that_its_factor_nee
     assert torch.linalg.vector_norm(z_BLD - exact_BLD) < 10 * tol * torch.linalg.vector_norm(exact_BLD)
 
 
+def test_f_is_evaluated_no_more_once_all_sequences_are_done() -> None:
+    calls: list[int] = []
+
+    @dataclass
+    class Counted(Scaled):
+        def __call__(self, z_BLD: Tensor) -> Tensor:
+            calls.append(len(z_BLD))
+            return super().__call__(z_BLD)
+
+    f = Counted(torch.full((1, 2), 0.5), normal(1, 2, 3))
+    _, stats = run(f, torch.zeros(1, 2, 3), tol=0.05)
+    assert calls == [1] * int(stats.num_iter)
+
+
 def test_damping_contracts_by_one_minus_tau_plus_tau_c() -> None:
     factor, tau = -0.9, 0.5  # plain iteration contracts by 0.9, the damped one by 0.05
     f = scaled([[factor]])

@@ -3,14 +3,14 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from implicit_llm_contracts.runs import faults
-from tests.unit.training.small_runs import Undisturbed, make_data
+from tests.unit.training.small_runs import Inject, Undisturbed, make_data
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,13 +46,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Undistu
 
 
 @pytest.fixture
-def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
-    """Set the fault of the next run, as `point:kind@hit`; None for none."""
+def inject(monkeypatch: pytest.MonkeyPatch) -> Inject:
+    """Makes a context in which the fault `point:kind@hit` strikes."""
 
-    def set_fault(fault: str | None) -> None:
-        monkeypatch.setattr(faults, "_hits", Counter())
-        monkeypatch.delenv("FAULT", raising=False)
-        if fault is not None:
-            monkeypatch.setenv("FAULT", fault)
+    @contextmanager
+    def struck_by(fault: str) -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(faults, "_hits", Counter())
+            patch.setenv("FAULT", fault)
+            yield
 
-    return set_fault
+    return struck_by

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from implicit_llm_data.shard_format import DatasetSpec
 from implicit_llm_data.shard_writer import ShardWriter
 from implicit_llm_data.stages import word_problem as data_stage
 from implicit_llm_jobs.stage import StageRequest, run_stage
+
+Inject = Callable[[str], AbstractContextManager[None]]  # `point:kind@hit`: a context in which that fault strikes
 
 LENGTH = 12
 STEPS = 8

@@ -3,7 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from implicit_llm.training.state import random_state
 from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.faults import FaultInjected
 from implicit_llm_contracts.runs.journal import Journal, read_events
+from tests.unit.training.small_runs import Inject
 
 IDENTITY = {"stage": "train", "fingerprint": "f" * 64, "config": {"seed": 0, "schedule": {"peak_learning_rate": 0.1}}}
 
@@ -44,6 +45,11 @@ def state(step: int, size: int = 4) -> TrainingState:
 @pytest.fixture
 def store(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(tmp_path, IDENTITY, Journal(tmp_path / "journal.jsonl"))
+
+
+def newest_step(store: CheckpointStore) -> int | None:
+    newest = store.newest()
+    return None if newest is None else newest.global_step
 
 
 def names(store: CheckpointStore) -> list[str]:
@@ -83,9 +89,7 @@ def test_the_newest_committed_checkpoint_is_found_and_only_two_are_kept(store: C
     for step in (5, 10, 15, 20):
         store.commit(state(step))
     assert names(store) == ["step-00000015", "step-00000020"]
-    newest = store.newest()
-    assert newest is not None
-    assert newest.global_step == 20
+    assert newest_step(store) == 20
 
 
 def test_foreign_names_are_left_alone(store: CheckpointStore) -> None:
@@ -94,9 +98,7 @@ def test_foreign_names_are_left_alone(store: CheckpointStore) -> None:
     for name in foreign:
         (store.directory / name).mkdir()
     (store.directory / "step-00000050").write_text("a file")
-    newest = store.newest()
-    assert newest is not None
-    assert newest.global_step == 5
+    assert newest_step(store) == 5
     store.commit(state(6))
     store.commit(state(7))
     assert set(foreign) <= set(names(store))
@@ -123,9 +125,7 @@ def test_a_checkpoint_without_whole_digests_is_reported_and_goes_after_the_next_
         digests.unlink()
     else:
         digests.write_text(contents[damage])
-    newest = store.newest()
-    assert newest is not None
-    assert newest.global_step == 5
+    assert newest_step(store) == 5
     assert events(tmp_path) == [("checkpoint_torn", "step-00000010")]
     assert "step-00000010" in names(store)
     store.commit(state(6))
@@ -150,9 +150,7 @@ def test_a_torn_directory_of_the_step_that_is_committed_next_does_not_take_it_al
     (store.directory / "step-00000010" / "checkpoint.json").unlink()
     assert store.newest() is None
     store.commit(state(10))
-    newest = store.newest()
-    assert newest is not None
-    assert newest.global_step == 10
+    assert newest_step(store) == 10
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"])
@@ -167,9 +165,7 @@ def test_one_flipped_byte_is_named_with_both_digests_and_the_checkpoint_set_asid
     file.write_bytes(raw)
     with pytest.raises(CorruptCheckpoint, match=rf"{name}: expected .* sha256 \w{{64}}; found .* \w{{64}}"):
         read_checkpoint(good.path)
-    newest = store.newest()
-    assert newest is not None
-    assert newest.global_step == 5
+    assert newest_step(store) == 5
     assert names(store) == ["step-00000005", "step-00000010.bad"]
     assert events(tmp_path) == [("checkpoint_corrupt", "step-00000010")]
     assert name in caplog.text
@@ -245,11 +241,9 @@ def test_a_disk_that_fills_up_leaves_the_old_checkpoint_and_nothing_half_written
     assert read_checkpoint(store.directory / "step-00000005").global_step == 5
 
 
-def test_the_bytes_needed_are_named_when_the_disk_is_full(
-    store: CheckpointStore, inject: Callable[[str | None], None]
-) -> None:
-    inject("checkpoint.after_model:enospc")
-    with pytest.raises(StorageError, match=r"36 bytes needed, \d+ bytes free") as caught:
+def test_the_bytes_needed_are_named_when_the_disk_is_full(store: CheckpointStore, inject: Inject) -> None:
+    refused = pytest.raises(StorageError, match=r"36 bytes needed, \d+ bytes free")
+    with inject("checkpoint.after_model:enospc"), refused as caught:
         store.commit(state(10))
     assert caught.value.errno == errno.ENOSPC
     assert names(store) == []
@@ -278,18 +272,12 @@ def test_checkpoints_that_are_there_count_towards_the_space(
         store.require_space(held + 10)
 
 
-def test_a_fault_while_pruning_leaves_two_checkpoints_that_can_be_read(
-    store: CheckpointStore, inject: Callable[[str | None], None]
-) -> None:
+def test_a_fault_while_pruning_leaves_two_checkpoints_that_can_be_read(store: CheckpointStore, inject: Inject) -> None:
     store.commit(state(5))
     store.commit(state(10))
-    inject("checkpoint.mid_prune:raise")
-    with pytest.raises(FaultInjected):
+    with inject("checkpoint.mid_prune:raise"), pytest.raises(FaultInjected):
         store.commit(state(15))
-    inject(None)
     assert names(store) == ["step-00000005.old.tmp", "step-00000010", "step-00000015"]
-    newest = store.newest()
-    assert newest is not None
-    assert newest.global_step == 15
+    assert newest_step(store) == 15
     store.commit(state(20))
     assert names(store) == ["step-00000015", "step-00000020"]

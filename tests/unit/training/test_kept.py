@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +16,18 @@ from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.errors import Preempted
 from implicit_llm_contracts.runs.faults import FaultInjected
 from implicit_llm_contracts.runs.manifest import Manifest
-from tests.unit.training.small_runs import FREE, STEPS, UNROLLED, artifacts, logged, train, train_config, work_of
+from tests.unit.training.small_runs import (
+    FREE,
+    STEPS,
+    UNROLLED,
+    Inject,
+    artifacts,
+    logged,
+    train,
+    train_config,
+    work_of,
+)
 
-Inject = Callable[[str | None], None]
 KEEP = [3, 6]
 
 
@@ -99,10 +107,8 @@ def test_a_crash_after_any_step_loses_no_kept_checkpoint(
     tmp_path: Path, data: Path, inject: Inject, trunk: Path, step: int
 ) -> None:
     run_dir = tmp_path / "a" / "trunk"
-    inject(f"train.after_step:raise@{step}")
-    with pytest.raises(FaultInjected):
+    with inject(f"train.after_step:raise@{step}"), pytest.raises(FaultInjected):
         train(run_dir, trunk_config(), data, save_steps=2)
-    inject(None)
     train(run_dir, trunk_config(), data, save_steps=2)
     assert artifacts(run_dir) == artifacts(trunk)
     assert logged(run_dir) == logged(trunk)
@@ -111,10 +117,8 @@ def test_a_crash_after_any_step_loses_no_kept_checkpoint(
 
 def test_a_kept_checkpoint_is_one_to_go_on_from(tmp_path: Path, data: Path, inject: Inject, trunk: Path) -> None:
     run_dir = tmp_path / "a" / "trunk"
-    inject("train.after_step:raise@5")
-    with pytest.raises(FaultInjected):
+    with inject("train.after_step:raise@5"), pytest.raises(FaultInjected):
         train(run_dir, trunk_config(), data)
-    inject(None)
     train(run_dir, trunk_config(), data)
     assert [event["step"] for event in events(run_dir, "training_started")] == [0, 3]
     assert artifacts(run_dir) == artifacts(trunk)
@@ -125,10 +129,8 @@ def test_a_lost_kept_checkpoint_is_said_and_made_again(
     tmp_path: Path, data: Path, inject: Inject, trunk: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_dir = tmp_path / "a" / "trunk"
-    inject("train.after_step:sigterm@7")
-    with pytest.raises(Preempted):
+    with inject("train.after_step:sigterm@7"), pytest.raises(Preempted):
         train(run_dir, trunk_config(), data, save_steps=1)
-    inject(None)
     lost = work_of(run_dir) / "kept" / "step-00000006"
     if damage == "gone":
         shutil.rmtree(lost)
@@ -197,10 +199,8 @@ def test_space_for_kept_checkpoints_is_asked_for_beforehand(
 
 def test_an_explicit_resume_brings_the_kept_ones_along(tmp_path: Path, data: Path, inject: Inject, trunk: Path) -> None:
     old, new = tmp_path / "old" / "trunk", tmp_path / "new" / "trunk"
-    inject("train.after_step:sigterm@5")
-    with pytest.raises(Preempted):
+    with inject("train.after_step:sigterm@5"), pytest.raises(Preempted):
         train(old, trunk_config(), data)
-    inject(None)
     alone = shutil.copytree(work_of(old) / "checkpoints" / "step-00000005", tmp_path / "alone" / "step-00000005")
     with pytest.raises(NoCheckpoint, match="the kept checkpoint of step 3 is not beside it"):
         train(tmp_path / "x" / "trunk", trunk_config(), data, resume=alone)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,13 @@ from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.errors import Preempted
 from tests.unit.training.distributed_run import CONFIGS
-from tests.unit.training.small_runs import IMPLICIT, LLAMA, logged, train, train_config, work_of
+from tests.unit.training.small_runs import IMPLICIT, LLAMA, Inject, logged, train, train_config, work_of
 from tests.unit.training.test_distributed import train_together
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-Inject = Callable[[str | None], None]
 ON_GPU: dict[str, Any] = {"device": "cuda", "kernels": "torch"}
 
 
@@ -52,10 +50,8 @@ def test_a_stop_on_a_gpu_costs_no_more_than_rounding(
     config = train_config(precision=precision)
     whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
     train(whole, config, data, **ON_GPU)
-    inject("train.after_step:sigterm@4")
-    with pytest.raises(Preempted):
+    with inject("train.after_step:sigterm@4"), pytest.raises(Preempted):
         train(parts, config, data, **ON_GPU)
-    inject(None)
     train(parts, config, data, **ON_GPU)
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-3)
 

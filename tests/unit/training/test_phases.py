@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from tests.unit.training.small_runs import (
     FREE,
     STEPS,
     UNROLLED,
+    Inject,
     Undisturbed,
     artifacts,
     logged,
@@ -21,8 +21,6 @@ from tests.unit.training.small_runs import (
     train,
     train_config,
 )
-
-Inject = Callable[[str | None], None]
 
 
 def phase(index: int, start: int, end: int, solver: dict[str, Any] = FREE) -> dict[str, Any]:
@@ -48,12 +46,9 @@ def test_the_next_phase_can_start_again_from_the_one_before(tmp_path: Path, data
     first = tmp_path / "a" / "p0"
     train(first, phase(0, 0, 4, UNROLLED), data)
     before = artifacts(first)
-    for name, fault in (("x", None), ("y", "train.after_step:raise@1")):
-        inject(fault)
-        if fault:
-            with pytest.raises(FaultInjected):
-                train(tmp_path / name / "p1", phase(1, 4, STEPS), data, start=first)
-            inject(None)
+    with inject("train.after_step:raise@1"), pytest.raises(FaultInjected):
+        train(tmp_path / "y" / "p1", phase(1, 4, STEPS), data, start=first)
+    for name in ("x", "y"):
         train(tmp_path / name / "p1", phase(1, 4, STEPS), data, start=first)
     assert outcome(tmp_path / "x" / "p1") == outcome(tmp_path / "y" / "p1")
     assert artifacts(first) == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,18 @@ from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.non_finite import NonFiniteTraining, UpdateGuard, judge
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.errors import Preempted
-from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, artifacts, logged, train, train_config, work_of
+from tests.unit.training.small_runs import (
+    FREE,
+    IMPLICIT,
+    LLAMA,
+    Inject,
+    artifacts,
+    logged,
+    train,
+    train_config,
+    work_of,
+)
 
-Inject = Callable[[str | None], None]
 INF = float("inf")
 NAN = float("nan")
 
@@ -119,10 +127,8 @@ def test_a_stop_after_any_step_changes_nothing_and_the_scale_goes_on(
     overflow_at(monkeypatch, {2, 6})
     whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
     train(whole, train_config(precision="fp16"), data)
-    inject(f"train.after_step:sigterm@{step}")
-    with pytest.raises(Preempted):
+    with inject(f"train.after_step:sigterm@{step}"), pytest.raises(Preempted):
         train(parts, train_config(precision="fp16"), data)
-    inject(None)
     train(parts, train_config(precision="fp16"), data)
     assert artifacts(parts) == artifacts(whole)
     assert logged(parts) == logged(whole)
@@ -180,10 +186,8 @@ def test_overflows_in_a_row_are_counted_over_a_stop(
 ) -> None:
     monkeypatch.setattr("implicit_llm.training.loop.MAX_SKIPPED_IN_A_ROW", 3)
     overflow_at(monkeypatch, {4, 5, 6})
-    inject("train.after_step:sigterm@5")
-    with pytest.raises(Preempted):
+    with inject("train.after_step:sigterm@5"), pytest.raises(Preempted):
         train(tmp_path / "a" / "only", train_config(precision="fp16"), data)
-    inject(None)
     with pytest.raises(NonFiniteTraining, match="at step 6 "):
         train(tmp_path / "a" / "only", train_config(precision="fp16"), data)
 

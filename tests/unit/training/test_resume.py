@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.unit.training.small_runs import (
     LLAMA,
     STEPS,
     UNROLLED,
+    Inject,
     Undisturbed,
     artifacts,
     logged,
@@ -32,19 +32,15 @@ from tests.unit.training.small_runs import (
     work_of,
 )
 
-Inject = Callable[[str | None], None]
-
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_a_crash_after_any_step_changes_nothing(
     tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed, step: int
 ) -> None:
     config = train_config()
-    inject(f"train.after_step:raise@{step}")
-    with pytest.raises(FaultInjected):
+    with inject(f"train.after_step:raise@{step}"), pytest.raises(FaultInjected):
         train(tmp_path / "a" / "only", config, data, save_steps=3)
     assert not (tmp_path / "a" / "only" / "manifest.json").exists()
-    inject(None)
     train(tmp_path / "a" / "only", config, data, save_steps=3)
     assert outcome(tmp_path / "a" / "only") == undisturbed.of(config)
 
@@ -54,10 +50,8 @@ def test_a_crash_in_the_middle_of_an_accumulation_changes_nothing(
     tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed, micro_step: int
 ) -> None:
     config = train_config(LLAMA)
-    inject(f"train.micro_step:raise@{micro_step}")
-    with pytest.raises(FaultInjected):
+    with inject(f"train.micro_step:raise@{micro_step}"), pytest.raises(FaultInjected):
         train(tmp_path / "a" / "only", config, data, save_steps=1, micro_batch_size=2)
-    inject(None)
     train(tmp_path / "a" / "only", config, data, save_steps=1, micro_batch_size=2)
     assert outcome(tmp_path / "a" / "only") == undisturbed.of(config, micro_batch_size=2)
 
@@ -67,10 +61,8 @@ def test_a_crash_within_an_unrolled_or_explicit_phase_changes_nothing(
     tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed, config: dict[str, Any]
 ) -> None:
     for hit in (4, 2):
-        inject(f"train.after_step:raise@{hit}")
-        with pytest.raises(FaultInjected):
+        with inject(f"train.after_step:raise@{hit}"), pytest.raises(FaultInjected):
             train(tmp_path / "a" / "only", config, data, save_steps=2)
-    inject(None)
     train(tmp_path / "a" / "only", config, data, save_steps=2)
     assert outcome(tmp_path / "a" / "only") == undisturbed.of(config)
 
@@ -79,10 +71,8 @@ def test_metrics_that_were_not_yet_logged_are_not_lost_by_a_stop(
     tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed
 ) -> None:
     config = train_config()
-    inject("train.after_step:sigterm@6")
-    with pytest.raises(Preempted):
+    with inject("train.after_step:sigterm@6"), pytest.raises(Preempted):
         train(tmp_path / "a" / "only", config, data, log_every_steps=4)
-    inject(None)
     train(tmp_path / "a" / "only", config, data, log_every_steps=4)
     expected = undisturbed.of(config, log_every_steps=4)
     assert [step for step, _ in expected[1]] == [1, 4, 8]
@@ -148,10 +138,8 @@ def test_a_stop_signal_during_a_save_does_not_save_twice(
     tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed, point: str, saved: int
 ) -> None:
     config = train_config()
-    inject(point)
-    with pytest.raises(Preempted, match=f"after step {saved}, "):
+    with inject(point), pytest.raises(Preempted, match=f"after step {saved}, "):
         train(tmp_path / "a" / "only", config, data, save_steps=2)
-    inject(None)
     train(tmp_path / "a" / "only", config, data, save_steps=2)
     assert outcome(tmp_path / "a" / "only") == undisturbed.of(config)
 
@@ -159,8 +147,8 @@ def test_a_stop_signal_during_a_save_does_not_save_twice(
 def test_a_stop_signal_at_the_last_step_ends_normally(
     tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed
 ) -> None:
-    inject(f"train.after_step:sigterm@{STEPS}")
-    train(tmp_path / "a" / "only", train_config(), data)
+    with inject(f"train.after_step:sigterm@{STEPS}"):
+        train(tmp_path / "a" / "only", train_config(), data)
     assert outcome(tmp_path / "a" / "only") == undisturbed.of(train_config())
 
 
@@ -199,10 +187,8 @@ def test_an_explicit_resume_of_the_same_identity_is_taken_up(
     tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed
 ) -> None:
     config = train_config()
-    inject("train.after_step:sigterm@5")
-    with pytest.raises(Preempted):
+    with inject("train.after_step:sigterm@5"), pytest.raises(Preempted):
         train(tmp_path / "old" / "only", config, data)
-    inject(None)
     train(tmp_path / "new" / "only", config, data, resume=tmp_path / "old" / "only")
     assert artifacts(tmp_path / "new" / "only") == undisturbed.of(config)[0]
     assert [step for step, _ in logged(tmp_path / "new" / "only")] == [6, 7, 8]
@@ -227,10 +213,8 @@ def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
     tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed
 ) -> None:
     run_dir = tmp_path / "a" / "only"
-    inject("train.after_step:raise@7")
-    with pytest.raises(FaultInjected):
+    with inject("train.after_step:raise@7"), pytest.raises(FaultInjected):
         train(run_dir, train_config(), data, save_steps=2)
-    inject(None)
     newest = work_of(run_dir) / "checkpoints" / "step-00000006" / "model.safetensors"
     raw = bytearray(newest.read_bytes())
     raw[-1] ^= 255

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.unit.training.small_runs import (
     IMPLICIT,
     LLAMA,
     UNROLLED,
+    Inject,
     artifacts,
     logged,
     make_rows,
@@ -32,7 +32,6 @@ from tests.unit.training.small_runs import (
     work_of,
 )
 
-Inject = Callable[[str | None], None]
 VOCAB = 16
 LM = {"task": "language_model", "labels": "next_token"}
 QA = {"task": "catbabi", "labels": "aligned"}
@@ -73,13 +72,11 @@ def test_a_language_model_learns_and_resumes_inside_an_accumulation_bit_for_bit(
     config = config_of(LM, model)
     whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
     train(whole, config, text, micro_batch_size=2)
-    inject("train.micro_step:raise@19")  # step 5 of 8, its third micro-batch of four
-    with pytest.raises(FaultInjected):
+    # In step 5 of 8, its third micro-batch of four.
+    with inject("train.micro_step:raise@19"), pytest.raises(FaultInjected):
         train(parts, config, text, micro_batch_size=2, save_steps=3)
-    inject("train.after_step:sigterm@3")  # an epoch ends within step 7
-    with pytest.raises(Preempted):
+    with inject("train.after_step:sigterm@3"), pytest.raises(Preempted):  # an epoch ends within step 7
         train(parts, config, text, micro_batch_size=2)
-    inject(None)
     train(parts, config, text, micro_batch_size=2)
     assert artifacts(parts) == artifacts(whole)
     assert logged(parts) == logged(whole)
@@ -94,10 +91,8 @@ def test_questions_among_ignored_positions_are_what_is_learned_and_counted(
     config = config_of(QA, {**IMPLICIT, "dropout": 0.0})
     whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
     train(whole, config, questions, micro_batch_size=1)
-    inject("train.micro_step:raise@37")
-    with pytest.raises(FaultInjected):
+    with inject("train.micro_step:raise@37"), pytest.raises(FaultInjected):
         train(parts, config, questions, micro_batch_size=1, save_steps=2)
-    inject(None)
     train(parts, config, questions, micro_batch_size=1)
     assert artifacts(parts) == artifacts(whole)
     points = logged(whole)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,7 @@ import pytest
 from implicit_llm_contracts.runs.errors import Preempted
 from implicit_llm_contracts.runs.faults import FaultInjected
 from tests.unit.data.text_samples import VOCAB_SIZE, Project, write_corpus
-from tests.unit.training.small_runs import FREE, IMPLICIT, UNROLLED, artifacts, logged, train, train_config
-
-Inject = Callable[[str | None], None]
+from tests.unit.training.small_runs import FREE, IMPLICIT, UNROLLED, Inject, artifacts, logged, train, train_config
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +44,8 @@ def test_a_crash_in_any_micro_step_changes_nothing(
     tmp_path: Path, stream: Path, inject: Inject, whole: Path, micro_step: int
 ) -> None:
     run_dir = tmp_path / "a" / "only"
-    inject(f"train.micro_step:raise@{micro_step}")
-    with pytest.raises(FaultInjected):
+    with inject(f"train.micro_step:raise@{micro_step}"), pytest.raises(FaultInjected):
         train(run_dir, config_of(), stream, micro_batch_size=4, save_steps=2)
-    inject(None)
     train(run_dir, config_of(), stream, micro_batch_size=4)
     assert artifacts(run_dir) == artifacts(whole)
     assert logged(run_dir) == logged(whole)
@@ -65,11 +61,10 @@ def test_a_curriculum_of_two_phases_stopped_at_and_beside_their_border_ends_the_
             run_dir, start = tmp_path / name / phase["name"], tmp_path / name / "bounded"
             given = None if phase is first else start
             if fault is not None:
-                inject(f"train.after_step:sigterm@{fault}")
-                if (phase is first and fault < 5) or phase is second:
-                    with pytest.raises(Preempted):
-                        train(run_dir, config_of(**phase), stream, given)
-                inject(None)
+                at_the_end = phase is first and fault == 5
+                stop = nullcontext() if at_the_end else pytest.raises(Preempted)
+                with inject(f"train.after_step:sigterm@{fault}"), stop:
+                    train(run_dir, config_of(**phase), stream, given)
             train(run_dir, config_of(**phase), stream, given)
     for name in ("y", "z"):
         for phase in ("bounded", "free"):

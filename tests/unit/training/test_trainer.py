@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +21,7 @@ from implicit_llm.training.operations.checkpoint_store import OutOfSpace
 from implicit_llm.training.operations.status import StatusLine, duration
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import StorageError
-from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, logged, train, train_config, work_of
-
-Inject = Callable[[str | None], None]
+from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, Inject, logged, train, train_config, work_of
 
 
 def events(run_dir: Path) -> list[str]:
@@ -151,8 +148,8 @@ def test_bf16_trains_and_keeps_the_weights_in_fp32(tmp_path: Path, data: Path, m
 def test_one_save_that_finds_the_disk_full_is_left_out_and_training_goes_on(
     tmp_path: Path, data: Path, inject: Inject
 ) -> None:
-    inject("checkpoint.after_model:enospc@2")
-    train(tmp_path / "a" / "only", train_config(), data, save_steps=2)
+    with inject("checkpoint.after_model:enospc@2"):
+        train(tmp_path / "a" / "only", train_config(), data, save_steps=2)
     assert "checkpoint_failed" in events(tmp_path / "a" / "only")
     assert events(tmp_path / "a" / "only").count("checkpoint_committed") == 3
 
@@ -179,8 +176,7 @@ def test_two_saves_in_a_row_that_find_the_disk_full_stop_training(
 
 
 def test_a_last_save_that_finds_the_disk_full_stops_training(tmp_path: Path, data: Path, inject: Inject) -> None:
-    inject("checkpoint.after_model:enospc@1")
-    with pytest.raises(StorageError, match="disk is full"):
+    with inject("checkpoint.after_model:enospc@1"), pytest.raises(StorageError, match="disk is full"):
         train(tmp_path / "a" / "only", train_config(), data)
 
 

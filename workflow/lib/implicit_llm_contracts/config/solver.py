@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from implicit_llm_contracts.config.registry import Registry
 from implicit_llm_contracts.hints import nearest
@@ -130,9 +130,18 @@ class SolverConfig:
         return {"simultaneous": length, "sequential": 1, "blockwise": self.eval_block_len}[self.eval_mode]
 
 
-def solver_of(model: object) -> SolverConfig | None:
-    """The solver of a model of this package, whose attribute it is; None for explicit models and other packages'.
+class HasSolver(Protocol):
+    """A model that finds its fixed point as `solver` says, in training and in evaluation; None: an explicit model.
 
-    Wrappers (peft, torch.compile) pass the attribute on only when asked for it, so no Protocol can look for it.
+    Assign another solver to change the phase or the mode.
+    """
+
+    solver: SolverConfig | None
+
+
+def solver_of(model: object) -> SolverConfig | None:
+    """The solver of a model that `HasSolver`; None for explicit models and those of other packages.
+
+    Wrappers (peft, torch.compile) pass the attribute on only when asked for it: isinstance would not find it.
     """
     return getattr(model, "solver", None)
