@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from implicit_llm_workflow.planning.accepted import Acceptance
 from implicit_llm_workflow.results.accept import save_acceptance
-from implicit_llm_workflow.results.lineage import Lineage, NoLineage, trace
-from implicit_llm_workflow.results.lineage_tree import as_json, tree_of
-from implicit_llm_workflow.results.lineage_verify import verify_lineage
-from implicit_llm_workflow.results.ro_crate import METADATA, PROFILES, CrateError, write_crate
+from implicit_llm_workflow.results.lineage import Lineage, NoLineage, as_json, trace, tree_of
+from implicit_llm_workflow.results.verify import Broken, check_files
 from tests.unit.workflow.console_calls import run
 from tests.workflow.tiny_project import Project
 
@@ -40,6 +36,12 @@ def text_of(lineage: Lineage) -> str:
     with console.capture() as captured:
         console.print(tree_of(lineage))
     return captured.get()
+
+
+def verify(lineage: Lineage) -> tuple[int, list[Broken]]:
+    """Number of files, and what is broken."""
+    files, damaged = lineage.files()
+    return len(files), [*damaged, *check_files(files)]
 
 
 def work_of(project: Project, job: str) -> Path:
@@ -74,17 +76,17 @@ def test_a_result_of_former_settings_keeps_its_own_lineage(project: Project) -> 
     values = json.loads((work / "manifest.json").read_text())
     (project.results / FREE / "manifest.json").write_text(json.dumps({**values, "fingerprint": "0" * 64}))
     assert set(trace(work / "model.json").runs) == before
-    assert verify_lineage(trace(work / "model.json"))[1] == []
+    assert verify(trace(work / "model.json"))[1] == []
     assert trace(project.results / EVALUATION).runs.keys() >= before
 
 
 def test_verifying_reads_every_file_behind_a_result(project: Project) -> None:
     found = trace(project.results / EVALUATION)
-    number, broken = verify_lineage(found)
-    assert (broken, number) == ([], sum(len(item.files) for item in found.runs.values()))
+    number, broken = verify(found)
+    assert (broken, number) == ([], sum(len(item.manifest.files) for item in found.runs.values()))
     path = work_of(project, FREE) / "model.json"
     path.write_bytes(path.read_bytes()[::-1])
-    assert [(item.job, item.path) for item in verify_lineage(found)[1]] == [(FREE, path)]
+    assert [(item.job, item.path) for item in verify(found)[1]] == [(FREE, path)]
 
 
 def test_an_input_that_is_gone_is_told_and_is_broken(project: Project) -> None:
@@ -93,7 +95,7 @@ def test_an_input_that_is_gone_is_told_and_is_broken(project: Project) -> None:
     found = trace(project.results / EVALUATION)
     assert "model: not found" in text_of(found)
     assert [entry["role"] for entry in as_json(found)["not_found"]] == ["model"]
-    assert "found none" in verify_lineage(found)[1][0].why
+    assert "found none" in verify(found)[1][0].why
 
 
 def test_an_accepted_exception_is_part_of_the_lineage(project: Project) -> None:
@@ -108,8 +110,8 @@ def test_an_accepted_exception_is_part_of_the_lineage(project: Project) -> None:
     assert {job: [item["why"] for item in items] for job, items in accepted.items()} == {FREE: ["no matter"]}
 
 
-def test_what_nobody_vouches_for_has_no_lineage(project: Project) -> None:
-    with pytest.raises(NoLineage, match="does not vouch for this file"):
+def test_what_no_job_recorded_has_no_lineage(project: Project) -> None:
+    with pytest.raises(NoLineage, match="did not record this file"):
         trace(project.results / FREE / "job.log")
     with pytest.raises(NoLineage, match="is in no run directory"):
         trace(project.config)
@@ -118,67 +120,9 @@ def test_what_nobody_vouches_for_has_no_lineage(project: Project) -> None:
         trace(project.results / FREE)
 
 
-def graph_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """Entities by id; every reference within the crate leads to one."""
-    values = json.loads((folder / METADATA).read_text())
-    assert values["@context"][0] == "https://w3id.org/ro/crate/1.1/context"
-    entities = {entity["@id"]: entity for entity in values["@graph"]}
-    assert len(entities) == len(values["@graph"])
-    for entity in entities.values():
-        assert {"@id", "@type"} <= set(entity)
-        for reference in references(entity):
-            assert reference.startswith("https://") or reference in entities, reference
-    return entities
-
-
-def references(entity: dict[str, Any]) -> list[str]:
-    values = [item for value in entity.values() for item in (value if isinstance(value, list) else [value])]
-    return [item["@id"] for item in values if isinstance(item, dict)]
-
-
-def test_the_crate_has_what_its_profiles_require(project: Project, tmp_path: Path) -> None:
-    found = trace(project.results / EVALUATION)
-    number = write_crate(found, tmp_path / "crate")
-    entities = graph_of(tmp_path / "crate")
-    assert entities[METADATA]["about"] == {"@id": "./"}
-    root = entities["./"]
-    assert {"name", "description", "datePublished", "license", "mainEntity"} <= set(root)
-    assert {item["@id"] for item in root["conformsTo"]} == set(PROFILES)
-    workflow = entities[root["mainEntity"]["@id"]]
-    assert workflow["@type"] == ["File", "SoftwareSourceCode", "ComputationalWorkflow"]
-    assert entities[workflow["programmingLanguage"]["@id"]]["@type"] == "ComputerLanguage"
-    actions = [item for item in entities.values() if item["@type"] == "CreateAction"]
-    assert {item["name"] for item in actions} >= BEHIND
-    assert len(actions) == len(BEHIND) + 1
-    for action in actions:
-        assert {"instrument", "object", "result", "startTime", "endTime"} <= set(action)
-        assert {"@id": action["@id"]} in root["mentions"]
-    files = [item for item in entities.values() if "File" in item["@type"]]
-    assert {item["@id"] for item in files} == {item["@id"] for item in root["hasPart"]}
-    for file in files:
-        content = (tmp_path / "crate" / file["@id"]).read_bytes()
-        assert (file["sha256"], file["contentSize"]) == (hashlib.sha256(content).hexdigest(), str(len(content)))
-    assert number == len([path for path in (tmp_path / "crate").rglob("*") if path.is_file()])
-    assert any(file["name"] == "metrics.json" for file in files)
-    assert not any(file["name"] == "model.json" for file in files)
-    with pytest.raises(CrateError, match="is not empty"):
-        write_crate(found, tmp_path / "crate")
-
-
-def test_a_changed_file_is_not_put_into_a_crate(project: Project, tmp_path: Path) -> None:
-    (work_of(project, EVALUATION) / "metrics.json").write_text("{ }\n")
-    with pytest.raises(CrateError, match="not what its manifest says"):
-        write_crate(trace(project.results / EVALUATION), tmp_path / "crate")
-    assert not (tmp_path / "crate" / METADATA).exists()
-
-
-def test_the_command_takes_a_job_or_a_path(
-    project: Project, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_takes_a_job_or_a_path(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--config", str(project.config), "--results", str(project.results.parent))
-    code, out, _ = run(
-        capsys, "lineage", EVALUATION, *where, "--json", "--verify", "--ro-crate", str(tmp_path / "crate")
-    )
+    code, out, _ = run(capsys, "lineage", EVALUATION, *where, "--json", "--verify")
     assert (code, {item["job"] for item in json.loads(out)["runs"]}) == (0, BEHIND)
     path = work_of(project, EVALUATION) / "metrics.json"
     path.write_text("")

@@ -11,7 +11,7 @@ from typing import Any
 from implicit_llm_workflow.experiment_files.config_files import experiment_path
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.submitted_jobs import outputs_of
+from implicit_llm_workflow.results.job_states import outputs_of
 from tests.workflow.tiny_project import Project
 
 FREE, FAILING = "train/implicit-s0/free", "evaluate/explicit-s0/explicit/word-problem"
@@ -48,7 +48,7 @@ def test_a_job_at_work_and_one_that_failed_are_told_and_then_all_is_done(project
             assert failed["last_lines"][-1].endswith("RuntimeError: made to fail")
             assert states(found)["evaluate/implicit-s0/free/word-problem"] in ("stale", "waiting")
             runs = project.command("implicit-llm", "runs", "--config", "tiny.yaml", "--status", "running")
-            assert [line.split()[:3] for line in runs.splitlines()[1:-1]] == [["implicit-s0", "running", "free"]]
+            assert [line.split()[:3] for line in runs.splitlines()[2:]] == [["implicit-s0", "running", "free"]]
         finally:
             hold.unlink()
         assert driver.stdout is not None

@@ -10,7 +10,7 @@ from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_workflow.commands.report import report
 from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
-from implicit_llm_workflow.results.stale_numbers import StaleNumbers, changed_result, number_words, stale_numbers
+from implicit_llm_workflow.results.missing import StaleNumbers, changed_result, number_words, stale_numbers
 from tests.unit.report.sample_runs import SampleRun, make_runs
 
 RUNS = (SampleRun("a5-explicit", "A5", False, 0.2, (0.2,), steps=20, seeds=(0, 1), lengths=(16,)),)
@@ -66,10 +66,9 @@ def test_every_changed_number_is_named_not_the_first_alone(tmp_path: Path, roles
 
 def test_a_whole_input_is_not_stale_and_a_lost_file_is(roles: dict[str, Path]) -> None:
     wanted = fingerprints(roles)
-    assert stale_numbers(wanted, roles) == []
+    assert stale_numbers(wanted, roles) == {}
     run_dir = roles[EVALUATION.replace("/", ":", 1)]
     assert changed_result(run_dir) is None
     metrics_of(run_dir).unlink()
     assert "cannot be read" in (changed_result(run_dir) or "")
-    (item,) = stale_numbers(wanted, roles)
-    assert item.job == EVALUATION
+    assert list(stale_numbers(wanted, roles)) == [run_dir / "manifest.json"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from implicit_llm_contracts.runs.manifest import FileRecord, Manifest
+from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_workflow import console
 from implicit_llm_workflow.commands.job import OptionError, parse_inputs
 from implicit_llm_workflow.planning.plan import Plan
@@ -259,7 +259,7 @@ def test_the_headline_shows_missing_numbers_as_missing(
     capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
 ) -> None:
     _, out, _ = run(capsys, "report", "--numbers", *words(tiny))
-    assert re.search(r"implicit-s0 +- +- +-\n", out)
+    assert re.search(r"implicit/free +- +-\n", out)
     assert re.search(r"report: not made yet; type: snakemake --configfile \S+ --profile profiles/local", out)
 
 
@@ -270,15 +270,19 @@ def test_the_headline_shows_each_mode_and_marks_stale_numbers(
     finish(plan)
     for run_name in ("implicit-s0/free", "implicit-s1/free", "explicit-s0/explicit"):
         path = plan.root / "evaluate" / run_name / "word-problem" / "manifest.json"
-        accuracies = {"s3-test-L8-h0.5": {"blockwise": 0.996, "sequential": None}, "s3-test-L16-h0.5": {"blockwise": 0}}
+        accuracy = 1.0 if "s1" in run_name else 0.992
+        accuracies = {
+            "s3-test-L8-h0.5": {"blockwise": accuracy, "sequential": None},
+            "s3-test-L16-h0.5": {"blockwise": 0},
+        }
         values = json.loads(path.read_text()) | {"summary": {"accuracy_last10": accuracies}}
         path.write_text(json.dumps(values))
     _, out, _ = run(capsys, "report", "--numbers", "--config", str(tiny.path), "--results", str(plan.root.parent))
-    assert "S3: accuracy on the last ten tokens" in out
-    assert re.search(
-        r"implicit-s0 \(stale\) +blockwise +99\.6 % +0\.0 %\n", out
-    )  # made-up code digests are not the real ones
-    assert re.search(r"explicit-s0 \(stale\) +sequential +- +-\n", out)
+    assert "s3, word-problem: accuracy_last10" in out
+    # Stale, as made-up code digests are not the real ones.
+    spread = r"99\.6 % \(99\.2 % to 100\.0 %, 2 seeds\)"
+    assert re.search(rf"implicit/free \(stale\) +blockwise +{spread} +0\.0 % \(0\.0 % to 0\.0 %, 2 seeds\)\n", out)
+    assert re.search(r"explicit/explicit \(stale\) +sequential +- +-\n", out)
     assert "mlflow ui --backend-store-uri sqlite:///" in out
 
 
@@ -296,26 +300,18 @@ def test_the_headline_of_language_models_shows_mean_and_spread_over_seeds(
     plan = language.plan()
     finish(plan)
     for seed, perplexity in ((0, 20.0), (1, 22.0)):
-        records = [
-            {"mode": "blockwise", "length": 32, "perplexity": perplexity},
-            {"mode": "blockwise", "length": 64, "perplexity": None},
-        ]
-        write_metrics(plan, f"evaluate/trunk-s{seed}/free-80/perplexity", records)
-    write_metrics(
-        plan, "evaluate/babi-s0/explicit/questions", [{"mode": "parallel", "data": "babi-test", "accuracy": 0.5}]
-    )
+        by_length = {"text-test.L32": {"blockwise": perplexity}, "text-test.L64": {"blockwise": None}}
+        write_summary(plan, f"evaluate/trunk-s{seed}/free-80/perplexity", {"perplexity": by_length})
+    write_summary(plan, "evaluate/babi-s0/explicit/questions", {"accuracy": {"babi-test": {"parallel": 0.5}}})
     _, out, _ = run(capsys, "report", "--numbers", "--config", str(language.path), "--results", str(plan.root.parent))
-    assert "text: perplexity on the test split" in out
-    assert re.search(r"trunk \(stale\) +free-80 +blockwise +2 +- +21\.00 \(20\.00 to 22\.00\)\n", out)
-    assert re.search(r"trunk \(stale\) +free-90 +- +0 +- +-\n", out)
-    assert "babi: accuracy over all questions" in out
-    assert re.search(r"babi \(stale\) +parallel +1 +- +50\.0 %\n", out)
+    assert "text, perplexity: perplexity" in out
+    assert re.search(r"trunk/free-80 \(stale\) +blockwise +21 \(20 to 22, 2 seeds\) +-\n", out)
+    assert re.search(r"trunk/free-90 \(stale\) +- +- +-\n", out)
+    assert "babi, questions: accuracy" in out
+    assert re.search(r"babi/explicit \(stale\) +parallel +50\.0 %\n", out)
 
 
-def write_metrics(plan: Plan, key: str, records: list[dict[str, Any]]) -> None:
-    """Give a finished evaluation these records."""
-    run_dir = plan.run_dir(plan.nodes[key])
-    (run_dir / "work").mkdir()
-    (run_dir / "work" / "metrics.json").write_text(json.dumps({"records": records}))
-    files = (FileRecord.of(run_dir / "work" / "metrics.json", run_dir),)
-    replace(Manifest.read(run_dir / "manifest.json"), files=files).write(run_dir / "manifest.json")
+def write_summary(plan: Plan, key: str, summary: dict[str, Any]) -> None:
+    """Give a finished evaluation these numbers."""
+    path = plan.run_dir(plan.nodes[key]) / "manifest.json"
+    replace(Manifest.read(path), summary=summary).write(path)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow import console
-from implicit_llm_workflow.commands.verify import with_shards
 from implicit_llm_workflow.experiment_files.config_files import experiment_path
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.results.verify import with_shards
 from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import TINY, ExperimentFile
 
@@ -178,7 +178,7 @@ def test_a_job_that_is_stale_besides_is_told_so(made: Plan, capsys: pytest.Captu
     source.write_text(source.read_text().replace("num_samples: 64", "num_samples: 48"))
     code, out = verify(made, capsys)
     assert code == 1
-    assert f"Also stale, and so rebuilt from the current config and code: {JOB}" in " ".join(out.split())
+    assert f"Stale as well, and so made from the config and code of now: {JOB}" in " ".join(out.split())
 
 
 def test_an_unknown_target_is_an_error_with_the_nearest_job(made: Plan, capsys: pytest.CaptureFixture[str]) -> None:

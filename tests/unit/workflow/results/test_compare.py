@@ -15,9 +15,7 @@ from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.code_record import CodeRecord
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results import compare_page
-from implicit_llm_workflow.results.compare_table import Comparison, as_json, make_comparison
-from implicit_llm_workflow.results.compared_runs import find_compared
-from implicit_llm_workflow.results.run_names import NotComparable
+from implicit_llm_workflow.results.compare import Comparison, NotComparable, as_json, find_columns
 from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import event, finish_with, metrics, real_plan, write_journal
@@ -53,7 +51,7 @@ def finished(tiny: ExperimentFile) -> ExperimentFile:
 
 
 def compared(experiment: ExperimentFile, *names: str) -> Comparison:
-    return make_comparison(find_compared(names, real_plan(experiment)))
+    return Comparison.of(find_columns(names, real_plan(experiment)))
 
 
 def shown(comparison: Comparison) -> dict[str, tuple[str, ...]]:
@@ -61,7 +59,7 @@ def shown(comparison: Comparison) -> dict[str, tuple[str, ...]]:
 
 
 def numbers(comparison: Comparison, section: str) -> dict[str, list[str]]:
-    return {row.name: row.cells() for row in comparison.numbers if row.section.startswith(section)}
+    return {row.name: row.cells()[: len(row.values)] for row in comparison.numbers if row.section.startswith(section)}
 
 
 def words(tiny: ExperimentFile) -> tuple[str, ...]:
@@ -73,7 +71,7 @@ def test_a_seed_is_all_that_differs_between_two_seeds_and_is_said_once(finished:
     assert shown(found) == {"seed (and of start)": ("0", "1")}
     assert found.num_equal > 20
     assert numbers(found, "at the end")["loss"] == ["1", "2"]
-    assert next(row for row in found.numbers if row.name == "loss").change() == "+1"
+    assert next(row for row in found.numbers if row.name == "loss").cells()[-1] == "+1"
 
 
 def test_of_an_input_only_what_differs_in_it_is_shown(finished: ExperimentFile) -> None:
@@ -84,7 +82,7 @@ def test_of_an_input_only_what_differs_in_it_is_shown(finished: ExperimentFile) 
     shutil.rmtree(plan.root / "train")
     finish_all(real_plan(finished))
     old = finished.path.parent / "before" / FREE
-    found = make_comparison(find_compared([str(old), str(plan.root / FREE)], None))
+    found = Comparison.of(find_columns([str(old), str(plan.root / FREE)], None))
     assert shown(found) == {"data: num_samples": ("64", "48")}
     assert [column.label for column in found.columns] == [str(old), str(plan.root / FREE)]
 
@@ -102,13 +100,13 @@ def test_code_that_changed_is_named_where_it_was_recorded(finished: ExperimentFi
         replace(column, members=(replace(column.first, identity=replace(column.first.identity, code=item.digest)),))
         for column, item in zip(comparison.columns, (record, other), strict=True)
     ]
-    (row,) = [row for row in make_comparison(columns).differences if row.setting == "code"]
+    (row,) = [row for row in Comparison.of(columns).differences if row.setting == "code"]
     assert (row.shown, row.detail) == ("code", "solver (solve)")
     unknown = [
         replace(column, members=(replace(column.first, identity=replace(column.first.identity, code=digit * 64)),))
         for column, digit in zip(comparison.columns, "12", strict=True)
     ]
-    assert [row.detail for row in make_comparison(unknown).differences if row.setting == "code"] == [
+    assert [row.detail for row in Comparison.of(unknown).differences if row.setting == "code"] == [
         "what changed is not recorded"
     ]
 
@@ -151,7 +149,7 @@ def test_a_run_at_work_is_compared_by_its_journal(tiny: ExperimentFile) -> None:
     assert numbers(found, "last values") == {"step": ["5", "-"], "loss": ["2.5", "-"]}
     assert numbers(found, "at the end") == {"loss": ["-", "1"]}
     assert shown(found) == {"seed (and of start)": ("0", "1")}
-    folder = make_comparison(find_compared([str(plan.root / FREE), str(plan.root / OTHER)], None))
+    folder = Comparison.of(find_columns([str(plan.root / FREE), str(plan.root / OTHER)], None))
     assert as_json(folder)["differences"] == as_json(found)["differences"]
 
 
@@ -166,10 +164,10 @@ def test_what_an_unknown_input_was_is_not_invented(finished: ExperimentFile) -> 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (("implicit-s0", "implicit-s7"), "implicit-s7: experiment tiny has no such run; did you mean implicit-s"),
-        (("free", "explicit"), "free: means several runs; name one of implicit-s0/free, implicit-s1/free"),
+        (("implicit-s0", "implicit-s7"), "implicit-s7: experiment tiny has no such run; did you mean .implicit-s"),
+        (("implicit-s", "explicit"), "implicit-s: experiment tiny has no such run; did you mean .implicit-s"),
         (("implicit-s0", "explicit"), "implicit-s0: has not begun yet; type: snakemake "),
-        (("./", "explicit"), r"\.: is no run directory; give one, such as"),
+        (("./", "explicit"), r"\./: is no run directory; give one, such as"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(
@@ -189,7 +187,7 @@ def test_a_damaged_manifest_is_one_line(finished: ExperimentFile) -> None:
     plan = real_plan(finished)
     (plan.root / FREE / "manifest.json").write_text("{")
     with pytest.raises(NotComparable, match=r"manifest\.json: cannot be read"):
-        find_compared([str(plan.root / FREE)], None)
+        find_columns([str(plan.root / FREE)], None)
 
 
 def test_the_command_prints_tables_and_json(capsys: pytest.CaptureFixture[str], finished: ExperimentFile) -> None:

@@ -11,8 +11,8 @@ import pytest
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
 from implicit_llm_workflow.planning.staleness import config_differences
-from implicit_llm_workflow.results.explain import explain
-from implicit_llm_workflow.results.explain_table import as_json, duration_text, running_table, summary_lines, total_text
+from implicit_llm_workflow.results.explain import as_json, explain, headline, lines_below, running_table
+from implicit_llm_workflow.results.text import duration_text, total_text
 from tests.unit.workflow.console_calls import loaded_after
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.tiny_jobs import ALL, EXPLICIT, FREE, finish
@@ -41,7 +41,7 @@ def cost_of(plan: Plan, key: str) -> dict[str, Any]:
 def test_nothing_runs_when_all_is_fresh(finished: ExperimentFile) -> None:
     found = explain(finished.plan())
     assert (found.jobs, {job.key for job in found.kept}) == ([], ALL)
-    assert next(summary_lines(found)) == f"Nothing will run: what is needed of {len(ALL)} jobs is there"
+    assert headline(found) == f"Nothing will run: what is needed of {len(ALL)} jobs is there"
 
 
 def test_each_reason_stands_by_itself(finished: ExperimentFile) -> None:
@@ -159,7 +159,7 @@ def test_a_missing_result_runs_again_but_not_for_a_target_that_does_not_need_it(
     assert [job.key for job in explain(finished.plan()).running] == ["data/s3-train"]
     found = explain(finished.plan(), ["report"])
     assert [(job.key, job.runs) for job in found.jobs] == [("data/s3-train", False)]
-    assert list(summary_lines(found))[-1] == "1 missing but not needed: data/s3-train"
+    assert list(lines_below(found))[-1] == "1 missing but not needed: data/s3-train"
     assert [job.key for job in explain(finished.plan(), ["data/s3-train"]).running] == ["data/s3-train"]
 
 

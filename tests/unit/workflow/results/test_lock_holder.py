@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.results import lock_holder
-from implicit_llm_workflow.results.lock_holder import Holder, holder_of
+from implicit_llm_workflow.results import job_states
+from implicit_llm_workflow.results.job_states import Holder, holder_of
 from implicit_llm_workflow.rules.snakemake_driver import DriverRunning, hold_lock
 from tests.unit.workflow.run_dirs import DRIVER, JOB, held
 
@@ -41,7 +41,7 @@ def test_a_process_that_lives_and_has_let_go_holds_nothing(tmp_path: Path) -> No
 
 
 def test_without_a_list_of_locks_the_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_holder, "LOCKS", tmp_path / "none")
+    monkeypatch.setattr(job_states, "LOCKS", tmp_path / "none")
     with held(tmp_path / "lock") as pid:
         assert holder_of(tmp_path / "lock") == Holder(pid, socket.gethostname(), True)
     assert holder_of(tmp_path / "lock") == Holder(pid, socket.gethostname(), False)

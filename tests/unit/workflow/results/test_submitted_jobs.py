@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.observed import Observer
-from implicit_llm_workflow.results.submitted_jobs import submitted_jobs
+from implicit_llm_workflow.results.job_states import observe, submitted_jobs
 from snakemake_executor_plugin_submitit import record
 from snakemake_executor_plugin_submitit.job_files import JobFiles, write_json
 from tests.unit.workflow.experiments import ExperimentFile
@@ -62,7 +61,7 @@ def test_nothing_was_submitted_where_there_is_no_record(plan: Plan) -> None:
 def test_slurm_says_whether_a_job_waits_or_runs(plan: Plan, slurm: Path, answer: str, state: str, why: str) -> None:
     submit(plan, FREE)
     (slurm / "answer").write_text(answer.replace("||(", "|||(").replace("||B", "|||B"))
-    job = Observer(plan).observe()[FREE]
+    job = observe(plan)[FREE]
     assert (job.state, job.why) == (state, why)
     assert job.submitted is not None
     assert (job.submitted.job_id, job.submitted.nodes) == ("12", "gpu-node-3" if state == "running" else "")
@@ -85,17 +84,17 @@ def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan
 def test_the_class_and_the_words_of_a_failure_are_those_of_the_executor(plan: Plan) -> None:
     files = submit(plan, FREE, state="reported")
     write_json(files.outcome(1), {"exit_code": 1, "failure_class": "oom", "message": "killed for\nwant of memory"})
-    job = Observer(plan).observe()[FREE]
+    job = observe(plan)[FREE]
     assert (job.state, job.failure_class, job.why) == ("failed", "oom", "killed for want of memory")
     write_journal(plan, FREE, event("stage_started"), metrics(6, 1, loss=1.0))  # a kill leaves no last word
-    assert Observer(plan).observe()[FREE].failure_class == "oom"
+    assert observe(plan)[FREE].failure_class == "oom"
 
 
 def test_a_job_that_was_preempted_too_often_is_stopped(plan: Plan) -> None:
     files = submit(plan, FREE, state="reported")
     write_json(files.outcome(1), {"exit_code": 75, "failure_class": "preempted", "message": "requeued 50 times"})
     write_journal(plan, FREE, event("stage_started"), event("stage_preempted", error="Preempted: at 6"))
-    assert Observer(plan).observe()[FREE].state == "stopped"
+    assert observe(plan)[FREE].state == "stopped"
 
 
 def test_a_cancelled_job_failed_before_its_driver_notices(plan: Plan, slurm: Path) -> None:
@@ -103,7 +102,7 @@ def test_a_cancelled_job_failed_before_its_driver_notices(plan: Plan, slurm: Pat
     write_json(files.outcome(1), {"exit_code": 75, "failure_class": "preempted", "asked": "SIGTERM"})
     write_journal(plan, FREE, event("stage_started"), event("stage_preempted", error="stopped by SIGTERM"))
     (slurm / "answer").write_text("12|CANCELLED||n1|None\n")
-    job = Observer(plan).observe()[FREE]
+    job = observe(plan)[FREE]
     assert (job.state, job.failure_class, job.why) == ("failed", "user", "cancelled")
 
 
@@ -112,19 +111,19 @@ def test_a_job_that_slurm_runs_and_that_has_not_begun_is_starting(plan: Plan, sl
     (slurm / "answer").write_text("12|RUNNING||n1|None\n")
     write_journal(plan, FREE, event("stage_started"), metrics(5, 1, loss=2.0), metrics(6, 2, loss=1.0))
     write_journal(plan, FREE, event("stage_preempted", 3, error="Preempted: at 6"))
-    job = Observer(plan).observe()[FREE]
+    job = observe(plan)[FREE]
     assert (job.state, job.doing, job.progress.step, job.progress.steps_per_s) == ("running", "starting", 6, None)
     write_journal(plan, FREE, event("stage_started", 4))
-    assert Observer(plan).observe()[FREE].doing != "starting"
+    assert observe(plan)[FREE].doing != "starting"
 
 
 def test_a_submission_that_ended_before_its_job_began_outranks_an_earlier_failure(plan: Plan) -> None:
     files = submit(plan, FREE, state="reported")
     write_journal(plan, FREE, event("stage_started"), event("stage_failed", error="OSError: full"))
-    job = Observer(plan).observe()[FREE]
-    assert (job.state, job.why) == ("stopped", "ended without a word")
+    job = observe(plan)[FREE]
+    assert (job.state, job.why) == ("stopped", "ended without a message")
     write_json(files.outcome(1), {"exit_code": 96, "failure_class": "env", "message": "no such venv"})
-    job = Observer(plan).observe()[FREE]
+    job = observe(plan)[FREE]
     assert (job.state, job.failure_class, job.why) == ("failed", "env", "no such venv")
 
 
@@ -133,12 +132,12 @@ def test_a_failure_of_former_settings_is_not_one_of_the_wanted_job(tiny: Experim
     write_json(files.outcome(1), {"exit_code": 2, "failure_class": "user", "message": "no"})
     plan = tiny.edit("tol: 0.1", "tol: 0.2").plan()
     plan.write_job_files()
-    assert Observer(plan).observe()[FREE].state == "waiting"
+    assert observe(plan)[FREE].state == "waiting"
 
 
 def test_a_slurm_that_does_not_answer_is_said(plan: Plan, slurm: Path, capfd: pytest.CaptureFixture[str]) -> None:
     submit(plan, FREE)
-    job = Observer(plan).observe()[FREE]
+    job = observe(plan)[FREE]
     assert (job.state, job.why) == ("queued", "Slurm gives no answer")
     assert capfd.readouterr() == ("", "")
 
@@ -148,6 +147,6 @@ def test_a_job_of_this_machine_lives_as_long_as_its_process(plan: Plan) -> None:
 
     mine = start_ticks(os.getpid())
     submit(plan, FREE, cluster="local", job_id=str(os.getpid()), started=mine)
-    assert Observer(plan).observe()[FREE].state == "running"
+    assert observe(plan)[FREE].state == "running"
     submit(plan, FREE, cluster="local", job_id=str(os.getpid()), started=(mine or 0) - 1)  # another one with its number
-    assert Observer(plan).observe()[FREE].state == "waiting"
+    assert observe(plan)[FREE].state == "waiting"

@@ -14,9 +14,8 @@ def compare(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="Runs as `implicit-llm runs` prints them, with or without a phase (a5-implicit-s1/free). Without a "
-            "seed (a5-implicit) it compares all seeds. Any unambiguous end of a name works. So do run directories of "
-            "any experiment.",
+            help="Runs as `implicit-llm runs` prints them, with a phase (a5-implicit-s1/free) or without (what came "
+            "out of it); without a seed (a5-implicit): all seeds of it; or run directories, of any experiment.",
             metavar="RUN",
             show_default=False,
         ),
@@ -28,7 +27,7 @@ def compare(
     results: options.Results = options.DEFAULT_RESULTS,
     as_json: Annotated[bool, options.as_json("with every number of every seed")] = False,
 ) -> None:
-    """Compare runs: settings, code, inputs and metrics.
+    """Set runs side by side: what differs in their settings, their code and their inputs, and their numbers.
 
     Of inputs (the phase before, the data) only what differs in them is shown. Numbers: those of the manifest at the end
     of the phase, those of its evaluations, and the last ones in the journal, also of a run that still works. Of several
@@ -40,16 +39,15 @@ def compare(
         implicit-llm compare a5-implicit-s1/unrolled a5-implicit-s1/free --html compare.html
         implicit-llm compare results/demo/train/s3-implicit-s0/free elsewhere/results/demo/train/s3-implicit-s0/free
     """
-    from implicit_llm_workflow.results import compare_table
-    from implicit_llm_workflow.results.compared_runs import find_compared, is_folder
+    from implicit_llm_workflow.results import compare as results_of
 
-    plan = None if all(is_folder(name) for name in names) else options.make_plan(config, results)
-    comparison = compare_table.make_comparison(find_compared(names, plan))
+    plan = None if all(results_of.is_folder(name) for name in names) else options.make_plan(config, results)
+    comparison = results_of.Comparison.of(results_of.find_columns(names, plan))
     console = options.wide_console(is_error=as_json)
     if as_json:
-        options.print_json(compare_table.as_json(comparison))
+        options.print_json(results_of.as_json(comparison))
     else:
-        for part in compare_table.view(comparison):
+        for part in results_of.view(comparison):
             console.print(part)
     if html is not None:
         from implicit_llm_workflow.results.compare_page import write_page

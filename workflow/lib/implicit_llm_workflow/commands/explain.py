@@ -42,25 +42,21 @@ def explain(
         implicit-llm explain train/a5-implicit-s1/free --config demo --json
         implicit-llm explain --identity data/a5-train --config demo > id.json
     """
-    from implicit_llm_workflow.results import explain_table
-    from implicit_llm_workflow.results.explain import explain as explained
+    from implicit_llm_workflow.results import explain as why
 
-    plan = options.make_plan(config, results)
+    plan, wanted = options.make_plan(config, results), targets or []
     if identity:
-        if len(targets or ()) != 1:
+        if len(wanted) != 1:
             raise OneJobNeeded("--identity: needs one job; name it, for example `explain --identity data/a5-train`")
-        typer.echo(plan.identities[plan.find((targets or [])[0]).key].to_json())
+        typer.echo(plan.identities[plan.find(wanted[0]).key].to_json())
         return
-    found = explained(plan, targets or ())
+    found = why.explain(plan, wanted)
     if as_json:
-        values = {"experiment": plan.experiment.name, **explain_table.as_json(found)}
-        options.print_json(values)
+        options.print_json({"experiment": plan.experiment.name, **why.as_json(found)})
         return
     console = options.wide_console()
+    console.print(why.headline(found), soft_wrap=True)
     if found.running:
-        console.print(explain_table.running_table(found.running))
-    code = list(explain_table.code_lines(found.running))
-    if code:
-        console.print("Code that changed:")
-    for line in [*code, *explain_table.summary_lines(found)]:
+        console.print(why.running_table(found.running))
+    for line in why.lines_below(found):
         console.print(line, markup=False, soft_wrap=True)

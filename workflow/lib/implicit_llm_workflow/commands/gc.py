@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 from implicit_llm_contracts.runs.errors import UserError
@@ -51,53 +52,35 @@ def gc(
             "--payload: goes with jobs, and jobs with --payload; type `implicit-llm gc --payload TARGET`"
         )
     plan, console = options.make_plan(config, results), options.wide_console()
-    if not (payload or remove):
-        _list(plan, console)
-        return
-    with hold_lock(plan.root / ".driver.lock"):
+    with hold_lock(plan.root / ".driver.lock") if payload or remove else nullcontext():
         if payload:
             _free(plan, targets or [], console)
         else:
-            _list(plan, console, removes=True)
+            _list(plan, console, removes=remove)
 
 
-def _list(plan: Plan, console: Console, *, removes: bool = False) -> None:
+def _list(plan: Plan, console: Console, *, removes: bool) -> None:
     from implicit_llm_workflow.results import garbage
+    from implicit_llm_workflow.results.text import size_text
 
     found = garbage.find_garbage(plan)
-    for item in found:
-        console.print(f"{item.path}: {item.why} ({size_text(item.size)})", markup=False, soft_wrap=True)
-    if not found:
-        console.print("nothing to delete")
-        return
     total = f"{len(found)} folders, {size_text(sum(item.size for item in found))}"
-    if removes:
-        garbage.remove(found)
-    console.print(f"{total}: {'deleted' if removes else 'type the same with --remove to delete them'}")
+    end = "deleted" if removes else "type the same with --remove to delete them"
+    for item in found:
+        if removes:
+            garbage.remove(item)
+        console.print(f"{item.path}: {item.why} ({size_text(item.size)})", markup=False, soft_wrap=True)
+    console.print(f"{total}: {end}" if found else "nothing to delete", soft_wrap=True)
 
 
 def _free(plan: Plan, targets: list[str], console: Console) -> None:
     from implicit_llm_workflow.estimates.cost import CostModel
     from implicit_llm_workflow.results import garbage
-    from implicit_llm_workflow.results.accept import chosen_jobs
-    from implicit_llm_workflow.results.explain_table import cost_text
+    from implicit_llm_workflow.results.text import cost_text, size_text
 
-    chosen, freeable = chosen_jobs(plan, targets), []
-    for key, is_named in chosen.items():
-        try:
-            garbage.check_freeable(plan, key)
-            freeable.append(key)
-        except garbage.NotFreeable:
-            if is_named:
-                raise
-    costs = CostModel(plan)
-    for key in freeable:
+    costs, freed = CostModel(plan), garbage.freeable(plan, targets)
+    for key in freed:
         number, size = garbage.free(plan, key)
         took = cost_text(costs.recorded(plan.nodes[key]))
         console.print(f"freed: {key}, {number} files, {size_text(size)} (it took {took})", markup=False)
-    console.print(f"{len(freeable)} jobs freed; they count as done until a job needs their files", markup=False)
-
-
-def size_text(size: int) -> str:
-    """ "12.3 MiB" of a number of bytes."""
-    return f"{size / 2**20:,.1f} MiB"
+    console.print(f"{len(freed)} jobs freed; they count as done until a job needs their files", markup=False)

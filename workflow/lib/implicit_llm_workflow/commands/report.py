@@ -76,7 +76,7 @@ def report(
         raise OptionError(f"--only {only}: is no figure or table of the experiment; {hint}")
     page = plan.find(name or "report")
     found = find_missing(plan, page)
-    _show(found)
+    _show(found, len(page.upstream))
     if not missing:
         _say_whether_there(plan, page, found)
         return
@@ -98,7 +98,7 @@ def _run(job: Job) -> None:
         if type(error).__name__ != "ManifestError":
             raise
         from implicit_llm_contracts.runs.identity import Identity
-        from implicit_llm_workflow.results.stale_numbers import stale_error, stale_numbers
+        from implicit_llm_workflow.results.missing import stale_error, stale_numbers
 
         identity = Identity.parse(job.identity)
         found = stale_numbers(identity.upstream, parse_inputs(job.inputs or []))
@@ -133,10 +133,10 @@ def _list(plan: Plan, *, as_json: bool) -> None:
 
 
 def _print_numbers(plan: Plan) -> None:
-    from implicit_llm_workflow.results.headline import headline_tables, where_to_look
+    from implicit_llm_workflow.results.numbers import number_tables, where_to_look
 
     console = options.wide_console()
-    for table in headline_tables(plan):
+    for table in number_tables(plan):
         console.print(table)
     for line in where_to_look(plan):
         console.print(line)
@@ -146,23 +146,26 @@ def _say_whether_there(plan: Plan, page: Node, found: Sequence[MissingResult]) -
     """Raises: Exit where the page is not there or stale."""
     if found or plan.statuses[page.key].state != "fresh":
         more = ", or add --missing for a report without them" if found else ""
-        options.wide_console().print(f"the report is not there; type: {plan.command_for([page])}{more}", soft_wrap=True)
+        state = "is not whole" if found else "is not there"
+        options.wide_console().print(f"the report {state}; type: {plan.command_for([page])}{more}", soft_wrap=True)
         raise typer.Exit(EXIT_MISSING)
     options.wide_console().print(f"the report is there: {plan.run_dir(page) / 'index.html'}", soft_wrap=True)
 
 
-def _show(missing: Sequence[MissingResult]) -> None:
-    """A line for each, and the command that makes it."""
+def _show(missing: Sequence[MissingResult], number: int) -> None:
+    """A line for each of the missing results, which are those of `number` inputs."""
     from rich.markup import escape
     from rich.table import Table
 
-    from implicit_llm_workflow.results.stale_numbers import number_words
+    from implicit_llm_workflow.results.missing import numbers_of
 
     if not missing:
         return
-    table = Table("result", "numbers", "state", "why", "made by", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("missing result", "numbers", "state", "why"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "state")
     for item in missing:
-        style = _STYLE[item.state]
-        numbers = number_words(item.job, item.config.get("kind"))
-        table.add_row(item.job, numbers, f"[{style}]{item.state}[/{style}]", escape(item.why), escape(item.command))
+        style, numbers = _STYLE[item.state], numbers_of(item.job, item.config.get("kind"))
+        table.add_row(item.job, numbers, f"[{style}]{item.state}[/{style}]", escape(item.why))
+    options.wide_console().print(f"{len(missing)} of the report's {number} results are missing")
     options.wide_console().print(table)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from implicit_llm_workflow.results.status_view import Snapshot
+    from implicit_llm_workflow.results.status import Snapshot
 
 
 def status(
@@ -52,57 +52,47 @@ def status(
         implicit-llm status train/a5-implicit-s1/free --config demo --watch
         implicit-llm status --config paper --json | jq .stages
     """
-    from implicit_llm_workflow.results import status_view
+    from implicit_llm_workflow.results import status as view
     from implicit_llm_workflow.results.explain import upstream_closure
-    from implicit_llm_workflow.results.observed import Observer
 
-    plan = options.make_plan(config, results)
+    plan, console = options.make_plan(config, results), options.wide_console()
     wanted = tuple(plan.find(target).key for target in targets or ())
-    keys, observer = upstream_closure(plan, wanted or plan.wanted), Observer(plan, submitit_folder)
+    keys = upstream_closure(plan, wanted or plan.wanted)
 
-    def look() -> Snapshot:
-        return status_view.Snapshot(
-            plan, observer.observe(keys), observer.driver(), wanted, lines, observer.failed_preflights()
-        )
+    def look() -> view.Snapshot:
+        return view.Snapshot.take(plan, keys, wanted, lines, submitit_folder)
 
-    console = options.wide_console()
     if as_json:
-        options.print_json(status_view.as_json(look()))
+        options.print_json(view.as_json(look()))
     elif jobs:
-        console.print(status_view.job_table(look()))
-        console.print(status_view.one_line(look()))
-    elif watch:
-        _watch(look, console, every_s)
+        snapshot = look()
+        console.print(view.headline(snapshot), soft_wrap=True)
+        console.print(view.job_table(snapshot))
     else:
-        _show(look(), console)
+        snapshot = _watched(look, console, every_s) if watch else look()
+        console.print(view.view(snapshot, console.width))
+        console.print(view.last_words(snapshot), soft_wrap=True)  # a command that is broken cannot be copied
 
 
-def _show(snapshot: Snapshot, console: Console) -> None:
-    from implicit_llm_workflow.results.status_view import last_words, view
-
-    console.print(view(snapshot, console.width))
-    console.print(last_words(snapshot), soft_wrap=True)  # a command that is broken cannot be copied
-
-
-def _watch(look: Callable[[], Snapshot], console: Console, every_s: float) -> None:
-    """Until nothing moves, or Ctrl-C; then the whole once more."""
+def _watched(look: Callable[[], Snapshot], console: Console, every_s: float) -> Snapshot:
+    """Look until nothing moves, or Ctrl-C. Returns: the last look."""
     import time
     from contextlib import nullcontext, suppress
 
     from rich.console import Group
     from rich.live import Live
 
-    from implicit_llm_workflow.results.status_view import last_words, one_line, view
+    from implicit_llm_workflow.results import status as view
 
-    snapshot, told = look(), ""
+    snapshot, printed = look(), ""
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     with live or nullcontext(), suppress(KeyboardInterrupt):
         while snapshot.is_moving:
             if live is not None:
-                live.update(Group(view(snapshot, console.width), last_words(snapshot)), refresh=True)
-            elif one_line(snapshot) != told:
-                told = one_line(snapshot)
-                console.print(f"{time.strftime('%H:%M:%S')} {told}", markup=False)
+                live.update(Group(view.view(snapshot, console.width), view.last_words(snapshot)), refresh=True)
+            elif (text := view.counts_text(snapshot.jobs.values())) != printed:
+                printed = text
+                console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False)
             time.sleep(every_s)
             snapshot = look()
-    _show(snapshot, console)
+    return snapshot

@@ -5,26 +5,25 @@ Drawing needs matplotlib and the report's style, which are imported when a page 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_workflow.results.compare_table import Comparison
-from implicit_llm_workflow.results.compared_numbers import NumberRow
-from implicit_llm_workflow.results.compared_runs import Compared
+from implicit_llm_workflow.results.compare import Comparison
 from implicit_llm_workflow.results.journals import Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from implicit_llm_report.style import Series
-    from implicit_llm_report.svg import Figure, Panel
+    from implicit_llm_report.svg import Figure
 
 TEMPLATE = "compare.html.j2"
 MAX_POINTS = 300  # more of a line are averaged in equal bins
-MARKERS = 7  # on a line, so that it is told from others without colour
+MARKERS = 7  # on a line, to tell it from others without colour
 # Journal key, title of the panel, its vertical axis, and whether that is logarithmic.
 CURVES = (
     ("loss", "Training loss", "loss (nats a token)", False),
@@ -38,6 +37,7 @@ CURVES = (
     ("learning_rate", "Learning rate", "learning rate", False),
     ("tokens_per_s", "Speed", "tokens a second", False),
 )
+Line = tuple[list[float], list[float]]  # steps and values
 
 
 def write_page(comparison: Comparison, path: Path) -> None:
@@ -51,13 +51,9 @@ def write_page(comparison: Comparison, path: Path) -> None:
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     figure = curves_figure(comparison)
-    sections: dict[str, list[NumberRow]] = {}
-    for row in comparison.numbers:
-        sections.setdefault(row.section, []).append(row)
     text = environment.get_template(TEMPLATE).render(
         title=" against ".join(comparison.labels),
         comparison=comparison,
-        sections=sections,
         light_css=theme_css(1),
         dark_css=theme_css(2),
         panels=[panel_svg(figure, index) for index in range(len(figure.panels))],
@@ -69,40 +65,30 @@ def write_page(comparison: Comparison, path: Path) -> None:
 def curves_figure(comparison: Comparison) -> Figure:
     """A panel for each curve that any of the results has."""
     from implicit_llm_report.style import run_series
-    from implicit_llm_report.svg import Figure
+    from implicit_llm_report.svg import Figure, Panel
 
+    phases = [
+        [identity.config.get("phase") or {} for identity in column.first.chain()] for column in comparison.columns
+    ]
+    kinds = [any(phase.get("solver") is not None for phase in chain) for chain in phases]
+    series = [
+        run_series(label, kinds[:index].count(kinds[index]), is_implicit=kinds[index])
+        for index, label in enumerate(comparison.labels)
+    ]
+    starts = sorted({start for chain in phases for phase in chain if (start := phase.get("start_step"))})
     curves = [[member.curve() for member in column.members] for column in comparison.columns]
-    counts = {True: 0, False: 0}
-    series = []
-    for column, label in zip(comparison.columns, comparison.labels, strict=True):
-        is_implicit = _is_implicit(column)
-        series.append(run_series(label, counts[is_implicit], is_implicit=is_implicit))
-        counts[is_implicit] += 1
-    starts = sorted({start for column in comparison.columns for start in _phase_starts(column)})
-    lines = list(zip(series, curves, strict=True))
-    panels = tuple(filter(None, (_panel(curve, lines, starts) for curve in CURVES)))
-    return Figure("comparison", "Training", panels, tuple(series), ())
-
-
-def _panel(
-    curve: tuple[str, str, str, bool], lines: Sequence[tuple[Series, list[list[Point]]]], starts: Sequence[int]
-) -> Panel | None:
-    from implicit_llm_report.svg import Panel
-
-    key, title, label, is_log = curve
-    shown = [(series, [thinned(points, key) for points in members]) for series, members in lines]
-    if not any(steps for _, members in shown for steps, _ in members):
-        return None
-    draw = partial(_draw, lines=shown, starts=starts, label=label, is_log=is_log)
-    return Panel(title, draw, f"{title}: {label} against training step")
+    panels = []
+    for key, title, label, is_log in CURVES:
+        lines = [[thinned(points, key) for points in members] for members in curves]
+        if any(steps for members in lines for steps, _ in members):
+            pairs = list(zip(series, lines, strict=True))
+            draw = partial(_draw, lines=pairs, starts=starts, label=label, is_log=is_log)
+            panels.append(Panel(title, draw, f"{title}: {label} against training step"))
+    return Figure("comparison", "Training", tuple(panels), tuple(series), ())
 
 
 def _draw(
-    axis: Axes,
-    lines: Sequence[tuple[Series, list[tuple[list[float], list[float]]]]],
-    starts: Sequence[int],
-    label: str,
-    is_log: bool,
+    axis: Axes, lines: Sequence[tuple[Series, list[Line]]], starts: Sequence[int], label: str, is_log: bool
 ) -> None:
     from matplotlib.ticker import MaxNLocator
 
@@ -117,7 +103,7 @@ def _draw(
     for index, (series, members) in enumerate(lines):
         for steps, found in members:
             every = max(1, len(steps) // MARKERS)
-            # not all at the same steps: markers that lie on one another are none
+            # Markers of different lines are set at different steps, so that they do not cover one another.
             style: dict[str, Any] = series.line() | {"linewidth": 1.4, "markevery": (min(index, every - 1), every)}
             axis.plot(steps, found, **style)
     axis.set(xlabel="training step", ylabel=label)
@@ -125,26 +111,13 @@ def _draw(
     axis.grid(visible=False, axis="x")
 
 
-def thinned(points: Sequence[Point], key: str) -> tuple[list[float], list[float]]:
+def thinned(points: Sequence[Point], key: str) -> Line:
     """Steps and values of a key, averaged where there are more than can be seen."""
-    pairs = [(point.step, point.values[key]) for point in points if key in point.values]
-    size = -(-len(pairs) // MAX_POINTS) or 1
-    bins = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-    return (
-        [sum(step for step, _ in group) / len(group) for group in bins],
-        [sum(value for _, value in group) / len(group) for group in bins],
-    )
+    pairs = [(float(point.step), point.values[key]) for point in points if key in point.values]
 
+    def means(numbers: Sequence[float]) -> Iterator[float]:
+        size = -(-len(numbers) // MAX_POINTS) or 1
+        for start in range(0, len(numbers), size):
+            yield fmean(numbers[start : start + size])
 
-def _is_implicit(column: Compared) -> bool:
-    return any(_phase(identity.config).get("solver") is not None for identity in column.first.chain())
-
-
-def _phase_starts(column: Compared) -> list[int]:
-    """Steps at which a phase goes on from another one."""
-    starts = [_phase(identity.config).get("start_step") for identity in column.first.chain()]
-    return [start for start in starts if start]
-
-
-def _phase(config: Any) -> dict[str, Any]:
-    return config.get("phase") or {}
+    return [*means([step for step, _ in pairs])], [*means([value for _, value in pairs])]

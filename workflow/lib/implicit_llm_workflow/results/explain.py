@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
 
 from implicit_llm_workflow.estimates.cost import Cost, CostModel
-from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import JobCode
 from implicit_llm_workflow.planning.code_record import ChangedFile, changed_files, code_now, read_code_record
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status
+from implicit_llm_workflow.results.status import STATE_STYLE
+from implicit_llm_workflow.results.text import cost_text, total_text
+
+MAX_ALIKE = 6  # jobs of a stage with the same reason that get a row each
+SHOWN_INPUTS = 3
 
 
 @dataclass(frozen=True)
 class CodeChange:
-    """`files`: None where the old code was not recorded."""
+    """`files`: None if the old code was not recorded."""
 
     module: str
     old: str
@@ -23,12 +33,9 @@ class CodeChange:
     files: tuple[ChangedFile, ...] | None
 
 
-_Changes = dict[tuple[JobCode, str], CodeChange]
-
-
 @dataclass(frozen=True)
 class ExplainedJob:
-    """A job that is not fresh. `runs`: whether the next run does it; a missing result that nobody needs stays away."""
+    """One job. `runs`: whether the next run does it; `cost`: of doing it, or of the result that stays."""
 
     key: str
     stage: str
@@ -37,23 +44,18 @@ class ExplainedJob:
     code: CodeChange | None
     cost: Cost
 
-
-@dataclass(frozen=True)
-class KeptJob:
-    """A job whose result is fresh, and what that took."""
-
-    key: str
-    stage: str
-    accepted: str | None
-    cost: Cost
+    @property
+    def accepted(self) -> str | None:
+        """Why the result was accepted although its code changed."""
+        return self.status.accepted.why if self.status.accepted is not None else None
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Of the targets and all that they are made from, in the order of the plan."""
+    """Of the targets and their inputs, in the order of the plan. `jobs` are not fresh, `kept` are."""
 
     jobs: list[ExplainedJob]
-    kept: list[KeptJob]
+    kept: list[ExplainedJob]
 
     @property
     def running(self) -> list[ExplainedJob]:
@@ -66,28 +68,31 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> Explanation:
     reached = upstream_closure(plan, wanted)
     running = _running(plan, wanted, reached)
     costs = CostModel(plan)
-    changes: _Changes = {}
-    jobs, kept = [], []
+
+    @cache
+    def code_change(code: JobCode, old: str, new: str) -> CodeChange:
+        record = read_code_record(plan.root, old)
+        files = None if record is None else tuple(changed_files(record, code_now(code)))
+        return CodeChange(code.module, old, new, files)
+
+    found = []
     for key in reached:
         node, status = plan.nodes[key], plan.statuses[key]
-        if status.state == "fresh":
-            why = status.accepted.why if status.accepted is not None else None
-            kept.append(KeptJob(key, node.stage, why, costs.recorded(node)))
-        else:
-            code = _code_change(plan, node, status, changes)
-            jobs.append(ExplainedJob(key, node.stage, status, key in running, code, costs.of(node)))
-    return Explanation(jobs, kept)
+        digests = status.difference.code if status.difference is not None else None
+        change = code_change(plan.code(node), *digests) if digests is not None else None
+        cost = costs.recorded(node) if status.state == "fresh" else costs.of(node)
+        found.append(ExplainedJob(key, node.stage, status, key in running, change, cost))
+    is_kept = [job.status.state == "fresh" for job in found]
+    pairs = list(zip(found, is_kept, strict=True))
+    return Explanation([job for job, kept in pairs if not kept], [job for job, kept in pairs if kept])
 
 
 def upstream_closure(plan: Plan, keys: Iterable[str]) -> list[str]:
     """The nodes and all that they are made from, in the order of the plan."""
-    found: set[str] = set()
-    waiting = list(keys)
-    while waiting:
-        key = waiting.pop()
-        if key not in found:
-            found.add(key)
-            waiting.extend(plan.nodes[key].upstream.values())
+    found = set(keys)
+    for key in reversed(plan.nodes):  # the inputs of a node come before it
+        if key in found:
+            found.update(plan.nodes[key].upstream.values())
     return [key for key in plan.nodes if key in found]
 
 
@@ -103,13 +108,92 @@ def _running(plan: Plan, targets: Iterable[str], reached: list[str]) -> set[str]
     return running
 
 
-def _code_change(plan: Plan, node: Node, status: Status, known: _Changes) -> CodeChange | None:
-    if status.difference is None or status.difference.code is None:
-        return None
-    old, new = status.difference.code
-    code = plan.code(node)
-    if (code, old) not in known:
-        record = read_code_record(plan.root, old)
-        files = None if record is None else tuple(changed_files(record, code_now(code)))
-        known[code, old] = CodeChange(code.module, old, new, files)
-    return known[code, old]
+def headline(explanation: Explanation) -> str:
+    """How many jobs will run, and what that takes."""
+    running, number = explanation.running, len(explanation.jobs) + len(explanation.kept)
+    if not running:
+        return f"Nothing will run: what is needed of {number:,} jobs is there"
+    return f"{len(running):,} of {number:,} jobs will run: {total_text(job.cost for job in running)}"
+
+
+def running_table(jobs: Iterable[ExplainedJob]) -> Table:
+    """A row for each job; many of a stage with the same reason share one."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("job", "state", "why", "takes"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "state")
+    groups: dict[tuple[str, str, str], list[ExplainedJob]] = {}
+    for job in jobs:
+        groups.setdefault((job.stage, job.status.state, job.status.why), []).append(job)
+    for (_, state, why), alike in groups.items():
+        rows = [(job.key, _why(job), f"{cost_text(job.cost)} ({job.cost.basis})") for job in alike]
+        if len(alike) > MAX_ALIKE:
+            rows = [(f"{alike[0].key} and {len(alike) - 1:,} like it", why, total_text(job.cost for job in alike))]
+        style = STATE_STYLE["waiting" if state == "missing" else state]
+        for name, reason, takes in rows:
+            table.add_row(escape(name), f"[{style}]{state}[/{style}]", escape(reason), takes)
+    return table
+
+
+def lines_below(explanation: Explanation) -> Iterator[str]:
+    """The code that changed, once for each stage's module and old digest; and what stays."""
+    changes = list(dict.fromkeys(job.code for job in explanation.running if job.code is not None))
+    if changes:
+        yield "Code that changed:"
+    for change in changes:
+        what = "what changed is not recorded for a result this old"
+        files = what if change.files is None else ", ".join(map(str, change.files))
+        yield f"  {change.module}: {files} ({change.old[:12]} -> {change.new[:12]})"
+    if kept := explanation.kept:
+        stages = ", ".join(f"{count:,} {stage}" for stage, count in Counter(job.stage for job in kept).items())
+        yield f"{len(kept):,} stay ({stages}), which took {total_text(job.cost for job in kept)}"
+    for job in kept:
+        if job.accepted is not None:
+            yield f"  accepted with other code: {job.key} ({job.accepted})"
+    if absent := [job.key for job in explanation.jobs if not job.runs]:
+        more = ", ..." if len(absent) > SHOWN_INPUTS else ""
+        yield f"{len(absent):,} missing but not needed: {', '.join(absent[:SHOWN_INPUTS])}{more}"
+
+
+def _why(job: ExplainedJob) -> str:
+    """As in the status, but with no more than a few of the inputs."""
+    inputs = job.status.difference.changed_inputs if job.status.difference is not None else ()
+    if len(inputs) <= SHOWN_INPUTS:
+        return job.status.why
+    shown = f"{', '.join(inputs[:SHOWN_INPUTS])} and {len(inputs) - SHOWN_INPUTS} more"
+    return job.status.why.replace(", ".join(inputs), shown)
+
+
+def as_json(explanation: Explanation) -> dict[str, Any]:
+    """Everything, each job by itself."""
+    running = explanation.running
+    return {
+        "jobs": [_job_values(job) for job in explanation.jobs],
+        "kept": [
+            {"job": job.key, "stage": job.stage, "accepted": job.accepted, "cost": asdict(job.cost)}
+            for job in explanation.kept
+        ],
+        "total": {
+            "jobs": len(running),
+            "gpu_hours": sum(job.cost.hours or 0.0 for job in running if job.cost.unit == "gpu"),
+            "cpu_hours": sum(job.cost.hours or 0.0 for job in running if job.cost.unit == "cpu"),
+            "unknown": sum(job.cost.hours is None for job in running),
+        },
+    }
+
+
+def _job_values(job: ExplainedJob) -> dict[str, Any]:
+    difference = job.status.difference
+    return {
+        "job": job.key,
+        "state": job.status.state,
+        "why": job.status.why,
+        "runs": job.runs,
+        "config": list(difference.config) if difference else [],
+        "inputs": {
+            "changed": list(difference.changed_inputs) if difference else [],
+            "new": list(difference.new_inputs) if difference else [],
+            "no_longer_used": list(difference.removed_inputs) if difference else [],
+        },
+        "code": asdict(job.code) if job.code is not None else None,
+        "cost": asdict(job.cost),
+    }

@@ -16,9 +16,9 @@ from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, FREED, WORK, work_directory
 from implicit_llm_workflow.planning.freed import PAGES, payload, readers
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.job_look import SILENT_S
+from implicit_llm_workflow.results.accept import chosen_jobs
+from implicit_llm_workflow.results.job_states import SILENT_S, holder_of
 from implicit_llm_workflow.results.journals import JOURNAL
-from implicit_llm_workflow.results.lock_holder import holder_of
 
 STAGES = ("data", "train", "checkpoint", "evaluate", *PAGES)
 FORMER, UNKNOWN = "of former settings or code", "of no job of the experiment"
@@ -51,37 +51,43 @@ def find_garbage(plan: Plan) -> list[Garbage]:
     known = {plan.run_dir(node) for node in plan.nodes.values()}
     found = []
     for run_dir in _run_dirs(plan.root):
-        if _is_worked_in(run_dir):
-            continue
-        if run_dir not in known:
-            found.append(Garbage(run_dir, UNKNOWN, _size(run_dir)))
-            continue
-        folders = (path for path in sorted((run_dir / WORK).glob("*")) if path.is_dir())
-        others = [
-            path for path in folders if path.name.partition(".")[0] not in names
-        ]  # not "<digits>.previous" either
-        found += [Garbage(path, FORMER, _size(path)) for path in others]
+        if not _is_worked_in(run_dir):
+            works = (path for path in sorted((run_dir / WORK).glob("*")) if path.is_dir())
+            # A folder "<digits>.previous" is in use if the result of these digits is.
+            former = [(path, FORMER) for path in works if path.name.partition(".")[0] not in names]
+            paths = former if run_dir in known else [(run_dir, UNKNOWN)]
+            found += [Garbage(path, why, _size(path)) for path, why in paths]
     return found
 
 
-def remove(garbage: Iterable[Garbage]) -> None:
-    for item in garbage:
-        shutil.rmtree(item.path)
+def remove(item: Garbage) -> None:
+    shutil.rmtree(item.path)
 
 
-def check_freeable(plan: Plan, key: str) -> None:
-    """Raises: NotFreeable unless the job is fresh, has larger files, and no job that is still to run reads them."""
+def freeable(plan: Plan, targets: Iterable[str]) -> list[str]:
+    """Jobs whose larger files can be deleted. Raises: NotFreeable for one that is named and cannot be freed."""
+    found = []
+    for key, is_named in chosen_jobs(plan, targets).items():
+        obstacle = _obstacle(plan, key)
+        if obstacle is None:
+            found.append(key)
+        elif is_named:
+            raise NotFreeable(f"{key}: {obstacle}")
+    return found
+
+
+def _obstacle(plan: Plan, key: str) -> str | None:
+    """Why a job cannot be freed: it is not fresh, has no larger files, or a job that is still to run reads them."""
     node = plan.nodes[key]
     if plan.statuses[key].state != "fresh":
-        raise NotFreeable(f"{key}: is {plan.statuses[key].state}; run the workflow first: {plan.command_for([node])}")
+        return f"is {plan.statuses[key].state}; run the workflow first: {plan.command_for([node])}"
     if node.stage in (*PAGES, "evaluate"):
-        raise NotFreeable(f"{key}: has small files alone; name a job of data, train or checkpoint")
-    waiting = [name for name in readers(plan.nodes, key) if plan.statuses[name].state != "fresh"]
-    if waiting:
-        raise NotFreeable(
-            f"{key}: {waiting[0]} has still to read its files; run the workflow first: "
-            f"{plan.command_for([plan.nodes[waiting[0]]])}"
-        )
+        return "has small files alone; name a job of data, train or checkpoint"
+    waiting = next((name for name in readers(plan.nodes, key) if plan.statuses[name].state != "fresh"), None)
+    if waiting is None:
+        return None
+    command = plan.command_for([plan.nodes[waiting]])
+    return f"{waiting} has still to read its files; run the workflow first: {command}"
 
 
 def free(plan: Plan, key: str) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -52,57 +52,55 @@ def read_tail(path: Path) -> Tail:
     """The last lines of a journal, as many as it takes to know a point; without a file nothing."""
     limit = TAIL_BYTES
     while True:
-        raw, is_whole = _read_end(path, limit)
-        tail = _tail_of(list(_records(raw.split(b"\n")[:-1])), is_whole=is_whole)
+        records, is_whole = _read_end(path, limit)
+        tail = _tail_of(records, is_whole=is_whole)
         if is_whole or tail.points:
             return tail
         limit *= 8
 
 
 def read_points(path: Path) -> list[Point]:
-    """All points that count, in order of writing: what stands before a rewind to an earlier step does not."""
-    raw, _ = _read_end(path, None)
-    return _points(_records(raw.split(b"\n")[:-1]))
+    """All points that count, in order of writing: those before a rewind to an earlier step do not."""
+    return _points(_read_end(path, None)[0])
 
 
-def _read_end(path: Path, limit: int | None) -> tuple[bytes, bool]:
-    """The last bytes of the file from the start of a line, and whether they are all of it."""
+def _read_end(path: Path, limit: int | None) -> tuple[list[dict[str, Any]], bool]:
+    """The records of the last bytes of the file, damaged lines left out, and whether they are all of it."""
     try:
         with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            start = 0 if limit is None else max(0, size - limit)
+            start = 0 if limit is None else max(0, os.fstat(file.fileno()).st_size - limit)
             file.seek(start)
-            raw = file.read(size - start)
+            lines = file.read().split(b"\n")
     except OSError:
-        return b"", True
-    return (raw, True) if start == 0 else (raw.partition(b"\n")[2], False)
-
-
-def _records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
+        return [], True
+    records: list[dict[str, Any]] = []
+    for line in lines[min(start, 1) : -1]:  # the first one is cut, unless it is the first of the file
         with suppress(journal.JournalError):
-            yield from journal.parse_lines([line], Path())
+            records += journal.parse_lines([line], path)
+    return records, start == 0
 
 
 def _tail_of(records: list[dict[str, Any]], *, is_whole: bool) -> Tail:
     times = [_unix_s(record) for record in records]
-    starts = [i for i, record in enumerate(records) if record.get("name") in STAGE_EVENTS]
-    event: Mapping[str, Any] | None = records[starts[-1]] if starts else None
+    found = [i for i, record in enumerate(records) if record.get("name") in STAGE_EVENTS]
+    event: Mapping[str, Any] | None = records[found[-1]] if found else None
     if event is None and records and not is_whole:
-        event = {"name": "stage_started"}  # farther back: nothing is written after an end but another start
+        event = {"name": "stage_started"}  # farther back: after an end only another start is written
     points = _points(records)
-    begun = next((i for i in reversed(starts) if records[i]["name"] == "stage_started"), None)
-    since = times[begun] if begun is not None else None
+    since = next((times[i] for i in reversed(found) if records[i]["name"] == "stage_started"), None)
     recent = [point for point in points if since is None or point.unix_s >= since]
     return Tail(event, tuple(recent or points[-1:]), next((time for time in reversed(times) if time is not None), None))
 
 
 def _points(records: Iterable[Mapping[str, Any]]) -> list[Point]:
-    found = []
-    for point in journal.points_of(records):
-        finite = {key: value for key, value in point.values.items() if math.isfinite(value)}
-        found.append(Point(point.step, datetime.fromisoformat(point.time).timestamp(), finite))
-    return found
+    return [
+        Point(
+            point.step,
+            datetime.fromisoformat(point.time).timestamp(),
+            {key: value for key, value in point.values.items() if math.isfinite(value)},
+        )
+        for point in journal.points_of(records)
+    ]
 
 
 def _unix_s(record: Mapping[str, Any]) -> float | None:

@@ -1,166 +1,239 @@
 """Where a result came from: the runs behind it, back to the data, by the fingerprints in their manifests.
 
-Needs no experiment file: what a manifest was made from is looked for, by fingerprint, among the results beside it.
+Needs no experiment file: the inputs of a result are found by fingerprint among the results beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, ManifestError
+from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_contracts.runs.run_directory import DECLARED, FINGERPRINT_DIGITS, PROVENANCE, WORK, work_directory
 from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances
 from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
+from implicit_llm_workflow.results.verify import Broken, RecordedFile, recorded_files
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+MAX_DEPTH = 4  # of a run directory below the experiment's: evaluate/RUN/PHASE/NAME
+COMMIT_DIGITS = 10
 
 
 class NoLineage(UserError):
-    """The artifact is not one that a finished job vouches for."""
+    """No finished job recorded the artifact."""
 
 
 @dataclass(frozen=True)
-class Ancestor:
-    """A run of the tree. `path`: its manifest, as committed; `upstream`: fingerprints by role.
+class Result:
+    """What a job made, as the manifest `path` records it."""
 
-    `files` are the manifest's records; `acceptances` those that were given for this result.
-    """
-
-    key: str
-    fingerprint: str
     run_dir: Path
     path: Path
-    config: Mapping[str, Any]
-    code: str
-    upstream: Mapping[str, str]
-    files: tuple[FileRecord, ...]
-    provenance: Mapping[str, Any]
-    mlflow_run_id: str | None
-    acceptances: tuple[Acceptance, ...] = ()
+    manifest: Manifest
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        """By its manifest, in the run directory or below work/. Raises: NoLineage."""
+        run_dir = path.parents[2] if path.parent.parent.name == WORK else path.parent
+        try:
+            return cls(run_dir, path, Manifest.read(path))
+        except ManifestError as error:
+            raise NoLineage(str(error)) from error
+
+    @property
+    def key(self) -> str:
+        manifest = self.manifest
+        return manifest.stage if manifest.stage == manifest.name else f"{manifest.stage}/{manifest.name}"
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest.fingerprint
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.manifest.stage, self.manifest.name, **self.manifest.identity)
+
+    @property
+    def root(self) -> Path:
+        """The folder of the experiment."""
+        is_in_place = self.run_dir.as_posix().endswith(f"/{self.key}")
+        return self.run_dir.parents[self.key.count("/")] if is_in_place else self.run_dir.parent
+
+    @cached_property
+    def provenance(self) -> Mapping[str, Any]:
+        return read_object(work_directory(self.run_dir, self.fingerprint) / PROVENANCE)
+
+    @property
+    def mlflow_run_id(self) -> str | None:
+        found = read_object(work_directory(self.run_dir, self.fingerprint) / MLFLOW).get("run_id")
+        return found or self.provenance.get("mlflow_run_id")
+
+    @property
+    def acceptances(self) -> list[Acceptance]:
+        """Those that were given for this result."""
+        return [item for item in read_acceptances(self.run_dir) if item.recorded == self.fingerprint]
+
+
+class ResultIndex:
+    """All finished results of an experiment, also those of former settings, by fingerprint."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def find(self, fingerprint: str) -> Result | None:
+        """The result with this fingerprint. Raises: NoLineage if its manifest is damaged."""
+        path = self._manifests.get(fingerprint[:FINGERPRINT_DIGITS])
+        found = None if path is None else Result.read(path)
+        return found if found is not None and found.fingerprint == fingerprint else None
+
+    @cached_property
+    def _manifests(self) -> dict[str, Path]:
+        """By the first digits of the fingerprint."""
+        patterns = [f"{'*/' * depth}{WORK}/*/{MANIFEST}" for depth in range(1, MAX_DEPTH + 1)]
+        return {path.parent.name: path for pattern in patterns for path in sorted(self.root.glob(pattern))}
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """`runs` by fingerprint, those that others were made from after them; an input that is not found is in none.
+    """`runs` by fingerprint, each before its inputs; an input that is not found is in none.
 
     `artifact`: path, below the run directory, of the file whose lineage it is; None for the whole result.
     """
 
-    top: str
+    top: Result
     artifact: str | None
-    runs: Mapping[str, Ancestor] = field(default_factory=dict)
+    runs: Mapping[str, Result]
 
-    def missing(self) -> Iterator[tuple[str, str, str]]:
+    def missing(self) -> list[tuple[str, str, str]]:
         """Run, role and fingerprint of each input that was not found."""
-        for run in self.runs.values():
-            for role, fingerprint in run.upstream.items():
-                if fingerprint not in self.runs:
-                    yield run.key, role, fingerprint
+        inputs = [(run.key, *item) for run in self.runs.values() for item in run.manifest.upstream.items()]
+        return [item for item in inputs if item[2] not in self.runs]
+
+    def files(self) -> tuple[list[RecordedFile], list[Broken]]:
+        """The files that the manifests record; and damaged manifests, and inputs that are not there."""
+        files, damaged = recorded_files((run.key, run.path) for run in self.runs.values())
+        gone = [
+            Broken(key, Path(role), f"expected an input with fingerprint {fingerprint[:16]}, found none")
+            for key, role, fingerprint in self.missing()
+        ]
+        return files, [*gone, *damaged]
 
 
 def trace(artifact: Path) -> Lineage:
-    """The lineage of a run directory, a manifest, or a file that a manifest vouches for. Raises: NoLineage."""
+    """The lineage of a run directory, a manifest, or a file that a manifest records. Raises: NoLineage."""
     artifact = artifact.absolute()
-    run_dir = _run_dir_of(artifact)
-    manifest = _manifest_of(artifact, run_dir)
-    top = read_run(run_dir, manifest)
-    name = _record_of(artifact, top)
-    shelf = Shelf(root_of(run_dir, top.key))
-    runs: dict[str, Ancestor] = {}
+    manifest = next((path for path in _places(artifact) if path.is_file()), None)
+    if manifest is None:
+        raise NoLineage(
+            f"{artifact}: is not in the run directory of a finished job; name a job, its folder or its file"
+        )
+    top = Result.read(manifest)
+    index = ResultIndex(top.root)
+    runs: dict[str, Result] = {}
     waiting = [top]
     while waiting:
         run = waiting.pop(0)
         if run.fingerprint not in runs:
             runs[run.fingerprint] = run
-            waiting.extend(found for item in run.upstream.values() if (found := shelf.find(item)) is not None)
-    return Lineage(top.fingerprint, name, runs)
+            waiting += [found for item in run.manifest.upstream.values() if (found := index.find(item)) is not None]
+    return Lineage(top, _record_of(artifact, top), runs)
 
 
-class Shelf:
-    """All results of an experiment, also those of former settings, by fingerprint."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def find(self, fingerprint: str) -> Ancestor | None:
-        """The run with this fingerprint. Raises: NoLineage if its manifest is damaged."""
-        run_dir = self._run_dirs.get(fingerprint[:FINGERPRINT_DIGITS])
-        if run_dir is None:
-            return None
-        run = read_run(run_dir, work_directory(run_dir, fingerprint) / MANIFEST)
-        return run if run.fingerprint == fingerprint else None
-
-    @cached_property
-    def _run_dirs(self) -> dict[str, Path]:
-        """By the first digits of the fingerprint."""
-        found: dict[str, Path] = {}
-        waiting = [self._root]
-        while waiting:
-            folder = waiting.pop()
-            for path in sorted(item for item in folder.iterdir() if item.is_dir()):
-                if path.name != WORK:
-                    waiting.append(path)
-                    continue
-                found.update({work.name: folder for work in path.iterdir() if (work / MANIFEST).is_file()})
-        return found
+def _places(artifact: Path) -> list[Path]:
+    """Where the artifact's manifest may be: the nearest comes first, so a file below work/ has the manifest there."""
+    return [folder / MANIFEST for folder in (artifact, *artifact.parents)]
 
 
-def read_run(run_dir: Path, manifest: Path) -> Ancestor:
-    """One run by its manifest. Raises: NoLineage."""
-    try:
-        recorded = Manifest.read(manifest)
-    except ManifestError as error:
-        raise NoLineage(str(error)) from error
-    fingerprint, work = recorded.fingerprint, work_directory(run_dir, recorded.fingerprint)
-    provenance = read_object(work / PROVENANCE)
-    return Ancestor(
-        key=recorded.stage if recorded.stage == recorded.name else f"{recorded.stage}/{recorded.name}",
-        fingerprint=fingerprint,
-        run_dir=run_dir,
-        path=manifest,
-        config=recorded.config,
-        code=recorded.code,
-        upstream=recorded.upstream,
-        files=recorded.files,
-        provenance=provenance,
-        mlflow_run_id=read_object(work / MLFLOW).get("run_id") or provenance.get("mlflow_run_id"),
-        acceptances=tuple(item for item in read_acceptances(run_dir) if item.recorded == fingerprint),
-    )
-
-
-def _run_dir_of(artifact: Path) -> Path:
-    """The nearest folder with a manifest of its own; a work directory belongs to its run."""
-    for folder in [artifact, *artifact.parents]:
-        if folder.is_dir() and (folder / MANIFEST).is_file() and folder.parent.name != WORK:
-            return folder
-        if folder.parent.name == WORK and (folder / MANIFEST).is_file():
-            return folder.parent.parent
-    raise NoLineage(f"{artifact}: is in no run directory of a finished job; name a job, its folder or a file in it")
-
-
-def _manifest_of(artifact: Path, run_dir: Path) -> Path:
-    """Of a file below work/<fingerprint>/ the manifest there, which may be of former settings."""
-    parts = artifact.relative_to(run_dir).parts
-    below = run_dir.joinpath(*parts[:2]) / MANIFEST
-    return below if parts[:1] == (WORK,) and len(parts) > 1 and below.is_file() else run_dir / MANIFEST
-
-
-def _record_of(artifact: Path, run: Ancestor) -> str | None:
-    """The path in the manifest of the artifact, or of what it is a copy of. Raises: NoLineage."""
+def _record_of(artifact: Path, run: Result) -> str | None:
+    """The path in the manifest of the artifact, or of the file that it is a copy of. Raises: NoLineage."""
     if artifact.is_dir() or artifact.name == MANIFEST:
         return None
     given = artifact.relative_to(run.run_dir).as_posix()
     declared = f"{WORK}/{run.fingerprint[:FINGERPRINT_DIGITS]}/{DECLARED}/{given}"
-    for file in run.files:
-        if file.path in (given, declared):
-            return file.path
-    raise NoLineage(f"{artifact}: {run.key} does not vouch for this file; {run.path} lists those that it vouches for")
+    found = next((file.path for file in run.manifest.files if file.path in (given, declared)), None)
+    if found is None:
+        raise NoLineage(f"{artifact}: {run.key} did not record this file; {run.path} lists the files that it did")
+    return found
 
 
-def root_of(run_dir: Path, key: str) -> Path:
-    """The folder of the experiment."""
-    return run_dir.parents[key.count("/")] if run_dir.as_posix().endswith(f"/{key}") else run_dir.parent
+def tree_of(lineage: Lineage) -> Tree:
+    """The result above its inputs; a run that appeared before is only named again."""
+    from rich.markup import escape
+    from rich.tree import Tree
+
+    seen: set[str] = set()
+
+    def add(branch: Tree, run: Result) -> None:
+        seen.add(run.fingerprint)
+        for role, fingerprint in run.manifest.upstream.items():
+            source, digits = lineage.runs.get(fingerprint), fingerprint[:FINGERPRINT_DIGITS]
+            if source is None:
+                branch.add(f"[red]{escape(role)}: not found[/red]  {digits}")
+            elif fingerprint in seen:
+                branch.add(escape(f"{source.key}  {digits}{', see above' if source.manifest.upstream else ''}"))
+            else:
+                add(branch.add(escape(_run_text(source))), source)
+
+    top, record = lineage.top, lineage.artifact
+    tree = branch = Tree(escape(_run_text(top)))
+    if record is not None:
+        sha256 = next(file.sha256 for file in top.manifest.files if file.path == record)
+        name = record.rpartition(f"/{DECLARED}/")[2]
+        tree = Tree(escape(f"{name} (sha256 {sha256[:FINGERPRINT_DIGITS]})"))
+        branch = tree.add(branch.label)
+    add(branch, top)
+    return tree
+
+
+def commit_text(provenance: Mapping[str, Any]) -> str | None:
+    """The first digits of the commit; "(edited)" if files differed from it."""
+    git = provenance.get("git") or {}
+    return f"{git['commit'][:COMMIT_DIGITS]}{' (edited)' if git.get('is_dirty') else ''}" if git.get("commit") else None
+
+
+def _run_text(run: Result) -> str:
+    """Fingerprint, MLflow run, commit, device and time of a run in one line, and a line for each exception."""
+    parts = [run.key, run.fingerprint[:FINGERPRINT_DIGITS], f"mlflow {run.mlflow_run_id or 'none'}"]
+    commit, about = commit_text(run.provenance), run.provenance
+    made = [f"commit {commit}" if commit else "no commit", str(about.get("device")), str(about.get("finished"))]
+    parts += made if about else ["provenance not recorded"]
+    return "\n".join(["  ".join(parts), *map(_acceptance_text, run.acceptances)])
+
+
+def _acceptance_text(acceptance: Acceptance) -> str:
+    changed = "what changed is not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
+    codes = f"{acceptance.recorded_code[:12]} -> {acceptance.wanted_code[:12]}"
+    return f"accepted {acceptance.when[:10]} with other code ({codes}; {changed}): {acceptance.why}"
+
+
+def as_json(lineage: Lineage) -> dict[str, Any]:
+    """Every run once; inputs by fingerprint."""
+    return {
+        "top": lineage.top.fingerprint,
+        "artifact": lineage.artifact,
+        "runs": [_run_values(run) for run in lineage.runs.values()],
+        "not_found": [dict(zip(("run", "role", "fingerprint"), item, strict=True)) for item in lineage.missing()],
+    }
+
+
+def _run_values(run: Result) -> dict[str, Any]:
+    return {
+        "job": run.key,
+        "fingerprint": run.fingerprint,
+        "run_dir": run.run_dir.as_posix(),
+        "manifest": run.path.as_posix(),
+        "code": run.manifest.code,
+        "config": run.manifest.config,
+        "inputs": run.manifest.upstream,
+        "mlflow_run_id": run.mlflow_run_id,
+        "provenance": run.provenance or None,
+        "accepted": [asdict(acceptance) for acceptance in run.acceptances],
+    }

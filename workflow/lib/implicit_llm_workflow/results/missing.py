@@ -1,30 +1,41 @@
-"""Which results a report lacks, why, and what makes them; and the report that does without."""
+"""The results that a report lacks, why, and what makes them; and the results that changed after they were made."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_contracts.runs.run_directory import work_directory
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import Manifest, sha256_of
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, work_directory
+from implicit_llm_report.registry import registry
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import job_code
 from implicit_llm_workflow.planning.fingerprint import MODEL_ROLE
-from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.plan import LOCAL_PROFILE, Plan
+from implicit_llm_workflow.planning.recorded import METRICS
 from implicit_llm_workflow.results.journals import JOURNAL, read_tail
-from implicit_llm_workflow.results.stale_numbers import changed_result
 
 WITH_MISSING = "-with-missing"
+OF_TRAINING = "losses and solver health"
+
+
+class StaleNumbers(UserError):
+    """A report would show other numbers than it was asked for."""
 
 
 @dataclass(frozen=True)
 class MissingResult:
-    """A result that is not fresh. `role`: what the report calls it; `state`: missing, stale or failed.
+    """A result that is not fresh. `role`: its name in the report; `state`: missing, stale or failed.
 
-    Of an evaluation also its `config`, that of its data by role, and whether the model is implicit (None: not known):
-    enough for the report to show each number that it would have given as missing.
+    Of an evaluation also its `config`, the config of its data by role, and whether the model is implicit (None: not
+    known): enough for the report to show each number that it would have given as missing.
     """
 
     job: str
@@ -39,12 +50,13 @@ class MissingResult:
 
 def find_missing(plan: Plan, page: Node) -> list[MissingResult]:
     """What a report or an excerpt of it lacks, in the order of its inputs."""
-    upstream = page.upstream
-    return [_missing_result(plan, role, plan.nodes[key]) for role, key in upstream.items() if _is_missing(plan, key)]
+    return [
+        _missing_result(plan, role, plan.nodes[key]) for role, key in page.upstream.items() if _is_missing(plan, key)
+    ]
 
 
 def report_with_missing(plan: Plan, page: Node, missing: Sequence[MissingResult]) -> tuple[Identity, list[str]]:
-    """The identity of the page made of what is fresh, and its inputs as ROLE=DIR; it lies in a folder of its own."""
+    """The identity of the page made from the fresh results, and its inputs as ROLE=DIR; it has a folder of its own."""
     lacking = {item.role for item in missing}
     there = {role: key for role, key in page.upstream.items() if role not in lacking}
     config = {**page.config, "missing": [asdict(item) for item in missing]}
@@ -54,19 +66,83 @@ def report_with_missing(plan: Plan, page: Node, missing: Sequence[MissingResult]
     return identity, [f"{role}={plan.run_dir(plan.nodes[key])}" for role, key in there.items()]
 
 
+def number_words(job: str, kind: str | None) -> str:
+    """What numbers of a report come from a job, and where they are shown; `kind` is that of an evaluation."""
+    kind = kind if job.startswith("evaluate/") else "train"
+    places = {"tables": registry().tables, "figures": registry().figures}
+    shown = {place: [name for name, item in entries.items() if kind in item.kinds] for place, entries in places.items()}
+    words = "; ".join(f"{place} {', '.join(names)}" for place, names in shown.items() if names)
+    return numbers_of(job, kind) + (f" ({words})" if words else "")
+
+
+def numbers_of(job: str, kind: str | None) -> str:
+    """What numbers come from a job, in one or two words."""
+    evaluated = EVALUATION_KINDS.get(kind or "")
+    if not job.startswith("evaluate/"):
+        return OF_TRAINING
+    return "results" if evaluated is None else evaluated.numbers
+
+
+def stale_numbers(upstream: Mapping[str, str], directories: Mapping[str, Path]) -> dict[Path, str]:
+    """The manifests of inputs that have not the wanted fingerprint (by role), or whose numbers were changed since.
+
+    Each with the job, its numbers, and what is wrong with them.
+    """
+    found = {}
+    for role, directory in directories.items():
+        job, manifest = role.replace(":", "/", 1), Manifest.find(directory / MANIFEST)
+        why = _why_stale(directory, manifest, upstream.get(role))
+        if why is not None:
+            kind = None if manifest is None else manifest.config.get("kind")
+            found[directory / MANIFEST] = f"{number_words(job, kind)} of {job}: {why}"
+    return found
+
+
+def stale_error(found: Mapping[Path, str], experiment: str) -> StaleNumbers:
+    """One error that names each number, its job and the command."""
+    manifests = [path.as_posix() for path in found]
+    remove, config = shlex.join(["rm", "-f", *manifests]), f"workflow/config/{experiment}.yaml"
+    make = shlex.join(["snakemake", "--configfile", config, "--profile", LOCAL_PROFILE, *manifests])
+    return StaleNumbers(
+        f"{len(found)} stale number{'s' if len(found) > 1 else ''}: {'; '.join(found.values())}. Type `{remove} && "
+        f"{make}`, or `implicit-llm report --config {experiment} --missing` for a report without them"
+    )
+
+
+def changed_result(run_dir: Path) -> str | None:
+    """How the metrics of a finished evaluation differ from its manifest; None if they do not, or there are none."""
+    manifest = Manifest.find(run_dir / MANIFEST)
+    return None if manifest is None else _why_stale(run_dir, manifest, manifest.fingerprint)
+
+
+def _why_stale(run_dir: Path, manifest: Manifest | None, wanted: str | None) -> str | None:
+    if manifest is None:
+        return f"{run_dir / MANIFEST} is not there or cannot be read"
+    if manifest.fingerprint != (wanted or manifest.fingerprint):
+        found = manifest.fingerprint[:FINGERPRINT_DIGITS]
+        return f"its manifest carries fingerprint {found}, wanted is {(wanted or '')[:FINGERPRINT_DIGITS]}"
+    for record in manifest.records(lambda path: path.name == METRICS):
+        path = run_dir / record.path
+        try:
+            digest = sha256_of(path)
+        except OSError as error:
+            return f"{path} cannot be read ({error.strerror})"
+        if digest != record.sha256:
+            return f"{path} was changed: expected sha256 {record.sha256[:16]}, found {digest[:16]}"
+    return None
+
+
 def _is_missing(plan: Plan, key: str) -> bool:
     return plan.statuses[key].state != "fresh" or _changed(plan, plan.nodes[key]) is not None
 
 
 def _changed(plan: Plan, node: Node) -> str | None:
-    """How the numbers of a finished evaluation differ from those that its manifest vouches for."""
     return changed_result(plan.run_dir(node)) if node.stage == "evaluate" else None
 
 
 def _missing_result(plan: Plan, role: str, node: Node) -> MissingResult:
     status, failure = plan.statuses[node.key], _failure(plan, node)
-    state: str = status.state
-    why = status.why
+    state, why = str(status.state), status.why
     if failure is not None:
         state, why = "failed", failure
     elif state == "missing":
@@ -76,8 +152,10 @@ def _missing_result(plan: Plan, role: str, node: Node) -> MissingResult:
     about: dict[str, Any] = {}
     if node.stage == "evaluate":
         read = {name: plan.nodes[key].config for name, key in node.upstream.items() if name != MODEL_ROLE}
-        about = {"config": dict(node.config), "data": read, "is_implicit": _is_implicit(plan, node)}
-    # A changed file is found by the job itself, which starts when its manifest is gone.
+        phase = plan.nodes[node.upstream[MODEL_ROLE]].config.get("phase")
+        is_implicit = None if phase is None else phase["solver"] is not None  # of a peer not known before its import
+        about = {"config": dict(node.config), "data": read, "is_implicit": is_implicit}
+    # The job itself finds a changed file; it starts when its manifest is gone.
     remove = f"{shlex.join(['rm', '-f', plan.manifest(node)])} && " if status.state == "fresh" else ""
     return MissingResult(node.key, role, state, why, remove + plan.command_for([node]), **about)
 
@@ -97,9 +175,3 @@ def _failure(plan: Plan, node: Node) -> str | None:
     work = work_directory(plan.run_dir(node), plan.identities[node.key].fingerprint)
     event = read_tail(work / JOURNAL).event or {}
     return " ".join(str(event.get("error")).split()) if event.get("name") == "stage_failed" else None
-
-
-def _is_implicit(plan: Plan, node: Node) -> bool | None:
-    """None for a peer, whose kind is known when it has been imported."""
-    phase = plan.nodes[node.upstream[MODEL_ROLE]].config.get("phase")
-    return None if phase is None else phase["solver"] is not None

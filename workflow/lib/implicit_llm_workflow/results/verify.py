@@ -1,35 +1,30 @@
-"""Recompute the digests of everything that finished jobs vouch for, and say how to put right what is broken.
+"""Recompute the digests of all files that finished jobs recorded, and say how to repair what is broken.
 
 The files of a data set that others only point to (the shards of a token stream) belong to the jobs that wrote them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shlex
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
-from implicit_llm_contracts.runs.identity import digest
+from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import Manifest, ManifestError, sha256_of
 from implicit_llm_contracts.runs.run_directory import DECLARED, FREED, work_directory
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 
-BLOCK_BYTES = 1 << 22
 MAX_THREADS = 8  # one core hashes 1 to 2 GB/s; more of them wait for the disk
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class VouchedFile:
-    """A file as a manifest has it; `job` is the key of the node that made it."""
+class RecordedFile:
+    """A file as the manifest of the job `job` records it."""
 
     job: str
     path: Path
@@ -46,50 +41,55 @@ class Broken:
     why: str
 
 
-@dataclass(frozen=True)
-class Inventory:
-    """What there is to verify: files of finished jobs, manifests that are no good, jobs that have not been done."""
-
-    files: list[VouchedFile]
-    broken: list[Broken]
-    finished: list[str]
-    unfinished: list[str]
+def files_of_jobs(plan: Plan, nodes: Iterable[Node]) -> tuple[list[RecordedFile], list[Broken], list[str]]:
+    """Files of the finished jobs, their damaged manifests, and the jobs that have not finished."""
+    manifests = {node.key: plan.run_dir(node) / MANIFEST for node in nodes}
+    files, broken = recorded_files((key, path) for key, path in manifests.items() if path.exists())
+    return files, broken, [key for key, path in manifests.items() if not path.exists()]
 
 
-def take_inventory(plan: Plan, nodes: Iterable[Node]) -> Inventory:
-    """Read the manifests of the nodes."""
-    found = Inventory([], [], [], [])
-    for node in nodes:
-        manifest = plan.run_dir(node) / MANIFEST
+def recorded_files(manifests: Iterable[tuple[str, Path]]) -> tuple[list[RecordedFile], list[Broken]]:
+    """Files of the manifests, which are given with their job; and the manifests that are damaged."""
+    files: list[RecordedFile] = []
+    broken = []
+    for job, path in manifests:
         try:
-            files = vouched_files(node.key, plan.run_dir(node), manifest.read_bytes())
-        except FileNotFoundError:
-            found.unfinished.append(node.key)
-            continue
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            found.broken.append(Broken(node.key, manifest, str(error) or type(error).__name__))
-            files = []
-        found.finished.append(node.key)
-        found.files.extend(files)
-    return found
+            files += _files_of(job, path)
+        except ManifestError as error:
+            broken.append(Broken(job, path, str(error).removeprefix(f"{path}: ").partition("; type")[0]))
+    return files, broken
 
 
-def verify_files(files: Iterable[VouchedFile], progress: Progress) -> list[Broken]:
-    """Those files that are missing or differ, in their order. progress: told of every block of bytes, read or not."""
-    lock = threading.Lock()
+def check_files(files: Sequence[RecordedFile]) -> list[Broken]:
+    """Files that are missing or differ from their record, in order; a terminal shows the progress."""
+    from tqdm import tqdm
 
-    def counted(number: int) -> None:
-        with lock:
-            progress(number)
+    size = sum(file.size for file in files)
+    bar = tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc="verify", disable=None)
+    broken = []
+    with bar, ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+        for file, why in zip(files, pool.map(_difference, files), strict=True):
+            bar.update(file.size)
+            broken += [Broken(file.job, file.path, why)] if why else []
+    return broken
 
-    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        return [broken for broken in pool.map(lambda file: _check(file, counted), files) if broken is not None]
+
+def broken_lines(broken: Iterable[Broken]) -> Iterator[str]:
+    """A line for each file, with colour."""
+    for item in broken:
+        yield f"[red]broken[/red] {item.path}: {item.why} (job {item.job})"
+
+
+def count_text(what: str, files: Sequence[RecordedFile], broken: Sequence[Broken]) -> str:
+    """ "3 jobs, 14 files, 1.2 MiB: none broken"."""
+    size = sum(file.size for file in files)
+    return f"{what}, {len(files):,} files, {size / 2**20:,.1f} MiB: {len(broken) or 'none'} broken"
 
 
 def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = ()) -> list[str]:
     """Shell commands that make the broken files of these jobs again, on the way to the targets (none: all jobs).
 
-    A job whose manifest is gone is started; it verifies what it has, sets aside what differs and makes that again. Its
+    A job without a manifest is started; it verifies what it has, sets aside what differs and makes that again. Its
     manifest is then what it was, so that no finished job that follows from it runs.
     """
     manifests = [plan.manifest(plan.nodes[job]) for job in dict.fromkeys(jobs)]
@@ -97,66 +97,56 @@ def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = (
     return [shlex.join(["rm", "-f", *manifests]), plan.command_for(wanted)]
 
 
-def vouched_files(job: str, run_dir: Path, content: bytes, is_published: bool = True) -> list[VouchedFile]:
-    """The files of a manifest, without those that were freed. If the manifest is not the one that the run publishes,
-    also without the copies of declared files.
+def with_shards(plan: Plan, targets: Iterable[str]) -> list[Node]:
+    """The targets' jobs; before a stream of tokens the jobs of its shards, to whose files it points."""
+    keys: dict[str, None] = {}
+    for target in targets:
+        node = plan.find(target)
+        shards = [key for key in node.upstream.values() if plan.nodes[key].config.get("kind") == "token_shard"]
+        keys |= dict.fromkeys([*shards, node.key])
+    return [plan.nodes[key] for key in keys]
 
-    Raises: ValueError, KeyError or TypeError for one that is no good.
+
+def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
+    """Files of a manifest, without those that were freed. A declared file has a copy where the workflow looks for it,
+    which a later result may have replaced: it counts only for the manifest that the run directory publishes.
+
+    Raises: ManifestError.
     """
-    values = json.loads(content)
-    identity = {key: values["identity"][key] for key in ("config", "code", "upstream")}
-    if digest({"stage": values["stage"], **identity}) != values["fingerprint"]:
-        raise ValueError("its fingerprint is not that of its identity")
-    work = work_directory(run_dir, values["fingerprint"])
-    if _read(work / MANIFEST) != content:
-        raise ValueError(f"differs from its copy {work / MANIFEST}")
-    files = [file for record in values["files"] for file in _records(job, run_dir, work, record)]
-    if (work / FREED).exists():
-        files = [file for file in files if file.path.exists()]
-    return [file for file in files if is_published or file.path.is_relative_to(work)]
+    manifest = Manifest.read(path)
+    if compute_fingerprint(manifest.stage, **manifest.identity) != manifest.fingerprint:
+        raise ManifestError("its fingerprint is not that of its identity", path)
+    run_dir = path.parents[2] if path.parent.parent.name == "work" else path.parent
+    work = work_directory(run_dir, manifest.fingerprint)
+    if not _are_equal(path, work / MANIFEST):
+        raise ManifestError(f"differs from its copy {work / MANIFEST}", path)
+    is_published, is_freed = _are_equal(path, run_dir / MANIFEST), (work / FREED).exists()
+    for record in manifest.files:
+        file = run_dir / record.path
+        places = [file]
+        if is_published and file.is_relative_to(work / DECLARED):
+            places.append(run_dir / file.relative_to(work / DECLARED))
+        for place in places:
+            if place.exists() or not is_freed:
+                yield RecordedFile(job, place, record.size, record.sha256)
 
 
-def _records(job: str, run_dir: Path, work: Path, record: Mapping[str, Any]) -> Iterator[VouchedFile]:
-    """A file, and its copy where the workflow looks for it if it is a declared one."""
-    path = PurePosixPath(record["path"])
-    if path.is_absolute() or ".." in path.parts:
-        raise ValueError(f"the path {record['path']!r} leads out of the run directory")
-    yield VouchedFile(job, run_dir / path, int(record["size"]), record["sha256"])
-    declared = work / DECLARED
-    if (run_dir / path).is_relative_to(declared):
-        copy = run_dir / (run_dir / path).relative_to(declared)
-        yield VouchedFile(job, copy, int(record["size"]), record["sha256"])
-
-
-def _read(path: Path) -> bytes | None:
+def _are_equal(one: Path, other: Path) -> bool:
     try:
-        return path.read_bytes()
+        return one == other or one.read_bytes() == other.read_bytes()
     except OSError:
-        return None
+        return False
 
 
-def _check(file: VouchedFile, progress: Progress) -> Broken | None:
+def _difference(file: RecordedFile) -> str | None:
+    """How the file differs from its record; None if it does not."""
     try:
         size = file.path.stat().st_size
         if size != file.size:
-            progress(file.size)
-            return Broken(file.job, file.path, f"expected {file.size} bytes, found {size}")
-        found = sha256_of(file.path, progress)
+            return f"expected {file.size} bytes, found {size}"
+        found = sha256_of(file.path)
     except FileNotFoundError:
-        progress(file.size)
-        return Broken(file.job, file.path, f"expected {file.size} bytes, found no file")
+        return f"expected {file.size} bytes, found no file"
     except OSError as error:
-        return Broken(file.job, file.path, f"cannot be read ({error.strerror})")
-    if found == file.sha256:
-        return None
-    return Broken(file.job, file.path, f"expected sha256 {file.sha256[:16]}, found {found[:16]}")
-
-
-def sha256_of(path: Path, progress: Progress = lambda size: None) -> str:
-    """sha256 (hexadecimal) of a file."""
-    total = hashlib.sha256()
-    with open(path, "rb", buffering=0) as stream:
-        while block := stream.read(BLOCK_BYTES):
-            total.update(block)
-            progress(len(block))
-    return total.hexdigest()
+        return f"cannot be read ({error.strerror})"
+    return None if found == file.sha256 else f"expected sha256 {file.sha256[:16]}, found {found[:16]}"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.job_look import Observed
-from implicit_llm_workflow.results.observed import Observer
+from implicit_llm_workflow.results.job_states import ObservedJob, driver_of, observe
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import (
     DRIVER,
@@ -34,8 +33,8 @@ def plan(tiny: ExperimentFile) -> Plan:
     return tiny.plan()
 
 
-def look(plan: Plan, key: str = FREE) -> Observed:
-    return Observer(plan).observe()[key]
+def look(plan: Plan, key: str = FREE) -> ObservedJob:
+    return observe(plan)[key]
 
 
 def lock_of(plan: Plan, key: str = FREE) -> Path:
@@ -43,8 +42,8 @@ def lock_of(plan: Plan, key: str = FREE) -> Path:
 
 
 def test_everything_waits_at_first(plan: Plan) -> None:
-    assert {job.state for job in Observer(plan).observe().values()} == {"waiting"}
-    assert Observer(plan).driver() is None
+    assert {job.state for job in observe(plan).values()} == {"waiting"}
+    assert driver_of(plan) is None
 
 
 def test_a_finished_job_shows_the_end_of_its_phase(plan: Plan) -> None:
@@ -83,7 +82,7 @@ def test_a_job_of_former_settings_still_runs(tiny: ExperimentFile) -> None:
     write_journal(before, FREE, STARTED, metrics(5, 1, loss=2.0))
     with held(lock_of(before)):
         found = look(tiny.edit("tol: 0.1", "tol: 0.2").plan())
-        assert (found.state, found.why) == ("running", "with settings or code of before")
+        assert (found.state, found.why) == ("running", "with former settings or code")
         assert found.progress.step == 5
     assert look(tiny.plan()).state == "waiting"
 
@@ -95,7 +94,7 @@ def test_a_job_of_former_settings_still_runs(tiny: ExperimentFile) -> None:
         (event("stage_failed", error="ValueError:  a\nb"), "failed", "ValueError: a b", None),
         (event("stage_preempted", error="Preempted: after step 6"), "stopped", "Preempted: after step 6", None),
         (event("stage_stopped", error="SystemExit: 143"), "stopped", "SystemExit: 143", None),
-        (event("checkpoint_committed", step=6), "stopped", "ended without a word", None),
+        (event("checkpoint_committed", step=6), "stopped", "ended without a message", None),
     ],
 )
 def test_the_journal_tells_how_a_job_ended(
@@ -138,10 +137,9 @@ def test_a_failure_outranks_a_result_of_before_and_a_fresh_one_outranks_a_failur
 
 def test_what_is_next_in_turn_of_a_driver_is_queued(plan: Plan) -> None:
     finish_with(plan, "data/s3-train", {})
-    observer = Observer(plan)
     with held(plan.root / ".driver.lock", DRIVER) as pid:
-        states = {key: job.state for key, job in observer.observe().items()}
-        driver = observer.driver()
+        states = {key: job.state for key, job in observe(plan).items()}
+        driver = driver_of(plan)
     assert driver is not None
     assert (driver.pid, driver.is_alive) == (pid, True)
     assert {key for key, state in states.items() if state == "queued"} == {
@@ -188,5 +186,5 @@ def test_looking_changes_nothing(plan: Plan) -> None:
     finish(plan)
     write_journal(plan, FREE, STARTED)
     before = {path: path.stat().st_mtime_ns for path in plan.root.rglob("*")}
-    Observer(plan).observe()
+    observe(plan)
     assert {path: path.stat().st_mtime_ns for path in plan.root.rglob("*")} == before

@@ -1,0 +1,484 @@
+"""Results side by side: in what their settings, code and inputs differ, and their numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from implicit_llm_contracts.hints import natural, nearest
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.identity import Identity, canonical_json
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, PROVENANCE, WORK, work_directory
+from implicit_llm_workflow.estimates.cost import recorded_cost
+from implicit_llm_workflow.planning.code_record import changed_files, read_code_record
+from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
+from implicit_llm_workflow.results.job_states import LOG, MODEL_STAGES, run_and_phase
+from implicit_llm_workflow.results.journals import JOURNAL, Point, read_points
+from implicit_llm_workflow.results.lineage import NoLineage, Result, ResultIndex, commit_text
+from implicit_llm_workflow.results.text import MISSING, cost_text, number_text
+
+if TYPE_CHECKING:
+    from implicit_llm_workflow.planning.plan import Plan
+
+START, CODE = "start", "code"
+CODE_DIGITS = 12
+SUMMARY, LAST = "at the end (means over the last 50 steps)", "last values in the journal"
+FIRST = ("step", "loss", "accuracy_last10", "accuracy", "residual", "num_iter", "f_evaluations", "unconverged_share")
+SWEPT = "@"  # in the mode of a number that a sweep gave
+_DATA = "data"  # of a summary: settings, not numbers
+
+
+class NotComparable(UserError):
+    """A name means no run or several, or a folder is not one of a run."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One result: a phase of a run, or an imported checkpoint. `recorded`: None while it is not finished."""
+
+    run_dir: Path
+    identity: Identity
+    recorded: Manifest | None
+    index: ResultIndex
+
+    @property
+    def key(self) -> str:
+        return f"{self.identity.stage}/{self.identity.name}"
+
+    @property
+    def seed(self) -> Any:
+        return self.identity.config.get("seed")
+
+    @property
+    def work(self) -> Path:
+        return work_directory(self.run_dir, self.identity.fingerprint)
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """Of its own journal."""
+        return read_points(self.work / JOURNAL)
+
+    @property
+    def has_begun(self) -> bool:
+        return self.recorded is not None or bool(self.points) or (self.run_dir / LOG).exists()
+
+    def input(self, fingerprint: str) -> Identity | None:
+        """The identity of an input, also of one that is not finished; None where it is not recorded."""
+        with suppress(NoLineage):
+            found = self.index.find(fingerprint)
+            if found is not None:
+                return found.identity
+        name = f"{fingerprint[:FINGERPRINT_DIGITS]}.json"
+        path = next((self.index.root / ".identities").rglob(name), None)
+        return None if path is None else Identity.parse(path.read_text(encoding="utf-8"))
+
+    def chain(self) -> list[Identity]:
+        """The phases before it and itself, the first one first, as far as they are known."""
+        chain = [self.identity]
+        while (start := chain[0].upstream.get(START)) is not None and (before := self.input(start)) is not None:
+            chain.insert(0, before)
+        return chain
+
+    def curve(self) -> list[Point]:
+        """The points of the whole chain."""
+        found: list[Point] = []
+        for identity in self.chain()[:-1]:
+            run_dir = self.index.root / identity.stage / identity.name
+            found += read_points(work_directory(run_dir, identity.fingerprint) / JOURNAL)
+        return [*found, *self.points]
+
+    def evaluations(self) -> Iterator[tuple[str, Manifest]]:
+        """Finished evaluations of this very result, by name."""
+        is_imported = self.identity.stage == "checkpoint"
+        name = f"{self.identity.name}/checkpoint" if is_imported else self.identity.name
+        for path in sorted((self.index.root / "evaluate" / name).glob(f"*/{MANIFEST}")):
+            recorded = Manifest.find(path)
+            if recorded is not None and recorded.upstream.get("model") == self.identity.fingerprint:
+                yield path.parent.name, recorded
+
+
+@dataclass(frozen=True)
+class Column:
+    """A result, or the results of all seeds of a run."""
+
+    label: str
+    members: tuple[Subject, ...]
+
+    @property
+    def first(self) -> Subject:
+        return self.members[0]
+
+
+@dataclass(frozen=True)
+class DifferentSetting:
+    """`where`: in the result itself (""), or in which inputs by role, such as "start.data"; `values`: a text for each
+    column, those of several seeds together; `detail`: of code what changed, where that was recorded.
+    """
+
+    setting: str
+    where: tuple[str, ...]
+    values: tuple[str, ...]
+    detail: str = ""
+
+    @property
+    def shown(self) -> str:
+        """ "phase.solver.tol", or "data: group"; a difference that inputs share has one row."""
+        first, *others = self.where
+        name = f"{first}: {self.setting}" if first else self.setting
+        return f"{name} (and of {', '.join(others)})" if others else name
+
+
+@dataclass(frozen=True)
+class NumberRow:
+    """`values`: for each column the numbers of its members that have one."""
+
+    section: str
+    name: str
+    values: tuple[tuple[float, ...], ...]
+
+    @property
+    def is_swept(self) -> bool:
+        return SWEPT in self.name
+
+    def cells(self) -> list[str]:
+        """The mean of each column, of several seeds also the lowest and the highest; of two columns also the change."""
+        return [*map(_spread_text, self.values), *([self._change()] if len(self.values) == 2 else [])]
+
+    def _change(self) -> str:
+        """From the mean of the first column to that of the second."""
+        if not all(self.values):
+            return MISSING
+        difference = statistics.fmean(self.values[1]) - statistics.fmean(self.values[0])
+        return "=" if difference == 0 else f"{'+' if difference > 0 else ''}{number_text(difference, 3)}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs, the numbers, and by name the facts about how each column was made."""
+
+    columns: tuple[Column, ...]
+    differences: tuple[DifferentSetting, ...]
+    num_equal: int
+    numbers: tuple[NumberRow, ...]
+    facts: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, columns: Sequence[Column]) -> Comparison:
+        numbers = tuple(_number_rows(columns))
+        return cls(tuple(columns), tuple(_differences(columns)), _num_equal(columns), numbers, _facts(columns))
+
+    @property
+    def labels(self) -> list[str]:
+        """Of several seeds with their number."""
+        numbers = [len(column.members) for column in self.columns]
+        labels = zip(self.columns, numbers, strict=True)
+        return [column.label if number == 1 else f"{column.label} ({number} seeds)" for column, number in labels]
+
+    @property
+    def number_labels(self) -> list[str]:
+        return [*self.labels, *(["change"] if len(self.columns) == 2 else [])]
+
+    def sections(self, *, with_swept: bool) -> dict[str, list[NumberRow]]:
+        """The rows of numbers by section."""
+        found: dict[str, list[NumberRow]] = {}
+        for row in self.numbers:
+            if with_swept or not row.is_swept:
+                found.setdefault(row.section, []).append(row)
+        return found
+
+
+def find_columns(names: Sequence[str], plan: Plan | None) -> list[Column]:
+    """A column for each name; without a plan each must be a folder. Raises: NotComparable."""
+    found = [_find(name, plan) for name in names]
+    for name, item in zip(names, found, strict=True):
+        if not any(member.has_begun for member in item.members):
+            command = f"; type: {plan.command_for([plan.nodes[item.first.key]])}" if plan is not None else ""
+            raise NotComparable(f"{name}: has not begun yet{command}")
+    labels = [item.label for item in found]
+    return [
+        replace(item, label=item.first.run_dir.as_posix()) if labels.count(item.label) > 1 else item for item in found
+    ]
+
+
+def is_folder(name: str) -> bool:
+    """Whether it names a run directory, or something in it, rather than a run of the experiment."""
+    return ("/" in name or name in (".", "..")) and Path(name).exists()
+
+
+def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
+    """What a name means: its full form, and the keys of its jobs, several only if they differ in nothing but the seed.
+
+    A name is a job, a run with its phase, a run (what came out of it), or one of these without the seed (all seeds).
+    Raises: NotComparable if the experiment has no such run, or several.
+    """
+    names: dict[str, dict[str, list[str]]] = {}  # a name -> its full form -> keys
+    models = [node for node in plan.nodes.values() if node.stage in MODEL_STAGES]
+    for node in models:
+        for key in dict.fromkeys((node.key, node.seedless_key)):
+            run, phase = run_and_phase(key)
+            is_last = (node.config.get("phase") or {}).get("end_step") == node.config.get("total_steps")
+            for text in (key, f"{run}/{phase}", *([run] if is_last else [])):
+                names.setdefault(text, {}).setdefault(f"{run}/{phase}", []).append(node.key)
+    found = names.get(name.strip("/"), {})
+    if len(found) == 1:
+        return next(iter(found.items()))
+    if found:
+        raise NotComparable(f"{name}: means several runs; name one of {', '.join(found)}")
+    listed = f"`implicit-llm runs --config {plan.experiment.source}` lists them"
+    hint = nearest(name, [text for text in names if not text.startswith(MODEL_STAGES)], listed)
+    raise NotComparable(f"{name}: experiment {plan.experiment.name} has no such run; {hint}")
+
+
+def _find(name: str, plan: Plan | None) -> Column:
+    if is_folder(name) or plan is None:
+        subject = _from_folder(Path(name).absolute(), name)
+        return Column(subject.key.partition("/")[2], (subject,))
+    label, keys = find_model(name, plan)
+    index = ResultIndex(plan.root.absolute())
+    return Column(label, tuple(_of_plan(plan, key, index) for key in keys))
+
+
+def _of_plan(plan: Plan, key: str, index: ResultIndex) -> Subject:
+    """The result that is there, or else the wanted one."""
+    recorded = Manifest.find(index.root / key / MANIFEST)
+    wanted = plan.identities[key]
+    identity = wanted if recorded is None else Identity(wanted.stage, wanted.name, **recorded.identity)
+    return Subject(index.root / key, identity, recorded, index)
+
+
+def _from_folder(path: Path, name: str) -> Subject:
+    """The run of this folder, or of the one around it. Raises: NotComparable."""
+    for folder in (path, *path.parents):
+        if (folder / MANIFEST).is_file():
+            try:
+                result = Result.read(folder / MANIFEST)
+            except NoLineage as error:
+                raise NotComparable(f"{folder / MANIFEST}: cannot be read ({error}); run the workflow again") from error
+            return Subject(result.run_dir, result.identity, result.manifest, ResultIndex(result.root))
+        for journal in sorted(folder.glob(f"{WORK}/*/{JOURNAL}"), key=lambda path: -path.stat().st_mtime):
+            for root in folder.parents:  # the identity of the result that was begun last
+                file = root / ".identities" / folder.relative_to(root) / f"{journal.parent.name}.json"
+                if file.is_file():
+                    return Subject(folder, Identity.parse(file.read_text(encoding="utf-8")), None, ResultIndex(root))
+    raise NotComparable(f"{name}: is no run directory; give one, such as results/demo/train/a5-implicit-s1/free")
+
+
+def _differences(columns: Sequence[Column]) -> list[DifferentSetting]:
+    """What differs, and nothing that is equal; inputs only as far as they differ themselves."""
+    members = [member for column in columns for member in column.members]
+    found: dict[tuple[str, tuple[str, ...]], DifferentSetting] = {}
+    seen: set[tuple[str, ...]] = set()
+
+    def add(where: str, setting: str, texts: list[str], detail: str = "") -> None:
+        """A row, if the texts, one for each member, are not all equal."""
+        rest, values = iter(texts), []
+        for column in columns:
+            values.append(", ".join(dict.fromkeys(next(rest) for _ in column.members)))
+        if len(set(texts)) == 1 or (setting == "seed" and len(set(values)) == 1):  # the seeds of a column are a fact
+            return
+        known = found.get((setting, tuple(values)))
+        places = (where,) if known is None else (*known.where, where)
+        found[setting, tuple(values)] = DifferentSetting(setting, places, tuple(values), detail)
+
+    def walk(where: str, identities: Sequence[Identity]) -> None:
+        """From the results to their inputs, those of all members at once."""
+        fingerprints = tuple(identity.fingerprint for identity in identities)
+        if len(set(fingerprints)) == 1 or fingerprints in seen:
+            return
+        seen.add(fingerprints)
+        tables = [{"stage": identity.stage, **_settings(identity)} for identity in identities]
+        for setting in _names(tables):
+            add(where, setting, [table.get(setting, MISSING) for table in tables])
+        if len({identity.stage for identity in identities}) == 1:
+            codes = [identity.code[:CODE_DIGITS] for identity in identities]
+            add(where, CODE, codes, _changed_code(members, identities))
+        for role in dict.fromkeys(role for identity in identities for role in identity.upstream):
+            add_input(where, role, [identity.upstream.get(role) for identity in identities])
+
+    def add_input(where: str, role: str, fingerprints: list[str | None]) -> None:
+        if len(set(fingerprints)) == 1:
+            return
+        pairs = list(zip(members, fingerprints, strict=True))
+        inputs = [None if fingerprint is None else member.input(fingerprint) for member, fingerprint in pairs]
+        if None not in inputs:
+            walk(f"{where}.{role}" if where else role, [item for item in inputs if item is not None])
+        else:
+            add(where, f"input {role}", [*map(_input_text, inputs, fingerprints)])
+
+    walk("", [member.identity for member in members])
+    return list(found.values())
+
+
+def _input_text(found: Identity | None, fingerprint: str | None) -> str:
+    if fingerprint is None:
+        return MISSING
+    return f"not found ({fingerprint[:FINGERPRINT_DIGITS]})" if found is None else f"{found.stage}/{found.name}"
+
+
+def _changed_code(members: Sequence[Subject], identities: Sequence[Identity]) -> str:
+    """What differs between the code of the first result and the first other one, where both were recorded."""
+    codes = list(dict.fromkeys(identity.code for identity in identities))[:2]
+    roots = dict.fromkeys(member.index.root for member in members)
+    records = [next(filter(None, (read_code_record(root, code) for root in roots)), None) for code in codes]
+    known = [record for record in records if record is not None]
+    return ", ".join(map(str, changed_files(*known))) if len(known) == 2 else "what changed is not recorded"
+
+
+def _names(tables: Sequence[Mapping[str, str]]) -> list[str]:
+    """The settings of any table; without "phase.solver" (null) if another one has "phase.solver.tol"."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    return [name for name in names if name not in {name.rpartition(".")[0] for name in names}]
+
+
+def _num_equal(columns: Sequence[Column]) -> int:
+    """How many settings of the results themselves are equal."""
+    first, *others = [_settings(member.identity) for column in columns for member in column.members]
+    return sum(all(name in other and other[name] == text for other in others) for name, text in first.items())
+
+
+def _settings(identity: Identity) -> dict[str, str]:
+    """The config as texts by dotted key."""
+
+    def leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+        if isinstance(value, Mapping):
+            for key in sorted(value):
+                yield from leaves(value[key], f"{path}.{key}")
+        else:
+            yield path.removeprefix("."), value if isinstance(value, str) else canonical_json(value)
+
+    return dict(leaves(identity.config, ""))
+
+
+def _number_rows(columns: Sequence[Column]) -> list[NumberRow]:
+    """All numbers that any of the results has, section by section, those to look at first before the others."""
+    tables = [[dict(_numbers(member)) for member in column.members] for column in columns]
+    names = list(dict.fromkeys(name for column in tables for numbers in column for name in numbers))
+    sections = sorted(dict.fromkeys(section for section, _ in names), key=lambda section: section == LAST)
+
+    def order(item: tuple[str, str]) -> tuple[Any, ...]:
+        section, name = item
+        if section in (SUMMARY, LAST):
+            return sections.index(section), FIRST.index(name) if name in FIRST else len(FIRST), name
+        return sections.index(section), natural(name)  # L8 before L16
+
+    return [
+        NumberRow(*item, tuple(tuple(found[item] for found in column if item in found) for column in tables))
+        for item in sorted(names, key=order)
+    ]
+
+
+def _numbers(member: Subject) -> Iterator[tuple[tuple[str, str], float]]:
+    """Section, name and value."""
+
+    def flat(section: str, value: Any, name: str = "") -> Iterator[tuple[tuple[str, str], float]]:
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                yield from flat(section, item, f"{name} {key}".strip())
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield (section, name.removeprefix("metrics ")), float(value)
+
+    if member.recorded is not None:
+        yield from flat(SUMMARY, {key: item for key, item in member.recorded.summary.items() if key != _DATA})
+    for evaluation, recorded in member.evaluations():
+        yield from flat(f"evaluation {evaluation}", recorded.summary)
+    if member.points:
+        yield from flat(LAST, {"step": member.points[-1].step, **member.points[-1].values})
+
+
+def _facts(columns: Sequence[Column]) -> dict[str, tuple[str, ...]]:
+    """When, where and at what cost each result was made: by name a text for each column."""
+    found = [[_facts_of(member) for member in column.members] for column in columns]
+    return {
+        name: tuple("\n".join(dict.fromkeys(item[name] for item in members)) for members in found)
+        for name in found[0][0]
+    }
+
+
+def _facts_of(member: Subject) -> dict[str, str]:
+    provenance = read_object(member.work / PROVENANCE)
+    state, time = "finished" if member.recorded is not None else "not finished", ""
+    with suppress(TypeError, ValueError):
+        time = f"{datetime.fromisoformat(provenance.get('finished', '')):%Y-%m-%d %H:%M} UTC"
+    return {
+        "seed": MISSING if member.seed is None else str(member.seed),
+        "fingerprint": member.identity.fingerprint[:FINGERPRINT_DIGITS],
+        "state": f"{state} {time}".strip(),
+        "took": cost_text(recorded_cost(member.run_dir, member.identity.fingerprint)),
+        "device": str(provenance.get("device") or MISSING),
+        "commit": commit_text(provenance) or MISSING,
+        "MLflow run": str(read_object(member.work / MLFLOW).get("run_id") or MISSING),
+    }
+
+
+def _spread_text(values: Sequence[float]) -> str:
+    if not values:
+        return MISSING
+    low, high = number_text(min(values)), number_text(max(values))
+    mean = number_text(statistics.fmean(values))
+    return mean if min(values) == max(values) else f"{mean} ({low} to {high})"
+
+
+def view(comparison: Comparison) -> Iterator[RenderableType]:
+    """Tables one after the other."""
+    yield _table("result", comparison.labels, [(name, *values) for name, values in comparison.facts.items()])
+    yield Text()
+    if comparison.differences:
+        yield _table("what differs", comparison.labels, [(row.shown, *row.values) for row in comparison.differences])
+        for row in comparison.differences:
+            if row.detail:
+                yield Text(f"  {row.shown}: {row.detail}", style="dim")
+        yield Text(f"{comparison.num_equal} settings are equal", style="dim")
+    else:
+        yield Text("nothing differs: config, code and inputs are equal")
+    for section, numbers in comparison.sections(with_swept=False).items():
+        yield Text()
+        yield _table(section, comparison.number_labels, [(row.name, *row.cells()) for row in numbers], justify="right")
+    if swept := sum(row.is_swept for row in comparison.numbers):
+        yield Text()
+        yield Text(f"{swept} numbers of sweeps are in the page (--html) and in --json", style="dim")
+
+
+def _table(title: str, labels: Sequence[str], rows: Sequence[tuple[str, ...]], justify: Any = "left") -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column(title, overflow="fold", min_width=14)
+    for label in labels:
+        table.add_column(escape(label), overflow="fold", justify=justify)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Each column, what differs, and all numbers of all seeds."""
+    return {
+        "columns": [
+            {"label": column.label, "members": [*map(_member_values, column.members)]} for column in comparison.columns
+        ],
+        "differences": [asdict(row) for row in comparison.differences],
+        "equal_settings": comparison.num_equal,
+        "numbers": [asdict(row) for row in comparison.numbers],
+        "facts": {name: list(values) for name, values in comparison.facts.items()},
+    }
+
+
+def _member_values(member: Subject) -> dict[str, Any]:
+    return {
+        "job": member.key,
+        "run_dir": member.run_dir.as_posix(),
+        "fingerprint": member.identity.fingerprint,
+        "seed": member.seed,
+        "is_finished": member.recorded is not None,
+    }

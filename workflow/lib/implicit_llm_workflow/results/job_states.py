@@ -1,0 +1,356 @@
+"""The state of each job, from its run directory and its last submission.
+
+Reads only and takes no lock, so that it may look at any time, however often.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import psutil
+
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import PROVENANCE, WORK, work_directory
+from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.freed import PAGES
+from implicit_llm_workflow.planning.plan import RESULTS, Plan
+from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
+from implicit_llm_workflow.planning.staleness import Status
+from implicit_llm_workflow.results.journals import JOURNAL, Point, Tail, read_tail
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_submitit.records import Submitted
+
+State = Literal["running", "queued", "failed", "stopped", "stale", "waiting", "done"]
+STATES: tuple[State, ...] = get_args(State)
+MODEL_STAGES = ("train", "checkpoint")
+LOG, DRIVER_LOCK = "job.log", ".driver.lock"
+STARTING, NO_MESSAGE = "starting", "ended without a message"
+SILENT_S = 600  # a job of another machine counts as ended when it has written nothing for so long
+LOCKS = Path("/proc/locks")
+_LOG_LINE = re.compile(r"\S+ (?P<level>[A-Z]+) [\w.]+: (?P<message>.*)")
+_HOLDER = re.compile(r"(?:process )?(\d+)(?: on (\S+))?\s*")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that a lock file names. `is_alive`: None for a process of another machine."""
+
+    pid: int
+    host: str | None
+    is_alive: bool | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of a job with steps: the global step, and the first and last one of the phase. Rates are of this attempt."""
+
+    step: int | None = None
+    start_step: int | None = None
+    end_step: int | None = None
+    steps_per_s: float | None = None
+    remaining_s: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        if self.step is None or self.start_step is None or self.end_step is None:
+            return None
+        return (self.step - self.start_step) / max(self.end_step - self.start_step, 1)
+
+
+@dataclass(frozen=True)
+class ObservedJob:
+    """One job. `why`: empty if it is done or waiting; `metrics`: the last known ones, by their names in the journal;
+    `unix_s`: when it last wrote something; `doing`: the last line in the log of a running job.
+    """
+
+    node: Node
+    state: State
+    why: str = ""
+    failure_class: str | None = None
+    progress: Progress = Progress()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    unix_s: float | None = None
+    mlflow_run_id: str | None = None
+    submitted: Submitted | None = None
+    doing: str = ""
+    where: str = ""
+
+    @property
+    def age_s(self) -> float | None:
+        """Since the job last wrote something."""
+        return None if self.unix_s is None else max(0.0, time.time() - self.unix_s)
+
+
+def run_and_phase(key: str) -> tuple[str, str]:
+    """ "train/a5-s0/free" is a5-s0 and free; an imported checkpoint is a phase of its own name."""
+    stage, _, name = key.partition("/")
+    run, _, phase = name.rpartition("/")
+    return (run, phase) if run else (name, stage)
+
+
+def driver_of(plan: Plan) -> Holder | None:
+    """The Snakemake that works, or last worked, on the experiment."""
+    return holder_of(plan.root / DRIVER_LOCK)
+
+
+def observe(plan: Plan, keys: Iterable[str] | None = None, folder: Path | None = None) -> dict[str, ObservedJob]:
+    """The jobs of these keys; all of the plan without. `folder`: where the executor keeps its records."""
+    statuses, driver = plan.look(), driver_of(plan)
+    wanted = plan.nodes if keys is None else {key: plan.nodes[key] for key in keys}
+    unfinished = [node for key, node in wanted.items() if statuses[key].state != "fresh"]
+    submitted = submitted_jobs(plan, unfinished, folder)
+    since = _modified(plan.root / DRIVER_LOCK) if driver is not None and driver.is_alive else None
+    found: dict[str, ObservedJob] = {}
+    for key, node in wanted.items():
+        is_ready = all(statuses[item].state == "fresh" for item in node.upstream.values())
+        job = _Job(plan, node, statuses[key], submitted.get(key), since if is_ready else None)
+        found[key] = job.observed()
+    return found
+
+
+def failed_preflights(plan: Plan) -> list[Path]:
+    """Logs of the failed checks of a hardware class, which keep the jobs of that class from starting."""
+    driver = driver_of(plan)
+    if driver is not None and driver.is_alive:
+        return []  # it may be at work on them
+    logs = sorted((plan.root / ".preflight").glob("*.log"))
+    return [log for log in logs if not log.with_suffix(".json").exists() and last_lines(log, 1)]
+
+
+def submitted_jobs(plan: Plan, nodes: Iterable[Node], folder: Path | None = None) -> dict[str, Submitted]:
+    """By key, those of the nodes that were ever submitted. Slurm is asked once, and only if something may still run."""
+    from snakemake_executor_plugin_submitit import records
+
+    home = plan.root.parent.parent.absolute()
+    keys = {node.key: records.job_key(home / output for output in outputs_of(plan, node)) for node in nodes}
+    found = records.read_jobs(folder or home / records.DEFAULT_FOLDER, set(keys.values()))
+    return {key: found[job] for key, job in keys.items() if job in found}
+
+
+def outputs_of(plan: Plan, node: Node) -> list[str]:
+    """What the node's rule declares, below the working directory of Snakemake: the executor's key of the job."""
+    run_dir = RESULTS / plan.experiment.name / node.key
+    names = ["manifest.json"]
+    if node.stage in PAGES:
+        names += ["index.html", "claims.json"]
+    if node.stage == "report":
+        names += ["numbers.tex", "lineage.svg"]
+        names += [f"tables/{table}.{form}" for table in plan.tables for form in ("csv", "tex")]
+        names += [f"figures/{figure}.svg" for figure in plan.figures]
+    return [(run_dir / name).as_posix() for name in names]
+
+
+def holder_of(path: Path) -> Holder | None:
+    """The holder in a lock file that says "123" or "process 123 on HOST"; None if the file names none.
+
+    The lock itself is not touched: a reader that tried it would be in the way of a job that starts.
+    """
+    try:
+        match = _HOLDER.fullmatch(path.read_text(encoding="utf-8", errors="replace"))
+        inode = path.stat().st_ino
+    except OSError:
+        return None
+    if match is None:
+        return None
+    pid, host = int(match[1]), match[2]
+    is_here = host in (None, socket.gethostname())
+    return Holder(pid, host, _is_locked(pid, inode) if is_here else None)
+
+
+def _is_locked(pid: int, inode: int) -> bool:
+    """Whether the kernel lists a lock on this file: a process of that number may be another one by now."""
+    try:
+        lines = [line.split() for line in LOCKS.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return psutil.pid_exists(pid)
+    # 1: FLOCK  ADVISORY  WRITE 708 08:01:131 0 EOF; in a line of a waiting process "->" comes before FLOCK
+    return any(len(words) >= 6 and words[1] == "FLOCK" and int(words[5].rpartition(":")[2]) == inode for words in lines)
+
+
+class _Job:
+    """One look at one job. `ready_since`: when a driver that lives began, if all that the job reads is there."""
+
+    def __init__(
+        self, plan: Plan, node: Node, status: Status, submitted: Submitted | None, ready_since: float | None
+    ) -> None:
+        self.node, self.status, self.submitted, self.ready_since = node, status, submitted, ready_since
+        self.run_dir = plan.run_dir(node)
+        self.log = self.run_dir / LOG
+        self.wanted = work_directory(self.run_dir, plan.identities[node.key].fingerprint)
+        self.asked_unix_s = _modified(plan.identity_file(node))  # when this result was first asked for
+        self.holder = holder_of(self.run_dir / WORK / ".lock")
+        self.is_held = self.holder is not None and self.holder.is_alive is True
+
+    def observed(self) -> ObservedJob:
+        recorded = self.status.recorded
+        if self.status.state == "fresh" and recorded is not None:
+            return self._of_result("done", self.status.why, recorded)
+        work = self._work()
+        tail = read_tail(work / JOURNAL)
+        state, why, failure_class = self._state(tail)
+        if state == "stale" and recorded is not None:
+            return self._of_result(state, why, recorded)
+        is_running = state == "running"
+        is_at_work = is_running and (tail.is_open or self.is_held)
+        written = _modified(self.log) if state in ("failed", "running", "stopped") else None
+        nodes = self.submitted.nodes if self.submitted is not None else ""
+        return ObservedJob(
+            self.node,
+            state,
+            why,
+            failure_class,
+            _progress(self.node, tail, is_running=is_at_work),
+            tail.last.values if tail.last is not None else {},
+            tail.unix_s or written,
+            read_object(work / MLFLOW).get("run_id"),
+            self.submitted,
+            last_message(self.log) if is_at_work else STARTING if is_running else "",
+            (nodes or str((tail.event or {}).get("host") or "")) if is_running else "",
+        )
+
+    def _of_result(self, state: State, why: str, recorded: Manifest) -> ObservedJob:
+        """By the result that is there."""
+        work = work_directory(self.run_dir, recorded.fingerprint)
+        phase, metrics = recorded.config.get("phase") or {}, recorded.summary.get("metrics") or {}
+        return ObservedJob(
+            self.node,
+            state,
+            why,
+            progress=Progress(recorded.summary.get("global_step"), phase.get("start_step"), phase.get("end_step")),
+            metrics={key: float(value) for key, value in metrics.items() if isinstance(value, int | float)},
+            unix_s=_finished(work) or _modified(self.run_dir / MANIFEST),
+            mlflow_run_id=read_object(work / MLFLOW).get("run_id"),
+            submitted=self.submitted,
+        )
+
+    def _work(self) -> Path:
+        """The folder of the wanted result; of former settings while a job still makes that."""
+        journals = [] if self.wanted.is_dir() or not self.is_held else [*self.run_dir.glob(f"{WORK}/*/{JOURNAL}")]
+        return max(journals, key=lambda path: _modified(path) or 0.0).parent if journals else self.wanted
+
+    def _state(self, tail: Tail) -> tuple[State, str, str | None]:
+        """The state, why, and the class of a failure."""
+        submitted = self.submitted
+        submission = submitted.state if submitted is not None else "ended"
+        if self.is_held or submission == "running":
+            is_wanted = self.wanted.is_dir() or not self.is_held
+            return "running", "" if is_wanted else "with former settings or code", None
+        if submitted is not None and submission == "queued":
+            return "queued", submitted.reason, None
+        if self._runs_elsewhere(tail):
+            return "running", "", None
+        if submitted is not None and submission is None and tail.event is None:
+            return "queued", f"{'Slurm' if submitted.cluster == 'slurm' else 'its machine'} gives no answer", None
+        is_made = (self.wanted / MANIFEST).is_file()  # the next job publishes it
+        ended = None if is_made else self._how_it_ended(tail)
+        if ended is not None and not self._is_tried_again(tail):
+            return ended
+        if self.status.state == "stale":
+            return "stale", self.status.why, None
+        return ("queued", "", None) if self.ready_since is not None else ("waiting", "", None)
+
+    def _is_tried_again(self, tail: Tail) -> bool:
+        """Whether a driver that lives has begun since the last attempt ended: its turn is still to come."""
+        ended = max(tail.unix_s or 0.0, self.submitted.submitted_unix_s if self.submitted is not None else 0.0)
+        return self.ready_since is not None and self.ready_since > ended
+
+    def _runs_elsewhere(self, tail: Tail) -> bool:
+        """Whether a job of another machine, whose processes are not visible here, has lately written something."""
+        is_elsewhere = self.holder is not None and self.holder.is_alive is None
+        has_ended = self.submitted is not None and self.submitted.state == "ended"
+        if not (tail.is_open and is_elsewhere) or has_ended:
+            return False
+        return time.time() - max(tail.unix_s or 0.0, _modified(self.log) or 0.0) < SILENT_S
+
+    def _how_it_ended(self, tail: Tail) -> tuple[State, str, str | None] | None:
+        """The last attempt at the wanted result, None if there was none or it finished."""
+        submission, kind, message = self._ended_submission(), None, ""
+        if submission is not None:
+            kind, message = submission.failure_class, submission.message
+        event, is_stop = tail.event or {}, kind in (None, "preempted")
+        stopped: State = "stopped" if is_stop else "failed"
+        if submission is not None and tail.event is not None and submission.submitted_unix_s > (tail.unix_s or 0.0):
+            return stopped, message or NO_MESSAGE, kind  # the journal is that of an earlier submission
+        error = " ".join(str(event.get("error") or "").split())
+        match event.get("name"):
+            case "stage_failed":
+                return "failed", error, event.get("failure_class") or kind
+            case "stage_preempted" | "stage_stopped" if is_stop:
+                return "stopped", error, None
+            case "stage_started" | "stage_finished" if is_stop:
+                return "stopped", message or NO_MESSAGE, None
+        if kind is not None:
+            return stopped, message, kind
+        is_log_of_this = self.asked_unix_s is not None and (_modified(self.log) or 0.0) >= self.asked_unix_s
+        line = last_message(self.log, level="ERROR") if tail.event is None and is_log_of_this else ""
+        return ("failed", line, None) if line else None
+
+    def _ended_submission(self) -> Submitted | None:
+        """The last submission, if it has ended and was made after the wanted result was first asked for."""
+        submitted, known = self.submitted, self.asked_unix_s
+        is_of_this = submitted is not None and known is not None and known <= submitted.submitted_unix_s + 1
+        return submitted if is_of_this and submitted is not None and submitted.state == "ended" else None
+
+
+def last_message(log: Path, level: str | None = None) -> str:
+    """The last whole line of a job's log without time and module; "" if it has another level than `level`."""
+    matches = filter(None, (_LOG_LINE.match(line) for line in reversed(last_lines(log, 40))))
+    match = next(matches, None)
+    return match["message"] if match is not None and level in (None, match["level"]) else ""
+
+
+def last_lines(log: Path, number: int, limit_bytes: int = 1 << 16) -> list[str]:
+    """The last lines of a text file that are not empty."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - limit_bytes))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[max(0, len(lines) - number) :]
+
+
+def _progress(node: Node, tail: Tail, *, is_running: bool) -> Progress:
+    phase: Mapping[str, Any] = node.config.get("phase") or {}
+    start, end = phase.get("start_step"), phase.get("end_step")
+    if tail.last is None:
+        return Progress(None, start, end)
+    rate = _rate(tail.points) if is_running else None
+    remaining = None if rate is None or end is None else max(0, end - tail.last.step) / rate
+    return Progress(tail.last.step, start, end, rate, remaining)
+
+
+def _rate(points: tuple[Point, ...]) -> float | None:
+    """Steps a second over the later half of the points, at least two: the first steps of a job are slow."""
+    if len(points) < 2:
+        return None
+    first, last = points[min(len(points) // 2, len(points) - 2)], points[-1]
+    steps, seconds = last.step - first.step, last.unix_s - first.unix_s
+    return steps / seconds if steps > 0 and seconds > 0 else None
+
+
+def _finished(work: Path) -> float | None:
+    """When the job said that it finished: the time of a file changes when it is copied."""
+    try:
+        return datetime.fromisoformat(read_object(work / PROVENANCE)["finished"]).timestamp()
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _modified(path: Path) -> float | None:
+    """When the file was last written, in seconds since 1970."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

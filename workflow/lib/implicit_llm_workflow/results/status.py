@@ -1,0 +1,351 @@
+"""The state of an experiment at a glance and its jobs in tables, for people and as JSON for machines."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
+from implicit_llm_workflow.planning.freed import PAGES
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.results import job_states
+from implicit_llm_workflow.results.job_states import (
+    DRIVER_LOCK,
+    LOG,
+    STARTING,
+    STATES,
+    Holder,
+    ObservedJob,
+    last_lines,
+    run_and_phase,
+)
+from implicit_llm_workflow.results.text import MISSING, number_text, share_text, time_text
+from implicit_llm_workflow.results.verify import rebuild_commands
+
+BAR_WIDTH, WIDE_BAR_WIDTH, WIDE = 14, 30, 110
+SHOWN_JOBS, SHOWN_FAILED = 20, 5  # the others are counted
+NARROW, SHORT_ID_DIGITS = 130, 8  # on fewer characters an MLflow run is named by its first digits
+STATE_STYLE = {
+    "done": "green",
+    "running": "bold cyan",
+    "queued": "cyan",
+    "stopped": "magenta",
+    "failed": "bold red",
+    "stale": "yellow",
+    "waiting": "dim",
+}
+# The journal's names of a loss and of the health of a solver, and how they are shown.
+_METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("loss", "loss", number_text),
+    ("residual", "residual", lambda value: number_text(value, 2)),
+    ("num_iter", "iter", lambda value: number_text(value, 3)),
+    ("unconverged_share", "unconv", share_text),
+)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State of the jobs at one time. `targets`: keys of the jobs asked for, empty for the whole experiment; `lines`:
+    how many to show of a failed job's log; `failed_preflights`: their logs."""
+
+    plan: Plan
+    jobs: Mapping[str, ObservedJob]
+    driver: Holder | None
+    targets: tuple[str, ...]
+    lines: int
+    failed_preflights: Sequence[Path]
+
+    @classmethod
+    def take(
+        cls, plan: Plan, keys: Iterable[str], targets: tuple[str, ...], lines: int, folder: Path | None = None
+    ) -> Snapshot:
+        """Look at the jobs of `keys`. `folder`: where the executor keeps its records."""
+        jobs = job_states.observe(plan, keys, folder)
+        return cls(plan, jobs, job_states.driver_of(plan), targets, lines, job_states.failed_preflights(plan))
+
+    def of(self, *states: str) -> list[ObservedJob]:
+        return [job for job in self.jobs.values() if job.state in states]
+
+    @property
+    def is_driven(self) -> bool:
+        return self.driver is not None and bool(self.driver.is_alive)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether anything may still change without somebody who starts something."""
+        return self.is_driven or bool(self.of("running", "queued"))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the targets are there, and nothing is to be made again; their inputs may be gone."""
+        return not self.of("running", "queued", "failed", "stopped", "stale") and all(
+            self.jobs[key].state == "done" for key in self.targets or self.jobs
+        )
+
+    @property
+    def command(self) -> str:
+        """The snakemake that makes the targets, with the profile that was in use."""
+        return self.plan.command_for(self.plan.nodes[key] for key in self.targets)
+
+
+def view(snapshot: Snapshot, width: int) -> RenderableType:
+    """All of it; `width`: of what it is printed on, in characters."""
+    parts: list[RenderableType] = [Text(headline(snapshot)), stage_table(snapshot, width)]
+    submitted = [job for job in snapshot.of("queued") if job.submitted is not None]
+    if active := [*snapshot.of("running"), *submitted]:
+        parts += [Text(), _active_table(active, width)]
+    for log in snapshot.failed_preflights:
+        head = Text.assemble(("failed preflight", STATE_STYLE["failed"]), f", which all jobs on {log.stem} wait for")
+        parts += [Text(), head, *_log_parts(log, snapshot.lines)]
+    failed = snapshot.of("failed")
+    for job in failed[:SHOWN_FAILED]:
+        parts += [Text(), *_failed_parts(snapshot, job)]
+    for what, jobs in (("and", failed[SHOWN_FAILED:]), ("stopped, to be continued:", snapshot.of("stopped"))):
+        if jobs:
+            more = f" and {len(jobs) - SHOWN_FAILED:,} more" if len(jobs) > SHOWN_FAILED else ""
+            parts += [Text(), Text(f"{what} {', '.join(job.node.key for job in jobs[:SHOWN_FAILED])}{more}")]
+    return Group(*parts)
+
+
+def headline(snapshot: Snapshot) -> str:
+    """How many jobs are done or in another state, and whether a Snakemake works on the experiment."""
+    text = "no driver on this machine"
+    if snapshot.driver is not None and snapshot.is_driven:
+        since = time.time() - (snapshot.plan.root / DRIVER_LOCK).stat().st_mtime
+        text = f"driver is process {snapshot.driver.pid}, since {time_text(since)}"
+    return f"{snapshot.plan.experiment.name}: {counts_text(snapshot.jobs.values())}; {text}"
+
+
+def counts_text(jobs: Iterable[ObservedJob]) -> str:
+    """ "3 of 12 jobs done, 1 running, 8 waiting"."""
+    counts = Counter(job.state for job in jobs)
+    done = f"{counts['done']:,} of {counts.total():,} jobs done"
+    return ", ".join([done, *(f"{counts[state]:,} {state}" for state in STATES if state != "done" and counts[state])])
+
+
+def last_words(snapshot: Snapshot) -> Text:
+    """What is stale, the command that says why, and what to type next."""
+    lines = [f"next: {next_step(snapshot)}"]
+    if stale := snapshot.of("stale"):
+        why = f"implicit-llm explain --config {snapshot.plan.experiment.source}"
+        lines.insert(0, f"{len(stale):,} stale: `{why}` says why, and what making them again takes")
+    return Text("\n".join(["", *lines]))
+
+
+def next_step(snapshot: Snapshot) -> str:
+    """What to type, or that there is nothing to type."""
+    plan = snapshot.plan
+    if snapshot.is_done:
+        pages = [key for key in snapshot.targets or snapshot.jobs if plan.nodes[key].stage in PAGES]
+        gone = len(snapshot.of("waiting"))
+        absent = [f"{gone:,} of its inputs are gone and not needed"] if gone else []
+        return "; ".join(["nothing, all is done", *(str(plan.root / key / "index.html") for key in pages), *absent])
+    if snapshot.is_driven:
+        more = "; it leaves out what failed" if snapshot.of("failed") else ""
+        return f"nothing to type, the driver goes on{more}"
+    if snapshot.of("running"):
+        return f"jobs run without a driver; the same command as before takes them over: {snapshot.command}"
+    if damaged := _damaged_inputs(snapshot):
+        return " && ".join(rebuild_commands(plan, damaged, snapshot.targets))
+    return snapshot.command
+
+
+def _damaged_inputs(snapshot: Snapshot) -> list[str]:
+    """Jobs with files that a failed job refused to read; its error names their manifest as the one to remove."""
+    failed, plan = snapshot.of("failed"), snapshot.plan
+    errors = " ".join(job.why for job in failed)
+    inputs = dict.fromkeys(key for job in failed for key in job.node.upstream.values())
+    is_named = {key: f"{plan.root.name}/{key}/{MANIFEST}" in errors for key in inputs}
+    return [key for key in inputs if is_named[key] and Path(plan.manifest(plan.nodes[key])).exists()]
+
+
+def stage_table(snapshot: Snapshot, width: int) -> Table:
+    """A row for each stage; only states that occur have a column."""
+    stages = _counts_by_stage(snapshot)
+    shown = [state for state in STATES if state != "done" and any(row[state] for row in stages.values())]
+    table = Table("stage", "", box=None, pad_edge=False)
+    for heading in ("done", "of", *shown):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for stage, row in stages.items():
+        bar_width = WIDE_BAR_WIDTH if width >= WIDE else BAR_WIDTH
+        bar = ProgressBar(total=row.total(), completed=row["done"], width=bar_width, finished_style="green")
+        cells = [Text(f"{row[state]:,}", STATE_STYLE[state] if row[state] else "dim") for state in ("done", *shown)]
+        table.add_row(stage, bar, cells[0], f"{row.total():,}", *cells[1:])
+    return table
+
+
+def job_table(snapshot: Snapshot) -> Table:
+    """A row for each job."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("job", "state", "fingerprint", "why"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("state", "fingerprint"))
+    for key, job in snapshot.jobs.items():
+        fingerprint = snapshot.plan.identities[key].fingerprint[:FINGERPRINT_DIGITS]
+        table.add_row(key, _state_text(job), fingerprint, escape(job.why))
+    return table
+
+
+def runs_table(jobs: Iterable[ObservedJob], width: int) -> Table:
+    """A row for each phase of a run; `width`: of what it is printed on, in characters."""
+    is_narrow = width < NARROW
+    table = Table(box=None, pad_edge=False, collapse_padding=is_narrow)
+    table.add_column("run", overflow="fold")
+    table.add_column("status", no_wrap=True)
+    table.add_column("phase", overflow="fold")
+    for heading in ("step", *(heading for _, heading, _ in _METRICS), "age"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("mlflow", no_wrap=True)
+    for job in jobs:
+        run, phase = run_and_phase(job.node.key)
+        numbers = [show(job.metrics.get(name)) for name, _, show in _METRICS]
+        run_id = job.mlflow_run_id or MISSING
+        cells = [_step_text(job), *numbers, time_text(job.age_s), run_id[:SHORT_ID_DIGITS] if is_narrow else run_id]
+        table.add_row(escape(run), _state_text(job), escape(phase), *cells)
+    return table
+
+
+def _active_table(jobs: list[ObservedJob], width: int) -> Table:
+    """A row for each running or submitted job, with what it does, or the reason why it waits."""
+    table = Table(box=None, pad_edge=False, collapse_padding=width < WIDE)
+    table.add_column("active", overflow="fold", min_width=16)
+    for heading in ("step", "", "rate", "left", "wrote", "job"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("now", overflow="ellipsis", no_wrap=True)
+    for job in jobs[:SHOWN_JOBS]:
+        progress, has_written = job.progress, job.age_s is not None and job.doing != STARTING
+        table.add_row(
+            escape(job.node.key),
+            _step_text(job),
+            share_text(progress.share) if progress.share is not None else "",
+            _rate_text(progress.steps_per_s),
+            time_text(progress.remaining_s),
+            f"{time_text(job.age_s)} ago" if has_written else MISSING,
+            _job_id(job),
+            escape(_now(job)),
+        )
+    if len(jobs) > SHOWN_JOBS:
+        table.add_row(f"and {len(jobs) - SHOWN_JOBS:,} more")
+    return table
+
+
+def _failed_parts(snapshot: Snapshot, job: ObservedJob) -> Iterator[RenderableType]:
+    from snakemake_executor_plugin_submitit.records import ADVICE
+
+    facts = [f"class {job.failure_class or 'not known'}"]
+    facts += [f"job {_job_id(job)}"] if job.submitted is not None and job.submitted.job_id else []
+    facts += [f"{time_text(job.age_s)} ago"] if job.unix_s is not None else []
+    yield Text.assemble(("failed ", STATE_STYLE["failed"]), (job.node.key, "bold"), f" ({', '.join(facts)})")
+    advice = ADVICE.get(job.failure_class or "")
+    for line in (job.why, f"advice: {advice}" if advice else ""):
+        if line:
+            yield Padding(Text(line), (0, 0, 0, 2), expand=False)
+    yield from _log_parts(_log_of(snapshot, job), snapshot.lines)
+
+
+def _log_parts(log: Path, number: int) -> Iterator[RenderableType]:
+    lines = last_lines(log, number)
+    yield Padding(Text(f"the end of {log}:" if lines else f"no {log}", style="dim"), (0, 0, 0, 2), expand=False)
+    if lines:
+        yield Padding(Text("\n".join(lines), style="dim"), (0, 0, 0, 4), expand=False)
+
+
+def _log_of(snapshot: Snapshot, job: ObservedJob) -> Path:
+    """The job's own log; its output if it did not come to write one."""
+    log = snapshot.plan.run_dir(job.node) / LOG
+    return job.submitted.output_log if job.submitted is not None and not last_lines(log, 1) else log
+
+
+def _state_text(job: ObservedJob) -> Text:
+    return Text(job.state, STATE_STYLE[job.state])
+
+
+def _step_text(job: ObservedJob) -> str:
+    """ "450/1200", both counted from the beginning of the curriculum."""
+    step, end = job.progress.step, job.progress.end_step
+    shown = MISSING if step is None else str(step)
+    return shown if end is None else f"{shown}/{end}"
+
+
+def _now(job: ObservedJob) -> str:
+    """Loss and residual of a training job, of others the last line of their log; why a job is queued."""
+    if job.why or job.doing == STARTING or "loss" not in job.metrics:
+        return job.why or job.doing.removeprefix(f"{job.node.name}: ")
+    parts = [f"loss {number_text(job.metrics['loss'])}"]
+    if "residual" in job.metrics:
+        parts.append(f"residual {number_text(job.metrics['residual'], 2)}")
+    return ", ".join(parts)
+
+
+def _job_id(job: ObservedJob) -> str:
+    submitted, where = job.submitted, f"on {job.where}" if job.where else ""
+    if submitted is None or not submitted.job_id:
+        return where or MISSING
+    kind = "slurm" if submitted.cluster == "slurm" else "process"
+    return f"{kind} {submitted.job_id} {where if submitted.nodes else ''}".rstrip()
+
+
+def _rate_text(steps_per_s: float | None) -> str:
+    if steps_per_s is None:
+        return MISSING
+    return f"{steps_per_s:.1f} steps/s" if steps_per_s >= 1 else f"{1 / steps_per_s:.1f} s/step"
+
+
+def _counts_by_stage(snapshot: Snapshot) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {}
+    for job in snapshot.jobs.values():
+        found.setdefault(job.node.stage, Counter())[job.state] += 1
+    return found
+
+
+def as_json(snapshot: Snapshot) -> dict[str, Any]:
+    """Counts by stage, and each job."""
+    stages = _counts_by_stage(snapshot)
+    return {
+        "experiment": snapshot.plan.experiment.name,
+        "driver": None if snapshot.driver is None else {"pid": snapshot.driver.pid, "is_alive": snapshot.is_driven},
+        "stages": {stage: {state: row[state] for state in STATES} for stage, row in stages.items()},
+        "failed_preflights": {log.stem: str(log) for log in snapshot.failed_preflights},
+        "jobs": [_job_values(snapshot, job) for job in snapshot.jobs.values()],
+        "next": next_step(snapshot),
+    }
+
+
+def _job_values(snapshot: Snapshot, job: ObservedJob) -> dict[str, Any]:
+    fingerprint = snapshot.plan.identities[job.node.key].fingerprint
+    values = {"stage": job.node.stage, "fingerprint": fingerprint, **job_json(job), "doing": job.doing or None}
+    if job.state == "failed":
+        log = _log_of(snapshot, job)
+        values |= {"log": str(log), "last_lines": last_lines(log, snapshot.lines)}
+    return values
+
+
+def job_json(job: ObservedJob) -> dict[str, Any]:
+    """Everything that is known of one job."""
+    run, phase = run_and_phase(job.node.key)
+    submitted = job.submitted
+    return {
+        "job": job.node.key,
+        "run": run,
+        "phase": phase,
+        "status": job.state,
+        "why": job.why or None,
+        "failure_class": job.failure_class,
+        "progress": asdict(job.progress),
+        "metrics": dict(job.metrics),
+        "age_s": job.age_s,
+        "mlflow_run_id": job.mlflow_run_id,
+        "host": job.where or None,
+        "submitted": None if submitted is None else {**asdict(submitted), "output_log": str(submitted.output_log)},
+    }

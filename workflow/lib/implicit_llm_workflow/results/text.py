@@ -1,0 +1,69 @@
+"""Numbers, times, sizes and costs as people read them in a narrow column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from implicit_llm_workflow.estimates.cost import Cost
+
+MISSING = "-"
+_UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+_NAMES = {"gpu": "GPU", "cpu": "CPU"}
+
+
+def time_text(seconds: float | None) -> str:
+    """ "40 s", "12 min", "3.4 h", "5 d"."""
+    if seconds is None:
+        return MISSING
+    unit, length_s = next((item for item in _UNITS if seconds >= 1.5 * item[1]), _UNITS[-1])
+    number = max(seconds / length_s, 0)
+    return f"{number:.{1 if unit in ('d', 'h') and number < 9.95 else 0}f} {unit}"
+
+
+def number_text(value: float | None, digits: int = 4) -> str:
+    """With so many significant digits; whole numbers of no more than seven in full, thousands apart."""
+    if value is None:
+        return MISSING
+    if float(value).is_integer() and abs(value) < 1e7:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e7 else f"{value:.{digits}g}"
+
+
+def share_text(share: float | None) -> str:
+    """In per cent; a small one with a digit more."""
+    if share is None:
+        return MISSING
+    return f"{100 * share:.1f} %" if 0 < share < 0.095 else f"{100 * share:.0f} %"
+
+
+def size_text(size: int) -> str:
+    """ "12.3 MiB" of a number of bytes."""
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def cost_text(cost: Cost | None) -> str:
+    """ "12 s CPU", "3.4 min CPU", "120 GPU-hours"; "-" where it is not known."""
+    return MISSING if cost is None or cost.unit is None or cost.hours is None else duration_text(cost.hours, cost.unit)
+
+
+def total_text(costs: Iterable[Cost]) -> str:
+    """The sum for each kind of processor, and how many jobs have no known cost."""
+    hours: dict[str, list[float]] = {}
+    unknown = 0
+    for cost in costs:
+        if cost.unit is None or cost.hours is None:
+            unknown += 1
+        else:
+            hours.setdefault(cost.unit, []).append(cost.hours)
+    parts = [duration_text(sum(hours[unit]), unit) for unit in ("gpu", "cpu") if unit in hours]
+    return " and ".join([*parts, *([f"{unknown:,} of unknown cost"] if unknown else [])]) or "nothing"
+
+
+def duration_text(hours: float, unit: str) -> str:
+    """ "12 s CPU", "3.4 min CPU", "120 GPU-hours"."""
+    seconds = hours * 3600
+    if unit == "gpu" and hours >= 0.1:
+        return f"{hours:,.3g} GPU-hours" if hours < 1000 else f"{hours:,.0f} GPU-hours"
+    if seconds < 100:
+        return f"{seconds:.2g} s {_NAMES[unit]}"
+    return f"{seconds / 60:.3g} min {_NAMES[unit]}" if hours < 2 else f"{hours:,.3g} h {_NAMES[unit]}"
