@@ -132,9 +132,7 @@ def trace(artifact: Path) -> Lineage:
     artifact = artifact.absolute()
     manifest = next((path for path in _places(artifact) if path.is_file()), None)
     if manifest is None:
-        raise NoLineage(
-            f"{artifact}: is not in the run directory of a finished job; name a job, its folder or its file"
-        )
+        raise NoLineage(f"{artifact}: is in no run directory of a finished job; name a job, its folder or a file in it")
     top = Result.read(manifest)
     index = ResultIndex(top.root)
     runs: dict[str, Result] = {}
