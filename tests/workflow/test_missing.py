@@ -45,7 +45,7 @@ def test_a_failing_evaluation_leaves_the_others_and_a_report_with_missing_result
     said = failing.command("implicit-llm", "report", "--config", "tiny.yaml", code=2)
     assert f"evaluate/{FAILING}" in said
     assert "RuntimeError: made to fail" in said
-    assert f"results/tiny/evaluate/{FAILING}/manifest.json" in said
+    assert "results/tiny/report/manifest.json" in said
     assert "explicit-s0" not in said
 
     failing.command("implicit-llm", "report", "--config", "tiny.yaml", "--missing")
