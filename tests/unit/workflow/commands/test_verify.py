@@ -178,7 +178,7 @@ def test_a_job_that_is_stale_besides_is_told_so(made: Plan, capsys: pytest.Captu
     source.write_text(source.read_text().replace("num_samples: 64", "num_samples: 48"))
     code, out = verify(made, capsys)
     assert code == 1
-    assert f"Stale as well, and so made from the config and code of now: {JOB}" in " ".join(out.split())
+    assert f"Also stale, and so rebuilt from the current config and code: {JOB}" in " ".join(out.split())
 
 
 def test_an_unknown_target_is_an_error_with_the_nearest_job(made: Plan, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ def compare(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="Runs as `implicit-llm runs` prints them, with a phase (a5-implicit-s1/free) or without (what came "
-            "out of it); without a seed (a5-implicit): all seeds of it; or run directories, of any experiment.",
+            help="Runs as `implicit-llm runs` prints them, with or without a phase (a5-implicit-s1/free). Without a "
+            "seed (a5-implicit) it compares all seeds. Run directories of any experiment work too.",
             metavar="RUN",
             show_default=False,
         ),
@@ -27,7 +27,7 @@ def compare(
     results: options.Results = options.DEFAULT_RESULTS,
     as_json: Annotated[bool, options.as_json("with every number of every seed")] = False,
 ) -> None:
-    """Set runs side by side: what differs in their settings, their code and their inputs, and their numbers.
+    """Compare runs: settings, code, inputs and metrics.
 
     Of inputs (the phase before, the data) only what differs in them is shown. Numbers: those of the manifest at the end
     of the phase, those of its evaluations, and the last ones in the journal, also of a run that still works. Of several

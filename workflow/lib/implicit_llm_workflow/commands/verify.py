@@ -63,7 +63,9 @@ def verify(
     states = _states(plan)
     stale = [job for job in jobs if job not in {item.job for item in damaged} and states.get(job) == "stale"]
     if stale:
-        console.print(f"Stale as well, and so made from the config and code of now: {', '.join(stale)}", soft_wrap=True)
+        console.print(
+            f"Also stale, and so rebuilt from the current config and code: {', '.join(stale)}", soft_wrap=True
+        )
     others = [key for key in plan.wanted if key not in jobs and states.get(key) not in (None, "fresh")]
     if others and not targets:
         console.print(

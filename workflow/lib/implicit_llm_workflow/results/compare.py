@@ -266,7 +266,9 @@ def _from_folder(path: Path, name: str) -> Subject:
             try:
                 result = Result.read(folder / MANIFEST)
             except NoLineage as error:
-                raise NotComparable(f"{folder / MANIFEST}: cannot be read ({error}); run the workflow again") from error
+                raise NotComparable(
+                    f"{folder / MANIFEST}: cannot be read ({error}); run the workflow to rebuild it"
+                ) from error
             return Subject(result.run_dir, result.identity, result.manifest, ResultIndex(result.root))
         for journal in sorted(folder.glob(f"{WORK}/*/{JOURNAL}"), key=lambda path: -path.stat().st_mtime):
             for root in folder.parents:  # the identity of the result that was begun last
