@@ -7,7 +7,7 @@ import pytest
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_jobs.tracking.metric_keys import SECTIONS, TRAINING, mlflow_key
-from implicit_llm_jobs.tracking.run_labels import labels, model_labels
+from implicit_llm_jobs.tracking.tracked_run import labels, model_labels
 
 LLAMA = {"model_type": "implicit_llama3", "is_implicit": False, "num_hidden_layers": 12, "hidden_size": 768}
 

@@ -3,6 +3,11 @@
 `mlflow.json` in the work directory remembers the run and how far the journal was brought. Its random `key` is written
 before the run is created and is a tag of the run: a process killed between the two finds its run again. Points carry
 the time of their journal line, so that a batch written twice is equal, and an SQL store keeps equal points once.
+
+Above the runs that began in one invocation of Snakemake stands a run of its own. A run stays below the invocation that
+began it. Later ones that work on it are added to its tag `invocations`, by which their own run leads to it. The driver
+does not load MLflow, so whoever brings the first run of an invocation makes it, and each run that ends updates its
+status.
 """
 
 from __future__ import annotations
@@ -17,18 +22,20 @@ from typing import Any
 
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.journal import JournalTail, Point
-from implicit_llm_jobs.tracking import mlflow_parents
+from implicit_llm_jobs.tracking.invocation import TAG, Invocation
 from implicit_llm_jobs.tracking.metric_keys import mlflow_key
-from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client, NewRun
+from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client, DataSet, NewModel, NewRun, flatten
 from implicit_llm_jobs.tracking.mlflow_store import alone, quiet
-from implicit_llm_jobs.tracking.run_products import data_sets_of, model_of
-from implicit_llm_jobs.tracking.tracked_run import JOURNAL, MODEL_ROLE, TrackedInput, TrackedRun
+from implicit_llm_jobs.tracking.tracked_run import JOURNAL, MODEL_ROLE, TrackedInput, TrackedRun, weights_of
 from implicit_llm_jobs.tracking.trajectory import BranchPoint, Trajectory
 
 log = logging.getLogger(__name__)
 
 STATE, LOCK = "mlflow.json", ".mlflow.lock"
 LINES_PER_SAVE = 1000
+_CONTEXT = {"train": "training", "evaluate": "evaluation"}
+MODEL_PARAMS = ("model", "phase", "checkpoint")  # of the config: what makes the model
+_PARENT_KEY = "invocation-{}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ class Bridge:
         self._save()
         # Also of a run that is there: it may go on in another invocation, or be older than a tag.
         tags = self._tags()
-        parents = mlflow_parents.find_or_create(client, self.run)
+        parents = find_or_create_parents(client, self.run)
         if self._state.run_id is None:
             below = {PARENT_TAG: parents[0]} if parents else {}
             self._save(run_id=client.find_or_create_run(self._new_run(tags | below)))
@@ -161,7 +168,7 @@ class Bridge:
     def _set_status(self, client: Client, status: str) -> None:
         for run_id in self._run_ids():
             client.set_status(run_id, status, self.run.times()[1])
-        mlflow_parents.close(client, self.run)
+        close_parents(client, self.run)
         self._save(status=status)
 
     def _branch_run(self, client: Client, branch: int, started: str) -> str:
@@ -207,3 +214,72 @@ def is_complete(work: Path) -> bool:
         return True
     state = BridgeState.read(work)
     return state is not None and state.status != "RUNNING" and state.lines_written >= lines
+
+
+def data_sets_of(run: TrackedRun) -> list[DataSet]:
+    """The data sets that the run reads."""
+    found = []
+    for role, given in run.data_sets().items():
+        manifest = given.manifest
+        assert manifest is not None
+        about = {
+            "role": role,
+            "files": len(manifest.files),
+            "bytes": sum(record.size for record in manifest.files),
+            **flatten(manifest.identity.get("config", {})),
+        }
+        source = run.relative(given.run_dir)
+        found.append(DataSet(manifest.name, given.fingerprint, source, _CONTEXT.get(run.stage, role), about))
+    return found
+
+
+def model_of(run: TrackedRun) -> NewModel | None:
+    """The model that the finished run made; its weights are neither copied nor read."""
+    manifest = run.manifest
+    weights = None if manifest is None else weights_of(run.run_dir, manifest)
+    if manifest is None or weights is None:
+        return None
+    labels = run.labels()
+    size = manifest.summary.get("num_parameters")
+    tags = {
+        **labels,
+        "config": run.experiment,
+        "fingerprint": run.fingerprint,
+        "weights": run.relative(weights.folder),
+        **{f"sha256.{name}": digest for name, digest in weights.sha256.items()},
+        **({"num_parameters": str(size)} if size is not None else {}),
+    }
+    params = flatten({key: run.config[key] for key in MODEL_PARAMS if key in run.config})
+    step = manifest.summary.get("global_step")
+    return NewModel(run.name, labels.get("family"), tags, params, step if isinstance(step, int) else 0)
+
+
+def find_or_create_parents(client: Client, run: TrackedRun) -> list[str]:
+    """MLflow ids of the invocations that worked on the run, in their order."""
+    invocations = run.invocations()
+    if not invocations:
+        return []
+    with alone(run.config_dir / ".mlflow.lock"):  # jobs that start at the same time would each make one
+        return [client.find_or_create_run(_new_parent(run, item)) for item in invocations]
+
+
+def close_parents(client: Client, run: TrackedRun) -> None:
+    """Set the status of the run's invocations from those of all their runs, one of which has ended."""
+    for item in run.invocations():
+        run_id = client.find_run(run.experiment, _PARENT_KEY.format(item.id))
+        if run_id is None:  # someone has deleted it
+            continue
+
+        def has(status: str, given: str = item.id) -> bool:
+            return client.has_run(run.experiment, {TAG: given}, status)
+
+        if has("RUNNING") or has("SCHEDULED"):
+            client.set_status(run_id, "RUNNING")
+        else:
+            status = "FAILED" if has("FAILED") or has("KILLED") else "FINISHED"
+            client.set_status(run_id, status, run.times()[1])
+
+
+def _new_parent(run: TrackedRun, item: Invocation) -> NewRun:
+    key = _PARENT_KEY.format(item.id)
+    return NewRun(run.experiment, item.name, key, item.tags(run.experiment), item.started)
