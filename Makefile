@@ -61,7 +61,7 @@ check: $(TOOLS)  ## Check style, types, imports between packages, rules and lang
 	@$(ACTIVATE); python tests/language.py
 
 docs: $(SITE)  ## Build the documentation site: docs/_build/html/index.html
-	@$(ACTIVATE); sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@$(ACTIVATE); sphinx-build -n -W --keep-going -q -b html docs docs/_build/html
 
 profiles:  ## Link the profiles where Snakemake finds them by name: snakemake --profile cluster
 	@mkdir -p "$(SNAKEMAKE_PROFILES)"
