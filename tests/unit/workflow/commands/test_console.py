@@ -129,6 +129,24 @@ def test_a_mistake_on_the_command_line_is_one_line_with_the_help_to_type(
     assert err.endswith(f"; type `implicit-llm {words[0]} --help`\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["preflight", "--hardware", "v100", "--device", "cda"],
+            "--device: there is no device 'cda'; did you mean 'cuda'?",
+        ),
+        (["mlflow", "init", "--results", "/proc/none"], "/proc/none: cannot be made"),
+    ],
+)
+def test_a_wrong_value_is_one_line_with_the_fix(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    code, _, err = run(capsys, *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"error: {message}")
+
+
 def test_an_identity_is_printed_as_the_job_wants_it(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     from implicit_llm_contracts.runs.identity import Identity
 

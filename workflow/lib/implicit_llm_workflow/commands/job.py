@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
 from implicit_llm_contracts.runs import signals
 from implicit_llm_contracts.runs.errors import UserError
@@ -20,6 +21,7 @@ from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_workflow.planning.code_digest import plugin_paths, stage_module
 from implicit_llm_workflow.planning.submitted_code import require_submitted_code
 
+DEVICES = ("auto", "cpu", "cuda")
 EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays
 
 
@@ -55,12 +57,24 @@ Threads = Annotated[
         min=0, help="CPU threads; 0 leaves their number to the libraries.", metavar="N", rich_help_panel=MACHINE_PANEL
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", metavar="NAME", rich_help_panel=MACHINE_PANEL)]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="auto, cpu or cuda.", metavar="NAME", rich_help_panel=MACHINE_PANEL, callback=lambda name: _device(name)
+    ),
+]
 Kernels = Annotated[str, typer.Option(help="auto, torch or triton.", metavar="NAME", rich_help_panel=MACHINE_PANEL)]
 Downloads = Annotated[
     Path,
     typer.Option(envvar="IMPLICIT_LLM_DATA", help="Folder of fetched files, which this job only reads.", metavar="DIR"),
 ]
+
+
+def _device(name: str) -> str:
+    """Raises: OptionError, before a mistyped name is taken for a CPU."""
+    if name not in DEVICES:
+        raise OptionError(f"--device: there is no device {name!r}; {nearest(name, DEVICES)}")
+    return name
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from implicit_llm_contracts.runs.errors import UserError
+
 mlflow = typer.Typer(
     name="mlflow",
     help="Create or rebuild the store in which MLflow keeps what the runs report.",
@@ -32,7 +34,10 @@ def init(results: Results = Path("results")) -> None:
     """
     from implicit_llm_jobs.tracking.rebuild import ensure_store
 
-    results.mkdir(parents=True, exist_ok=True)
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{results}: cannot be made ({error.strerror}); name another folder by --results") from error
     _say(ensure_store(results))
 
 
