@@ -55,6 +55,7 @@ def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFix
     assert code == 0
     example = out.split("Example")[1].partition("╭")[0]
     assert re.search(rf"implicit-llm {command}\b", example)
+    assert [line for line in HELPS[command].split("**Example**")[1].splitlines() if len(line) > 80] == []
     starts = re.findall(
         r"^ +((?:implicit-llm|snakemake|mlflow|srun|cd) \S+)", HELPS[command].split("**Example**")[1], re.M
     )

@@ -36,7 +36,7 @@ def accept(
 
     **Example**
 
-        implicit-llm accept 'train/*' --why "the log line of the solver was reworded"
+        implicit-llm accept 'train/*' --why "only a log line was reworded"
         implicit-llm accept --revoke 'train/*'
     """
     from implicit_llm_workflow.results.accept import chosen_jobs, new_acceptances, save_acceptance

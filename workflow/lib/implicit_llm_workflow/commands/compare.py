@@ -36,8 +36,9 @@ def compare(
     **Example**
 
         implicit-llm compare a5-implicit a5-explicit
-        implicit-llm compare a5-implicit-s1/unrolled a5-implicit-s1/free --html compare.html
-        implicit-llm compare results/demo/train/s3-implicit-s0/free elsewhere/results/demo/train/s3-implicit-s0/free
+        implicit-llm compare a5-implicit-s1 a5-explicit-s1 --html curves.html
+        implicit-llm compare results/demo/train/s3-implicit-s0/free \\
+            elsewhere/results/demo/train/s3-implicit-s0/free
     """
     from implicit_llm_workflow.results import compare as results_of
 

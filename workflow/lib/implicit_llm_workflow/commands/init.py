@@ -60,7 +60,8 @@ def init(
     **Example**
 
         implicit-llm init my-study
-        cd my-study && snakemake --profile profiles/local --configfile workflow/config/demo.yaml -n
+        cd my-study
+        snakemake --profile profiles/local --configfile workflow/config/demo.yaml -n
     """
     made = write_project(folder)
     typer.echo(f"{folder}: {', '.join(made)}")

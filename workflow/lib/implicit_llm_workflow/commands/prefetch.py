@@ -29,7 +29,8 @@ def prefetch(
     **Example**
 
         implicit-llm prefetch --config paper --downloads /scratch/downloads
-        snakemake prefetch --profile profiles/local --configfile workflow/config/paper.yaml
+        snakemake prefetch --profile profiles/local \\
+            --configfile workflow/config/paper.yaml
     """
     from implicit_llm_contracts.runs.places import downloads_folder
     from implicit_llm_workflow.planning.plan import RESULTS

@@ -93,13 +93,16 @@ def train(
     gradient_checkpointing: Annotated[
         Switch,
         typer.Option(
-            help="Recompute activations in the backward pass: less memory, more time.", rich_help_panel=MACHINE_PANEL
+            help="Recompute activations in the backward pass: less memory, more time.",
+            metavar="on|off",
+            rich_help_panel=MACHINE_PANEL,
         ),
     ] = Switch.OFF,
     cuda_graphs: Annotated[
         Switch,
         typer.Option(
             help="On a GPU, start the kernels of a training pass by one call; the numbers are the same.",
+            metavar="on|off",
             rich_help_panel=MACHINE_PANEL,
         ),
     ] = Switch.ON,
@@ -175,7 +178,8 @@ def train(
 
     **Example**
 
-        implicit-llm explain --identity train/a5-implicit-s1/unrolled --config demo > id.json
+        implicit-llm explain --config demo \\
+            --identity train/a5-implicit-s1/unrolled > id.json
         implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled \\
             --identity @id.json --input data=results/demo/data/a5-train
     """
@@ -222,7 +226,8 @@ def preflight(
 
     **Example**
 
-        srun --partition=h100 --gpus=1 implicit-llm preflight --hardware h100 --device cuda
+        srun --partition=h100 --gpus=1 \\
+            implicit-llm preflight --hardware h100 --device cuda
     """
     import json
 
