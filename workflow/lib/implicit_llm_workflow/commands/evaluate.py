@@ -93,7 +93,9 @@ def make_command(name: str) -> Callable[..., None]:
     # An option and its value stay on one line.
     example = re.sub(r"(--\S+) (?!--)", "\\1\xa0", f"implicit-llm evaluate {command_name} {kind.example}")
     lines = [line.replace("\xa0", " ") for line in textwrap.wrap(example, 68, break_on_hyphens=False)]
-    command.__doc__ = f"{kind.summary}\n\n**Example**\n\n    " + " \\\n        ".join(lines)
+    # Without a paragraph before it Typer takes the indent from an example, and its lines run together.
+    about = "Without a workflow it prints the numbers and the path of their file."
+    command.__doc__ = f"{kind.summary}\n\n{about}\n\n**Example**\n\n    " + " \\\n        ".join(lines)
     return command
 
 
@@ -207,6 +209,8 @@ def plugin(
     kernels: Kernels = "auto",
 ) -> None:
     """Run a kind of evaluation that a plugin adds, as a job of a workflow.
+
+    The experiment file names the plugin and the settings of the kind.
 
     **Example**
 
