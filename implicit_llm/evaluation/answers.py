@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from implicit_llm.evaluation.tallies import SolverTally
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_data.shard_format import IGNORED_LABEL, Sequences
 from implicit_llm_jobs.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -29,20 +29,6 @@ T = TypeVar("T")
 
 class UnknownToken(UserError):
     """The data has a token that the model does not know."""
-
-
-class Sequences(Protocol):
-    """What is needed of a data set: rows of at most `length` tokens, as columns of integers (B, L).
-
-    `fetch` may give fewer rows than it was asked for, the first ones, where those after them have another length.
-    """
-
-    vocab_size: int
-    length: int
-
-    def __len__(self) -> int: ...
-
-    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
 
 
 @dataclass

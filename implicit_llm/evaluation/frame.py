@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob, Sequences
+from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
 from implicit_llm.evaluation.inputs import about_model, load_model, model_input
 from implicit_llm_contracts.config.evaluation import PARALLEL, ModeConfig, modes_of
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_data.shard_format import Sequences
 
 log = logging.getLogger(__name__)
 

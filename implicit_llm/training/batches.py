@@ -7,31 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from implicit_llm.training.sampler import StepSampler
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_data.shard_format import IGNORED_LABEL, Sequences
 
 
 class BatchSizeError(UserError):
     """The global batch cannot be divided among processes and micro-batches."""
-
-
-class Dataset(Protocol):
-    """What training needs of a data set."""
-
-    length: int
-    vocab_size: int
-
-    def __len__(self) -> int: ...
-
-    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """input_ids and labels, each int64 (B, L)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +62,7 @@ class MicroBatches:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Sequences,
         sampler: StepSampler,
         layout: BatchLayout,
         labels: str,

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, set_seed
 
 from implicit_llm.analysis.spectral_radius import mean_spectral_radius
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm.training.batches import BatchLayout, Dataset, MicroBatches
+from implicit_llm.training.batches import BatchLayout, MicroBatches
 from implicit_llm.training.distributed import (
     gather_objects,
     is_main,
@@ -53,7 +53,7 @@ from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.journal import Journal
-from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_data.shard_format import IGNORED_LABEL, Sequences
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class TrainingJob:
     name: str
     config: TrainConfig
     runtime: Runtime
-    dataset: Dataset
+    dataset: Sequences
     layout: BatchLayout
     identity: dict[str, Any]
     work: Path

@@ -16,7 +16,7 @@ from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.cards.training_card import training_card
 from implicit_llm.device import choose_device
 from implicit_llm.kernels.selection import select_kernels_for
-from implicit_llm.training.batches import BatchLayout, BatchSizeError, Dataset
+from implicit_llm.training.batches import BatchLayout, BatchSizeError
 from implicit_llm.training.distributed import (
     ReplicasDiffer,
     from_main,
@@ -53,6 +53,7 @@ from implicit_llm_contracts.runs.errors import Preempted, UserError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.logs import wants_bar
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_data.shard_format import Sequences
 from implicit_llm_data.shards import open_dataset
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"
@@ -70,7 +71,7 @@ class Setup:
     config: TrainConfig
     runtime: Runtime
     device: torch.device
-    dataset: Dataset
+    dataset: Sequences
     model: PreTrainedModel
     store: CheckpointStore
     start: Checkpoint | None

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob, Sequences, answers
+from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob, answers
 from implicit_llm.evaluation.frame import ModelEvaluation, Record
 from implicit_llm.evaluation.inputs import data_inputs, reads_of_inputs
 from implicit_llm.evaluation.kinds.duality_measures import (
@@ -29,6 +29,7 @@ from implicit_llm_contracts.config.evaluation import SEQUENTIAL, DualityConfig, 
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_data.shard_format import Sequences
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_jobs.progress import Progress
 

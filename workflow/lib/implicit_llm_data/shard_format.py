@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -50,6 +50,20 @@ def token_dtype(vocab_size: int) -> np.dtype:
             f"vocab_size: {vocab_size} tokens do not fit uint16, at most {1 << 16} do; use a smaller vocabulary"
         )
     return np.dtype(np.uint8 if vocab_size <= 1 << 8 else np.uint16)
+
+
+class Sequences(Protocol):
+    """What training and evaluation need of a data set: rows of at most `length` tokens, as columns of integers (B, L).
+
+    `fetch` may give fewer rows than it was asked for, the first ones, where those after them have another length.
+    """
+
+    vocab_size: int
+    length: int
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
