@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +30,7 @@ LITERAL = "PLUGIN"
 KEY = "plugins"  # of a job's config: the plugins that it imports
 _VERBS = {"data": "make", "evaluate": "evaluate"}
 _OWNERS: dict[tuple[str, str], Path] = {}  # by stage and kind of job
+FIGURES: dict[str, tuple[OwnFigure, Callable[[Any], Any]]] = {}  # of the plugins that this job has loaded
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,13 @@ class OwnTask(TaskKind):
 
 @dataclass(frozen=True)
 class OwnEvaluation:
-    """A kind of evaluation. `data`: the tasks whose models it is for. `settings`: defaults by key."""
+    """A kind of evaluation. `data`: the tasks whose models it is for. `settings`: defaults by key.
+
+    `metrics`: numbers of a record of its metrics.json that the report takes.
+    """
 
     data: tuple[str, ...]
+    metrics: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     has_modes: bool = True
 
@@ -52,7 +57,7 @@ class OwnEvaluation:
         modes = [("modes", tuple[ModeConfig, ...]), ("sweep", SweepConfig | None, None)] if self.has_modes else []
         config = settings_class(name, self.settings, [("kind", str), *modes])
         words = dict.fromkeys(self.settings, "")
-        return EvaluationKind(config, self.data, (), name, "", name, (), {}, settings=words)
+        return EvaluationKind(config, self.data, (), name, "", name, self.metrics, {}, settings=words)
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,7 @@ def load_plugin(path: Path) -> ModuleType:
     spec.loader.exec_module(module)
     for missing in _missing(plugin, module):
         raise ConfigError(f"{path}: {LITERAL} declares {missing}, which the file does not have; add it")
+    FIGURES.update({name: (figure, getattr(module, _draw(name))) for name, figure in plugin.figures.items()})
     return module
 
 
@@ -157,13 +163,12 @@ def _missing(plugin: Plugin, module: ModuleType) -> Iterator[str]:
         if GROUP_ORDERS.get(name) != order
     )
     functions = [f"make_{name}" for name in plugin.tasks] + [f"evaluate_{name}" for name in plugin.evaluations]
-    functions += [figure_function(name) for name in plugin.figures]
+    functions += [_draw(name) for name in plugin.figures]
     yield from (f"the function {name}" for name in functions if not hasattr(module, name))
 
 
-def figure_function(name: str) -> str:
-    """The function that draws a figure."""
-    return f"draw_{name.replace('-', '_')}"
+def _draw(figure: str) -> str:
+    return f"draw_{figure.replace('-', '_')}"
 
 
 def owner_of(stage: str, kind: str) -> Path | None:

@@ -24,7 +24,7 @@ from implicit_llm_report.lineage import SHORT, LineageJobs, lineage_jobs, lineag
 from implicit_llm_report.model_groups import short_count
 from implicit_llm_report.perplexity import flops_of, tokens_of
 from implicit_llm_report.published import MARK_WORDS, Published
-from implicit_llm_report.registry import registry
+from implicit_llm_report.registry import caption_of
 from implicit_llm_report.results import Spread, seeds_words
 from implicit_llm_report.section import Section
 from implicit_llm_report.svg import Figure, panel_svg, swatch_svg, theme_css
@@ -154,7 +154,7 @@ def _environment(inputs: ReportInputs) -> jinja2.Environment:
 
 def caption(name: str) -> Markup:
     """A figure's caption: reStructuredText, which also serves `snakemake --report`, with ``code`` its only markup."""
-    return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(registry().figures[name].caption)))
+    return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(caption_of(name))))
 
 
 def sources_of(inputs: ReportInputs, roles: Iterable[str]) -> list[Source]:

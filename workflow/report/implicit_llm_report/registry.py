@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from implicit_llm_contracts.plugins import FIGURES
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.config import FOLDER, read_yaml
 
@@ -47,6 +48,11 @@ def registry() -> Registry:
     """Raises: UserError naming file and key."""
     path = FOLDER / "registry.yaml"
     return fill(Registry, read_yaml(path), str(path))
+
+
+def caption_of(figure: str) -> str:
+    """The caption of a figure, which may be that of a plugin."""
+    return FIGURES[figure][0].caption if figure in FIGURES else registry().figures[figure].caption
 
 
 def _agrees(value: Any, wanted: Any) -> bool:

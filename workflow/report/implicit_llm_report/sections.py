@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from implicit_llm_contracts.plugins import FIGURES
 from implicit_llm_report.babi import accuracy_by_babi_task, babi_csv, babi_latex, babi_tables
 from implicit_llm_report.downstream_section import downstream_section
 from implicit_llm_report.duality import duality_section
@@ -86,6 +87,12 @@ def training_section(given: SectionInputs) -> Section | None:
     return Section("training", figures=figures)
 
 
+def plugins_section(given: SectionInputs) -> Section | None:
+    """Figures of plugins."""
+    figures = [draw(given) for _, draw in FIGURES.values()]
+    return Section("plugins", figures=figures) if figures else None
+
+
 # In the order of the page.
 BUILDERS: tuple[Callable[[SectionInputs], Section | None], ...] = (
     missing_section,
@@ -101,6 +108,7 @@ BUILDERS: tuple[Callable[[SectionInputs], Section | None], ...] = (
     jacobian_section,
     published_section,
     training_section,
+    plugins_section,
 )
 
 

@@ -20,7 +20,7 @@ from implicit_llm_report.inputs import load_inputs
 from implicit_llm_report.lineage import SHORT, lineage_svg
 from implicit_llm_report.page import PageContent, render
 from implicit_llm_report.published import load_published
-from implicit_llm_report.registry import registry
+from implicit_llm_report.registry import caption_of
 from implicit_llm_report.section import SectionInputs
 from implicit_llm_report.sections import build_sections
 from implicit_llm_report.svg import file_svg
@@ -87,7 +87,7 @@ def _write(folder: Path, content: PageContent) -> list[Path]:
         texts |= {f"tables/{table}.{suffix}": text for suffix, text in forms.items()}
     for figure in content.figures:
         texts[f"figures/{figure.name}.svg"] = file_svg(figure)
-        texts[f"figures/{figure.name}.rst"] = registry().figures[figure.name].caption + "\n"  # for `snakemake --report`
+        texts[f"figures/{figure.name}.rst"] = caption_of(figure.name) + "\n"  # for `snakemake --report`
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / name, text)

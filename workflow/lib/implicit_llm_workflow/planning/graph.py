@@ -35,7 +35,7 @@ def _with_plugins(node: Node, nodes: Mapping[str, Node], plugins: Mapping[str, P
     if not plugins:
         return node
     if node.stage in PAGES:
-        used = [path for path, plugin in plugins.items() if plugin.figures]
+        used = [path for path, plugin in plugins.items() if plugin.figures or plugin.evaluations]
     else:
         texts = {text for key in (node.key, *node.upstream.values()) for text in _texts(nodes[key].config)}
         used = [path for path, plugin in plugins.items() if not texts.isdisjoint(plugin.names)]

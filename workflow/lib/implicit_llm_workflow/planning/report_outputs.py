@@ -14,7 +14,8 @@ from implicit_llm_workflow.experiment_files.runs import Run
 
 def report_figures(experiment: Experiment) -> list[str]:
     """Names of the figures that the report of an experiment has."""
-    return _met(registry().figures, experiment)
+    own = {name: it for plugin in experiment.plugins.values() for name, it in plugin.figures.items()}
+    return _met({**registry().figures} | {name: Entry(it.needs, it.caption) for name, it in own.items()}, experiment)
 
 
 def report_tables(experiment: Experiment) -> list[str]:
