@@ -35,7 +35,8 @@ def check(words: list[str], own_configs: Iterable[str] = ()) -> None:
     """Raises: Refused. `own_configs`: names of experiments besides those of the project."""
     program, *arguments = words
     given = {"implicit-llm": read_by_console, "snakemake": read_by_snakemake, "make": read_by_make}[program](arguments)
-    require({Path(config).stem for config in given}, {*experiment_names(), *own_configs})
+    names = {Path(config).stem for config in given if not (ROOT / config).is_file()}
+    require(names, {*experiment_names(), *own_configs})
 
 
 def read_by_console(arguments: list[str]) -> list[str]:

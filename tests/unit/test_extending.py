@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -244,13 +245,13 @@ def test_an_own_family_learns_s3_through_the_workflow_and_its_explicit_twin_does
 @pytest.mark.slow
 def test_an_own_task_is_made_trained_evaluated_and_drawn(tmp_path: Path) -> None:
     records = records_of(tmp_path, "parity")
-    assert {record["length"] for record in records} == {8, 16}
+    assert {record["length"]: record["accuracy_token"] > 0.95 for record in records} == {8: True, 16: True}
     figure = tmp_path / "results" / "parity" / "report" / "figures" / "parity-by-length.svg"
     assert "accuracy" in figure.read_text()
     assert "Accuracy on parity by the number of bits." in (tmp_path / "results/parity/report/index.html").read_text()
 
 
-def records_of(tmp_path: Path, name: str) -> list[dict[str, object]]:
+def records_of(tmp_path: Path, name: str) -> list[dict[str, Any]]:
     """What the evaluations of an example found, made by a copy of the project's Snakefile elsewhere."""
     shutil.copytree(EXAMPLES, tmp_path / "extending")
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(PROJECT / "Snakefile"), "--cores", "2"]
