@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from implicit_llm_contracts.runs.manifest import Manifest
 
 METRICS, MLFLOW = "metrics.json", "mlflow.json"
 
@@ -19,15 +16,3 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def read_metrics(run_dir: Path, recorded: Manifest) -> list[Mapping[str, Any]]:
-    """The records of an evaluation's metrics.json; none when the file has been lost since."""
-    path = next((file.path for file in recorded.files if file.path.rpartition("/")[2] == METRICS), None)
-    if path is None:
-        return []
-    try:
-        records = json.loads((run_dir / path).read_bytes())["records"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return [record for record in records if isinstance(record, Mapping)]

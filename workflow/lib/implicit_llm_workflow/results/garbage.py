@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -108,13 +109,12 @@ def free(plan: Plan, key: str) -> tuple[int, int]:
 
 def _run_dirs(root: Path) -> Iterator[Path]:
     """The folders below the experiment's stages that a job worked in."""
-    waiting = [root / stage for stage in STAGES if (root / stage).is_dir()]
-    while waiting:
-        folder = waiting.pop(0)
-        if (folder / WORK).is_dir() or (folder / MANIFEST).is_file():
-            yield folder
-        else:
-            waiting += sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    for stage in STAGES:
+        for folder, names, files in os.walk(root / stage):
+            if WORK in names or MANIFEST in files:
+                yield Path(folder)
+                names.clear()
+            names.sort()
 
 
 def _is_worked_in(run_dir: Path) -> bool:
