@@ -33,6 +33,7 @@ setup: $(READY)  ## Make the virtual environment, if it is not there
 demo: $(READY)  ## Run the word-problem slice of the paper on this machine, from the data to the report
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/demo.yaml
 	@$(ACTIVATE); implicit-llm report --numbers --config workflow/config/demo.yaml
+	@echo "Next: source $(VENV)/bin/activate, then implicit-llm status --config demo"
 	@echo
 	@echo "Open the report:    file://$(CURDIR)/results/demo/report/index.html"
 	@echo "In each new shell:  source $(VENV)/bin/activate"
