@@ -23,12 +23,15 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # A worker for each core; their tensors are small, so a second thread would only wait.
 PYTEST := OMP_NUM_THREADS=1 pytest --numprocesses logical --maxprocesses 8 --durations 10
 
-.PHONY: help setup demo miniature test test-integration test-all check docs format bench profiles
+.PHONY: help setup try demo miniature test test-integration test-all check docs format bench profiles
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
 
 setup: $(READY)  ## Make the virtual environment, if it is not there
+
+try: $(READY)  ## See a trained model read long words, within a minute
+	@$(ACTIVATE); implicit-llm try
 
 demo: $(READY)  ## Run the word-problem slice of the paper on this machine, from the data to the report
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/demo.yaml

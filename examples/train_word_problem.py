@@ -63,6 +63,7 @@ def accuracy(model, length):
 # %% One run
 def main(steps=STEPS):
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # the tensors are small
     size = {"vocab_size": ORDER, "hidden_size": 32, "expand": 2, "head_dim": 32, "state_size": 32}
     config = implicit_llm.load_config("mamba2-state-tracking-implicit", **size)
     model = AutoModelForCausalLM.from_config(config)

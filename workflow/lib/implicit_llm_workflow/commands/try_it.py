@@ -104,6 +104,7 @@ def run_trial(console: Console, length: int, words: int, seed: int) -> Trial:
         from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
         from implicit_llm_report.first_look import Trial
 
+        torch.set_num_threads(1)  # the tensors are small: on a busy machine more threads only wait for one another
         transformers_logging.disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model(MODEL)).eval()
         data = WordProblemConfig(GROUP, "none", 1.0, length, words, "test", seed, words)
