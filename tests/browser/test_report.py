@@ -37,7 +37,7 @@ return [...document.querySelectorAll('figure')].map((figure) => ({
   name: figure.id,
   heading: figure.querySelector('h3').textContent,
   caption: figure.querySelector('figcaption').textContent.trim(),
-  drawings: [...figure.querySelectorAll('.panels svg, .lineage svg')].map((svg) => {
+  drawings: [...figure.querySelectorAll('.panels svg')].map((svg) => {
     const box = svg.getBoundingClientRect();
     return [box.width, box.height, svg.querySelectorAll('path, rect, use').length, svg.querySelectorAll('text').length];
   }),
@@ -69,7 +69,7 @@ def test_every_figure_is_there_has_size_a_caption_and_something_drawn(browser: W
     open_page(browser, report / "index.html", 1280)
     figures = {figure["name"]: figure for figure in browser.execute_script(FIGURES)}
     drawn = {f"figure-{path.stem}" for path in (report / "figures").glob("*.svg")}
-    assert set(figures) == drawn | {"lineage"}
+    assert set(figures) == drawn
     for figure in figures.values():
         assert figure["heading"]
         assert len(figure["caption"]) > 40

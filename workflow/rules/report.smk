@@ -11,11 +11,6 @@ rule report:
         ),
         claims="results/{config}/report/claims.json",
         numbers="results/{config}/report/numbers.tex",
-        lineage=report(
-            "results/{config}/report/lineage.svg",
-            caption="../report/captions/lineage.rst",
-            category="Report",
-        ),
         csv=[
             report(
                 f"results/{{config}}/report/tables/{table}.csv",

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from implicit_llm_report.babi import BabiResults, accuracy_by_babi_task, babi_csv, babi_latex, babi_tables
+from implicit_llm_report.babi import BabiResults, accuracy_by_babi_task, babi_files, babi_tables
 from implicit_llm_report.frame import frame_of
 from implicit_llm_report.published import load_published
 from tests.unit.report.sample_runs import Record
@@ -51,11 +51,10 @@ def test_table_shows_the_test_set_and_marks_the_run_that_validation_chose(grid: 
     assert [spread.mean for spread in table.rows[0].spreads] == [0.3, 0.3, 0.8, 0.8, 0.5]
     assert [row.name for row in table.rows if row.is_validation] == ["all questions of the validation set"]
     assert [spread.mean for spread in table.rows[-1].spreads] == [0.6, 0.6, 0.4, 0.4, 0.2]
-    assert "chosen on validation" in babi_latex([table], PUBLISHED)
 
 
 def test_csv_tells_validation_from_test_and_the_chosen_run_from_the_others(grid: BabiResults) -> None:
-    rows = list(csv.DictReader(io.StringIO(babi_csv(babi_tables(grid), PUBLISHED))))
+    rows = list(csv.DictReader(io.StringIO(babi_files(babi_tables(grid), PUBLISHED)["csv"])))
     measured = [row for row in rows if row["data"]]
     assert {row["split"] for row in measured if row["data"] == "babi-test"} == {"test"}
     assert {row["split"] for row in measured if row["data"] == "babi-valid"} == {"validation"}

@@ -153,9 +153,9 @@ def test_the_published_averages_are_those_of_their_columns() -> None:
 
 
 def test_the_figure_has_the_average_against_iterations_with_explicit_models_beside(made: Path) -> None:
-    svg = (made / "figures" / "downstream-by-iterations.svg").read_text()
+    svg = (made / "figures" / "test-time-iterations.svg").read_text()
     page = (made / "index.html").read_text()
-    figure = page[page.index('id="figure-downstream-by-iterations"') :]
+    figure = page[page.index('id="figure-test-time-iterations"') :]
     assert "average accuracy" in figure
     assert "iterations allowed for a block" in figure
     assert len(svg) > 1000

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from implicit_llm_report.axes import power_of_ten
-from implicit_llm_report.model_groups import Model, Variant, group_models, short_count
-from implicit_llm_report.training_runs import Solver
+from implicit_llm_report.model_groups import Model, group_models, short_count
 
 
 def model(run: str, num_parameters: int | None = 100, **changes: object) -> Model:
@@ -32,14 +31,13 @@ def test_families_and_data_sets_are_not_mixed() -> None:
 def test_lines_are_named_by_what_tells_them_apart() -> None:
     names = ("text-mamba2-implicit", "text-mamba2-explicit", "text-mamba2-explicit-long")
     (group,) = group_models([model(name) for name in names])
-    bounded = Variant(names[0], "bounded", Solver("fixed_point", 4, 1), is_implicit=True)
-    free = Variant(names[0], "free-80", Solver("fixed_point", 24, 4), is_implicit=True)
-    other = Variant(names[0], "free-70", Solver("fixed_point", 24, 4), is_implicit=True)
-    assert group.name(bounded, [bounded, free, other]) == "implicit (4+1)"
-    assert group.name(free, [bounded, free]) == "implicit (24+4)"
-    assert group.name(free, [bounded, free, other]) == "implicit (24+4) free-80"
-    assert group.name(Variant(names[1], "explicit", None, is_implicit=False), []) == names[1]
-    assert group.name(Variant(names[2], "explicit", None, is_implicit=False), []) == names[2]
+    phases = {"bounded": "(4+1)", "free-80": "(24+4)"}
+    assert group.name(names[0], "bounded", "(4+1)", phases, is_implicit=True) == "implicit (4+1)"
+    assert group.name(names[0], "free-80", "(24+4)", phases, is_implicit=True) == "implicit (24+4)"
+    branches = phases | {"free-70": "(24+4)"}
+    assert group.name(names[0], "free-80", "(24+4)", branches, is_implicit=True) == "implicit (24+4) free-80"
+    for name in names[1:]:
+        assert group.name(name, "explicit", None, {}, is_implicit=False) == name
 
 
 @pytest.mark.parametrize(

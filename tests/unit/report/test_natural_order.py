@@ -37,5 +37,5 @@ def test_panels_of_shorter_sequences_come_first() -> None:
         }
         for length in (1024, 256)
     ]
-    panels = swept_panels(given_of({"word_problem": records}).inputs.frame, ())
+    panels = swept_panels(given_of({"word_problem": records}))
     assert [panel.title.rpartition(" ")[2] for panel in panels] == ["256", "1024"]

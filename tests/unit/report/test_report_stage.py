@@ -92,7 +92,7 @@ def test_every_declared_file_is_there_and_figures_are_whole_svg(made: Path) -> N
     )
     for name in FIGURES:
         assert ElementTree.parse(made / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
-    assert {"index.html", "claims.json", "numbers.tex", "lineage.svg"} <= {path.name for path in made.iterdir()}
+    assert {"index.html", "claims.json", "numbers.tex"} <= {path.name for path in made.iterdir()}
     assert {path.name for path in (made / "tables").iterdir()} == {
         f"{table}.{form}" for table in ("accuracy", "published") for form in ("csv", "tex")
     }

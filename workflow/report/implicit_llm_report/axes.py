@@ -59,6 +59,8 @@ def nice_log_ticks(axis: Axes, values: Iterable[float], most: int = 6) -> None:
     axis.set_ylim(low, high)
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     ticks = [nice * 10.0**decade for decade in decades for nice in _NICE if low <= nice * 10.0**decade <= high]
+    if high / low > 300:
+        ticks = [10.0**decade for decade in decades if 10.0**decade >= low]
     if len(ticks) < 2:  # a narrow range: equal steps
         step = 10.0 ** math.floor(math.log10(high - low))
         ticks = [step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)]

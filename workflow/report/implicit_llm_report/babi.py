@@ -11,28 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from implicit_llm_report.axes import tell_if_empty
-from implicit_llm_report.frame import Group, groups, roles_of
+from implicit_llm_report.frame import COST, Group, Spread, groups, mode_rank, roles_of
 from implicit_llm_report.perplexity import is_close
 from implicit_llm_report.published import Published
-from implicit_llm_report.results import COST, Spread, mode_rank
 from implicit_llm_report.style import BAND, Series, series_of_names
 from implicit_llm_report.svg import Figure, Panel
-from implicit_llm_report.table_text import (
-    csv_of,
-    escape,
-    fields,
-    in_percent,
-    latex_of,
-    latex_spread,
-    rounded,
-    spread_fields,
-)
+from implicit_llm_report.table_text import fields, files_of, rounded, spread_fields
 
 TEST, VALIDATION = "test", "valid"  # splits of a data set
 WINDOWED = "windowed"
@@ -286,17 +277,12 @@ def _table(results: BabiResults, data: str, protocol: str | None) -> BabiTable:
     return BabiTable(data, protocol, speaks, tuple(cells), names, headlines, chosen, tuple(rows))
 
 
-def babi_csv(tables: Sequence[BabiTable], published: Published) -> str:
+def babi_files(tables: Sequence[BabiTable], published: Published) -> dict[str, str]:
     """One line a (model, mode, task), task 0 for all questions; then the yardsticks of other papers.
 
     Column `split` tells the lines of the validation set from those of the test set.
     """
-    rows = [
-        _csv_row(cell, row, row.spreads[index], is_chosen=table.chosen[index])
-        for table in tables
-        for index, cell in enumerate(table.cells)
-        for row in table.rows
-    ]
+    rows = [(f"CatbAbI, {table.data}, {table.protocol_words}", list(_csv_rows(table))) for table in tables]
     yardsticks: list[dict[str, object]] = [
         {
             **{"run": number.model, "num_layers": number.num_layers, "mode": number.training, "split": "test"},
@@ -305,43 +291,28 @@ def babi_csv(tables: Sequence[BabiTable], published: Published) -> str:
         }
         for number in published.babi
     ]
-    return csv_of([*rows, *yardsticks])
+    return files_of(rows, {"questions": "Questions"}, {"accuracy": "accuracy"}, by="run", more=yardsticks)
 
 
-def _csv_row(cell: Group, row: BabiRow, spread: Spread, *, is_chosen: bool) -> dict[str, object]:
-    is_all, is_test = row.task is None, not row.is_validation
-    questions = cell.num_questions if is_all else questions_by_task(cell).get(str(row.task))
-    words = spread_fields(("lm_accuracy", "lm_perplexity"), lambda metric: of_task(cell, metric, row.task))
-    return {
-        **fields(cell, "run", "model", "family", "num_layers", "num_parameters", "phase", "solver"),
-        **{"data": row.validation_set or cell.data, **fields(cell, "protocol", "mode")},
-        **{"split": "test" if is_test else "validation", "is_chosen": int(is_chosen)},
-        **{"num_seeds": len(spread.values), "task": row.task or 0, "num_questions": questions if is_test else None},
-        **spread_fields(["accuracy"], lambda _: spread),
-        **{name: number if is_test else None for name, number in words.items()},
-        f"{COST}_mean": rounded(cell.spread(COST).mean) if is_test else None,
-    }
-
-
-def babi_latex(tables: Sequence[BabiTable], published: Published) -> str:
-    """The tables for a paper, models in the mode that speaks for them; needs the package booktabs."""
-    return "\n".join(_latex_table(table, published) for table in tables)
-
-
-def _latex_table(table: BabiTable, published: Published) -> str:
-    shown = [index for index, is_headline in enumerate(table.headlines) if is_headline]
-    what = f"CatbAbI, {table.data}, {table.protocol_words}: accuracy at questions in percent, mean over seeds (range)"
-    rows = [
-        [escape(row.name), *(latex_spread(in_percent(row.spreads[index]), ".1f") for index in shown)]
-        for row in table.rows
-    ]
-    foot = [r"\midrule"]
-    for number in published.babi:
-        name = number.model if number.num_layers is None else f"{number.model}, {number.num_layers} layer(s)"
-        text = f"{escape(name)} ({number.training}): {number.value:.2f}"
-        foot.append(rf"\multicolumn{{{1 + len(shown)}}}{{l}}{{{text}}} \\")
-    head = ["Task", *(escape(table.names[index]) for index in shown)]
-    return latex_of(what, head, rows, "l" + "r" * len(shown), foot)
+def _csv_rows(table: BabiTable) -> Iterator[dict[str, object]]:
+    for (index, cell), row in product(enumerate(table.cells), table.rows):
+        spread, is_all, is_test = row.spreads[index], row.task is None, not row.is_validation
+        questions = cell.num_questions if is_all else questions_by_task(cell).get(str(row.task))
+        words = spread_fields(("lm_accuracy", "lm_perplexity"), partial(of_task, cell, task=row.task))
+        yield {
+            **fields(cell, "run", "model", "family", "num_layers", "num_parameters", "phase", "solver"),
+            **{"data": row.validation_set or cell.data, **fields(cell, "protocol", "mode")},
+            **{"split": "test" if is_test else "validation", "is_chosen": int(table.chosen[index])},
+            **{
+                "num_seeds": len(spread.values),
+                "task": row.task or 0,
+                "questions": row.name,
+                "num_questions": questions if is_test else None,
+            },
+            **spread_fields(["accuracy"], {"accuracy": spread}.__getitem__),
+            **{name: number if is_test else None for name, number in words.items()},
+            f"{COST}_mean": rounded(cell.spread(COST).mean) if is_test else None,
+        }
 
 
 SLOT = 0.66  # share of a task's width over which the models are spread

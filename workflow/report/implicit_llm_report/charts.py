@@ -9,8 +9,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from implicit_llm_report.axes import accuracy_axis, nice_log_ticks, tell_if_empty, tell_missing
-from implicit_llm_report.frame import Group, roles_of
-from implicit_llm_report.results import Spread
+from implicit_llm_report.frame import Group, Spread, roles_of
 from implicit_llm_report.style import PAPER, Series, series_of_names
 from implicit_llm_report.svg import Figure, Panel
 
@@ -25,6 +24,7 @@ class Line:
     level: Spread | None = None
     groups: Sequence[Group] = ()
     mark: tuple[float, Spread] | None = None  # a point beside the line, in its colour
+    width: float | None = None  # of a curve without markers and dots, which may be missing as a whole
 
     @property
     def spreads(self) -> list[Spread]:
@@ -32,6 +32,8 @@ class Line:
 
     @property
     def missing(self) -> list[str]:
+        if self.width is not None:
+            return [] if self.points else [self.label]
         return [f"{self.label} at {x:g}" for x, spread in self.points if not spread.values]
 
 
@@ -47,12 +49,18 @@ class Chart:
     is_accuracy: bool = True
 
 
-def chart_figure(name: str, title: str, charts: Sequence[Chart], marks: Iterable[Series] = ()) -> Figure | None:
-    """One series for each label of all panels; `marks` follow them in the legend. None without panels."""
+def chart_figure(
+    name: str,
+    title: str,
+    charts: Sequence[Chart],
+    marks: Iterable[Series] = (),
+    known: Mapping[str, Series] | None = None,
+) -> Figure | None:
+    """One series for each label of all panels, unless `known` has them; `marks` follow. None without panels."""
     if not charts:
         return None
     lines = [line for chart in charts for line in chart.lines]
-    series = series_of_names((line.label, line.is_implicit) for line in lines)
+    series = known or series_of_names((line.label, line.is_implicit) for line in lines)
     panels = tuple(
         Panel(chart.title, partial(draw_chart, chart=chart, series=series), chart.description) for chart in charts
     )
@@ -82,13 +90,18 @@ def draw_line(axis: Axes, line: Line, series: Series) -> None:
             axis.axhline(line.level.mean, color=series.color, linestyle=dashes, linewidth=1.3)
         return
     known = [(x, spread) for x, spread in line.points if spread.values]
+    if not known:
+        return  # an empty line would count as one at the origin
     at = [x for x, _ in known]
     if any(len(spread.values) > 1 for _, spread in known):
         lows, highs = [spread.low for _, spread in known], [spread.high for _, spread in known]
         axis.fill_between(at, lows, highs, color=series.color, alpha=0.16, linewidth=0)  # type: ignore[arg-type]
-        seeds = [(x, value) for x, spread in known for value in spread.values]
-        axis.plot(*zip(*seeds, strict=True), ".", color=series.color, markersize=3, alpha=0.8)
-    axis.plot(at, [spread.mean for _, spread in known], **series.line(), zorder=4, clip_on=False)  # type: ignore[arg-type]
+        if line.width is None:
+            seeds = [(x, value) for x, spread in known for value in spread.values]
+            axis.plot(*zip(*seeds, strict=True), ".", color=series.color, markersize=3, alpha=0.8)
+    means, look = [spread.mean for _, spread in known], series.line(has_markers=line.width is None)
+    look |= {"clip_on": False} if line.width is None else {"linewidth": line.width}
+    axis.plot(at, means, **look, zorder=4)  # type: ignore[arg-type]
     if line.mark is not None and line.mark[1].mean is not None:
         (dot,) = axis.plot(line.mark[0], line.mark[1].mean, "o", color=series.color, markersize=8, zorder=6)
         dot.set(markeredgecolor=PAPER, clip_on=False)

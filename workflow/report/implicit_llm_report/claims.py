@@ -19,9 +19,9 @@ from typing import Any, Final, Literal
 
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.config import FOLDER, ReportError, read_yaml
+from implicit_llm_report.frame import Spread
 from implicit_llm_report.measures import Measure, PairMeasure, Quantity
 from implicit_llm_report.published import Mark
-from implicit_llm_report.results import Spread
 
 Verdict = Literal["holds", "borderline", "fails", "not run at this scale", "missing"]
 HOLDS: Final = "holds"

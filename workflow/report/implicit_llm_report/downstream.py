@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.config import FOLDER, ReportError, read_yaml
-from implicit_llm_report.frame import COSTS, Group, groups, roles_of
+from implicit_llm_report.frame import COST, COSTS, Group, Spread, groups, mode_rank, roles_of
 from implicit_llm_report.model_groups import ModelGroup, group_models
 from implicit_llm_report.perplexity import measured_models, trained_models
 from implicit_llm_report.published import Published, PublishedDownstream
-from implicit_llm_report.results import COST, Spread, mode_rank
+from implicit_llm_report.table_text import fields, files_of, rounded, spread_fields
 from implicit_llm_report.training_runs import TrainingRun
 
-LOW_IS_BETTER = "perplexity"
+LOW_IS_BETTER, AVERAGE = "perplexity", "average"  # metrics
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,15 @@ class Suite:
     def tasks(self) -> frozenset[str]:
         return frozenset(column.task for column in self.columns)
 
+    def column_of(self, average: Average) -> Column:
+        """The column that shows an average, as if it were a task."""
+        return Column(average.label, f"{self.title}: {average.label}", AVERAGE)
+
+    @property
+    def all_columns(self) -> list[Column]:
+        """With the averages at the end."""
+        return [*self.columns, *map(self.column_of, self.averages)]
+
 
 @dataclass(frozen=True)
 class _Suites:
@@ -78,9 +89,23 @@ def load_suites(path: Path = FOLDER / "downstream.yaml") -> tuple[Suite, ...]:
     return suites
 
 
+def with_averages(frame: pd.DataFrame, suites: Iterable[Suite]) -> pd.DataFrame:
+    """The frame with a row for each average of a model, mode and seed: NaN where one of its columns has no number."""
+    rows, found = frame[frame["kind"] == "lm_eval"], []
+    for suite, average in [(one, average) for one in suites for average in one.averages]:
+        columns = {(column.task, column.metric) for column in suite.columns if column.label in average.columns}
+        mine = rows if average == suite.averages[0] else rows[rows["sweep"].isna()]  # the first one speaks for sweeps
+        is_meant = np.array([pair in columns for pair in zip(mine["task"], mine["metric"], strict=True)], bool)
+        for _, one in mine[is_meant].groupby(["run", "phase", "mode", "seed"], sort=False, dropna=False):
+            value = one["value"].mean(skipna=False) if len(one) == len(columns) else math.nan
+            task = suite.column_of(average).task
+            found.append(one.iloc[:1].assign(task=task, data=task, metric=AVERAGE, value=value))
+    return pd.concat([frame, *found])
+
+
 def suites_of(suites: Iterable[Suite], rows: pd.DataFrame) -> list[Suite]:
     """The suites of the tasks and metrics that the rows are of."""
-    numbers = rows[~rows["metric"].isin(COSTS)]
+    numbers = rows[~rows["metric"].isin((*COSTS, AVERAGE))]
     return suites_shown(suites, list(zip(numbers["task"], numbers["metric"], strict=True)))
 
 
@@ -134,24 +159,9 @@ class Row:
         found = () if (asked := self.asked(column)) is None else asked.curves("stderr")
         return found[0].get(column.metric) if len(found) == 1 else None
 
-    def average(self, average: Average, suite: Suite) -> Spread | None:
-        """The mean of the columns seed by seed; a seed that lacks one of them has none. None if no task was asked."""
-        columns = [column for column in suite.columns if column.label in average.columns]
-        asked = [self.asked(column) for column in columns]
-        if not any(asked):
-            return None
-        known = [cell.by_seed(column.metric) if cell else {} for cell, column in zip(asked, columns, strict=True)]
-        return Spread.of(_mean([values.get(seed) for values in known]) for seed in self.group.seeds)
-
     def num_documents(self, column: Column) -> int | None:
         asked = self.asked(column)
         return None if asked is None else min(filter(None, asked.rows["num_documents"]), default=None)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """None where one of the values is missing."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 @dataclass(frozen=True)
@@ -213,7 +223,7 @@ class DownstreamResults:
 
     def _table(self, suite: Suite, plain: pd.DataFrame) -> DownstreamTable:
         known = [entry for entry in self.published.downstream if entry.suite == suite.name]
-        mine = plain[plain["task"].isin(suite.tasks)]
+        mine = plain[plain["task"].isin([column.task for column in suite.all_columns])]
         blocks = (Block(group, tuple(rows_of(group, mine, known))) for group in self.groups)
         return DownstreamTable(suite, tuple(block for block in blocks if block.rows))
 
@@ -221,7 +231,7 @@ class DownstreamResults:
 def rows_of(group: ModelGroup, rows: pd.DataFrame, known: Sequence[PublishedDownstream] = ()) -> list[Row]:
     """The models of a group by mode, with their published results; one trained elsewhere keeps its own name."""
     found = groups(rows[rows["run"].isin(group.runs)], ("run", "phase", "mode"), order=_order)
-    names = (model.run if model.source is not None else group.name(model, found) for model in found)
+    names = (model.run if model.source is not None else group.name_of(model, found) for model in found)
     beside = (next((entry for entry in known if entry.is_beside(model)), None) for model in found)
     return [Row(*row) for row in zip(names, found, beside, strict=True)]
 
@@ -230,3 +240,44 @@ def _order(row: Group) -> tuple:
     """Explicit models first, as in the paper's tables, then by training tokens; the headline mode before others."""
     training = (row.train_tokens or 0.0, row.phase or "")
     return (row.is_implicit, row.run, *training, not row.is_headline, mode_rank(row.mode))
+
+
+def downstream_files(tables: Sequence[DownstreamTable]) -> dict[str, str]:
+    """One line a (model, mode, column)."""
+    rows = [(table.suite.title, list(_csv_lines(table))) for table in tables]
+    names = {"family": "Family", "run": "Model", "solver": "Solver", "mode": "Mode"}
+    return files_of(rows, names, {"value": "value"}, by="column", form=".4g")
+
+
+def _csv_lines(table: DownstreamTable) -> Iterator[dict[str, object]]:
+    """One line a (model, mode, column); averages have no task. Empty where there is no number."""
+    for block, row in ((one, row) for one in table.blocks for row in one.rows):
+        about = {
+            **{"suite": table.suite.name, **fields(row.group, "run", "model"), "family": block.group.family},
+            **fields(row.group, "num_parameters", "train_tokens", "phase", "solver", "mode"),
+        }
+        for column in table.suite.all_columns:
+            asked, spread = row.asked(column), row.spread(column)
+            if asked is not None and spread is not None:
+                numbers = {**_numbers(spread), **_published(row, column.label)}
+                if column.metric == AVERAGE:
+                    yield {**about, "column": column.label, **numbers}
+                    continue
+                yield {
+                    **{**about, "column": column.label, "task": column.task, "metric": column.metric},
+                    **{"chance": column.chance, **_numbers(spread), "stderr": rounded(row.stderr(column))},
+                    **{"num_documents": row.num_documents(column), **fields(asked, "num_fewshot")},
+                    COST: rounded(asked.spread(COST).mean),
+                    **fields(asked, "task_version", "task_hash", "harness_version"),
+                    **numbers,
+                }
+
+
+def _numbers(spread: Spread) -> dict[str, object]:
+    counts = {"num_seeds": len(spread.values), "num_missing": spread.num_missing}
+    return {**spread_fields(["value"], lambda _: spread), **counts}
+
+
+def _published(row: Row, label: str) -> dict[str, object]:
+    known = row.published if row.published is not None and label in row.published.values else None
+    return {"published": known and known.values[label], "published_mark": known and known.mark}

@@ -23,16 +23,14 @@ import pandas as pd
 
 from implicit_llm_report.babi import SAME_TOKENS
 from implicit_llm_report.claims import Claim, Found
-from implicit_llm_report.downstream_section import swept_downstream
-from implicit_llm_report.frame import Group, groups, roles_of
+from implicit_llm_report.frame import Group, Spread, groups, roles_of, seeds_words, shares_of
 from implicit_llm_report.measures import Measure, Quantity
 from implicit_llm_report.minimum_layers import needed_of
 from implicit_llm_report.model_groups import family_of
 from implicit_llm_report.pairs import find_pairs, iterations_of
 from implicit_llm_report.perplexity import branches_of, is_close, tokens_of
-from implicit_llm_report.results import Spread, seeds_words, shares_of
 from implicit_llm_report.section import SectionInputs
-from implicit_llm_report.test_time import ITERATIONS, swept_panels
+from implicit_llm_report.test_time import ITERATIONS, MEASURES, swept_panels
 from implicit_llm_report.word_problems import CELL, is_harder, serial_steps
 
 HEADLINE = "headline"
@@ -149,18 +147,15 @@ def _roles(records: list[Record]) -> tuple[str, ...]:
 
 
 def _by_iterations(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
-    yield from _swept_tasks(quantity, given) if quantity.kind == "lm_eval" else _swept_words(quantity, given)
-
-
-def _swept_words(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
-    frame = given.inputs.frame
-    for panel in swept_panels(frame[frame["kind"] == quantity.kind], ()):
-        if panel.key != ITERATIONS:
+    for panel in swept_panels(given):
+        if panel.key != ITERATIONS or panel.measure != MEASURES[quantity.kind]:
             continue
         explicit = [model.spread(panel.measure) for model in panel.references.values()]
         for line in panel.lines:
             fewest, *_, most = line.cells[min(line.cells)], line.cells[max(line.cells)]
             values = most.by_seed(panel.measure)
+            if quantity.family not in (None, most.family):
+                continue
             if quantity.name == "gain_by_iterations":
                 spread = _minus(values, fewest.by_seed(panel.measure))
             elif explicit:
@@ -169,24 +164,6 @@ def _swept_words(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
                 continue
             name, roles = f"{most.run}, {line.base}, {panel.title}", roles_of(line.groups)
             yield _found(spread, name, most.run, most.data, (line.base,), roles)
-
-
-def _swept_tasks(quantity: Quantity, given: SectionInputs) -> Iterator[Found]:
-    for panel in swept_downstream(given.downstream, given.config.headline_mode):
-        if quantity.family not in (None, panel.group.family):
-            continue
-        explicit = [panel.average(row) for row in panel.references]
-        for label, rows in panel.lines.items():
-            fewest, most = (panel.average(rows[end(rows)]) for end in (min, max))
-            if quantity.name == "gain_by_iterations":
-                spread = _minus(dict(enumerate(most.values)), dict(enumerate(fewest.values)))
-            elif explicit:
-                spread = _above(most, explicit)
-            else:
-                continue
-            groups, base = [row.group for row in rows.values()], panel.base or ""
-            name = f"{panel.title}, {label}, {base}"
-            yield _found(spread, name, groups[0].run, panel.suite.name, (base,), roles_of(groups))
 
 
 def _minus(most: Mapping[Any, float | None], fewest: Mapping[Any, float | None]) -> Spread:

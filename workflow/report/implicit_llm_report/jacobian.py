@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import matplotlib
 import numpy as np
@@ -15,13 +14,11 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from implicit_llm_report.axes import tell_if_empty
-from implicit_llm_report.frame import Group, groups, roles_of
-from implicit_llm_report.results import Spread
+from implicit_llm_report.axes import power_of_ten, tell_if_empty
+from implicit_llm_report.frame import Group, Spread, groups, roles_of
 from implicit_llm_report.section import Section, SectionInputs
-from implicit_llm_report.style import Series
 from implicit_llm_report.svg import Figure, Panel
-from implicit_llm_report.table_text import csv_of, escape, fields, latex_of, rounded, spread_fields
+from implicit_llm_report.table_text import fields, files_of, spread_fields
 
 NAME = "jacobian"
 MAX_TRAINED = 4  # heat maps of trained models
@@ -96,16 +93,15 @@ def draw_heat_map(axis: Axes, entries: Sequence[Sequence[float]]) -> None:
     axis.grid(visible=False)
 
 
-def class_legend() -> tuple[Series, ...]:
-    """What the colours stand for."""
-    labels = [f"below {CLASSES[1]:.0e}"]
-    labels += [f"{low:.0e} to {high:.0e}" for low, high in pairwise(CLASSES[1:])]
-    labels.append(f"{CLASSES[-1]:.0e} or more")
-    return tuple(Series(_short(label), color, "s", has_line=False) for label, color in zip(labels, COLORS, strict=True))
-
-
-def _short(label: str) -> str:
-    return label.replace("e-0", "e−")
+def draw_color_bar(axis: Axes) -> None:
+    """What the colours stand for, beside the heat map."""
+    bar = axis.inset_axes((1.04, 0, 0.06, 1))
+    for index, color in enumerate(COLORS):
+        bar.axhspan(index, index + 1, color=color, linewidth=0)
+    bar.set(xticks=[], xlim=(0, 1), ylim=(0, len(COLORS)))
+    bar.set_yticks(range(1, len(CLASSES)), [power_of_ten(bound) for bound in CLASSES[1:]])
+    bar.yaxis.tick_right()
+    bar.grid(visible=False)
 
 
 def _runs(is_in: np.ndarray) -> Iterator[tuple[int, int, int]]:
@@ -121,7 +117,9 @@ def jacobian_section(given: SectionInputs) -> Section | None:
     rows = jacobian_rows(given.inputs.frame)
     if not rows and not any(item.config.get("kind") == "jacobian" for item in given.config.missing):
         return None
-    files = {NAME: {"csv": csv_of(map(_csv_row, rows)), "tex": _latex(rows)}}
+    heads = ("off diagonal", "radius of the transition", "radius of df/dz", "formula against autograd")
+    values = dict(zip(MEASURES, heads, strict=True))
+    files = {NAME: files_of([("Jacobian", list(map(_csv_row, rows)))], {"model": "Model"}, values, form=".3g")}
     return Section(NAME, "sections/jacobian.html.j2", rows, [_figure(rows)], files)
 
 
@@ -132,7 +130,7 @@ def _figure(rows: Sequence[JacobianRow]) -> Figure:
     )
     panels = panels or (Panel("Jacobian", _draw_nothing),)
     roles = roles_of(row.group for row in shown)
-    return Figure(NAME, "Jacobian of the state transition", panels, class_legend(), roles)
+    return Figure(NAME, "Jacobian of the state transition", panels, (), roles)
 
 
 def _title(row: JacobianRow) -> str:
@@ -147,6 +145,7 @@ def _draw(axis: Axes, row: JacobianRow) -> None:
         _draw_nothing(axis)
         return
     draw_heat_map(axis, pictures[0])
+    draw_color_bar(axis)
     axis.set(xlabel="entry of the state before the token", ylabel="after the token")
 
 
@@ -166,18 +165,3 @@ def _csv_row(row: JacobianRow) -> dict[str, object]:
         **spread_fields(MEASURES, row.spread),
         **spread_fields(SHARES, shares.__getitem__),
     }
-
-
-def _latex(rows: Sequence[JacobianRow]) -> str:
-    """Means over tokens, and the largest difference between the paper's formula and autograd."""
-    comment = (
-        "means over tokens: share of the Jacobian's norm off the diagonal, spectral radii of the transition and of\n"
-        "% df/dz; largest relative difference between the paper's formula and autograd"
-    )
-    radii = [r"$\rho(\partial h_t/\partial h_{t-1})$", r"$\rho(\partial f/\partial z)$"]
-    cells = []
-    for row in rows:
-        means = [rounded(row.spread(measure).mean) for measure in MEASURES[:3]]
-        numbers = (*means, row.spread("relative_difference").high)
-        cells.append([escape(row.name), *("--" if value is None else f"{value:.3g}" for value in numbers)])
-    return latex_of(comment, ["Model", "off diagonal", *radii, "formula"], cells, "lrrrr")

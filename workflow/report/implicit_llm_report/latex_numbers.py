@@ -14,9 +14,8 @@ import pandas as pd
 
 from implicit_llm_report.claims import Judgement
 from implicit_llm_report.config import MissingResult
-from implicit_llm_report.frame import COSTS, METRICS, Group, groups
+from implicit_llm_report.frame import COSTS, METRICS, Group, Spread, groups
 from implicit_llm_report.inputs import Source
-from implicit_llm_report.results import Spread
 
 FILE_NAME = "numbers.tex"
 # What tells the numbers of one kind apart, in the order of a key.

@@ -17,14 +17,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from implicit_llm_report.axes import tell_if_empty, tell_missing, ticks_at
 from implicit_llm_report.config import MinimumLayersConfig
-from implicit_llm_report.frame import Group, groups, headlines, roles_of
+from implicit_llm_report.frame import Group, Spread, groups, headlines, roles_of, shares_of
 from implicit_llm_report.inputs import TRAIN, ReportInputs
 from implicit_llm_report.measures import METRIC_WORDS
-from implicit_llm_report.results import Spread, shares_of
 from implicit_llm_report.section import Section, SectionInputs
 from implicit_llm_report.style import Series, run_series
 from implicit_llm_report.svg import Figure, Panel
-from implicit_llm_report.table_text import csv_of, escape, fields, latex_of, spread_fields
+from implicit_llm_report.table_text import fields, files_of, spread_fields
 from implicit_llm_report.word_problems import is_harder
 
 NAME = "minimum-layers"
@@ -118,7 +117,8 @@ def minimum_layers_section(given: SectionInputs) -> Section | None:
         return None
     task = config.group if config.monoid == "none" else f"{config.group} × monoid"
     table = MinimumLayersTable(task, config, needed_of(given))
-    files = {NAME: {"csv": csv_of(_csv_rows(table)), "tex": _latex(table)}}
+    values = {"minimum_by_mean": f"fewest layers with {table.measure_words} of {config.threshold:g} or more"}
+    files = {NAME: files_of([(table.title, list(_csv_rows(table)))], {"model": "Model"}, values, by="length")}
     return Section(NAME, "sections/minimum-layers.html.j2", [table], [_figure(table)], files)
 
 
@@ -213,20 +213,3 @@ def _csv_rows(table: MinimumLayersTable) -> Iterator[dict[str, object]]:
                     "minimum_by_mean": kind.fewest(length).words,
                     "minimum_by_best_seed": kind.fewest(length, is_best_seed=True).words,
                 }
-
-
-def _latex(table: MinimumLayersTable) -> str:
-    """Layers needed, by the mean over seeds and in parentheses by the best seed."""
-    what = f"fewest layers with {table.measure_words} of {table.config.threshold:g} or more"
-    head = ["Model", *(f"$L={length}$" for length in table.lengths)]
-    rows = [[escape(kind.label), *(_latex_entry(kind, length) for length in table.lengths)] for kind in table.kinds]
-    comment = f"{table.title}: {what}, by the mean over seeds (by the best seed)"
-    return latex_of(comment, head, rows, "l" + "r" * len(table.lengths))
-
-
-def _latex_entry(kind: LayersNeeded, length: int) -> str:
-    if length not in kind.models:
-        return ""
-    found = [kind.fewest(length), kind.fewest(length, is_best_seed=True)]
-    words = [fewest.words.replace(">", "$>$").replace("≤", r"$\leq$") for fewest in found]
-    return words[0] if words[0] == words[1] else f"{words[0]} ({words[1]})"

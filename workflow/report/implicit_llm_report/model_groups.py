@@ -7,11 +7,9 @@ more than explicit ones of the same width; sizes within a factor of 1.3 are one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from implicit_llm_report.training_runs import Solver
 
 SAME_SIZE = 1.3
 FAMILIES = {"implicit_mamba2": "Mamba2", "implicit_llama3": "Llama", "mamba2": "Mamba2", "llama": "Llama"}
@@ -20,20 +18,6 @@ FAMILIES = {"implicit_mamba2": "Mamba2", "implicit_llama3": "Llama", "mamba2": "
 def family_of(model_type: str | None) -> str:
     """The family's name; a type that is none of the known ones is its own name."""
     return FAMILIES.get(model_type or "", model_type or "model")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A run as one of its phases left it; `solver` is that of the phase, None for an explicit model."""
-
-    run: str
-    phase: str | None
-    solver: Solver | None
-    is_implicit: bool
-
-    @property
-    def phase_label(self) -> str | None:
-        return None if self.solver is None else self.solver.label
 
 
 @dataclass(frozen=True)
@@ -72,20 +56,23 @@ class ModelGroup:
     def runs(self) -> tuple[str, ...]:
         return tuple(model.run for model in self.models)
 
-    def name(self, variant: Any, siblings: Iterable[Any]) -> str:
+    def name(
+        self, run: str, phase: str | None, label: str | None, phases: Mapping[Any, str | None], *, is_implicit: bool
+    ) -> str:
         """The name of a line: "explicit", "implicit (24+4)"; of several runs of one kind each by its own name.
 
-        `variant` has a run, phase and phase_label, as a Variant or a group of rows. `siblings` are all of the group:
-        phases of a run that share a short form keep their own names.
+        `phases`: all of the run with their labels; phases that share a label keep their own names.
         """
-        stem = self.run_name(variant.run, is_implicit=variant.is_implicit)
-        if not variant.is_implicit:
+        stem = self.run_name(run, is_implicit=is_implicit)
+        if not is_implicit:
             return stem
-        alike = {
-            other.phase for other in siblings if other.run == variant.run and other.phase_label == variant.phase_label
-        }
-        words = [stem, variant.phase_label or "", (variant.phase or "") if len(alike) > 1 else ""]
-        return " ".join(word for word in words if word)
+        is_unique = list(phases.values()).count(label) <= 1
+        return " ".join(word for word in (stem, label, "" if is_unique else phase) if word)
+
+    def name_of(self, line: Any, siblings: Iterable[Any]) -> str:
+        """The name of a group of rows among others."""
+        phases = {other.phase: other.phase_label for other in siblings if other.run == line.run}
+        return self.name(line.run, line.phase, line.phase_label, phases, is_implicit=line.is_implicit)
 
     def run_name(self, run: str, *, is_implicit: bool) -> str:
         """ "explicit" for the only explicit run, the run's own name where there are several."""

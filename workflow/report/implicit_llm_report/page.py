@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import html
 import re
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -18,45 +15,17 @@ from markupsafe import Markup
 from implicit_llm_report.axes import power_of_ten
 from implicit_llm_report.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement
 from implicit_llm_report.config import FOLDER, ReportConfig
-from implicit_llm_report.frame import Group
+from implicit_llm_report.frame import Group, Spread, seeds_words
 from implicit_llm_report.inputs import ReportInputs, Source
-from implicit_llm_report.lineage import SHORT, LineageJobs, lineage_jobs, lineage_svg
+from implicit_llm_report.lineage import command_words, git_words, lineage, origin_linker, sources_of
 from implicit_llm_report.model_groups import short_count
 from implicit_llm_report.perplexity import flops_of, tokens_of
 from implicit_llm_report.published import MARK_WORDS, Published
 from implicit_llm_report.registry import caption_of
-from implicit_llm_report.results import Spread, seeds_words
 from implicit_llm_report.section import Section
 from implicit_llm_report.svg import Figure, panel_svg, swatch_svg, theme_css
 from implicit_llm_report.training_runs import LOSS, TrainingRun
 from implicit_llm_report.word_problems import glances, of_lengths
-
-RESULT_FILE = "metrics.json"
-MAX_SHOWN = 6  # runs that one tooltip names
-
-
-def origin_linker(sources: Mapping[str, Source]) -> Callable[[object, Iterable[str]], Markup]:
-    """A filter for templates: a number as a link to its run; text without a run behind it stays as it is."""
-
-    def linked(text: object, roles: Iterable[str]) -> Markup:
-        known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
-        if not known:
-            return Markup.escape(text)
-        words = "\n".join(map(origin_words, known[:MAX_SHOWN]))
-        if len(known) > MAX_SHOWN:
-            words += f"\nand {len(known) - MAX_SHOWN} more"
-        return Markup('<a class="n" href="#{}" title="{}">{}</a>').format(known[0].anchor, words, text)
-
-    return linked
-
-
-def origin_words(source: Source) -> str:
-    """ "evaluate/a5-s0/free/word-problem: fingerprint 0123…, MLflow 4567…, metrics.json sha256 89ab…"."""
-    digests = [file.sha256[:16] for file in source.files if file.path.rpartition("/")[2] == RESULT_FILE]
-    parts = [f"fingerprint {source.fingerprint[:16]}", f"MLflow run {source.provenance.get('mlflow_run_id') or 'none'}"]
-    parts += [f"{RESULT_FILE} sha256 {digest}" for digest in digests]
-    return f"{source.stage}/{source.name}: {', '.join(parts)}"
-
 
 TEMPLATE = "index.html.j2"
 MISSING_WORD = Markup('<span class="missing">missing</span>')
@@ -69,16 +38,11 @@ class PageContent:
 
     title: str
     config: ReportConfig
-    fingerprint: str
     words: pd.DataFrame
     inputs: ReportInputs
     judgements: Sequence[Judgement]
     sections: Mapping[str, Section]
     published: Published
-
-    @cached_property
-    def lineage(self) -> LineageJobs:
-        return lineage_jobs(self.inputs, self.config)
 
     @property
     def figures(self) -> list[Figure]:
@@ -103,7 +67,8 @@ def render(content: PageContent) -> str:
                 verdict: sum(judgement.verdict == verdict for judgement in content.judgements) for verdict in SYMBOLS
             },
             glances=glances(of_lengths(content.words)) if content.config.is_whole else [],
-            lineage=Markup(lineage_svg(content.lineage, content.fingerprint[:SHORT], is_page=True)),
+            lineage=lineage(content.inputs, content.config),
+            lost={item.role: item.state for item in content.config.missing},
             figures=[_figure(index, figure) for index, figure in enumerate(content.figures, start=1)],
             training=[
                 _training(run, content.inputs.sources) for run in content.inputs.training if content.config.is_whole
@@ -157,25 +122,6 @@ def caption(name: str) -> Markup:
     return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(caption_of(name))))
 
 
-def sources_of(inputs: ReportInputs, roles: Iterable[str]) -> list[Source]:
-    """The runs behind a number: the evaluations, and the training phases that made their models."""
-    roles = list(dict.fromkeys(roles))
-    by_fingerprint = {source.fingerprint: source for source in inputs.sources.values()}
-    found = [inputs.sources[role] for role in roles if role in inputs.sources]
-    for source in list(found):
-        found += _trained_by(source, by_fingerprint)
-    return list({source.role: source for source in found}.values())
-
-
-def _trained_by(source: Source, by_fingerprint: Mapping[str, Source]) -> list[Source]:
-    chain = []
-    for role in ("model", "start"):
-        upstream = by_fingerprint.get(source.upstream.get(role, ""))
-        if upstream is not None:
-            chain += [upstream, *_trained_by(upstream, by_fingerprint)]
-    return chain
-
-
 def accuracy(value: float | None) -> Markup:
     """Three decimals; a missing number says so."""
     return MISSING_WORD if value is None else Markup(minus(f"{value:.3f}"))
@@ -223,25 +169,6 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def git_words(source: Source) -> str:
-    """The commit a run was made with, and whether the tree had changes beside it."""
-    git = source.provenance.get("git") or {}
-    if not git.get("commit"):
-        return "not recorded"
-    return git["commit"] + (" with uncommitted changes" if git.get("is_dirty") else "")
-
-
-def command_words(source: Source) -> str:
-    """The command line of a run, without the path of the program; the identity, a page of JSON, by its fingerprint."""
-    argv = [str(word) for word in source.provenance.get("argv") or []]
-    if not argv:
-        return "not recorded"
-    words = [Path(argv[0]).name, *argv[1:]]
-    if "--identity" in words[:-1]:
-        words[words.index("--identity") + 1] = f"@{source.fingerprint[:16]}"
-    return shlex.join(words)
-
-
 def _figure(index: int, figure: Figure) -> dict[str, Any]:
     return {
         "number": index,
@@ -259,14 +186,14 @@ def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]
     """A line of the table of training runs."""
     records = [sources[phase.role].provenance for phase in run.phases]
     busy_s = [attempt["busy_s"] for record in records for attempt in record.get("attempts") or []]
-    losses = {phase.name: phase.series(LOSS) for phase in run.phases}
+    losses = [phase.series(LOSS) for phase in run.last_phases]
     return {
         "run": run.run,
         "seed": run.seed,
         "phases": run.phases,
         "starts": {phase.name: before.name for phase in run.phases if (before := run.before(phase)) is not None},
         "steps": run.end_step,
-        "losses": [losses[chain[-1].name][-1][1] if losses[chain[-1].name] else None for chain in run.chains],
+        "losses": [None if loss.empty else loss.iloc[-1] for loss in losses],
         "minutes": sum(busy_s) / 60 if busy_s else None,
         "devices": ", ".join(dict.fromkeys(record["device"] for record in records if record.get("device"))),
     }

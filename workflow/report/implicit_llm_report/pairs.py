@@ -18,14 +18,13 @@ and with one seed each there is no more than one pair to go by. Of several group
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from implicit_llm_report.babi import SAME_TOKENS, BabiResults, Choice, fields_of
 from implicit_llm_report.claims import Found
 from implicit_llm_report.downstream import Block, DownstreamTable, Row
-from implicit_llm_report.frame import Group
-from implicit_llm_report.loss import end_loss
+from implicit_llm_report.frame import Group, Spread
 from implicit_llm_report.measures import PairMeasure
 from implicit_llm_report.perplexity import (
     SAME_FLOPS,
@@ -36,9 +35,8 @@ from implicit_llm_report.perplexity import (
     perplexity_at,
     tokens_of,
 )
-from implicit_llm_report.results import Spread
 from implicit_llm_report.section import SectionInputs
-from implicit_llm_report.training_runs import Solver, TrainingRun
+from implicit_llm_report.training_runs import Solver, TrainingRun, end_loss_of
 
 SAME_PARAMETERS = 0.10
 
@@ -57,7 +55,7 @@ def perplexity_pairs(measure: PairMeasure, results: PerplexityResults) -> Iterat
     for comparison in results.comparisons:
         if measure.family not in (None, comparison.group.family):
             continue
-        kinds = {id(line): kinds_of(line, comparison) for line in comparison.headlines}
+        kinds = {id(line): kinds_of(line, comparison.headlines) for line in comparison.headlines}
         firsts = [line for line in comparison.headlines if measure.first in kinds[id(line)]]
         seconds = [line for line in comparison.headlines if measure.second in kinds[id(line)]]
         partners = {id(line): [other for other in seconds if _is_equal(measure, line, other)] for line in firsts}
@@ -82,12 +80,14 @@ def _equal_lines(lines: Iterable[Group]) -> list[list[Group]]:
     return found
 
 
-def kinds_of(line: Group, comparison: Comparison) -> set[str]:
-    """The names under which a claim means a line: explicit; or implicit, and bounded or free where a run has both."""
+def kinds_of(line: Group, others: Iterable[Group]) -> set[str]:
+    """The names under which a claim means a line: explicit; or implicit, and bounded or free where its run has both."""
     if not line.is_implicit:
         return {"explicit"}
-    of_run = {other.solver for other in comparison.headlines if other.run == line.run}
-    return phase_kinds(line.solver, of_run)
+    iterations = {iterations_of(other.solver) for other in others if other.run == line.run}
+    if len(iterations) < 2:
+        return {"implicit"}
+    return {"implicit", "bounded" if iterations_of(line.solver) == min(iterations) else "free"}
 
 
 def _is_equal(measure: PairMeasure, first: Group, second: Group) -> bool:
@@ -204,11 +204,19 @@ def _is_asked(measure: PairMeasure, table: DownstreamTable) -> bool:
 
 def _of_block(measure: PairMeasure, table: DownstreamTable, block: Block, given: SectionInputs) -> Iterator[Found]:
     rows = [row for row in block.rows if row.group.is_headline and row.group.source is None]
-    firsts, seconds = ([row for row in rows if kind in _kinds(row, rows)] for kind in (measure.first, measure.second))
+    kinds = [kinds_of(row.group, [other.group for other in rows]) for row in rows]
+    firsts, seconds = (
+        [row for row, mine in zip(rows, kinds, strict=True) if kind in mine] for kind in (measure.first, measure.second)
+    )
     done: list[Row] = []
     for row in firsts:
-        rivals = [other for other in firsts if _is_equal_row(row, other)]
-        partners = [other for other in seconds if _is_equal_row(row, other) and _is_partner(measure, row, other)]
+        rivals = [other for other in firsts if _is_equal_training(row.group, other.group)]
+        partners = [
+            other
+            for other in seconds
+            if _is_equal_training(row.group, other.group)
+            and (measure.second != "bounded" or row.group.run == other.group.run)
+        ]
         if row in done or not partners:
             continue
         done += rivals
@@ -217,40 +225,22 @@ def _of_block(measure: PairMeasure, table: DownstreamTable, block: Block, given:
                 yield _downstream_pair(measure, table, first, second)
 
 
-def _kinds(row: Row, rows: Sequence[Row]) -> set[str]:
-    """The names under which a claim means a row: explicit; or implicit, and bounded or free where a run has both."""
-    if not row.group.is_implicit:
-        return {"explicit"}
-    return phase_kinds(row.group.solver, {r.group.solver for r in rows if r.group.run == row.group.run})
-
-
-def _is_partner(measure: PairMeasure, first: Row, second: Row) -> bool:
-    return measure.second != "bounded" or first.group.run == second.group.run
-
-
-def _is_equal_row(first: Row, second: Row) -> bool:
-    mine, other = first.group, second.group
-    has_equal_size = is_close(mine.num_parameters, other.num_parameters, SAME_PARAMETERS)
-    return has_equal_size and is_close(mine.train_tokens, other.train_tokens, SAME_TOKENS)
-
-
 def _chosen_rows(rivals: Sequence[Row], given: SectionInputs) -> Sequence[Row]:
-    losses = [end_loss_of(row.group.run, row.group.phase, given.inputs.training) for row in rivals]
+    best = _of_lowest_loss([row.group for row in rivals], given.inputs.training)
+    return rivals if best is None else [rivals[best]]
+
+
+def _of_lowest_loss(rivals: Sequence[Group], training: Sequence[TrainingRun]) -> int | None:
+    """The place of the one with the lowest training loss at the end; None where one of them has none."""
+    losses = [end_loss_of(line.run, line.phase, training) for line in rivals]
     known = [loss for loss in losses if loss is not None]
-    if len(rivals) == 1 or len(known) < len(rivals):
-        return rivals
-    return [rivals[known.index(min(known))]]
+    return known.index(min(known)) if known and len(known) == len(losses) else None
 
 
 def _downstream_pair(measure: PairMeasure, table: DownstreamTable, first: Row, second: Row) -> Found:
-    spreads, sign, asked = [Spread(()), Spread(())], 1, table.suite.title.lower()
-    if measure.column is None:
-        average = table.suite.averages[0]
-        spreads = [row.average(average, table.suite) or Spread((), 1) for row in (first, second)]
-    else:
-        column = next(column for column in table.suite.columns if column.label == measure.column)
-        spreads = [row.spread(column) or Spread((), 1) for row in (first, second)]
-        sign, asked = -1 if column.is_low_better else 1, column.label
+    asked = measure.column or table.suite.averages[0].label
+    column = next(column for column in table.suite.all_columns if column.label == asked)
+    spreads, sign = [row.spread(column) or Spread((), 1) for row in (first, second)], -1 if column.is_low_better else 1
     # Phases of one run share its start: seed against seed, where both have all of theirs.
     is_one_run = first.group.run == second.group.run and not any(spread.num_missing for spread in spreads)
     mine, other = (spread.values for spread in spreads)
@@ -269,14 +259,6 @@ def _downstream_pair(measure: PairMeasure, table: DownstreamTable, first: Row, s
 
 def _row_name(row: Row) -> str:
     return f"{row.group.run} {row.group.phase_label or ''}".strip() + f" ({row.group.mode})"
-
-
-def phase_kinds(solver: Solver | None, solvers_of_run: Set[Solver | None]) -> set[str]:
-    """implicit, and bounded or free where the run has phases of both."""
-    iterations = {iterations_of(other) for other in solvers_of_run}
-    if len(iterations) < 2:
-        return {"implicit"}
-    return {"implicit", "bounded" if iterations_of(solver) == min(iterations) else "free"}
 
 
 def iterations_of(solver: Solver | None) -> int:
@@ -304,11 +286,9 @@ def choose_line(rivals: Sequence[Group], length: float, training: Sequence[Train
     """The line that speaks for `rivals`, at least one; `length` is that of the test rows, in tokens."""
     if len(rivals) == 1:
         return LineChoice(rivals[0])
-    losses = [end_loss_of(line.run, line.phase, training) for line in rivals]
-    known = [loss for loss in losses if loss is not None]
-    if len(known) == len(rivals):
-        chosen = rivals[known.index(min(known))]
-        return LineChoice(chosen, f" [chosen of {len(rivals)} by training loss at the end]")
+    chosen = _of_lowest_loss(rivals, training)
+    if chosen is not None:
+        return LineChoice(rivals[chosen], f" [chosen of {len(rivals)} by training loss at the end]")
     best = min(rivals, key=lambda line: _own_score(line, length))
     words = f" [of {len(rivals)} the one of lowest perplexity on this very text: no training losses choose among them]"
     return LineChoice(best, words)
@@ -317,14 +297,6 @@ def choose_line(rivals: Sequence[Group], length: float, training: Sequence[Train
 def length_tested(line: Group, length_factor: float) -> float:
     """The length of the test rows that a claim is about, in tokens."""
     return (line.train_length or 0) * length_factor
-
-
-def end_loss_of(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
-    """Training loss at the end of a phase, mean over the seeds; None when one of them has none."""
-    mine = (trained for trained in training if trained.run == run)
-    losses = [end_loss(one) for trained in mine for one in trained.phases if one.name == phase]
-    known = [loss for loss in losses if loss is not None]
-    return sum(known) / len(known) if known and len(known) == len(losses) else None
 
 
 def _own_score(line: Group, length: float) -> float:

@@ -9,10 +9,9 @@ from typing import Any
 import pandas as pd
 
 from implicit_llm_report.babi import PROTOCOL_WORDS
-from implicit_llm_report.frame import groups
-from implicit_llm_report.results import Spread, headline_mode
+from implicit_llm_report.frame import Spread, groups, headline_mode
 from implicit_llm_report.section import Section, SectionInputs
-from implicit_llm_report.table_text import escape, latex_of, latex_spread, rounded
+from implicit_llm_report.table_text import files_of, rounded
 
 # Kind of an evaluation -> the number that stands for it, what it is called and how it is shown.
 MEASURES = {
@@ -58,7 +57,8 @@ def peers_section(given: SectionInputs) -> Section | None:
     tables = [table for kind in MEASURES for table in _tables(given, kind)]
     if not tables:
         return None
-    files = {"peers": {"csv": _csv(tables), "tex": _latex(tables)}}
+    found = [(f"{table.words}, {table.data}", list(_csv_rows(table))) for table in tables]
+    files = {"peers": files_of(found, {"model": "Model", "mode": "Mode"}, {"": "value"}, by="length", form=".4g")}
     return Section("peers", "sections/peers.html.j2", tables, files=files)
 
 
@@ -109,11 +109,6 @@ def _rows(rows: pd.DataFrame, lengths: Sequence[int], measure: str, wanted: str 
             )
 
 
-def _csv(tables: Sequence[PeersTable]) -> str:
-    rows = [row for table in tables for row in _csv_rows(table)]
-    return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
-
-
 def _csv_rows(table: PeersTable) -> Iterator[dict[str, object]]:
     for row in table.rows:
         about: dict[str, object] = {
@@ -128,17 +123,3 @@ def _csv_rows(table: PeersTable) -> Iterator[dict[str, object]]:
                 num_seeds = str(len(spread.values)) if row.source is None else None
                 numbers = {part: rounded(getattr(spread, part)) for part in ("mean", "low", "high")}
                 yield about | {"length": length, "num_seeds": num_seeds} | numbers
-
-
-def _latex(tables: Sequence[PeersTable]) -> str:
-    return "\n".join(_latex_table(table) for table in tables)
-
-
-def _latex_table(table: PeersTable) -> str:
-    form = ".2f" if table.form == "perplexity" else ".3f"
-    rows = []
-    for row in table.rows:
-        cells = ["not run" if spread is None else latex_spread(spread, form) for spread in row.numbers]
-        rows.append([escape(row.model), escape(row.mode), *cells])
-    head = ["model", "mode", *map(str, table.lengths)]
-    return latex_of(f"{escape(table.words)}, {escape(table.data)}", head, rows, "ll" + "r" * len(table.lengths))

@@ -14,16 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import pandas as pd
 
-from implicit_llm_report.frame import Group, groups, roles_of
-from implicit_llm_report.loss import AMOUNT, loss_at, path_curve
-from implicit_llm_report.model_groups import Model, ModelGroup, group_models, short_count
+from implicit_llm_report.frame import Group, Spread, groups, mode_rank, roles_of
+from implicit_llm_report.model_groups import Model, ModelGroup, group_models
 from implicit_llm_report.published import Published
-from implicit_llm_report.results import Spread, mode_rank
-from implicit_llm_report.table_text import csv_of, escape, fields, latex_of, latex_spread, rounded, spread_fields
-from implicit_llm_report.training_runs import FLOPS, LANGUAGE_MODEL, TrainingRun
+from implicit_llm_report.table_text import fields, files_of, rounded, spread_fields
+from implicit_llm_report.training_runs import FLOPS, LANGUAGE_MODEL, TrainingRun, loss_at
 
 SAME_FLOPS = 0.10
 PERPLEXITY, TRAINING_LOSS = "perplexity", "training loss"
@@ -67,7 +64,7 @@ class Comparison:
         return tuple(line for line in self.headlines if not line.is_implicit)
 
     def name(self, line: Group) -> str:
-        return self.group.name(line, self.lines)
+        return self.group.name_of(line, self.lines)
 
     def relative_flops(self, line: Group) -> float | None:
         """Training FLOPs over those of the explicit run that took the fewest."""
@@ -198,7 +195,7 @@ def _held_out(implicit: Group, explicit: Group) -> EqualFlops:
 def _interpolated(implicit: Group, explicit: Group, training: Sequence[TrainingRun]) -> EqualFlops | None:
     """None when the journals carry no FLOPs."""
     curves = [list(_curves(line, training)) for line in (implicit, explicit)]
-    ends = [curve[-1, AMOUNT] for of_line in curves for curve in of_line]
+    ends = [curve.index[-1] for of_line in curves for curve in of_line]
     if not all(curves) or not ends:
         return None
     flops = float(min(ends))
@@ -206,11 +203,11 @@ def _interpolated(implicit: Group, explicit: Group, training: Sequence[TrainingR
     return EqualFlops(TRAINING_LOSS, implicit, explicit, flops, None, *spreads)
 
 
-def _curves(line: Group, training: Sequence[TrainingRun]) -> Iterator[np.ndarray]:
+def _curves(line: Group, training: Sequence[TrainingRun]) -> Iterator[pd.Series]:
     for run in training:
         phase = next((phase for phase in run.phases if phase.name == line.phase), None)
         if run.run == line.run and phase is not None:
-            curve = path_curve(run, phase, FLOPS)
+            curve = run.loss_along(phase, FLOPS)
             if len(curve):
                 yield curve
 
@@ -232,15 +229,17 @@ def branches_of(comparison: Comparison, run: str) -> dict[float, Group]:
     return dict(sorted(shares.items()))
 
 
-def perplexity_csv(comparisons: Sequence[Comparison], published: Published) -> str:
+def perplexity_files(comparisons: Sequence[Comparison], published: Published) -> dict[str, str]:
     """One line a (run, phase, test set, mode, length) in the block "held-out", then the block "equal FLOPs"."""
-    rows: list[dict[str, object]] = []
+    rows: list[tuple[str, list[dict[str, object]]]] = []
     for found in comparisons:
-        rows += [
-            _csv_row(found, line, cell, published) for line in found.lines for cell in line.cells("length").values()
-        ]
-        rows += [_equal_csv_row(found, equal, *side) for equal in found.equal_flops for side in equal.sides]
-    return csv_of(rows)
+        cells = [(line, cell) for line in found.lines for cell in line.cells("length").values()]
+        rows.append((f"{found.title}, held-out perplexity", [_csv_row(found, *cell, published) for cell in cells]))
+        equal = [_equal_csv_row(found, one, *side) for one in found.equal_flops for side in one.sides]
+        rows += [(f"{found.title}, at equal training FLOPs", equal)] if equal else []
+    names = {"run": "Model", "phase": "Phase", "solver": "Solver", "mode": "Mode", "compared_with": "Against"}
+    values = {PERPLEXITY: "perplexity", "loss": "loss"}
+    return files_of(rows, names | {"length": "Length", "num_tokens": "Tokens read"}, values)
 
 
 def _about(found: Comparison, line: Group, block: str, compared: str | None, length: int | None) -> dict[str, object]:
@@ -252,7 +251,7 @@ def _about(found: Comparison, line: Group, block: str, compared: str | None, len
 
 
 def _csv_row(found: Comparison, line: Group, cell: Group, published: Published) -> dict[str, object]:
-    number = published.perplexity_beside(cell)
+    number = published.beside(cell, "perplexity")
     return {
         **_about(found, line, "held-out", None, cell.length),
         **{"num_seeds": len(cell.spread(PERPLEXITY).values), **fields(cell, "num_tokens", "num_parameters")},
@@ -274,40 +273,3 @@ def _equal_csv_row(
         **{"train_flops": rounded(equal.flops), "relative_flops": 1.0},
         **spread_fields([metric], lambda _: spread),
     }
-
-
-def perplexity_latex(found: Comparison, published: Published) -> str:
-    """The table for a paper: below the lines their published numbers, and the comparison at equal FLOPs."""
-    columns = 6 + len(found.lengths)
-    head = ["Model", "Mode", "Seeds", "Parameters", "Tokens", "FLOPs", *(f"$L={length}$" for length in found.lengths)]
-    rows = [_latex_row(found, line) for line in found.lines]
-    known = ({n: published.perplexity_beside(cell) for n, cell in line.cells("length").items()} for line in found.lines)
-    for line, numbers in zip(found.lines, known, strict=True):
-        if any(numbers.values()):
-            values = ["" if (n := numbers.get(length)) is None else f"{n.value:.2f}" for length in found.lengths]
-            rows.append([escape(found.name(line)), "published", *[""] * 4, *values])
-    foot = [r"\midrule", rf"\multicolumn{{{columns}}}{{l}}{{At equal training FLOPs}} \\"] if found.equal_flops else []
-    foot += [rf"\multicolumn{{{columns}}}{{l}}{{{_latex_equal(found, equal)}}} \\" for equal in found.equal_flops]
-    comment = f"{found.title}: held-out perplexity, mean over seeds (range); * on the first rows only"
-    return latex_of(comment, head, rows, "ll" + "r" * (columns - 2), foot)
-
-
-def _latex_row(found: Comparison, line: Group) -> list[str]:
-    """The length with the most numbers says how many seeds there are."""
-    cells, flops = line.cells("length"), found.relative_flops(line)
-    spreads = {length: cell.spread(PERPLEXITY) for length, cell in cells.items()}
-    marks = {length: "$^*$" if found.first_tokens(cell) else "" for length, cell in cells.items()}
-    counts = (line.num_parameters, tokens_of(line))
-    return [
-        *(escape(found.name(line)), escape(line.mode), str(max(len(spread.values) for spread in spreads.values()))),
-        *("--" if count is None else short_count(count) for count in counts),
-        "--" if flops is None else rf"{flops:.3g}$\times$",
-        *(latex_spread(spreads[n], ".2f") + marks[n] if n in cells else "" for n in found.lengths),
-    ]
-
-
-def _latex_equal(found: Comparison, equal: EqualFlops) -> str:
-    what = equal.metric if equal.length is None else f"{equal.metric} at $L={equal.length}$"
-    form = ".3f" if equal.length is None else ".2f"
-    values = [f"{escape(found.name(line))} {latex_spread(spread, form)}" for line, _, spread in equal.sides]
-    return f"{what}, {equal.flops:.3g} FLOPs: {', '.join(values)}"

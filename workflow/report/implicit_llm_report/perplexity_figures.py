@@ -14,14 +14,11 @@ from implicit_llm_report.axes import (
     amount_axis,
     length_axis,
     mark_training,
-    nice_log_ticks,
-    tell_if_empty,
-    tell_missing,
     ticks_at,
 )
 from implicit_llm_report.babi import SAME_TOKENS
 from implicit_llm_report.charts import Chart, Line, chart_figure
-from implicit_llm_report.frame import Group, roles_of
+from implicit_llm_report.frame import Group, Spread
 from implicit_llm_report.pairs import choose_line, kinds_of
 from implicit_llm_report.perplexity import (
     PERPLEXITY,
@@ -33,8 +30,7 @@ from implicit_llm_report.perplexity import (
     tokens_of,
     trained_length,
 )
-from implicit_llm_report.style import Series, series_of_names
-from implicit_llm_report.svg import Figure, Panel
+from implicit_llm_report.svg import Figure
 
 
 def perplexity_by_length(results: PerplexityResults) -> Figure | None:
@@ -74,22 +70,16 @@ def perplexity_by_position(results: PerplexityResults) -> Figure | None:
     Every model in the mode that speaks for it, and the implicit run that was trained longest in its other modes too.
     """
     shown = [(comparison, length) for comparison in results.comparisons for length in comparison.lengths]
-    if not shown:
-        return None
     if len(shown) > MOST_PANELS:
         shown = [(comparison, comparison.lengths[-1]) for comparison in results.comparisons]
-    lines = [(comparison, line) for comparison in results.comparisons for line in _lines(comparison)]
-    series = series_of_names((_name(comparison, line), line.is_implicit) for comparison, line in lines)
-    panels = tuple(
-        Panel(
-            f"{comparison.group.title}: {length} tokens",
-            partial(_draw_by_position, comparison=comparison, length=length, series=series),
-            f"{comparison.title}: perplexity at each position of rows of {length} tokens",
-        )
-        for comparison, length in shown
-    )
-    roles = roles_of(line for _, line in lines)
-    return Figure(BY_POSITION, "Perplexity by position", panels, tuple(series.values()), roles)
+    charts = []
+    for found, length in shown:
+        # The headline lines come first and are wide, so that modes that agree with them show on top of them.
+        lines = [_curve(_name(found, line), line, length) for line in _lines(found)]
+        decorate = partial(_decorate_positions, comparison=found, length=length)
+        words = f"perplexity at each position of rows of {length} tokens"
+        charts.append(_chart(f"{found.group.title}: {length} tokens", lines, decorate, words))
+    return chart_figure(BY_POSITION, "Perplexity by position", charts)
 
 
 def _lines(comparison: Comparison) -> list[Group]:
@@ -105,40 +95,20 @@ def _name(comparison: Comparison, line: Group) -> str:
     return f"{name}, {line.mode}" if line.is_implicit else name
 
 
-def _draw_by_position(axis: Axes, comparison: Comparison, length: int, series: Mapping[str, Series]) -> None:
+def _curve(label: str, line: Group, length: int) -> Line:
+    """The seeds share their bins."""
+    cell = line.cells("length").get(length)
+    curves = [] if cell is None else list(_curves(cell))
+    seeds = zip(*(np.exp(losses).tolist() for _, losses in curves), strict=True)
+    points = list(zip(curves[0][0].tolist(), map(Spread, seeds), strict=True)) if curves else []
+    return Line(label, line.is_implicit, points, groups=[line], width=2.4 if line.is_headline else 1.1)
+
+
+def _decorate_positions(axis: Axes, comparison: Comparison, length: int) -> None:
     mark_training(axis, comparison.train_lengths, (1, length), is_log=True)
-    drawn: list[float] = []
-    missing = []
-    for line in _lines(comparison):
-        cell = line.cells("length").get(length)
-        curves = [] if cell is None else list(_curves(cell))
-        if curves:
-            # The headline lines come first and are wide, so that modes that agree with them show on top of them.
-            width = 2.4 if line.is_headline else 1.1
-            drawn += _draw_curves(axis, curves, series[_name(comparison, line)], width)
-        elif cell is not None:
-            missing.append(_name(comparison, line))
     axis.set_xscale("log", base=2)
     ticks_at(axis, _ticks(length))
-    axis.set(xlim=(0.9, length * 1.1), xlabel="tokens before the predicted one", ylabel="perplexity")
-    axis.grid(visible=False, axis="x")
-    nice_log_ticks(axis, drawn)
-    tell_if_empty(axis, drawn)
-    if drawn:
-        tell_missing(axis, missing)
-
-
-def _draw_curves(
-    axis: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]], series: Series, width: float
-) -> list[float]:
-    """The mean over seeds as a line, their range as a band; returns the line's values. The seeds share their bins."""
-    positions, losses = curves[0][0], np.array([loss for _, loss in curves])
-    mean = np.exp(losses.mean(axis=0))
-    if len(curves) > 1:
-        low, high = np.exp(losses.min(axis=0)), np.exp(losses.max(axis=0))
-        axis.fill_between(positions, low, high, color=series.color, alpha=0.14, linewidth=0)
-    axis.plot(positions, mean, **series.line(has_markers=False) | {"linewidth": width}, zorder=4)
-    return mean.tolist()
+    axis.set(xlim=(0.9, length * 1.1), xlabel="tokens before the predicted one")
 
 
 def _curves(cell: Group) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -209,7 +179,7 @@ def _speaking(comparison: Comparison) -> Iterator[tuple[str, Group]]:
     tokens = [tokens_of(line) for line in comparison.headlines if line.is_implicit]
     by_kind: dict[str, list[Group]] = {}
     for line in comparison.headlines:
-        of_line = kinds_of(line, comparison)
+        of_line = kinds_of(line, comparison.headlines)
         by_kind.setdefault(next(kind for kind in KINDS if kind in of_line), []).append(line)
     for kind, lines in by_kind.items():
         rivals = [line for line in lines if any(is_close(tokens_of(line), t, SAME_TOKENS) for t in tokens)] or lines

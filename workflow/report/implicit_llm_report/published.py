@@ -5,77 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.config import FOLDER, ReportError, read_yaml
 from implicit_llm_report.frame import Group
-from implicit_llm_report.model_groups import FAMILIES
-from implicit_llm_report.training_runs import Solver
+from implicit_llm_report.measures import METRIC_WORDS
+from implicit_llm_report.model_groups import short_count
 
 TOLERANCE = 0.1  # of sizes and tokens that count as the same
-
-
-@dataclass(frozen=True)
-class PublishedSolver:
-    """The most iterations of the phase that a published model ended with, and its phantom steps."""
-
-    max_iter: int
-    phantom_steps: int
-
-    @property
-    def label(self) -> str:
-        return f"({self.max_iter}+{self.phantom_steps})"
-
-
-def is_same_solver(published: PublishedSolver | None, measured: Solver | None) -> bool:
-    """Whether both are explicit, or end with phases of the same iterations and phantom steps."""
-    if published is None or measured is None:
-        return published is measured
-    return (published.max_iter, published.phantom_steps) == (measured.max_iter, measured.phantom_steps)
-
-
-@dataclass(frozen=True)
-class PublishedDownstream:
-    """A row of a table: `values` by the labels of the suite `paper` (downstream.yaml).
-
-    `family` is Mamba2 or Llama, `solver` is None for an explicit model. `hub` names the
-    released model that the numbers belong to.
-    """
-
-    id: str
-    family: str
-    num_parameters: float
-    solver: PublishedSolver | None
-    train_data: str
-    train_tokens: float
-    values: Mapping[str, float]
-    source: str
-    mark: Literal["paper", "other_paper", "secondary", "reference_run"]
-    suite: str = "paper"
-    hub: str | None = None
-    note: str | None = None
-
-    def is_beside(self, model: Group) -> bool:
-        """Whether it is the same released model, or one of the same family, solver, size and tokens of D-Pile.
-
-        The tokens stand for the corpus, as with perplexities.
-        """
-        if model.source is not None:
-            return self.hub is not None and self.hub == model.source.get("hub")
-        return (
-            self.train_data == "D-Pile"
-            and self.family == FAMILIES.get(model.model_type or "")
-            and is_same_solver(self.solver, model.solver)
-            and is_near(self.num_parameters, model.num_parameters)
-            and is_near(self.train_tokens, model.train_tokens)
-        )
-
-
-def is_near(first: float, second: float | None) -> bool:
-    """Whether a measured size or number of tokens counts as the published one; None does not."""
-    return second is not None and abs(first - second) <= TOLERANCE * first
-
 
 Mark = Literal["paper", "other_paper", "secondary", "reference_run", "reference_code", "derived", "not_known"]
 NOT_KNOWN = "not_known"
@@ -90,6 +28,43 @@ MARK_WORDS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A number or statement, and how far to trust it.
+
+    `mark`: "paper" stands in the paper; "secondary" in a reading note of it; "reference_run" was measured with the
+    published code. `kind` is that of the evaluations whose `metric` it stands beside, None where there is none.
+    """
+
+    kind: ClassVar[str | None] = None
+    metric: str = ""
+    form: ClassVar[str] = ".3f"
+
+    id: str
+    source: str
+    mark: Mark
+    value: float | str | None = None
+    part: str = ""
+    what: str = ""
+    note: str | None = None
+
+    def is_beside(self, point: Group) -> bool:
+        """Whether a measured point is of the same thing under the same conditions."""
+        return False
+
+    @property
+    def words(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True)
+class PublishedSolver:
+    """The most iterations of the phase that a published model ended with, and its phantom steps."""
+
+    max_iter: int
+    phantom_steps: int
+
+
 @dataclass(frozen=True)
 class Split:
     """Sequences of `length` tokens with this share of hard tokens."""
@@ -98,16 +73,12 @@ class Split:
     hard_fraction: float
 
 
-@dataclass(frozen=True)
-class PublishedNumber:
-    """One number, under which conditions it was found, and how far to trust it.
+@dataclass(frozen=True, kw_only=True)
+class PublishedNumber(Entry):
+    """A number of a word problem; `mode` is the name used here, "parallel" for explicit models."""
 
-    `mark`: "paper" stands in the paper; "secondary" in a reading note of it; "reference_run" was measured with the
-    published code.
-    `mode` is the name used here for the way it was evaluated, "parallel" for explicit models.
-    """
+    kind = "word_problem"
 
-    id: str
     metric: str
     value: float
     group: str
@@ -116,11 +87,9 @@ class PublishedNumber:
     train: Split
     test: Split
     mode: str
-    source: str
-    mark: Mark
+    part: str = "word problems"
     num_layers: int = 1
     f_evaluations_per_token: float | None = None
-    note: str | None = None
 
     def is_beside(self, point: Group) -> bool:
         """Whether a measured point has the same task, model kind, depth, lengths, shares of hard tokens and mode."""
@@ -132,98 +101,137 @@ class PublishedNumber:
             and self.train == Split(point.train_length, point.train_hard_fraction)
         )
 
+    @property
+    def words(self) -> str:
+        task = self.group if self.monoid == "none" else f"{self.group} × {self.monoid}"
+        trained, tested = (f"{s.length} with {100 * s.hard_fraction:g} % hard" for s in (self.train, self.test))
+        model = f"{task}, {self.num_layers}-layer {self.model}, trained at {trained}, tested at {tested}, {self.mode}"
+        return f"{model}: {METRIC_WORDS.get(self.metric, self.metric)}"
 
-@dataclass(frozen=True)
-class PublishedPerplexity:
-    """Perplexity of a language model on held-out text.
 
-    `family` is Mamba2 or Llama, `solver` is None for an explicit model; `train_data` and
-    `test_data` are the paper's names of the corpora.
-    """
+@dataclass(frozen=True, kw_only=True)
+class PublishedModel(Entry):
+    """A number of a language model: `family` is Mamba2 or Llama, `solver` None for an explicit model."""
 
-    id: str
     family: str
     num_parameters: float
     solver: PublishedSolver | None
     train_data: str
     train_tokens: float
-    test_data: str
-    length: int
-    value: float
-    source: str
-    mark: Mark
-    note: str | None = None
 
-    def is_beside(self, point: Group) -> bool:
-        """Whether a measured point has the same family, solver, length, and size and tokens within 10 %.
+    def is_of(self, point: Group) -> bool:
+        """Whether the point is of a model of the same family, solver, and size and tokens within 10 %.
 
         The tokens stand for the corpus: nobody trains a model of this size on so many tokens of another one here.
         """
-        return (
-            self.train_data == self.test_data
-            and self.family == FAMILIES.get(point.model_type or "")
-            and is_same_solver(self.solver, point.solver)
-            and (self.solver is not None) == point.is_implicit
-            and self.length == point.length
-            and is_near(self.num_parameters, point.num_parameters)
-            and is_near(self.train_tokens, point.train_tokens)
-        )
+        solver = point.solver and PublishedSolver(point.solver.max_iter, point.solver.phantom_steps)
+        sizes = (self.num_parameters, point.num_parameters), (self.train_tokens, point.train_tokens)
+        return (self.family, self.solver) == (point.family, solver) and all(is_near(*size) for size in sizes)
+
+    @property
+    def model_words(self) -> str:
+        kind = f"({self.solver.max_iter}+{self.solver.phantom_steps})" if self.solver else "explicit"
+        count, tokens = short_count(self.num_parameters), short_count(self.train_tokens)
+        return f"{self.family} {kind}, {count}, {tokens} tokens of {self.train_data}: "
 
 
-@dataclass(frozen=True)
-class PublishedDuality:
+@dataclass(frozen=True, kw_only=True)
+class PublishedPerplexity(PublishedModel):
+    """Perplexity on held-out text; the names of the corpora are the paper's."""
+
+    kind, form = "perplexity", ".2f"
+
+    value: float
+    test_data: str
+    length: int
+    metric: str = "perplexity"
+    part: str = "perplexity"
+
+    def is_beside(self, point: Group) -> bool:
+        return self.train_data == self.test_data and self.length == point.length and self.is_of(point)
+
+    @property
+    def words(self) -> str:
+        return f"{self.model_words}perplexity on {self.test_data}, rows of {self.length}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedDownstream(PublishedModel):
+    """A row of a table: `values` by the labels of the suite. `hub` names the released model that they belong to."""
+
+    values: Mapping[str, float]
+    suite: str = "paper"
+    part: str = "downstream"
+    hub: str | None = None
+
+    def is_beside(self, point: Group) -> bool:
+        """Whether it is the same released model, or one that was trained alike on D-Pile."""
+        if point.source is not None:
+            return self.hub is not None and self.hub == point.source.get("hub")
+        return self.train_data == "D-Pile" and self.is_of(point)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedDuality(Entry):
     """Share of tokens on which simultaneous and sequential mode of an implicit language model agree."""
 
-    id: str
+    kind = "duality"
+
     family: str
     num_parameters: float
     num_tokens: float
     value: float
-    source: str
-    mark: Mark
+    metric: str = "token_agreement"
+    part: str = "duality"
 
     def is_beside(self, point: Group) -> bool:
-        """Whether a measured point has the same family, modes, and size within 10 %."""
-        return (
-            (point.eval_mode, point.against) == ("simultaneous", "sequential")
-            and self.family == FAMILIES.get(point.model_type or "")
-            and is_near(self.num_parameters, point.num_parameters)
-        )
+        is_pair = (point.eval_mode, point.against) == ("simultaneous", "sequential")
+        return is_pair and self.family == point.family and is_near(self.num_parameters, point.num_parameters)
+
+    @property
+    def words(self) -> str:
+        model = f"{self.family} {short_count(self.num_parameters)}"
+        return f"{model}: share of tokens alike in simultaneous and sequential mode"
 
 
-@dataclass(frozen=True)
-class BabiYardstick:
+@dataclass(frozen=True, kw_only=True)
+class BabiYardstick(Entry):
     """Accuracy of another model at all questions of CatbAbI (test), in percent: to see where ours stand.
 
     `training` is "qa" where only answers were trained, "lm" where all words were.
     """
 
-    id: str
+    form = ".2f"
+
     model: str
     training: Literal["qa", "lm"]
     value: float
-    source: str
-    mark: Mark
+    part: str = "CatbAbI"
     num_layers: int | None = None
 
+    @property
+    def words(self) -> str:
+        layers = f", {self.num_layers} layer{'s' if self.num_layers != 1 else ''}" if self.num_layers else ""
+        trained = "answers only" if self.training == "qa" else "all words"
+        return f"{self.model}{layers}, trained on {trained}: accuracy at all questions in percent"
 
-@dataclass(frozen=True)
-class PublishedFact:
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFact(Entry):
     """A setting, a size or a statement; `value` None and the mark not_known for what was not found."""
 
-    id: str
     part: str
     what: str
     value: str | None
-    source: str
-    mark: Mark
 
     def __post_init__(self) -> None:
         if (self.value is None) != (self.mark == NOT_KNOWN):
             raise ValueError(f"{self.id}: the mark {NOT_KNOWN} goes with the value null, and no other mark does")
 
 
-Entry = PublishedNumber | PublishedPerplexity | BabiYardstick | PublishedDuality | PublishedDownstream | PublishedFact
+def is_near(first: float, second: float | None) -> bool:
+    """Whether a measured size or number of tokens counts as the published one; None does not."""
+    return second is not None and abs(first - second) <= TOLERANCE * first
 
 
 @dataclass(frozen=True)
@@ -238,17 +246,10 @@ class Published:
     duality: tuple[PublishedDuality, ...] = ()
     facts: tuple[PublishedFact, ...] = ()
 
-    def beside(self, point: Group, metric: str) -> PublishedNumber | None:
-        """The published number of the same thing, None where there is none."""
-        return next((number for number in self.numbers if number.metric == metric and number.is_beside(point)), None)
-
-    def perplexity_beside(self, point: Group) -> PublishedPerplexity | None:
-        """The published perplexity of the same thing, None where there is none."""
-        return next((number for number in self.perplexities if number.is_beside(point)), None)
-
-    def duality_beside(self, point: Group) -> PublishedDuality | None:
-        """The published agreement of the same thing, None where there is none."""
-        return next((number for number in self.duality if number.is_beside(point)), None)
+    def beside(self, point: Group, metric: str) -> Any:
+        """The published entry of the same thing, None where there is none."""
+        mine = (entry for entry in self.entries if (entry.kind, entry.metric) == (point.kind, metric))
+        return next((entry for entry in mine if entry.is_beside(point)), None)
 
     @property
     def all_marks(self) -> set[str]:
@@ -256,7 +257,7 @@ class Published:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        return (*self.numbers, *self.perplexities, *self.babi, *self.duality, *self.downstream, *self.facts)
+        return (*self.numbers, *self.perplexities, *self.downstream, *self.babi, *self.duality, *self.facts)
 
 
 def load_published(path: Path = FOLDER / "published.yaml") -> Published:

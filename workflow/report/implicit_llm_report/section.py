@@ -11,7 +11,7 @@ import pandas as pd
 
 from implicit_llm_report.babi import BabiResults
 from implicit_llm_report.config import ReportConfig
-from implicit_llm_report.downstream import DownstreamResults, Suite
+from implicit_llm_report.downstream import DownstreamResults, Suite, with_averages
 from implicit_llm_report.frame import Group, plain, roles_of, word_rows
 from implicit_llm_report.inputs import ReportInputs
 from implicit_llm_report.perplexity import PerplexityResults
@@ -66,9 +66,14 @@ class SectionInputs:
         return PerplexityResults(plain(self.inputs.frame, "perplexity"), self.inputs.training)
 
     @cached_property
+    def frame(self) -> pd.DataFrame:
+        """All numbers, and the averages of downstream tasks as further rows."""
+        return with_averages(self.inputs.frame, self.suites)
+
+    @cached_property
     def downstream(self) -> DownstreamResults:
-        frame = self.inputs.frame
-        return DownstreamResults(frame[frame["kind"] == "lm_eval"], self.inputs.training, self.suites, self.published)
+        rows = self.frame[self.frame["kind"] == "lm_eval"]
+        return DownstreamResults(rows, self.inputs.training, self.suites, self.published)
 
     @cached_property
     def babi(self) -> BabiResults:

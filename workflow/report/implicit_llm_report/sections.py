@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from implicit_llm_contracts.plugins import FIGURES
-from implicit_llm_report.babi import accuracy_by_babi_task, babi_csv, babi_latex, babi_tables
-from implicit_llm_report.downstream_section import downstream_section
+from implicit_llm_report.babi import accuracy_by_babi_task, babi_files, babi_tables
+from implicit_llm_report.downstream import downstream_files
 from implicit_llm_report.duality import duality_section
 from implicit_llm_report.jacobian import jacobian_section
-from implicit_llm_report.loss import loss_by
 from implicit_llm_report.minimum_layers import minimum_layers_section
 from implicit_llm_report.peers_section import peers_section
-from implicit_llm_report.perplexity import perplexity_csv, perplexity_latex
+from implicit_llm_report.perplexity import perplexity_files
 from implicit_llm_report.perplexity_figures import (
     curriculum,
     perplexity_by_length,
@@ -25,9 +24,9 @@ from implicit_llm_report.perplexity_figures import (
 )
 from implicit_llm_report.published_section import published_section
 from implicit_llm_report.section import Section, SectionInputs
-from implicit_llm_report.table_text import csv_of, escape, latex_of
+from implicit_llm_report.table_text import files_of
 from implicit_llm_report.test_time import test_time_section
-from implicit_llm_report.training_figures import solver_health, spectral_radius_along_training, training_curves
+from implicit_llm_report.training_figures import loss_by, solver_health, spectral_radius_along_training, training_curves
 from implicit_llm_report.training_runs import FLOPS, TOKENS
 from implicit_llm_report.word_problems import accuracy_section, of_lengths
 
@@ -40,9 +39,8 @@ def missing_section(given: SectionInputs) -> Section | None:
     if not missing:
         return None
     rows = [{"result": h.job, "state": h.state, "why": h.why, "made by": h.command} for h in missing]
-    head = ["result", "state", "why"]
-    tex = latex_of("Missing results", head, [[escape(row[name]) for name in head] for row in rows], "lll")
-    return Section(MISSING, "sections/missing.html.j2", missing, files={MISSING: {"csv": csv_of(rows), "tex": tex}})
+    files = {MISSING: files_of([("Missing results", rows)], {"result": "result", "state": "state", "why": "why"}, {})}
+    return Section(MISSING, "sections/missing.html.j2", missing, files=files)
 
 
 def perplexity_section(given: SectionInputs) -> Section | None:
@@ -50,8 +48,7 @@ def perplexity_section(given: SectionInputs) -> Section | None:
     tables = given.perplexities.comparisons
     if not tables:
         return None
-    tex = "\n".join(perplexity_latex(table, given.published) for table in tables)
-    files = {"perplexity": {"csv": perplexity_csv(tables, given.published), "tex": tex}}
+    files = {"perplexity": perplexity_files(tables, given.published)}
     found = given.perplexities
     by_rows = (perplexity_by_length(found), perplexity_by_position(found))
     figures = (*by_rows, perplexity_by_parameters(found), curriculum(found))
@@ -66,12 +63,21 @@ def language_training_section(given: SectionInputs) -> Section | None:
     )
 
 
+def downstream_section(given: SectionInputs) -> Section | None:
+    """Language models on tasks of the lm-eval harness."""
+    tables = given.downstream.tables
+    if given.downstream.rows.empty:
+        return None
+    files = {"downstream": downstream_files(tables)} if tables else {}
+    return Section("downstream", "sections/downstream.html.j2", tables, files=files)
+
+
 def babi_section(given: SectionInputs) -> Section | None:
     """Questions of CatbAbI."""
     tables = babi_tables(given.babi)
     if not tables:
         return None
-    files = {"babi": {"csv": babi_csv(tables, given.published), "tex": babi_latex(tables, given.published)}}
+    files = {"babi": babi_files(tables, given.published)}
     return Section("babi", "sections/babi.html.j2", tables, (accuracy_by_babi_task(given.babi),), files)
 
 

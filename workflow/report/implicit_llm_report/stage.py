@@ -17,7 +17,6 @@ from implicit_llm_report.config import ReportConfig, ReportError
 from implicit_llm_report.downstream import load_suites
 from implicit_llm_report.findings import find
 from implicit_llm_report.inputs import load_inputs
-from implicit_llm_report.lineage import SHORT, lineage_svg
 from implicit_llm_report.page import PageContent, render
 from implicit_llm_report.published import load_published
 from implicit_llm_report.registry import caption_of
@@ -54,7 +53,6 @@ def run(context: StageContext) -> StageResult:
     content = PageContent(
         title=config.title or (DEFAULT_TITLE if is_papers else f"Experiment {config.experiment}"),
         config=config,
-        fingerprint=context.fingerprint,
         words=given.words,
         inputs=inputs,
         judgements=judgements,
@@ -82,7 +80,6 @@ def _write(folder: Path, content: PageContent) -> list[Path]:
         content.judgements,
         content.config.missing,
     )
-    texts["lineage.svg"] = lineage_svg(content.lineage, content.fingerprint[:SHORT], is_page=False)
     for table, forms in content.files.items():
         texts |= {f"tables/{table}.{suffix}": text for suffix, text in forms.items()}
     for figure in content.figures:

@@ -100,21 +100,12 @@ MODE_SERIES = {
     "parallel": Series("explicit", VERMILION, "s", (3, 1.6)),
 }
 
-_IMPLICIT = (
-    (BLUE, "o", ()),
-    (GREEN, "D", (4, 1.4)),
-    (PURPLE, "^", (5, 1.4, 1, 1.4)),
-    (INK, "v", (1.2, 1.2)),
-    (ROSE, "P", (1.2, 1.2)),
-    (OLIVE, "<", ()),
-    (CYAN, ">", (3, 1.6)),
-)
-_EXPLICIT = (
-    (VERMILION, "s", (3, 1.6)),
-    (AMBER, "X", (1.2, 1.2)),
-    (MUTED, "P", (5, 1.4, 1, 1.4)),
-    (BROWN, "p", (1.2, 1.2)),
-)
+# Colours of implicit and explicit lines; looks of another number, so that few lines are alike.
+_COLORS = {True: (BLUE, GREEN, PURPLE, INK, ROSE, OLIVE, CYAN), False: (VERMILION, AMBER, MUTED, BROWN)}
+_LOOKS = {
+    True: (("o", ()), ("D", (4, 1.4)), ("^", (5, 1.4, 1, 1.4)), ("v", (1.2, 1.2)), ("P", (3, 1.6))),
+    False: (("s", (3, 1.6)), ("X", (1.2, 1.2)), ("p", (5, 1.4, 1, 1.4))),
+}
 
 
 def mode_series(mode: str) -> Series:
@@ -124,8 +115,8 @@ def mode_series(mode: str) -> Series:
 
 def run_series(label: str, index: int, *, is_implicit: bool) -> Series:
     """The series of the index-th implicit or explicit run of a figure."""
-    styles = _IMPLICIT if is_implicit else _EXPLICIT
-    return Series(label, *styles[index % len(styles)])
+    colors, looks = _COLORS[is_implicit], _LOOKS[is_implicit]
+    return Series(label, colors[index % len(colors)], *looks[index % len(looks)])
 
 
 def series_of_names(names: Iterable[tuple[str, bool]]) -> dict[str, Series]:

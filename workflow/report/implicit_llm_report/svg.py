@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ PANEL_INCHES = (3.45, 2.5)
 WIDE_PANEL_INCHES = (7.4, 2.6)
 MAX_COLUMNS = 3
 LEGEND_PT, HANDLE_EMS = 8, 2.6
+TITLE_LETTERS = 36  # as many as fit above a panel
 _PAD_INCHES = 0.09
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
@@ -78,7 +80,8 @@ def file_svg(figure: Figure) -> bytes:
             axis.set_visible(False)
         handles = [_handle(series) for series in figure.legend]
         look = {"handlelength": HANDLE_EMS, "fontsize": LEGEND_PT}
-        canvas.legend(handles=handles, loc="outside lower center", ncols=per_row, **look)
+        if handles:
+            canvas.legend(handles=handles, loc="outside lower center", ncols=per_row, **look)
         return _svg(canvas).encode()
 
 
@@ -93,9 +96,22 @@ def panel_svg(figure: Figure, index: int) -> str:
     """One panel as an element of the page."""
     panel = figure.panels[index]
     with _style(f"{figure.name}-{index}", "none"):
-        canvas = Canvas(figsize=figure.panel_inches, layout="constrained")
-        _draw(canvas.subplots(), panel)
+        canvas = Canvas(figsize=figure.panel_inches)
+        axis = canvas.subplots()
+        _draw(axis, panel)
+        _fit(axis, canvas)
         return _for_page(_svg(canvas), f"{figure.name}-{index}", panel.description or panel.title)
+
+
+def _fit(axis: Axes, canvas: Canvas) -> None:
+    """Give the axes all that their labels leave of the panel: of one panel in a third of a layout engine's time."""
+    outer, inner, page = axis.get_tightbbox(), axis.get_window_extent(), canvas.bbox
+    pad = 0.04 * canvas.dpi
+    assert outer is not None
+    left, bottom = inner.x0 - outer.x0 + pad, inner.y0 - outer.y0 + pad
+    right, top = outer.x1 - inner.x1 + pad, outer.y1 - inner.y1 + pad
+    width, height = page.width - left - right, page.height - bottom - top
+    axis.set_position((left / page.width, bottom / page.height, width / page.width, height / page.height))
 
 
 def swatch_svg(figure: Figure, series: Series) -> str:
@@ -120,7 +136,7 @@ def _style(salt: str, fonttype: str) -> AbstractContextManager[None]:
 
 def _draw(axis: Axes, panel: Panel) -> None:
     panel.draw(axis)
-    axis.set_title(panel.title)
+    axis.set_title(textwrap.fill(panel.title, TITLE_LETTERS))
 
 
 def _handle(series: Series) -> Line2D:

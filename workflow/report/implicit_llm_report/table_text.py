@@ -3,29 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
-from implicit_llm_report.frame import Group
-from implicit_llm_report.results import Spread
+from implicit_llm_report.frame import Group, Spread
+
+LONG = 60  # rows of a table that needs the package longtable
+SYMBOLS = {">": "$>$", "<": "$<$", "≤": r"$\leq$", "×": r"$\times$"}
+Row = Mapping[str, Any]
 
 
-def csv_of(rows: Iterable[Mapping[str, object]], columns: Sequence[str] | None = None) -> str:
-    """CSV of rows by column; None is an empty field. `columns` stand there even without rows."""
-    return pd.DataFrame(list(rows), columns=columns, dtype=object).to_csv(index=False, lineterminator="\n")
+def files_of(
+    tables: Sequence[tuple[str, Sequence[Row]]],
+    names: Mapping[str, str],
+    values: Mapping[str, str],
+    *,
+    by: str | None = None,
+    form: str = ".3f",
+    more: Sequence[Row] = (),
+) -> dict[str, str]:
+    """Tables with their titles as one CSV file, with the rows `more` at its end, and as LaTeX for the package booktabs.
 
-
-def latex_of(
-    comment: str, head: Sequence[str], rows: Iterable[Sequence[str]], columns: str, foot: Sequence[str] = ()
-) -> str:
-    """A table of cells that are LaTeX already, for the package booktabs; `columns` are their places, as "llr".
-
-    The lines `foot` stand below the rows.
+    Of a row LaTeX has the columns `names`, then the numbers `values`, each by column with its head; a number with a
+    mean shows its mean and range over seeds. `by`: the column whose values stand side by side.
     """
-    cells = pd.DataFrame(list(rows), columns=range(len(head))).set_axis(list(head), axis=1)
-    table = cells.to_latex(index=False, escape=False, column_format=columns)
-    end = "\\bottomrule"
-    return f"% {comment.replace('×', 'x')}\n" + table.replace(end, "\n".join([*foot, end]))
+    rows = [*(row for _, table in tables for row in table), *more]
+    csv = pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
+    return {
+        "csv": csv,
+        "tex": "\n".join(_latex(title, mine, names, values, by, form) for title, mine in tables),
+    }
+
+
+def _latex(
+    title: str, rows: Sequence[Row], names: Mapping[str, str], values: Mapping[str, str], by: str | None, form: str
+) -> str:
+    cells = [[*(row.get(key) for key in names), *(_latex_cell(row, key, form) for key in values)] for row in rows]
+    table = pd.DataFrame(cells, columns=[*names.values(), *values.values()], dtype=object).fillna("")
+    if by is not None and rows:
+        (value,), index = values.values(), list(names.values())
+        beside = list(dict.fromkeys(row[by] for row in rows))
+        table = table.assign(by=[row[by] for row in rows]).pivot_table(
+            value, index, "by", aggfunc="first", sort=False, fill_value=""
+        )
+        is_length = all(isinstance(head, int) for head in beside)
+        table = table[sorted(beside)].add_prefix(f"{by} ") if is_length else table
+        table = table.reset_index()
+    text = table.to_latex(index=False, escape=True, float_format="{:g}".format, longtable=len(rows) > LONG)
+    for symbol, command in SYMBOLS.items():
+        text = text.replace(symbol, command)
+    return f"% {title.replace('×', 'x')}: mean over seeds (range)\n{text}"
+
+
+def _latex_cell(row: Mapping[str, Any], key: str, form: str) -> object:
+    prefix = key and f"{key}_"
+    if f"{prefix}mean" not in row:
+        return row.get(key)
+    mean, low, high = (row[f"{prefix}{part}"] for part in ("mean", "low", "high"))
+    if mean is None:
+        return "missing"
+    return f"{mean:{form}}" + (f" ({low:{form}}--{high:{form}})" if low < high else "")
 
 
 def fields(group: Group, *names: str) -> dict[str, object]:
@@ -48,21 +86,3 @@ def renamed(columns: Mapping[str, object], name: str, new: str) -> dict[str, obj
 def rounded(value: float | None) -> float | None:
     """Six significant digits."""
     return None if value is None else float(f"{value:.6g}")
-
-
-def latex_spread(spread: Spread, form: str = ".3f") -> str:
-    """ "8.350 (8.300--8.400)"; a missing number says so."""
-    if spread.mean is None:
-        return "missing"
-    low_high = f" ({spread.low:{form}}--{spread.high:{form}})" if len(spread.values) > 1 else ""
-    return f"{spread.mean:{form}}{low_high}"
-
-
-def in_percent(spread: Spread) -> Spread:
-    """A hundred times each number."""
-    return Spread(tuple(100 * value for value in spread.values), spread.num_missing)
-
-
-def escape(text: str) -> str:
-    """Text for LaTeX."""
-    return "".join("\\" + letter if letter in "_%&#$" else letter for letter in text)

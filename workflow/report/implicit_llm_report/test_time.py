@@ -18,23 +18,23 @@ from implicit_llm_contracts.hints import natural
 from implicit_llm_report.axes import tell_if_empty, ticks_at
 from implicit_llm_report.charts import Chart, Line, chart_figure
 from implicit_llm_report.config import MissingResult
+from implicit_llm_report.downstream import AVERAGE
 from implicit_llm_report.frame import COSTS, Group, groups, roles_of
-from implicit_llm_report.model_groups import ModelGroup
 from implicit_llm_report.section import Section, SectionInputs
 from implicit_llm_report.style import INK, Series
 from implicit_llm_report.svg import Figure, Panel
-from implicit_llm_report.table_text import csv_of, escape, fields, latex_of, latex_spread, renamed, spread_fields
+from implicit_llm_report.table_text import fields, files_of, renamed, spread_fields
 from implicit_llm_report.word_problems import title_of
 
 ITERATIONS, TOLERANCE = "eval_max_iter", "eval_tol"
 ACCURACY, PERPLEXITY = "accuracy_last10", "perplexity"
 COST = COSTS[0]
-MEASURES = {"word_problem": ACCURACY, "perplexity": PERPLEXITY}  # by the kind of evaluation
+MEASURES = {"word_problem": ACCURACY, "perplexity": PERPLEXITY, "lm_eval": AVERAGE}  # by the kind of evaluation
 FIGURES = {
     ITERATIONS: ("test-time-iterations", "Accuracy and perplexity by iterations at test time", "iterations allowed"),
     TOLERANCE: ("test-time-tolerance", "Accuracy and perplexity by tolerance at test time", "tolerance"),
 }
-LABELS = {ACCURACY: "accuracy, last 10 tokens", PERPLEXITY: "perplexity"}
+LABELS = {ACCURACY: "accuracy, last 10 tokens", PERPLEXITY: "perplexity", AVERAGE: "average accuracy"}
 OWN = Series("unswept: stops by its tolerance", INK, "o", has_line=False)
 
 
@@ -84,19 +84,22 @@ class SweptPanel:
         yield from ((name, "explicit", None, model) for name, model in self.references.items())
 
 
-def swept_panels(frame: pd.DataFrame, models: Sequence[ModelGroup]) -> list[SweptPanel]:
-    """A panel for each test set and length that was swept, by field; `models` are those of text."""
+def swept_panels(given: SectionInputs) -> list[SweptPanel]:
+    """A panel for each test set and length that was swept, by field."""
+    models = [*given.perplexities.groups, *given.downstream.groups]
     titles = {run: group.title for group in models for run in group.runs}
-    panels = []
+    frame, panels = given.frame, []
     for kind, measure in MEASURES.items():
-        rows = frame[(frame["kind"] == kind) & frame["source"].isna() & frame["length"].notna()]
+        has_measure = frame["data"].isin(set(frame[frame["metric"] == measure]["data"]))
+        rows = frame[(frame["kind"] == kind) & frame["source"].isna() & has_measure]
         rows = rows.assign(models=rows["run"].map(titles))
-        for test in groups(rows, ("data", "length", "models"), order=lambda test: (natural(test.data), test.length)):
+        for test in groups(rows, ("data", "length", "models"), order=lambda t: (natural(t.data), t.length or 0)):
             title = title_of(test) if test.group else f"{titles.get(test.run, test.run)}, {test.data}"
+            title += f", length {test.length}" if test.length else ""
             swept = test.rows[test.rows["is_implicit"].astype(bool) & test.rows["swept"].notna()]
             for key in (key for key in FIGURES if key in set(swept["swept"])):
                 lines, references = _lines(swept[swept["swept"] == key], test.rows), _references(test.rows)
-                panels.append(SweptPanel(f"{title}, length {test.length}", key, measure, lines, references))
+                panels.append(SweptPanel(title, key, measure, lines, references))
     return panels
 
 
@@ -130,14 +133,16 @@ def _references(rows: pd.DataFrame) -> dict[str, Group]:
 
 def test_time_section(given: SectionInputs) -> Section | None:
     """What trained models do with fewer or more iterations than they were trained with."""
-    panels = swept_panels(given.inputs.frame, given.perplexities.groups)
+    panels = swept_panels(given)
     lost = {key for item in given.config.missing if item.config.get("kind") in MEASURES for key in _swept(item)}
     keys = [key for key in FIGURES if key in lost or any(panel.key == key for panel in panels)]
     if not keys:
         return None
     figures = [_figure(key, [panel for panel in panels if panel.key == key]) for key in keys]
-    rows = (_csv_row(panel, *row) for panel in panels for row in panel.rows)
-    files = {"test-time": {"csv": csv_of(rows), "tex": "\n".join(map(_latex, panels))}}
+    titles = [f"{panel.title}, {LABELS[panel.measure]} by {FIGURES[panel.key][2]}" for panel in panels]
+    rows = [(title, [_csv_row(panel, *row) for row in panel.rows]) for title, panel in zip(titles, panels, strict=True)]
+    names = {"run": "Model", "swept": "Setting", "value": "Value"}
+    files = {"test-time": files_of(rows, names, {"value": "number", COST: "f per token"})}
     return Section("test-time", "sections/test-time.html.j2", panels, figures, files)
 
 
@@ -155,7 +160,7 @@ def _figure(key: str, panels: Sequence[SweptPanel]) -> Figure:
             partial(_sweep_axis, panel=panel),
             f"{panel.title}: against {label}",
             LABELS[panel.measure],
-            is_accuracy=panel.measure == ACCURACY,
+            is_accuracy=panel.measure != PERPLEXITY,
         )
         for panel in panels
     ]
@@ -194,17 +199,3 @@ def _csv_row(panel: SweptPanel, _: str, swept: str, value: float | None, cell: G
         **{"best_seed": best and best.seed, "num_seeds": len(spread.values), "num_missing": spread.num_missing},
         **spread_fields([COST], cell.spread),
     }
-
-
-def _latex(panel: SweptPanel) -> str:
-    """Mean over seeds (range), and f-evaluations per token."""
-    label, swept = LABELS[panel.measure], FIGURES[panel.key][2]
-    head = ["Model", swept.capitalize(), label.capitalize(), "$f$ per token"]
-    rows = []
-    for name, what, value, cell in panel.rows:
-        cost = cell.spread(COST).mean
-        shown = latex_spread(cell.spread(panel.measure), ".4g" if panel.is_low_better else ".3f")
-        rows.append(
-            [escape(name), what if value is None else f"{value:g}", shown, "--" if cost is None else f"{cost:.3g}"]
-        )
-    return latex_of(f"{panel.title}: {label} by {swept}, mean over seeds (range)", head, rows, "llrr")

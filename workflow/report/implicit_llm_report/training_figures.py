@@ -1,186 +1,235 @@
-"""Figures of training: loss and accuracy against step, the health of the solver, and the spectral radius."""
+"""Figures of training: loss by step, tokens and FLOPs, accuracy, the health of the solver, and the spectral radius."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from implicit_llm_contracts.hints import natural
-from implicit_llm_report.axes import tell_if_empty
+from implicit_llm_report.axes import accuracy_axis, amount_axis, nice_log_ticks, tell_if_empty
 from implicit_llm_report.model_groups import ModelGroup
-from implicit_llm_report.style import BAND, MUTED, Series, run_series
+from implicit_llm_report.style import BAND, MUTED, PAPER, Series, series_of_names
 from implicit_llm_report.svg import Figure, Panel
-from implicit_llm_report.training_runs import LANGUAGE_MODEL, LOSS, TrainingRun
+from implicit_llm_report.training_runs import FLOPS, LANGUAGE_MODEL, LOSS, STEP, TOKENS, Phase, TrainingRun
 from implicit_llm_report.word_problems import by_task, task_label
 
 WORD_PROBLEM, CATBABI = "word_problem", "catbabi"  # tasks of training runs
-KIND_WORDS = {WORD_PROBLEM: "word problems", CATBABI: "CatbAbI", LANGUAGE_MODEL: "text"}
+KIND_WORDS = {WORD_PROBLEM: "Word problems", CATBABI: "CatbAbI", LANGUAGE_MODEL: "Text"}
 SHORT_BAND, HIDDEN_BAND = 0.25, 0.15  # shares of the axis: a phase's name is set at the right end, or left out
+SHOWN_FROM = 0.01  # of the longest run: the fall from the untrained loss would flatten everything after it
 
 # Journal keys, as the training stage names them.
-ACCURACY = "accuracy_last10"
-NUM_ITER, RESIDUAL, UNCONVERGED = "num_iter", "residual", "unconverged_share"
-
+ACCURACY, NUM_ITER, RESIDUAL, SPECTRAL_RADIUS = "accuracy_last10", "num_iter", "residual", "spectral_radius"
 CURVES = ((LOSS, "loss"), (ACCURACY, "accuracy, last 10 tokens"))
 HEALTH = (
     (NUM_ITER, "Iterations", "solver iterations"),
     (RESIDUAL, "Relative residual", "largest in the batch"),
-    (UNCONVERGED, "Unconverged", "share of tokens"),
+    ("unconverged_share", "Unconverged", "share of tokens"),
 )
+LIMITS = {RESIDUAL: ("tol", "tolerance"), NUM_ITER: ("max_iter", "limit")}
+WORDS = {TOKENS: "training tokens", FLOPS: "training FLOPs"}
 
-MIN_POINTS = 10  # of a short branch
-MAX_POINTS = 120  # more points than this are averaged in equal bins: beyond, a line of 500 pixels shows noise only
+
+@dataclass(frozen=True)
+class Curves:
+    """A panel of journals: `key` against `x`, every seed a line; `name` of a run and phase is its label in `series`."""
+
+    runs: Sequence[TrainingRun]
+    key: str
+    label: str
+    series: Mapping[str, Series]
+    name: Callable[[TrainingRun, Phase], str]
+    decorate: Callable[[Axes, Curves, pd.DataFrame], None]
+    x: str = STEP
+
+    @property
+    def lines(self) -> dict[tuple[str, str], list[tuple[TrainingRun, Phase]]]:
+        """By run and phase its seeds."""
+        found: dict[tuple[str, str], list[tuple[TrainingRun, Phase]]] = {}
+        for run in self.runs:
+            for phase in run.phases:
+                found.setdefault((run.run, phase.name), []).append((run, phase))
+        return found
+
+    def draw(self, axis: Axes) -> None:
+        """Each phase goes on from the one before it; a dot marks where a branch leaves its trunk."""
+        shown = [pd.DataFrame(columns=[self.x, self.key], dtype=float)]
+        for seeds in reversed(self.lines.values()):  # implicit runs come first and are drawn on top
+            series = self.series[self.name(*seeds[0])]
+            curves = [curve for run, phase in seeds if len(curve := run.curve(phase, self.key, self.x))]
+            if curves:
+                self._draw_line(axis, curves, series, has_dot=seeds[0][0].is_branch(seeds[0][1]))
+            shown += curves
+        axis.set_ylabel(self.label)
+        axis.grid(visible=False, axis="x")
+        points = pd.concat([curve for curve in shown if len(curve)] or shown)
+        tell_if_empty(axis, list(points.index), "not measured" if self.x == STEP else "not recorded")
+        if self.x == STEP:
+            axis.set(xlim=(0, max(run.end_step for run in self.runs)), xlabel="training step")
+            axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        if len(points):
+            self.decorate(axis, self, points)
+
+    def _draw_line(self, axis: Axes, curves: Sequence[pd.DataFrame], series: Series, *, has_dot: bool) -> None:
+        style = series.line(has_markers=False)
+        if self.x != STEP and len(curves) > 1:  # amounts are alike in all seeds: their mean is bold
+            for curve in curves:
+                axis.plot(curve[self.x], curve[self.key], color=series.color, linewidth=0.6, alpha=0.45)
+            curves = [pd.concat(curves).groupby(level=0).mean()]
+        for curve in curves:
+            axis.plot(curve[self.x], curve[self.key], **style | {"linewidth": 1.5}, zorder=4)
+            if self.key == SPECTRAL_RADIUS:
+                measured = curve[curve.index >= 0]
+                axis.plot(
+                    measured[self.x], measured[self.key], **series.line() | {"linestyle": "none", "markersize": 3.5}
+                )
+            if has_dot:
+                dot: dict[str, Any] = {"markeredgecolor": PAPER, "markeredgewidth": 0.7, "markersize": 5.5}
+                axis.plot(*curve[[self.x, self.key]].iloc[0], marker=series.marker, color=series.color, **dot, zorder=6)
+
+
+def _figure(name: str, title: str, panels: Mapping[str, Curves], words: str = "training step") -> Figure | None:
+    """None without panels."""
+    roles = dict.fromkeys(phase.role for panel in panels.values() for run in panel.runs for phase in run.phases)
+    legend = dict.fromkeys(series for panel in panels.values() for series in panel.series.values())
+    drawn = tuple(Panel(head, panel.draw, f"{head}: {panel.label} against {words}") for head, panel in panels.items())
+    return Figure(name, title, drawn, tuple(legend), tuple(roles)) if panels else None
 
 
 def training_curves(runs: Sequence[TrainingRun], words: pd.DataFrame, groups: Sequence[ModelGroup]) -> Figure | None:
     """Loss against the global step, phases shaded, and training accuracy of word problems; a row of panels a task."""
-    panels, legend, roles = [], [], []
-    for label, mine in _by_task(runs, words, groups).items():
-        series = _series(mine, groups)
-        curves = CURVES if all(run.task in (WORD_PROBLEM, None) for run in mine) else CURVES[:1]
-        panels += [_curve_panel(label, mine, series, key, name) for key, name in curves]
-        legend += [series[run.run] for run in mine]
-        roles += [phase.role for run in mine for phase in run.phases]
-    if not panels:
-        return None
-    return Figure("training-curves", "Training curves", tuple(panels), tuple(dict.fromkeys(legend)), tuple(roles))
+    tasks, panels = _by_task(runs, words, groups), {}
+    labels = {run: label for mine in tasks.values() for run, label in _labels(mine, groups).items()}
+    series = series_of_names((labels[run.run], run.is_implicit) for mine in tasks.values() for run in mine)
+    for task, mine in tasks.items():
+        is_word_problem = all(run.task in (WORD_PROBLEM, None) for run in mine)
+        for key, label in CURVES if is_word_problem else CURVES[:1]:
+            title = f"{task}, training" if key == LOSS else f"{task}, training accuracy"
+            panels[title] = Curves(mine, key, label, series, lambda run, _: labels[run.run], _decorate_steps)
+    return _figure("training-curves", "Training curves", panels)
 
 
-def implicit_series(implicit: Sequence[TrainingRun]) -> dict[str, Series]:
-    """How the line of each implicit run is drawn, by its name."""
-    names = dict.fromkeys(run.run for run in implicit)
-    return {name: run_series(name, index, is_implicit=True) for index, name in enumerate(names)}
-
-
-def by_kind_of_task(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
-    """The runs by the words for their task."""
-    found: dict[str, list[TrainingRun]] = {}
-    for run in runs:
-        found.setdefault(KIND_WORDS.get(run.task or WORD_PROBLEM, run.task or ""), []).append(run)
-    return found
-
-
-def solver_health(runs: Sequence[TrainingRun]) -> Figure | None:
-    """Iterations, residual and share of unconverged tokens of implicit runs along training, a row a kind of task."""
-    implicit = [run for run in runs if run.is_implicit]
-    if not implicit:
-        return None
-    series, by_kind = implicit_series(implicit), by_kind_of_task(implicit)
-    panels = tuple(
-        Panel(
-            title if len(by_kind) == 1 else f"{title}: {kind}",
-            partial(_draw_health, runs=mine, series=series, key=key, label=label),
-        )
-        for kind, mine in by_kind.items()
-        for key, title, label in HEALTH
-    )
-    roles = tuple(phase.role for run in implicit for phase in run.phases)
-    return Figure("solver-health", "Solver health along training", panels, tuple(series.values()), roles)
-
-
-def _curve_panel(label: str, runs: Sequence[TrainingRun], series: Mapping[str, Series], key: str, name: str) -> Panel:
-    description = f"{label}: {name} against training step"
-    return Panel(
-        f"{label}, training", partial(_draw_curves, runs=runs, series=series, key=key, label=name), description
-    )
-
-
-def _draw_curves(axis: Axes, runs: Sequence[TrainingRun], series: Mapping[str, Series], key: str, label: str) -> None:
-    implicit = next((run for run in runs if run.is_implicit), None)
+def _decorate_steps(axis: Axes, curves: Curves, points: pd.DataFrame) -> None:
+    implicit = next((run for run in curves.runs if run.is_implicit), None)
     if implicit is not None:
-        _shade_phases(axis, implicit, max(run.end_step for run in runs))
-    for run in reversed(runs):  # implicit runs come first and are drawn on top
-        _draw_chains(axis, run, key, series[run.run])
-    last = max((phase.end_step for run in runs for phase in run.phases), default=1)
-    axis.set(xlim=(0, last), xlabel="training step", ylabel=label)
-    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axis.grid(visible=False, axis="x")
-    if key == LOSS:
-        axis.set_ylim(bottom=None if any(run.task == LANGUAGE_MODEL for run in runs) else 0)
-    else:
-        axis.set_ylim(-0.03, 1.05)
-        axis.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
+        _shade_phases(axis, implicit, axis.get_xlim()[1])
+    if curves.key == ACCURACY:
+        accuracy_axis(axis, curves.label)
+    elif curves.runs[0].task != LANGUAGE_MODEL:
+        axis.set_ylim(bottom=0)
 
 
-def _draw_chains(axis: Axes, run: TrainingRun, key: str, series: Series) -> list[float]:
-    """The run's unbroken curve, and its branches, each from a dot at the step where it leaves; returns the values."""
-    style = series.line(has_markers=False) | {"linewidth": 1.5}
-    drawn: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    shown: list[float] = []
-    for chain in run.chains:
-        pairs = [pair for phase in chain for pair in phase.series(key)]
-        share = (chain[-1].end_step - chain[0].start_step) / run.end_step
-        steps, values = _binned(pairs, max(MIN_POINTS, round(share * MAX_POINTS)))
-        before = run.before(chain[0])
-        if key == LOSS and before is not None and len(steps) and len(drawn[before.name][0]):
-            start = chain[0].start_step
-            value = np.interp(start, *drawn[before.name])
-            steps, values = np.insert(steps, 0, start), np.insert(values, 0, value)
-            axis.plot(start, value, marker=".", color=series.color, markersize=6, zorder=5)
-        drawn |= {phase.name: (steps, values) for phase in chain}
-        axis.plot(steps, values, **style)
-        shown += values.tolist()
-    return shown
-
-
-def _shade_phases(axis: Axes, run: TrainingRun, last_step: int) -> None:
+def _shade_phases(axis: Axes, run: TrainingRun, last_step: float) -> None:
     """Bands behind the phases up to the last one, the first band dark, with their names on top where there is room."""
-    path = run.path(run.chains[-1][-1])
+    path = run.path(run.phases[-1])
     ends = [phase.start_step for phase in path[1:]] + [path[-1].end_step]
     for index, (phase, end) in enumerate(zip(path, ends, strict=True)):
         if index % 2 == 0:
             axis.axvspan(phase.start_step, end, color=BAND, linewidth=0, zorder=0)
         share = (end - phase.start_step) / last_step
-        if share < HIDDEN_BAND:
-            continue
-        is_short = share < SHORT_BAND
-        axis.annotate(
-            phase.label,
-            (end if is_short else (phase.start_step + end) / 2, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, 2),
-            textcoords="offset points",
-            ha="right" if is_short else "center",
-            va="bottom",
-            fontsize=7.5,
-            color=MUTED,
-        )
+        if share >= HIDDEN_BAND:
+            x, ha = (end, "right") if share < SHORT_BAND else ((phase.start_step + end) / 2, "center")
+            place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": ha}
+            axis.annotate(phase.label, (x, 1.0), xytext=(0, 2), **place, va="bottom", fontsize=7.5, color=MUTED)
 
 
-def _draw_health(axis: Axes, runs: Sequence[TrainingRun], series: Mapping[str, Series], key: str, label: str) -> None:
-    shown = [value for run in runs for value in _draw_chains(axis, run, key, series[run.run])]
-    axis.set(xlabel="training step", ylabel=label)
-    axis.set_xlim(0, max(run.end_step for run in runs))
-    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axis.grid(visible=False, axis="x")
-    tell_if_empty(axis, shown, "not measured")
-    if not shown:
-        return
-    phases = [phase.solver for run in runs for phase in run.phases if phase.solver]
-    _mark_limit(axis, key, [solver for solver in phases if solver.get("mode") != "unrolled"])
-    if key == RESIDUAL:
+def solver_health(runs: Sequence[TrainingRun]) -> Figure | None:
+    """Iterations, residual and share of unconverged tokens of implicit runs along training, a row a kind of task."""
+    kinds = _implicit_kinds(runs, [key for key, *_ in HEALTH])
+    panels = {
+        title if len(kinds) == 1 else f"{title}: {kind}": curves
+        for kind, (mine, series) in kinds.items()
+        for key, title, label in HEALTH
+        for curves in [Curves(mine, key, label, series, lambda run, _: run.run, _decorate_health)]
+    }
+    return _figure("solver-health", "Solver health along training", panels)
+
+
+def _implicit_kinds(
+    runs: Iterable[TrainingRun], keys: Sequence[str]
+) -> dict[str, tuple[list[TrainingRun], dict[str, Series]]]:
+    """By kind of task the implicit runs and the series of all; kinds in which a key was measured, or else all."""
+    implicit = [run for run in runs if run.is_implicit]
+    measured = {run.task for run in implicit for phase in run.phases for key in keys if len(phase.series(key))}
+    kinds: dict[str, list[TrainingRun]] = {}
+    for run in (run for run in implicit if run.task in measured or not measured):
+        kinds.setdefault(KIND_WORDS.get(run.task or WORD_PROBLEM, run.task or ""), []).append(run)
+    series = series_of_names((run.run, True) for mine in kinds.values() for run in mine)
+    return {kind: (mine, series) for kind, mine in kinds.items()}
+
+
+def _decorate_health(axis: Axes, curves: Curves, points: pd.DataFrame) -> None:
+    """The tolerance or the iteration limit, where all runs have the same."""
+    name, words = LIMITS.get(curves.key, ("", ""))
+    solvers = [phase.solver for run in curves.runs for phase in run.phases if phase.solver]
+    limits = {solver.get(name) for solver in solvers if solver.get("mode") != "unrolled"}
+    if len(limits) == 1 and (limit := limits.pop()) is not None:
+        axis.axhline(limit, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (3, 3), "textcoords": "offset points"}
+        axis.annotate(f"{words} {limit:g}", (0, limit), **place, fontsize=7.5, color=MUTED)
+    if curves.key == RESIDUAL:
         axis.set_yscale("log")
         axis.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator())
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_major_formatter("{x:g}")
     else:
         axis.set_ylim(bottom=0)
 
 
-def _mark_limit(axis: Axes, key: str, solvers: Sequence[Mapping]) -> None:
-    """The tolerance or the iteration limit, where all runs have the same."""
-    name, words = {RESIDUAL: ("tol", "tolerance"), NUM_ITER: ("max_iter", "limit")}.get(key, ("", ""))
-    values = {solver.get(name) for solver in solvers}
-    if len(values) != 1 or (value := values.pop()) is None:
-        return
-    axis.axhline(value, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
-    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (3, 3), "textcoords": "offset points"}
-    axis.annotate(f"{words} {value:g}", (0, value), **place, fontsize=7.5, color=MUTED)
+def spectral_radius_along_training(runs: Sequence[TrainingRun]) -> Figure | None:
+    """One panel a kind of task; below 1 the iteration contracts."""
+    panels = {
+        kind: Curves(
+            mine, SPECTRAL_RADIUS, "spectral radius of ∂f/∂z", series, lambda run, _: run.run, _decorate_radius
+        )
+        for kind, (mine, series) in _implicit_kinds(runs, [SPECTRAL_RADIUS]).items()
+    }
+    return _figure("spectral-radius", "Spectral radius of ∂f/∂z along training", panels)
+
+
+def _decorate_radius(axis: Axes, curves: Curves, points: pd.DataFrame) -> None:
+    axis.axhline(1, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
+    axis.set_ylim(0, max(1.1, 1.08 * points[SPECTRAL_RADIUS].max()))
+
+
+def loss_by(amount: str, runs: Sequence[TrainingRun], groups: Sequence[ModelGroup]) -> Figure | None:
+    """Smoothed loss against `amount` (tokens or FLOPs) of the language models, each phase a line of its own."""
+    found = {}
+    for group in groups:
+        mine = sorted(
+            (r for r in runs if r.task == LANGUAGE_MODEL and r.run in group.runs), key=lambda r: group.runs.index(r.run)
+        )
+        if mine:
+            found[group.title] = group, mine
+    names = partial(_phase_name, groups=[group for group, _ in found.values()], runs=runs)
+    series = series_of_names(
+        (names(run, p), run.is_implicit) for _, mine in found.values() for run in mine for p in run.phases
+    )
+    panels = {
+        title: Curves(mine, LOSS, "training loss (nats per token)", series, names, _decorate_amounts, amount)
+        for title, (_, mine) in found.items()
+    }
+    return _figure(f"loss-by-{amount}", f"Training loss by {WORDS[amount]}", panels, WORDS[amount])
+
+
+def _phase_name(run: TrainingRun, phase: Phase, groups: Sequence[ModelGroup], runs: Sequence[TrainingRun]) -> str:
+    group = next(group for group in groups if run.run in group.runs)
+    phases = {other.name: other.short_label for one in runs if one.run == run.run for other in one.phases}
+    return group.name(run.run, phase.name, phase.short_label, phases, is_implicit=run.is_implicit)
+
+
+def _decorate_amounts(axis: Axes, curves: Curves, points: pd.DataFrame) -> None:
+    last = points[curves.x].max()
+    first = max(points[curves.x].min(), SHOWN_FROM * last)
+    axis.set_xscale("log")
+    axis.set(xlim=(first / 1.1, last * 1.15), xlabel=WORDS[curves.x])
+    amount_axis(axis.xaxis, first, last, is_power=curves.x == FLOPS)
+    nice_log_ticks(axis, points[points[curves.x] >= first][LOSS])
 
 
 def _by_task(
@@ -197,63 +246,10 @@ def _by_task(
     return {label: mine for label, mine in grouped.items() if mine}
 
 
-def _series(runs: Sequence[TrainingRun], groups: Sequence[ModelGroup]) -> dict[str, Series]:
-    series: dict[str, Series] = {}
-    for is_implicit in (True, False):
-        names = list(dict.fromkeys(run.run for run in runs if run.is_implicit == is_implicit))
-        for index, name in enumerate(names):
-            group = next((group for group in groups if name in group.runs), None)
-            if group is not None:
-                label = group.run_name(name, is_implicit=is_implicit)
-            else:
-                label = ("implicit" if is_implicit else "explicit") if len(names) == 1 else name
-            series[name] = run_series(label, index, is_implicit=is_implicit)
-    return series
-
-
-def _binned(pairs: Sequence[tuple[int, float]], most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means over equal bins, at most `most` of them: steps and values."""
-    bins = min(most, len(pairs))
-    if bins == 0:
-        return np.array([]), np.array([])
-    means = np.array([part.mean(axis=0) for part in np.array_split(np.array(pairs, dtype=float), bins)])
-    return means[:, 0], means[:, 1]
-
-
-SPECTRAL_RADIUS = "spectral_radius"  # journal key
-
-
-def spectral_radius_along_training(runs: Sequence[TrainingRun]) -> Figure | None:
-    """One panel a kind of task, one line a run and unbroken chain of phases; below 1 the iteration contracts."""
-    implicit = [run for run in runs if run.is_implicit]
-    if not implicit:
-        return None
-    series, by_kind = implicit_series(implicit), by_kind_of_task(implicit)
-    panels = tuple(
-        Panel(
-            kind.capitalize() if kind.islower() else kind,
-            partial(_draw, runs=mine, series=series),
-            f"{kind}: spectral radius of df/dz against training step",
-        )
-        for kind, mine in by_kind.items()
-    )
-    roles = tuple(phase.role for run in implicit for phase in run.phases)
-    title = "Spectral radius of ∂f/∂z along training"
-    return Figure("spectral-radius", title, panels, tuple(series.values()), roles)
-
-
-def _draw(axis: Axes, runs: Sequence[TrainingRun], series: Mapping[str, Series]) -> None:
-    """Every seed is a line: there are ten points in each."""
-    shown = []
-    for run in runs:
-        for chain in run.chains:
-            pairs = [pair for phase in chain for pair in phase.series(SPECTRAL_RADIUS)]
-            style = series[run.run].line() | {"markersize": 3.5, "linewidth": 1.2}
-            axis.plot([step for step, _ in pairs], [value for _, value in pairs], **style)
-            shown += pairs
-    axis.axhline(1, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
-    axis.set(xlabel="training step", ylabel="spectral radius of ∂f/∂z", xlim=(0, max(run.end_step for run in runs)))
-    axis.set_ylim(0, max([1.1, *(1.08 * value for _, value in shown)]))
-    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axis.grid(visible=False, axis="x")
-    tell_if_empty(axis, shown, "not measured")
+def _labels(runs: Sequence[TrainingRun], groups: Sequence[ModelGroup]) -> dict[str, str]:
+    """What the runs of a task are called: the only one of its kind by its kind."""
+    group = next((group for group in groups if runs[0].run in group.runs), None)
+    if group is not None:
+        return {run.run: group.run_name(run.run, is_implicit=run.is_implicit) for run in runs}
+    kinds = {run.run: "implicit" if run.is_implicit else "explicit" for run in runs}
+    return {run: kind if list(kinds.values()).count(kind) == 1 else run for run, kind in kinds.items()}

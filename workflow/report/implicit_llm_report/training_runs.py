@@ -1,17 +1,25 @@
-"""Training runs as the report sees them: phases that follow or branch from one another, with their journals."""
+"""Training runs as the report sees them: phases that follow or branch from one another, with their journals.
+
+A curve is a table with a row for each of equal bins of a phase's steps, so that the bins of all seeds are the same.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from implicit_llm_contracts.runs import journal
 
-LOSS, TOKENS, FLOPS = "loss", "tokens", "flops"
+STEP, LOSS, TOKENS, FLOPS = "step", "loss", "tokens", "flops"
 LANGUAGE_MODEL = "language_model"
+MAX_POINTS = 120  # bins of a whole run: beyond, a line of 500 pixels shows noise only
+MIN_POINTS = 20  # of a short branch
+END_SHARE = 0.02  # of all steps: so many last ones make the loss at the end
 
 
 @dataclass(frozen=True)
@@ -65,11 +73,36 @@ class Phase:
             return f"unrolled {self.solver.get('num_unroll')}"
         return f"{self.name} {self.solver.get('max_iter')}+{self.solver.get('phantom_steps')}"
 
-    def series(self, key: str) -> list[tuple[int, float]]:
-        """Global steps and finite values of a journal key; tokens are counted from steps where the key is absent."""
-        if key == TOKENS and self.step_tokens is not None:
-            return [(p.step, p.values.get(TOKENS, float(p.step * self.step_tokens))) for p in self.points]
-        return [(p.step, p.values[key]) for p in self.points if math.isfinite(p.values.get(key, math.nan))]
+    @property
+    def short_label(self) -> str | None:
+        """The paper's short form; None without a solver."""
+        return None if self.solver is None else Solver.of(self.solver).label  # type: ignore[union-attr]
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """By step the journal's values, infinite ones as NaN; tokens are counted where the journal has none."""
+        steps = [point.step for point in self.points]
+        table = pd.DataFrame([point.values for point in self.points], index=steps).replace([np.inf, -np.inf], np.nan)
+        if self.step_tokens is not None:
+            counted = pd.Series(steps, steps, float) * self.step_tokens
+            table[TOKENS] = table[TOKENS].fillna(counted) if TOKENS in table else counted
+        return table.assign(step=steps)
+
+    def series(self, key: str) -> pd.Series:
+        """A journal key by global step."""
+        return self.table.get(key, pd.Series(dtype=float)).dropna()
+
+    def curve(self, key: str, x: str = STEP, bins: int = MAX_POINTS) -> pd.DataFrame:
+        """Means over bins of the columns step, x and key; bins without a point are left out."""
+        rows = self.table.reindex(columns=list(dict.fromkeys((STEP, x, key)))).dropna()
+        return rows.groupby((rows[STEP] - self.start_step - 1) * bins // (self.end_step - self.start_step or 1)).mean()
+
+    @property
+    def end_loss(self) -> float | None:
+        """Mean loss of the last steps; None when the journal has none of them."""
+        losses = self.series(LOSS)
+        last = losses[losses.index > (1 - END_SHARE) * self.end_step]
+        return None if last.empty else float(last.mean())
 
 
 @dataclass(frozen=True)
@@ -101,17 +134,47 @@ class TrainingRun:
         before = self.before(phase)
         return (*(self.path(before) if before is not None else ()), phase)
 
-    @cached_property
-    def chains(self) -> tuple[tuple[Phase, ...], ...]:
-        """The phases as unbroken curves: each goes on where the one before it ended; a branch begins a new one."""
-        chains: list[list[Phase]] = []
-        for phase in self.phases:
-            before = self.before(phase)
-            going_on = next(
-                (chain for chain in chains if chain[-1] is before and before.end_step == phase.start_step), None
-            )
-            if going_on is None:
-                chains.append([phase])
-            else:
-                going_on.append(phase)
-        return tuple(tuple(chain) for chain in chains)
+    @property
+    def last_phases(self) -> list[Phase]:
+        """The phases that none goes on from at their end."""
+        continued = {
+            phase.start for phase in self.phases if (b := self.before(phase)) and b.end_step == phase.start_step
+        }
+        return [phase for phase in self.phases if phase.fingerprint not in continued]
+
+    def is_branch(self, phase: Phase) -> bool:
+        """Whether the phase that it starts from goes on beside it."""
+        before = self.before(phase)
+        return before is not None and phase.start_step < before.end_step
+
+    def curve(self, phase: Phase, key: str, x: str = STEP) -> pd.DataFrame:
+        """The curve of a phase, from the point (in row -1) where it leaves the one before it."""
+        bins = max(MIN_POINTS, round(MAX_POINTS * (phase.end_step - phase.start_step) / self.end_step))
+        own, before = phase.curve(key, x, bins), self.before(phase)
+        trunk = own if before is None else before.curve(key, x)
+        if before is None or own.empty or trunk.empty:
+            return own
+        start = {column: np.interp(phase.start_step, trunk[STEP], trunk[column]) for column in own}
+        return pd.concat([pd.DataFrame(start, index=[-1.0]), own])
+
+    def loss_along(self, phase: Phase, x: str) -> pd.Series:
+        """The smoothed loss by tokens or FLOPs, from step 0 through the phases before `phase` to its end."""
+        path = self.path(phase)
+        ends = [following.start_step for following in path[1:]] + [phase.end_step]
+        curves = [part.curve(LOSS, x) for part in path]
+        rows = pd.concat([curve[curve[STEP] <= end] for curve, end in zip(curves, ends, strict=True)])
+        return pd.Series(rows[LOSS].to_numpy(), rows[x])
+
+
+def loss_at(losses: pd.Series, amount: float) -> float | None:
+    """The loss at so many tokens or FLOPs, between points linear in the logarithm; None outside of the curve."""
+    if losses.empty or not losses.index[0] <= amount <= losses.index[-1] * (1 + 1e-9):
+        return None
+    return float(np.interp(np.log(amount), np.log(losses.index), losses))
+
+
+def end_loss_of(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
+    """Training loss at the end of a phase, mean over the seeds; None when one of them has none."""
+    losses = [one.end_loss for trained in training if trained.run == run for one in trained.phases if one.name == phase]
+    known = [loss for loss in losses if loss is not None]
+    return sum(known) / len(known) if known and len(known) == len(losses) else None

@@ -19,13 +19,12 @@ from matplotlib.axes import Axes
 from implicit_llm_contracts.hints import natural
 from implicit_llm_report.axes import accuracy_axis, length_axis, mark_training, tell_if_empty, ticks_at
 from implicit_llm_report.charts import Chart, Line, chart_figure
-from implicit_llm_report.frame import COSTS, Group, groups, headlines, roles_of
+from implicit_llm_report.frame import COSTS, LAST_TEN, Group, Spread, groups, headlines, mode_rank, roles_of, shares_of
 from implicit_llm_report.published import Published, PublishedNumber
-from implicit_llm_report.results import LAST_TEN, Spread, mode_rank, shares_of
 from implicit_llm_report.section import Section, SectionInputs, Table
 from implicit_llm_report.style import INK, MUTED, Series, mode_series
 from implicit_llm_report.svg import Figure, Panel
-from implicit_llm_report.table_text import csv_of, escape, fields, latex_of, spread_fields
+from implicit_llm_report.table_text import fields, files_of, spread_fields
 
 CHANCE = Series("chance (best constant answer)", MUTED, "", (1, 2))
 PUBLISHED = Series("published or reference number, same mode", INK, "*", has_line=False)
@@ -38,6 +37,7 @@ TASK, TEST, CELL = ["group", "monoid"], ["group", "monoid", "hard_fraction"], ["
 MANY_SHARES = 3
 RECURRENT = ("lstm",)  # families that read a sequence token by token, without a solver
 MAX_POSITIONS = 512
+LABEL_HEIGHT = 0.07  # of the name of a model, in the units of an accuracy
 
 
 def task_label(test: Group) -> str:
@@ -104,8 +104,10 @@ def accuracy_section(given: SectionInputs) -> Section | None:
         accuracy_by_position(shown),
         accuracy_by_hard_fraction(rows),
     )
-    csv = csv_of(_csv_row(cell, given.published) for cell in groups(rows, CELL))
-    files = {"accuracy": {"csv": csv, "tex": "\n".join(map(_latex, tables))}}
+    cells = {table.title: [cell for row in table.rows for cell in row.cells("length").values()] for table in tables}
+    found = [(title, [_csv_row(cell, given.published) for cell in mine]) for title, mine in cells.items()]
+    values = {LAST_TEN: "accuracy on the last ten tokens"}
+    files = {"accuracy": files_of(found, {"run": "Model", "mode": "Mode"}, values, by="length")}
     return Section("accuracy", "sections/accuracy.html.j2", tables, figures, files)
 
 
@@ -136,25 +138,6 @@ def _csv_row(cell: Group, published: Published) -> dict[str, object]:
         "published_accuracy_last10": number and number.value,
         "published_mark": number and number.mark,
     }
-
-
-def _latex(table: Table) -> str:
-    what = "accuracy on the last ten tokens, mean over seeds (range, best seed); f-evaluations per token"
-    head = ["Model", "Mode", *(f"$L={length}$" for length in table.columns)]
-    rows = [[escape(row.name), escape(row.mode), *_latex_cells(row, table.columns)] for row in table.rows]
-    chance = ["--" if (c := cell.chance) is None else f"{c:.3f}" for cell in table.group.cells("length").values()]
-    foot = [r"\midrule", r"\multicolumn{2}{l}{best constant answer} & " + " & ".join(chance) + r" \\"]
-    return latex_of(f"{table.title}: {what}", head, rows, "ll" + "r" * len(table.columns), foot)
-
-
-def _latex_cells(row: Group, lengths: Sequence[int]) -> list[str]:
-    texts = {}
-    for length, cell in row.cells("length").items():
-        accuracy, best, cost = cell.spread(LAST_TEN), cell.best(LAST_TEN), cell.spread(COST).mean
-        seeds = f" ({accuracy.low:.3f}--{accuracy.high:.3f}, seed {best.seed})" if best else ""
-        work = "" if cost is None else f"; {cost:.3g}"
-        texts[length] = "missing" if accuracy.mean is None else f"{accuracy.mean:.3f}{seeds}{work}"
-    return [texts.get(length, "") for length in lengths]
 
 
 def accuracy_by_length(rows: pd.DataFrame, published: Sequence[PublishedNumber] = ()) -> Figure | None:
@@ -199,41 +182,49 @@ def _decorate_lengths(axis: Axes, test: Group, known: Sequence[PublishedNumber])
 
 def accuracy_by_position(rows: pd.DataFrame) -> Figure | None:
     """Accuracy at each position of the longest test sequences: every mode of the only implicit model of a task."""
-    panels, shown = [], []
+    labels, charts, shown = _labels(headlines(rows)), [], []
+    known: dict[str, Series] = {}
     for test in by_task(rows, TEST):
         length = max(test.rows["length"])
         cells = groups(test.rows[test.rows["length"] == length], CELL, order=lambda cell: not cell.is_headline)
         if len({cell.name for cell in cells if cell.is_implicit}) > 1:
             cells = [cell for cell in cells if cell.is_headline]
-        panels.append(Panel(f"{title_of(test)}, length {length}", partial(_draw_positions, cells=cells)))
-        shown += cells
-    if not panels:
-        return None
+        shown.append((f"{title_of(test)}, length {length}", cells))
+    is_by_name = any(sum(cell.is_implicit for cell in cells if cell.is_headline) > 1 for _, cells in shown)
+    for title, cells in shown:
+        lines = []
+        for index, cell in enumerate(cells):
+            series = mode_series(cell.mode)
+            known |= {} if is_by_name else {series.label: series}
+            label = labels[cell.name] if is_by_name and cell.is_headline else series.label
+            lines.append(_curve(label, cell, 1.4 if index else 2.8))
+        decorate = partial(_decorate_positions, cells=cells)
+        charts.append(Chart(title, lines, decorate, y_label="accuracy at this position"))
     title = "Accuracy at each position of the longest sequences"
-    return Figure("accuracy-by-position", title, tuple(panels), (*_modes(shown), CHANCE), roles_of(shown))
+    return chart_figure("accuracy-by-position", title, charts, [CHANCE], known)
 
 
-def _draw_positions(axis: Axes, cells: Sequence[Group]) -> None:
-    """The headline mode is wide and drawn first, so that modes that agree with it show on top of it."""
+def _curve(label: str, cell: Group, width: float) -> Line:
+    """The headline mode is wide and comes first, so that modes that agree with it show on top of it."""
+    curves = cell.curves("accuracy_per_position")
+    return Line(label, cell.is_implicit, _by_position(curves) if curves else (), groups=[cell], width=width)
+
+
+def _decorate_positions(axis: Axes, cells: Sequence[Group]) -> None:
     length = cells[0].length
     mark_training(axis, {cell.train_length for cell in cells}, (1, length), is_log=False)
     chances = [curve for cell in cells for curve in cell.curves("chance_per_position")]
     if chances:
-        axis.plot(*_by_position(chances[:1]), **CHANCE.line(has_markers=False) | {"linewidth": 1.2})
-    drawn = [(cell, curves) for cell in cells if (curves := cell.curves("accuracy_per_position"))]
-    for index, (cell, curves) in enumerate(drawn):
-        width = {"linewidth": 2.8 if index == 0 else 1.4}
-        axis.plot(*_by_position(curves), **mode_series(cell.mode).line(has_markers=False) | width)
+        points = [(x, spread.mean) for x, spread in _by_position(chances[:1])]
+        axis.plot(*zip(*points, strict=True), **CHANCE.line(has_markers=False) | {"linewidth": 1.2})
     axis.set(xlim=(1, max(2, length)), xlabel="position in the sequence (token)")
-    accuracy_axis(axis, "accuracy at this position")
-    tell_if_empty(axis, drawn)
 
 
-def _by_position(curves: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and the mean of the curves, over equal bins where there are more positions than can be seen."""
-    mean = np.mean(curves, axis=0)
-    parts = np.array_split(np.column_stack((np.arange(1, len(mean) + 1), mean)), min(len(mean), MAX_POSITIONS))
-    return tuple(np.array([part.mean(axis=0) for part in parts]).T)
+def _by_position(curves: Sequence[Sequence[float]]) -> list[tuple[float, Spread]]:
+    """Of each seed the mean over equal bins of positions, where there are more of these than can be seen."""
+    table = np.column_stack((np.arange(1, len(curves[0]) + 1), np.transpose(curves)))
+    parts = np.array_split(table, min(len(table), MAX_POSITIONS))
+    return [(x, Spread(tuple(values))) for x, *values in (part.mean(axis=0).tolist() for part in parts)]
 
 
 def serial_steps(cell: Group) -> dict[int | None, float | None]:
@@ -268,7 +259,7 @@ def _draw_modes(axis: Axes, cells: Sequence[Group]) -> None:
     """A mark for each model and mode at the mean over seeds, their range as a line; models of one kind are named."""
     axis.axvline(1, color=MUTED, linewidth=0.8, linestyle=(0, (1.2, 1.2)))
     kinds = Counter(kind for kind, _ in {(cell.is_implicit, cell.name) for cell in cells})
-    places = []
+    places, labels = [], []
     for cell in cells:
         steps, accuracy = Spread.of(serial_steps(cell).values()).mean, cell.spread(LAST_TEN)
         if steps is None or accuracy.mean is None:
@@ -278,8 +269,12 @@ def _draw_modes(axis: Axes, cells: Sequence[Group]) -> None:
         axis.plot([steps, steps], [accuracy.low, accuracy.high], color=series.color, linewidth=1)  # type: ignore[arg-type]
         axis.plot(steps, accuracy.mean, **series.line() | {"linestyle": "none", "markersize": 6}, clip_on=False)
         if cell.is_headline and kinds[cell.is_implicit] > 1:
-            place: dict[str, Any] = {"xytext": (5, -1), "textcoords": "offset points", "va": "top"}
-            axis.annotate(cell.name, (steps, accuracy.mean), **place, fontsize=6, color=series.color)
+            labels.append((accuracy.mean, steps, cell.name, series.color))
+    height = -1.0
+    for accuracy_mean, steps, name, color in sorted(labels):  # from below, none on another
+        height = max(accuracy_mean, height + LABEL_HEIGHT)
+        place: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+        axis.annotate(name, (steps, height), **place, fontsize=6, color=color)
     low, high = min([0.1, *places]) / 1.6, max([2.0, *places]) * 1.6
     axis.set_xscale("log")
     ticks_at(axis, [tick for tick in (0.001, 0.01, 0.1, 1, 10, 100) if low <= tick <= high])
@@ -297,7 +292,7 @@ def accuracy_by_hard_fraction(rows: pd.DataFrame) -> Figure | None:
             kinds = groups(cells.rows, ("is_implicit", "train_length"), lambda k: (not k.is_implicit, k.train_length))
             lines = [_by_share(kind) for kind in kinds]
             if any(len(line.points) > 1 for line in lines):
-                title = f"{title_of(test)} in the test, length {length}"
+                title = f"{title_of(test)}, length {length}"
                 shares = sorted({share for line in lines for share, _ in line.points})
                 decorate = partial(_decorate_shares, shares=shares, chance=cells.chance)
                 charts.append(Chart(title, lines, decorate, f"{title}: accuracy by share of hard tokens in training"))

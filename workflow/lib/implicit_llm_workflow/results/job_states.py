@@ -144,7 +144,7 @@ def outputs_of(plan: Plan, node: Node) -> list[str]:
     if node.stage in PAGES:
         names += ["index.html", "claims.json"]
     if node.stage == "report":
-        names += ["numbers.tex", "lineage.svg"]
+        names += ["numbers.tex"]
         names += [f"tables/{table}.{form}" for table in plan.tables for form in ("csv", "tex")]
         names += [f"figures/{figure}.svg" for figure in plan.figures]
     return [(run_dir / name).as_posix() for name in names]

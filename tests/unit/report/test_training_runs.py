@@ -1,0 +1,73 @@
+"""Journals of training as curves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from implicit_llm_contracts.runs.journal import Point
+from implicit_llm_report.training_runs import FLOPS, LOSS, MAX_POINTS, STEP, TOKENS, Phase, TrainingRun, loss_at
+
+BOUNDED = {"mode": "fixed_point", "max_iter": 4, "phantom_steps": 1}
+FREE = {"mode": "fixed_point", "max_iter": 24, "phantom_steps": 4}
+
+
+def phase(name: str, first: int, end: int, solver: dict, **changes: object) -> Phase:
+    """A phase with loss 1000 / step, lower by 1 in a branch, and 10 FLOPs a step."""
+    lower = 1.0 if first else 0.0
+    points = tuple(
+        Point(step, "", {"loss": 1000 / step - lower, "flops": 10.0 * step}) for step in range(first + 1, end + 1)
+    )
+    fields = {"fingerprint": name, "start": None, "step_tokens": 7} | changes
+    return Phase("train:" + name, name, first, end, solver, points, **fields)  # type: ignore[arg-type]
+
+
+TRUNK, BRANCH = phase("bounded", 0, 1000, BOUNDED), phase("free-80", 800, 1000, FREE, start="bounded")
+RUN = TrainingRun("run", 0, (TRUNK, BRANCH), "language_model", "implicit_mamba2", 100)
+
+
+def test_branch_starts_on_the_trunk_at_its_first_step_and_the_trunk_goes_on() -> None:
+    trunk, branch = RUN.curve(TRUNK, LOSS, TOKENS), RUN.curve(BRANCH, LOSS, TOKENS)
+    assert (RUN.is_branch(TRUNK), RUN.is_branch(BRANCH)) == (False, True)
+    assert branch.iloc[0].to_dict() == pytest.approx({STEP: 800, TOKENS: 800 * 7, LOSS: 1000 / 800}, rel=0.02)
+    assert branch[LOSS].iloc[1] < 0.5
+    assert trunk[STEP].iloc[-1] > 980
+
+
+def test_tokens_are_counted_from_steps_where_the_journal_has_none() -> None:
+    trunk = TRUNK.curve(LOSS, TOKENS)
+    assert trunk[TOKENS].to_list() == pytest.approx((7 * trunk[STEP]).to_list())
+
+
+def test_curve_of_many_points_is_thinned_and_bins_are_the_same_for_a_seed_that_stopped_early() -> None:
+    whole, half = TRUNK.curve(LOSS), replace(TRUNK, points=TRUNK.points[:500]).curve(LOSS)
+    assert len(whole) == MAX_POINTS
+    assert 400 < half[STEP].iloc[-1] <= 500
+    assert half.iloc[:-1].equals(whole.iloc[: len(half) - 1])
+
+
+def test_missing_losses_and_flops_leave_an_empty_curve_and_no_zero() -> None:
+    points = tuple(Point(step, "", {"loss": math.nan if step == 3 else 2.0}) for step in range(1, 6))
+    bare = Phase("train:x", "x", 0, 5, None, points)
+    assert bare.curve(LOSS, FLOPS).empty
+    assert replace(bare, step_tokens=2).curve(LOSS, TOKENS)[STEP].to_list() == [1, 2, 4, 5]
+    assert bare.end_loss == 2.0
+    assert replace(bare, points=()).end_loss is None
+
+
+def test_loss_at_follows_the_path_to_a_phase_and_says_nothing_beyond_its_end() -> None:
+    losses = RUN.loss_along(BRANCH, FLOPS)
+    assert loss_at(losses, 10 * 400) == pytest.approx(1000 / 400, rel=0.02)  # on the trunk
+    assert loss_at(losses, 10 * 900) == pytest.approx(1000 / 900 - 1, rel=0.05)  # on the branch
+    assert loss_at(losses, 10 * 1001) is None
+    assert loss_at(losses[:0], 10) is None
+
+
+def test_a_run_ends_in_the_phases_that_no_other_goes_on_from() -> None:
+    first, second = phase("a", 0, 10, BOUNDED), phase("b", 10, 30, FREE, start="a")
+    branch, other = phase("c", 20, 30, FREE, start="b"), phase("d", 10, 30, FREE, start="a")
+    run = TrainingRun("run", 0, (first, second, other, branch))
+    assert [one.name for one in run.last_phases] == ["b", "d", "c"]
+    assert [one.name for one in run.path(branch)] == ["a", "b", "c"]
