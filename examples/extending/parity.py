@@ -66,9 +66,8 @@ def evaluate_parity_accuracy(context: StageContext) -> StageResult:
 
 def draw_parity_by_length(given):  # type: ignore[no-untyped-def]
     """The figure, from the frame of all results that the report has."""
-    from implicit_llm_report.frame import Spread
-
     from implicit_llm_report.charts import Chart, Line, chart_figure
+    from implicit_llm_report.frame import Spread
 
     frame = given.inputs.frame
     rows = frame[(frame["kind"] == "parity_accuracy") & (frame["metric"] == "accuracy_token") & frame["is_headline"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -127,8 +128,8 @@ def _curves(model: Group) -> list[Curve]:
 def _decorate(axis: Axes, last: float, tolerances: Sequence[float] = ()) -> None:
     for tolerance in tolerances:
         axis.axhline(tolerance, color=MUTED, linewidth=0.8, linestyle=(0, (1.2, 1.2)))
-        axis.annotate(f"tolerance {tolerance:g}", (1, tolerance), xycoords=("axes fraction", "data"), fontsize=7,
-                      color=MUTED, ha="right", va="bottom")  # fmt: skip
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "annotation_clip": True, "ha": "right"}
+        axis.annotate(f"tolerance {tolerance:g}", (1, tolerance), **place, va="bottom", fontsize=7, color=MUTED)
     axis.set_xscale("log", base=2)
     ticks_at(axis, [2**power for power in range(13) if 2**power <= last])
     axis.set(xlim=(0.9, 1.1 * last), xlabel="f-evaluations per token")
