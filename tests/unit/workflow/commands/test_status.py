@@ -57,7 +57,7 @@ def test_stages_are_counted_and_a_failure_is_told_with_its_log(
 ) -> None:
     code, out, _ = run(capsys, "status", *words(failed), "--lines", "3")
     assert code == 0
-    assert out.splitlines()[0] == "tiny: 2 of 12 jobs done, 1 failed, 9 waiting; no driver on this machine"
+    assert out.splitlines()[0] == "tiny: 2 of 12 jobs done, 1 failed, 9 waiting; no driver"
     assert re.search(r"^stage +done +of +failed +waiting$", out, re.MULTILINE)
     assert re.search(r"^data\W+1 +3 +0 +2$", out, re.MULTILINE)
     assert re.search(r"^train\W+1 +5 +1 +3$", out, re.MULTILINE)
@@ -204,7 +204,7 @@ def test_watching_into_a_pipe_writes_a_line_for_each_change_and_ends(
     lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in out.splitlines()[:3]]
     assert code == 0
     assert [line.partition(" jobs")[0] for line in lines] == ["2 of 12", "3 of 12", "tiny: 3 of 12"]
-    assert "no driver on this machine" in lines[2]
+    assert "no driver" in lines[2]
     assert "next: snakemake" in out
 
 
@@ -228,7 +228,7 @@ def test_watching_on_a_terminal_draws_anew_and_ends(failed: ExperimentFile) -> N
         finally:
             process.kill()
     assert b"driver is process" in seen
-    assert b"no driver on" in seen
+    assert b"no driver" in seen
 
 
 def read_until(screen: IO[bytes], wanted: bytes) -> bytes:

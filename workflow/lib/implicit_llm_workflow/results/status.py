@@ -121,7 +121,7 @@ def view(snapshot: Snapshot, width: int) -> RenderableType:
 
 def headline(snapshot: Snapshot) -> str:
     """How many jobs are done or in another state, and whether a Snakemake works on the experiment."""
-    text = "no driver on this machine"
+    text = "no driver"
     if snapshot.driver is not None and snapshot.is_driven:
         since = time.time() - (snapshot.plan.root / DRIVER_LOCK).stat().st_mtime
         text = f"driver is process {snapshot.driver.pid}, since {time_text(since)}"
