@@ -119,6 +119,13 @@ def test_a_complete_run_is_not_opened_again(run: TrackedRun, monkeypatch: pytest
     catch_up(run)
 
 
+def test_a_job_that_was_stopped_with_its_manifest_committed_has_finished(run: TrackedRun, results: Path) -> None:
+    open_run(run).finish("KILLED")
+    (run.work / "manifest.json").touch()
+    catch_up(run)
+    assert rows(results, "SELECT status FROM runs") == [("FINISHED",)]
+
+
 def test_initialising_again_changes_nothing(results: Path) -> None:
     before = (results / "mlflow.db").read_bytes()
     initialise(f"sqlite:///{results / 'mlflow.db'}")

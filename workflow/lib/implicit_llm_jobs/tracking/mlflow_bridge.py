@@ -22,6 +22,7 @@ from typing import Any
 
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.journal import JournalTail, Point
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_jobs.tracking.invocation import TAG, Invocation
 from implicit_llm_jobs.tracking.metric_keys import mlflow_key
 from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client, DataSet, NewModel, NewRun, flatten
@@ -213,7 +214,10 @@ def is_complete(work: Path) -> bool:
     except OSError:
         return True
     state = BridgeState.read(work)
-    return state is not None and state.status != "RUNNING" and state.lines_written >= lines
+    if state is None or state.lines_written < lines:
+        return False
+    # A job that was stopped when its manifest was already committed has finished all the same.
+    return state.status == "FINISHED" if (work / MANIFEST).is_file() else state.status != "RUNNING"
 
 
 def data_sets_of(run: TrackedRun) -> list[DataSet]:
