@@ -20,7 +20,6 @@ version = release = implicit_llm.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
-suppress_warnings = ["toc.not_included"]
 html_theme = "furo"
 html_title = f"implicit-llm {version}"
 default_role = "code"
