@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs.identity import Identity, IdentityError, compute_fingerprint
+from implicit_llm_contracts.runs.identity import (
+    Identity,
+    IdentityError,
+    canonical_json,
+    compute_fingerprint,
+    run_and_phase,
+)
 
 
 @pytest.fixture
@@ -68,3 +74,12 @@ def test_a_missing_key_is_named(values: dict[str, Any]) -> None:
 def test_what_is_no_identity_is_refused(text: str) -> None:
     with pytest.raises(IdentityError):
         Identity.parse(text)
+
+
+def test_fingerprints_are_of_sorted_json_in_plain_letters() -> None:
+    assert canonical_json({"b": "ä", "a": [1, 2.5, None]}) == '{"a":[1,2.5,null],"b":"ä"}'
+
+
+def test_a_training_job_names_its_run_without_the_seed_and_its_phase_if_it_has_one() -> None:
+    assert run_and_phase("s5-implicit-s3/free", {"seed": 3}) == ("s5-implicit", "free")
+    assert run_and_phase("s5-implicit-s3", {"seed": 3}) == ("s5-implicit", None)

@@ -167,3 +167,11 @@ def test_identity_files_are_written_once(tiny: ExperimentFile) -> None:
     plan.write_job_files()
     assert path.read_text() == "untouched"
     assert len(list(plan.root.rglob("*.json"))) == len(plan.nodes)
+
+
+def test_what_is_made_from_a_result_is_found_with_it_and_nothing_else(tiny: ExperimentFile) -> None:
+    plan = tiny.plan()
+    for first in plan.nodes.values():
+        found = {node.key for node in plan.made_from([plan.manifest(first)])}
+        assert found == {first.key} | {key for key, node in plan.nodes.items() if found & {*node.upstream.values()}}
+        assert "report" in found
