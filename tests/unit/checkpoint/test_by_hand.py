@@ -108,10 +108,6 @@ def test_a_run_directory_is_evaluated_in_the_modes_asked_for(
         (("--model", "gone", "--data", "DATA", "--run-dir", "x"), "leave out --run-dir"),
         (("--model", "gone", "--data", "DATA", "--mode", "blokwise"), "did you mean 'blockwise'"),
         (("--model", "gone", "--data", "DATA", "--mode", "sequential", "--block-len", "4"), "--block-len: is for"),
-        (
-            ("--model", "gone", "--data", "DATA", "--stop", "soon"),
-            "eval_stop: the text 'soon' is not one of",
-        ),
         (("--model", "gone", "--data", "DATA", "--sweep", "iter=1"), "no setting 'iter' is swept"),
         (("--model", "gone", "--data", "DATA", "--sweep", "max-iter=a"), "--sweep max-iter=a: must be numbers"),
     ],

@@ -88,6 +88,7 @@ def test_the_record_of_a_mode_has_the_settings_that_were_used_and_none_for_an_ex
         ((ModeConfig("parallel", "blockwise"),), "'parallel' is taken"),
         ((ModeConfig("a", "blockwise", eval_max_iter=0),), r"evaluate\.modes\.a\.eval_max_iter"),
         ((ModeConfig("a", "blockwise", eval_tol=1.5),), r"evaluate\.modes\.a\.eval_tol"),
+        ((ModeConfig("a", "blockwise", eval_stop="tokn"),), "eval_stop: there is no 'tokn'; did you mean 'token'"),
     ],
 )
 def test_impossible_modes_are_refused_by_key(modes: tuple[ModeConfig, ...], named: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -72,7 +73,8 @@ def _table(title: str, data: str, rows: Rows, *, is_share: bool) -> Table:
     for heading in ("run", "mode"):
         table.add_column(heading, overflow="fold")
     for part in parts or [MISSING]:
-        table.add_column(escape(part.removeprefix(f"{data}-").removeprefix("test-")), justify="right")
+        short = re.sub(r"^test[-.]", "", part.removeprefix(f"{data}-"))
+        table.add_column(escape(short), justify="right")
     for (name, mode), row in rows.items():
         cells = [_cell(row.get(part, []), is_share=is_share) for part in parts or [MISSING]]
         table.add_row(escape(name), mode, *cells)

@@ -28,5 +28,5 @@ def test_every_setting_stands_there_with_its_default() -> None:
 
 
 def test_every_class_of_failure_has_its_rule() -> None:
-    named = {word for names, *_ in rows("Stopping and going on") for word in names.split(", ")}
+    named = {word for names, *_ in rows("Stopping and resuming") for word in names.split(", ")}
     assert named == set(RETRIES)

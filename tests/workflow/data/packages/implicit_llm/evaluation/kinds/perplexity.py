@@ -6,10 +6,9 @@ from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 
 
 def run(context: StageContext) -> StageResult:
-    lengths = context.config["lengths"]
-    records = [
-        {"mode": mode["name"], "length": n, "perplexity": 8.0} for mode in context.config["modes"] for n in lengths
-    ]
+    lengths, modes = context.config["lengths"], [mode["name"] for mode in context.config["modes"]]
+    records = [{"mode": mode, "length": n, "perplexity": 8.0} for mode in modes for n in lengths]
     path = context.work / "metrics.json"
     path.write_text(json.dumps({"records": records}))
-    return StageResult([path], {})
+    (data,) = (role for role in context.inputs if role != "model")
+    return StageResult([path], {"perplexity": {f"{data}.L{n}": dict.fromkeys(modes, 8.0) for n in lengths}})
