@@ -41,7 +41,7 @@ def rows(count: int, share: float, residual: float = 0.01) -> list[dict[str, flo
 
 @pytest.fixture
 def alarm(tmp_path: Path) -> SolverAlarm:
-    return SolverAlarm(Runtime(alarm_window_steps=10), Journal(tmp_path / "journal.jsonl"))
+    return SolverAlarm(Runtime(alarm_window_steps=10, alarm_unconverged_share=0.8), Journal(tmp_path / "journal.jsonl"))
 
 
 def alarms(tmp_path: Path) -> list[dict[str, Any]]:

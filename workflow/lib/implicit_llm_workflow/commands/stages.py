@@ -152,7 +152,7 @@ def train(
             metavar="SHARE",
             rich_help_panel=PROGRESS,
         ),
-    ] = 0.8,
+    ] = 0.9,
     alarm_residual: Annotated[
         float,
         typer.Option(
