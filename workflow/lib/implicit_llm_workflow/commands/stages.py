@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS
 from implicit_llm_workflow.commands.job import (
     MACHINE_PANEL,
@@ -144,7 +145,7 @@ def train(
         ),
     ] = 1,
     alarm_unconverged_share: Annotated[
-        float,
+        float | None,
         typer.Option(
             min=0,
             max=1,
@@ -152,16 +153,16 @@ def train(
             metavar="SHARE",
             rich_help_panel=PROGRESS,
         ),
-    ] = 0.9,
+    ] = Runtime.alarm_unconverged_share,
     alarm_residual: Annotated[
-        float,
+        float | None,
         typer.Option(
             min=0,
             help="Warn when the largest residual stays above this one.",
             metavar="RESIDUAL",
             rich_help_panel=PROGRESS,
         ),
-    ] = 0.8,
+    ] = Runtime.alarm_residual,
     resume: Annotated[
         Path | None,
         typer.Option(
