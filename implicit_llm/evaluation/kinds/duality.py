@@ -115,7 +115,7 @@ class Comparison:
         return min([len(rows), *limits])
 
     def _job(self, rows: Sequences, where: str, model: Any, num_rows: int, fixed: int | None) -> EvaluationJob:
-        """`model` stands for the model in another guise; `fixed` is the batch size that its modes ask for."""
+        """`model` replaces the loaded model, such as by a wrapper; `fixed` is the batch size that its modes require."""
         size = fixed or self.evaluation.batch_size or max(1, BATCH_TOKENS // rows.length)
         return EvaluationJob(model, rows, num_rows, BatchSize(size, fixed is not None), where, self.config.precision)
 

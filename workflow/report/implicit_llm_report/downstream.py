@@ -94,7 +94,7 @@ def with_averages(frame: pd.DataFrame, suites: Iterable[Suite]) -> pd.DataFrame:
     rows, found = frame[frame["kind"] == "lm_eval"], []
     for suite, average in [(one, average) for one in suites for average in one.averages]:
         columns = {(column.task, column.metric) for column in suite.columns if column.label in average.columns}
-        mine = rows if average == suite.averages[0] else rows[rows["sweep"].isna()]  # the first one speaks for sweeps
+        mine = rows if average == suite.averages[0] else rows[rows["sweep"].isna()]  # sweeps show the first average
         is_meant = np.array([pair in columns for pair in zip(mine["task"], mine["metric"], strict=True)], bool)
         for _, one in mine[is_meant].groupby(["run", "phase", "mode", "seed"], sort=False, dropna=False):
             value = one["value"].mean(skipna=False) if len(one) == len(columns) else math.nan

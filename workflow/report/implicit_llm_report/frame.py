@@ -39,7 +39,7 @@ ABOUT = (
 )  # fmt: skip
 COLUMNS = ("kind", *ABOUT, "family", "phase_label", "origin", "reason", "metric", "value", "detail")
 
-# In this order a mode speaks for its model when the config names none.
+# The mode whose numbers represent a model, in this order, when the config names none.
 HEADLINE_MODES = ("blockwise", "sequential", "simultaneous", "published")
 # Order of modes in tables and legends, by falling work per answer.
 MODE_ORDER = ("parallel", "blockwise", "sequential", "simultaneous", "published")
@@ -97,7 +97,7 @@ class BestSeed:
 
 
 def headline_mode(modes: set[str], wanted: str | None) -> str | None:
-    """The one of `modes` that speaks for a model: the wanted one if it is there, else the first of HEADLINE_MODES."""
+    """The one of `modes` that represents a model: the wanted one if it is there, else the first of HEADLINE_MODES."""
     for mode in (wanted, *HEADLINE_MODES, "parallel"):
         if mode in modes:
             return mode

@@ -94,7 +94,7 @@ def draw_heat_map(axis: Axes, entries: Sequence[Sequence[float]]) -> None:
 
 
 def draw_color_bar(axis: Axes) -> None:
-    """What the colours stand for, beside the heat map."""
+    """The colour scale beside the heat map."""
     bar = axis.inset_axes((1.04, 0, 0.06, 1))
     for index, color in enumerate(COLORS):
         bar.axhspan(index, index + 1, color=color, linewidth=0)

@@ -23,7 +23,7 @@ class UnknownName(UserError, KeyError):
 
 
 class Registry(dict[str, T]):
-    """What each name stands for. `what`: the entries in messages, such as "solver method"."""
+    """The entry of each name. `what`: what messages call an entry, such as "solver method"."""
 
     def __init__(self, what: str, builtin: Mapping[str, T]) -> None:
         super().__init__(builtin)

@@ -1,4 +1,4 @@
-"""What a job tells those who started it: the executor, and the launcher of its processes, by a folder for all of them.
+"""How a job reports to what started it: the executor, and the launcher of its processes through a shared folder.
 
     ready-<node>-<rank>     made by a process that can be told to stop; holds its process id
     end-<rank>.json         how a process ended that failed or was stopped
@@ -172,7 +172,7 @@ def report_progress(progress: Any) -> None:
 
 
 def report_failure(error: BaseException) -> None:
-    """Say why the job fails, once. One process of several tells its launcher, which knows how the others ended."""
+    """Report once why the job fails. One of several processes reports to its launcher, which sees how others ended."""
     folder = LaunchFolder.of_this_process()
     if folder is not None:
         folder.record_end(error)

@@ -105,7 +105,7 @@ class Given:
 
     @property
     def runtime(self) -> dict[str, Any]:
-        """What the job is told beside its identity."""
+        """Runtime options of the job, which are not part of its identity."""
         options = {"threads": self.threads or None, "batch_size": self.batch_size or None}
         return {**options, "device": self.device, "kernels": self.kernels}
 

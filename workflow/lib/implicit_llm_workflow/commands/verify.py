@@ -78,7 +78,7 @@ def verify(
 
 
 def _states(plan: Plan) -> dict[str, str]:
-    """By job fresh, stale or missing; empty if they cannot be told because sources cannot be read."""
+    """By job fresh, stale or missing; empty if they are unknown because sources cannot be read."""
     try:
         return {key: status.state for key, status in plan.statuses.items()}
     except UserError:

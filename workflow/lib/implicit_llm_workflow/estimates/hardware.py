@@ -121,7 +121,7 @@ class Hardware:
     def speed(
         self, model: Mapping[str, Any], solver: Mapping[str, Any] | None, precision: str, card: str
     ) -> Speed | None:
-        """That of the measured step of such a job on this card, or else the assumed share of the card's peak.
+        """The throughput of the measured step of such a job on this card, or else the assumed share of the card's peak.
 
         None where the card lacks the precision, and for models so small that their FLOPs say nothing about their time.
         """

@@ -53,7 +53,7 @@ class LaunchError(UserError):
 
 
 def shown_slurm_variables() -> str:
-    """The variables that tell what Slurm gave, for messages."""
+    """The variables in which Slurm says what it allocated, for messages."""
     found = [f"{name}={os.environ[name]}" for name in _SHOWN if name in os.environ]
     return " ".join(found) or "no SLURM_* variables are set"
 

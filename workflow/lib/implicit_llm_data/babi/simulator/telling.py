@@ -1,4 +1,4 @@
-"""How a story is told: statements with a question after every few of them, and one at the end; and random choices."""
+"""The plan of a story, statements with questions between them and one at the end, and its random choices."""
 
 from __future__ import annotations
 
