@@ -105,6 +105,21 @@ def test_an_evaluation_that_is_missing_for_all_seeds_keeps_its_rows(tmp_path: Pa
     assert (row["result"], row["state"]) == ("evaluate/a5-explicit-s0/explicit/word-problem", "failed")
 
 
+def test_two_missing_evaluations_of_other_lengths_are_missing_at_their_own(
+    tmp_path: Path, words: dict[str, Path]
+) -> None:
+    lacking = [f"evaluate:a5-implicit-s0/free/{name}" for name in ("word-problem", "word-problem-long")]
+    missing = [missing_evaluation(role, is_implicit=True) for role in lacking]
+    missing = [item | {"config": item["config"] | {"lengths": [n]}} for item, n in zip(missing, (16, 64), strict=True)]
+    rows = rows_of(
+        make_report(tmp_path, {r: path for r, path in words.items() if r != lacking[0]}, missing), "accuracy"
+    )
+    assert {(row["length"], row["num_seeds"]) for row in rows if row["run"] == "a5-implicit"} == {
+        ("16", "1"),
+        ("64", "1"),
+    }
+
+
 def test_missing_perplexities_and_answers_are_shown_as_missing(tmp_path: Path, language: dict[str, Path]) -> None:
     evaluations = [role for role in language if role.startswith("evaluate:")]
     texts = [role for role in evaluations if role.endswith("/perplexity")]

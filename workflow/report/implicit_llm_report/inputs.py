@@ -82,6 +82,8 @@ def _modes(item: MissingResult) -> list[str]:
 
 
 def _word_problem(config: Mapping[str, Any], data: Mapping[str, Any]) -> list[Record]:
+    if config.get("lengths") and data.get("length") not in config["lengths"]:
+        return []
     return [{key: data.get(key) for key in ("group", "monoid", "length", "hard_fraction")}]
 
 
