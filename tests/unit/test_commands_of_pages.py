@@ -17,7 +17,7 @@ import pytest
 import typer
 from snakemake.cli import get_argument_parser
 
-from implicit_llm_workflow.commands.init import write_project
+from implicit_llm_workflow.commands.experiments import write_project
 from implicit_llm_workflow.console import app
 from implicit_llm_workflow.experiment_files.config_files import DEFAULT_EXPERIMENT, experiment_names, experiment_path
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.commands.init import InitError, write_project
+from implicit_llm_workflow.commands.experiments import InitError, write_project
 from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 

@@ -13,5 +13,5 @@ rule import_checkpoint:
     params:
         identity=job.identity("checkpoint"),
     shell:
-        "implicit-llm evaluate import --run-dir results/{wildcards.config:q}/checkpoint/{wildcards.peer:q}"
+        "implicit-llm job --run-dir results/{wildcards.config:q}/checkpoint/{wildcards.peer:q}"
         " --identity {params.identity:q} --log {log:q}"

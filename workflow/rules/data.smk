@@ -18,7 +18,7 @@ rule data_set:
         identity=job.identity("data"),
         inputs=job.inputs("data"),
     shell:
-        "implicit-llm data --run-dir results/{wildcards.config:q}/data/{wildcards.data:q}"
+        "implicit-llm job --run-dir results/{wildcards.config:q}/data/{wildcards.data:q}"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q} --threads {threads}"
 
 

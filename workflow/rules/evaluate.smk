@@ -29,9 +29,8 @@ for kind in EVALUATION_KINDS:
         params:
             identity=job.identity("evaluate"),
             inputs=job.inputs("evaluate"),
-            kind=job.kind("evaluate"),
         shell:
-            "implicit-llm evaluate {params.kind:q}"
+            "implicit-llm job"
             " --run-dir results/{wildcards.config:q}/evaluate/{wildcards.run:q}/{wildcards.phase:q}/{wildcards.evaluation:q}"
             " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
             " --threads {threads} --device {resources.device:q} --batch-size {resources.batch_size:q}"

@@ -42,7 +42,7 @@ rule report:
         identity=job.identity("report"),
         inputs=job.inputs("report"),
     shell:
-        "implicit-llm report --run-dir results/{wildcards.config:q}/report"
+        "implicit-llm job --run-dir results/{wildcards.config:q}/report"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
 
 
@@ -66,5 +66,5 @@ rule excerpt:
         identity=job.identity("excerpt"),
         inputs=job.inputs("excerpt"),
     shell:
-        "implicit-llm report --run-dir results/{wildcards.config:q}/excerpt/{wildcards.excerpt:q}"
+        "implicit-llm job --run-dir results/{wildcards.config:q}/excerpt/{wildcards.excerpt:q}"
         " --identity {params.identity:q} {params.inputs:q} --log {log:q}"

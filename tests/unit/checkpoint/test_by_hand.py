@@ -99,13 +99,12 @@ def test_a_run_directory_is_evaluated_in_the_modes_asked_for(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ((), "add --model DIR and --data DIR"),
+        ((), "Missing option '--model'; type `implicit-llm evaluate word-problem --help`"),
         (("--model", "gone", "--data", "DATA"), "--model gone: has neither manifest.json nor config.json"),
         (("--model", "DATA", "--data", "DATA"), "which has no model; give that of a training phase"),
         (("--model", "gone"), "--data: is missing"),
         (("--model", "gone", "--data", "."), "no manifest there"),
         (("--model", "gone", "--data", "DATA", "--data", "DATA"), "given already"),
-        (("--model", "gone", "--data", "DATA", "--run-dir", "x"), "leave out --run-dir"),
         (("--model", "gone", "--data", "DATA", "--mode", "blokwise"), "did you mean 'blockwise'"),
         (("--model", "gone", "--data", "DATA", "--mode", "sequential", "--block-len", "4"), "--block-len: is for"),
         (("--model", "gone", "--data", "DATA", "--sweep", "iter=1"), "no setting 'iter' is swept"),
@@ -124,10 +123,3 @@ def test_data_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str], pro
     code, _, err = call(capsys, "perplexity", "--model", "x", "--data", str(problems))
     assert code == 2
     assert "is of kind word_problem, and perplexity reads token_stream" in err
-
-
-def test_a_job_of_another_kind_names_its_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    asked = request(tmp_path / "run", "evaluate", "a-s0/b/c", {"kind": "perplexity"}, {})
-    code, _, err = call(capsys, "word-problem", "--run-dir", "run", "--identity", asked.identity)
-    assert code == 2
-    assert "type `implicit-llm evaluate perplexity`" in err

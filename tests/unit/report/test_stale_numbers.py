@@ -8,7 +8,7 @@ import pytest
 
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_workflow.commands.report import report
+from implicit_llm_workflow.commands.jobs import Job, run_job
 from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
 from implicit_llm_workflow.results.missing import StaleNumbers, changed_result, number_words, stale_numbers
 from tests.unit.report.sample_runs import SampleRun, make_runs
@@ -25,7 +25,7 @@ def roles(tmp_path: Path) -> dict[str, Path]:
 def make(folder: Path, roles: dict[str, Path], upstream: dict[str, str]) -> None:
     code = job_digest(JobCode("implicit_llm_report.stage"))
     identity = Identity("report", "report", {"experiment": "demo"}, code, upstream)
-    report(folder, identity.to_json(), [f"{role}={path}" for role, path in roles.items()])
+    run_job(Job(folder, identity.to_json(), [f"{role}={path}" for role, path in roles.items()]))
 
 
 def fingerprints(roles: dict[str, Path]) -> dict[str, str]:

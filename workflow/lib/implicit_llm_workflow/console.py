@@ -10,22 +10,11 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from implicit_llm_contracts import __version__
-from implicit_llm_workflow.commands.accept import accept
-from implicit_llm_workflow.commands.compare import compare
-from implicit_llm_workflow.commands.estimate import estimate
 from implicit_llm_workflow.commands.evaluate import evaluate
-from implicit_llm_workflow.commands.explain import explain
-from implicit_llm_workflow.commands.gc import gc
-from implicit_llm_workflow.commands.init import init
-from implicit_llm_workflow.commands.lineage import lineage
-from implicit_llm_workflow.commands.mlflow import mlflow
-from implicit_llm_workflow.commands.prefetch import prefetch
-from implicit_llm_workflow.commands.report import report
-from implicit_llm_workflow.commands.runs import runs
-from implicit_llm_workflow.commands.stages import data, preflight, train
-from implicit_llm_workflow.commands.status import status
+from implicit_llm_workflow.commands.experiments import accept, estimate, explain, gc, init, prefetch, status
+from implicit_llm_workflow.commands.jobs import job, preflight, train
+from implicit_llm_workflow.commands.results import compare, lineage, mlflow, report, runs, verify
 from implicit_llm_workflow.commands.try_it import try_it
-from implicit_llm_workflow.commands.verify import verify
 from implicit_llm_workflow.launching.launch import tell_who_started_this
 from implicit_llm_workflow.project_dirs import require_own_package
 
@@ -56,8 +45,8 @@ class Group(_PlainTypes, TyperGroup):
 app = typer.Typer(
     cls=Group,
     add_completion=False,
-    help="Implicit language models: data sets, training, evaluation and report, one job at a time.\n\n"
-    "Whole experiments are run by Snakemake, which calls these commands:\n\n"
+    help="Implicit language models: data sets, training, evaluation and report.\n\n"
+    "Whole experiments are run by Snakemake, which calls `job` and `train`:\n\n"
     "    snakemake --profile profiles/local --configfile workflow/config/demo.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -68,8 +57,8 @@ app.command("try", cls=Command, rich_help_panel="First steps")(try_it)
 _PANELS = {
     "First steps": (init,),
     "Experiments": (status, explain, estimate, accept, prefetch, gc),
-    "Results": (report, runs, compare, lineage, verify, mlflow),
-    "Jobs": (data, train, evaluate, preflight),
+    "Results": (report, runs, compare, lineage, verify, evaluate, mlflow),
+    "Jobs": (job, train, preflight),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:

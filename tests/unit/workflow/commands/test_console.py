@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_workflow import console
-from implicit_llm_workflow.commands.job import OptionError, parse_inputs
+from implicit_llm_workflow.commands.jobs import parse_inputs
+from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.planning.plan import Plan
 from tests.unit.workflow.console_calls import loaded_after, run
 from tests.unit.workflow.experiments import ExperimentFile
@@ -149,8 +151,6 @@ def test_a_wrong_value_is_one_line_with_the_fix(
 
 
 def test_an_identity_is_printed_as_the_job_wants_it(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
-    from implicit_llm_contracts.runs.identity import Identity
-
     code, out, _ = run(capsys, "explain", "--identity", "train/implicit-s1/free", "--config", str(tiny.path))
     assert code == 0
     assert Identity.parse(out).config["seed"] == 1
@@ -174,14 +174,20 @@ def test_the_lineage_of_what_has_not_finished_is_the_command_that_makes_it(
     assert re.search(r"error: report: has not finished; type: snakemake --configfile \S+ --profile profiles/local", err)
 
 
-def test_a_kind_that_a_stage_does_not_have_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from implicit_llm_contracts.runs.identity import compute_fingerprint
-
-    parts: dict[str, Any] = {"stage": "data", "config": {"kind": "wordproblem"}, "code": "c0de", "upstream": {}}
-    identity = json.dumps({**parts, "name": "s3", "fingerprint": compute_fingerprint(**parts)})
-    code, _, err = run(capsys, "data", "--run-dir", str(tmp_path / "s3"), "--identity", identity)
-    assert code == 2
-    assert "stage data has no kind 'wordproblem'" in err
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("data", "stage data has no kind 'wordproblem'"),
+        ("daata", "there is no stage 'daata'; did you mean 'data'"),
+        ("train", "is that of a job of the stage train; type `implicit-llm train`"),
+    ],
+)
+def test_an_identity_that_no_job_has_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, stage: str, message: str
+) -> None:
+    identity = Identity(stage, "s3", {"kind": "wordproblem"}, "c0de", {}).to_json()
+    code, _, err = run(capsys, "job", "--run-dir", str(tmp_path / "s3"), "--identity", identity)
+    assert (code, message in err) == (2, True)
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(tiny: ExperimentFile) -> None:
@@ -206,13 +212,13 @@ def test_the_exit_code_says_what_kind_of_error_it_was(
         raise error
 
     monkeypatch.setattr(console, "app", fail)
-    assert run(capsys, "data") == (code, "", message)
+    assert run(capsys, "status") == (code, "", message)
 
 
 def test_a_job_is_run_from_its_identity_alone(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     _, identity, _ = run(capsys, "explain", "--identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
     run_dir = tiny.path.parent / "run"
-    code, _, err = run(capsys, "data", "--run-dir", str(run_dir), "--identity", identity, "--log", f"{run_dir}/job.log")
+    code, _, err = run(capsys, "job", "--run-dir", str(run_dir), "--identity", identity, "--log", f"{run_dir}/job.log")
     assert code == 0, err
     assert json.loads((run_dir / "manifest.json").read_text())["summary"]["num_samples"] == 32
     assert "done" in (run_dir / "job.log").read_text()
@@ -230,7 +236,7 @@ def test_jobs_do_not_look_at_the_hub_unless_told_to(
     if given is None:
         monkeypatch.delenv("HF_HUB_OFFLINE")
     _, identity, _ = run(capsys, "explain", "--identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
-    code, _, err = run(capsys, "data", "--run-dir", str(tiny.path.parent / "run"), "--identity", identity)
+    code, _, err = run(capsys, "job", "--run-dir", str(tiny.path.parent / "run"), "--identity", identity)
     assert code == 0, err
     assert os.environ["HF_HUB_OFFLINE"] == seen
 
@@ -238,7 +244,7 @@ def test_jobs_do_not_look_at_the_hub_unless_told_to(
 def test_an_edited_identity_is_refused(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     _, identity, _ = run(capsys, "explain", "--identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
     edited = identity.replace('"length":8', '"length":9')
-    code, _, err = run(capsys, "data", "--run-dir", str(tiny.path.parent / "run"), "--identity", edited)
+    code, _, err = run(capsys, "job", "--run-dir", str(tiny.path.parent / "run"), "--identity", edited)
     assert code == 2
     assert "fingerprint" in err.splitlines()[-1]
 

@@ -47,7 +47,7 @@ def plan_of(path: Path) -> Plan:
 def make(plan: Plan, key: str) -> None:
     """Run the job as a rule does."""
     with pytest.raises(SystemExit) as stopped:
-        console.main(["data", "--run-dir", str(plan.root / key), "--identity", plan.identities[key].to_json()])
+        console.main(["job", "--run-dir", str(plan.root / key), "--identity", plan.identities[key].to_json()])
     assert not stopped.value.code
 
 

@@ -82,11 +82,7 @@ def test_settings_by_hand_are_completed_like_those_of_a_file() -> None:
     assert settings == {"tasks": ["piqa"], "limit": 3}
 
 
-def test_a_job_is_told_its_tasks_by_its_identity_and_by_hand_they_are_asked_for(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    code, _, error = run(capsys, "evaluate", "lm-eval", "--run-dir", str(tmp_path), "--identity", "{}")
-    assert (code, "--tasks" in error) == (2, False)
+def test_an_evaluation_by_hand_asks_for_its_tasks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, error = run(capsys, "evaluate", "lm-eval", "--model", str(tmp_path))
     assert (code, "tasks: is missing; give the name of a suite (paper, local)" in error) == (2, True)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_workflow.commands.job import Job, run_job
+from implicit_llm_workflow.commands.jobs import Job, run_job
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import (
@@ -145,7 +145,8 @@ def job_of(plan: Plan, node: Node) -> Job:
     runtime: dict[str, Any] = {"device": "cpu", "threads": 1} if node.stage in ("train", "evaluate") else {}
     if node.stage in ("data", "checkpoint"):
         runtime["downloads"] = plan.root.parent / "downloads"
-    return Job(node.stage, plan.run_dir(node), f"@{plan.identity_file(node)}", inputs, None, runtime)
+    identity = f"@{plan.identity_file(node)}"
+    return Job(plan.run_dir(node), identity, inputs, None, runtime, is_training=node.stage == "train")
 
 
 def traced(work: Callable[[], None], module: str, found: Path) -> set[str]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.commands.job import parse_inputs
+from implicit_llm_workflow.commands.jobs import parse_inputs
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.planning.plan import UnknownTarget
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file

@@ -18,21 +18,8 @@ import typer
 from implicit_llm_contracts.config.evaluation import PUBLISHED, ModeConfig, SweepConfig
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MODE_SETTINGS, EvaluationKind
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS
 from implicit_llm_workflow.commands.evaluate_by_hand import Given, evaluate_by_hand
-from implicit_llm_workflow.commands.job import (
-    Device,
-    Downloads,
-    IdentityText,
-    Inputs,
-    Job,
-    Kernels,
-    Log,
-    OptionError,
-    RunDir,
-    Threads,
-    run_job,
-)
+from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.experiment_files.evaluations import completed_settings
 
 MODES = ("blockwise", "simultaneous", "sequential", PUBLISHED)
@@ -43,9 +30,10 @@ HANDED_OVER = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_
 
 evaluate = typer.Typer(
     name="evaluate",
-    help="Evaluate a model: one sub-command for each kind of evaluation.\n\n"
-    "Manually it takes any model: a run directory, or a checkpoint of transformers, of the published layout, or of the "
-    "original Mamba2 release. The result gets a run directory of its own, so that the same call finds it there.",
+    help="Evaluate a model that is in no experiment: one sub-command for each kind of evaluation.\n\n"
+    "It takes any model: a run directory, or a checkpoint of transformers, of the published layout, or of the original "
+    "Mamba2 release. The result gets a run directory of its own, so that the same call finds it there. Evaluations of "
+    "an experiment are run by Snakemake, each by one call of `implicit-llm job`.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -82,11 +70,7 @@ def make_command(name: str) -> Callable[..., None]:
 
     def command(**values: Any) -> None:
         given = Given(**{key: values.pop(key) for key in given_hints})
-        job = given.job(name)
-        if job is None:
-            evaluate_by_hand(name, _config(name, kind, values), given)
-        else:
-            run_job(job)
+        evaluate_by_hand(name, _config(name, kind, values), given)
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -94,7 +78,7 @@ def make_command(name: str) -> Callable[..., None]:
     example = re.sub(r"(--\S+) (?!--)", "\\1\xa0", f"implicit-llm evaluate {command_name} {kind.example}")
     lines = [line.replace("\xa0", " ") for line in textwrap.wrap(example, 68, break_on_hyphens=False)]
     # Without a paragraph before it Typer takes the indent from an example, and its lines run together.
-    about = "Without a workflow it prints the numbers and the path of their file."
+    about = "It prints the numbers and the path of their file."
     command.__doc__ = f"{kind.summary}\n\n{about}\n\n**Example**\n\n    " + " \\\n        ".join(lines)
     return command
 
@@ -176,53 +160,6 @@ def _parsed(config: type, field: str, value: Any, where: str) -> Any:
 
 for _name in EVALUATION_KINDS:
     evaluate.command(_name.replace("_", "-"))(make_command(_name))
-
-
-@evaluate.command("import")
-def import_model(
-    run_dir: RunDir, identity: IdentityText, log: Log = None, downloads: Downloads = DEFAULT_DOWNLOADS
-) -> None:
-    """Import a model that was trained elsewhere, so that jobs of the workflow evaluate it like one of ours.
-
-    It reads the format of transformers (safetensors), the published layout, and the original Mamba2 release. Without
-    a workflow you need no import: each `evaluate` command takes such a model as its --model.
-
-    **Example**
-
-        implicit-llm explain --identity checkpoint/pythia-70m \\
-            --config mine.yaml > id.json
-        implicit-llm evaluate import --identity @id.json \\
-            --run-dir results/mine/checkpoint/pythia-70m
-    """
-    run_job(Job("checkpoint", run_dir, identity, None, log, {"downloads": downloads}))
-
-
-@evaluate.command("plugin")
-def plugin(
-    run_dir: RunDir,
-    identity: IdentityText,
-    inputs: Inputs = None,
-    log: Log = None,
-    threads: Threads = 0,
-    device: Device = "auto",
-    batch_size: Annotated[int, typer.Option(min=0, help="Sequences at a time; 0 takes the default.", metavar="N")] = 0,
-    kernels: Kernels = "auto",
-) -> None:
-    """Run a kind of evaluation that a plugin adds, as a job of a workflow.
-
-    The experiment file names the plugin and the settings of the kind.
-
-    **Example**
-
-        implicit-llm explain --identity evaluate/implicit-s0/free/errors \\
-            --config mine.yaml > id.json
-        implicit-llm evaluate plugin --identity @id.json \\
-            --run-dir results/mine/evaluate/implicit-s0/free/errors \\
-            --input model=results/mine/train/implicit-s0/free \\
-            --input s3-test-L8-h1=results/mine/data/s3-test-L8-h1
-    """
-    runtime = {"device": device, "kernels": kernels, "threads": threads or None, "batch_size": batch_size or None}
-    run_job(Job("evaluate", run_dir, identity, inputs, log, runtime))
 
 
 @evaluate.command("harness", context_settings=HANDED_OVER)

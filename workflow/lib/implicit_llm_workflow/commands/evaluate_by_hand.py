@@ -19,19 +19,8 @@ from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.places import downloads_folder
-from implicit_llm_workflow.commands.job import (
-    MACHINE_PANEL,
-    Device,
-    Inputs,
-    Job,
-    JobDir,
-    JobIdentity,
-    Kernels,
-    Log,
-    OptionError,
-    Threads,
-    run_job,
-)
+from implicit_llm_workflow.commands.jobs import BatchSize, Device, Job, Kernels, Log, Threads, run_job
+from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
 from implicit_llm_workflow.planning.recorded import METRICS
@@ -39,7 +28,6 @@ from implicit_llm_workflow.planning.recorded import METRICS
 ROOT = Path("results") / "by-hand"
 SHOWN_DIGITS = 8
 TOKENIZER = "tokenizer"
-BY_HAND = "By hand"
 
 
 @dataclass(frozen=True)
@@ -47,23 +35,20 @@ class Given:
     """The options that every kind of evaluation has."""
 
     model: Annotated[
-        Path | None,
+        Path,
         typer.Option(
             help="Run directory of a training phase, or any checkpoint: of transformers (config.json and safetensors), "
             "in the published layout, or of the original Mamba2 release.",
             metavar="DIR",
-            rich_help_panel=BY_HAND,
         ),
-    ] = None
+    ]
     data: Annotated[
         list[Path] | None,
-        typer.Option(help="Run directory of a data set. Repeatable.", metavar="DIR", rich_help_panel=BY_HAND),
+        typer.Option(help="Run directory of a data set. Repeatable.", metavar="DIR"),
     ] = None
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Run directory of the evaluation; else below results/by-hand/.", metavar="DIR", rich_help_panel=BY_HAND
-        ),
+        typer.Option(help="Run directory of the evaluation; else below results/by-hand/.", metavar="DIR"),
     ] = None
     sha256: Annotated[
         list[str] | None,
@@ -71,37 +56,13 @@ class Given:
             "--sha256",
             help="Digest that a file of the checkpoint must have. A pytorch_model.bin is read only if named here.",
             metavar="FILE=DIGEST",
-            rich_help_panel=BY_HAND,
         ),
     ] = None
-    run_dir: JobDir = None
-    identity: JobIdentity = None
-    inputs: Inputs = None
     log: Log = None
     threads: Threads = 0
     device: Device = "auto"
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Sequences at a time; 0 takes the default.", metavar="N", rich_help_panel=MACHINE_PANEL
-        ),
-    ] = 0
+    batch_size: BatchSize = 0
     kernels: Kernels = "auto"
-
-    def job(self, kind: str) -> Job | None:
-        """The job of a workflow, None for an evaluation by hand. Raises: OptionError for half of one, or for both."""
-        if self.model is not None:
-            if self.run_dir or self.identity or self.inputs:
-                raise OptionError(
-                    "--model: is for evaluation without a workflow; leave out --run-dir, --identity and --input"
-                )
-            return None
-        if self.run_dir is None or self.identity is None:
-            raise OptionError(
-                "--model: is missing; add --model DIR and --data DIR to evaluate a model of your own (a job of a "
-                "workflow has --run-dir and --identity instead)"
-            )
-        return Job("evaluate", self.run_dir, self.identity, self.inputs, self.log, self.runtime, kind)
 
     @property
     def runtime(self) -> dict[str, Any]:
@@ -128,7 +89,7 @@ def evaluate_by_hand(name: str, config: dict[str, Any], given: Given) -> None:
     identity = replace(identity, name=f"{identity.name}-{identity.fingerprint[:SHOWN_DIGITS]}")
     run_dir = given.out or ROOT / "evaluate" / identity.name
     inputs = [f"model={model_dir}", *(f"{role}={folder}" for role, (folder, _) in test_sets.items())]
-    run_job(Job("evaluate", run_dir, identity.to_json(), inputs, given.log, given.runtime))
+    run_job(Job(run_dir, identity.to_json(), inputs, given.log, given.runtime))
     _show(run_dir, kind.columns)
 
 
@@ -157,7 +118,6 @@ def _test_sets(
 
 def _model(given: Given) -> tuple[Path, Manifest]:
     """A run of ours, or the checkpoint imported into one. Raises: UserError."""
-    assert given.model is not None
     folder = given.model
     if (folder / MANIFEST).is_file():
         run = Manifest.read(folder / MANIFEST)
@@ -178,7 +138,7 @@ def _model(given: Given) -> tuple[Path, Manifest]:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip(".-") or "checkpoint"
     identity = Identity("checkpoint", name, config, job_digest(job_code("checkpoint", config)), {})
     run_dir = ROOT / "checkpoint" / name
-    run_job(Job("checkpoint", run_dir, identity.to_json(), None, given.log, {"downloads": downloads_folder()}))
+    run_job(Job(run_dir, identity.to_json(), None, given.log, {"downloads": downloads_folder()}))
     return run_dir, Manifest.read(run_dir / MANIFEST)
 
 

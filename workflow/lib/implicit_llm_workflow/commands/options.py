@@ -60,6 +60,10 @@ def wide_console(is_error: bool = False) -> Console:
     return console if console.is_terminal else Console(width=240, highlight=False, stderr=is_error)
 
 
+class OptionError(UserError):
+    """A command-line option or argument cannot be understood."""
+
+
 class NoResults(UserError):
     """There is no such folder of results."""
 

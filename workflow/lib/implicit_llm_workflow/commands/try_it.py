@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from implicit_llm_workflow.commands.job import OptionError
+from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 
 if TYPE_CHECKING:

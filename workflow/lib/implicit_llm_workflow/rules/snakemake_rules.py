@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
-from implicit_llm_contracts.plugins import owner_of
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_workflow.estimates.memory import STATE_BYTES
@@ -179,16 +178,6 @@ class RuleInputs:
         return _asked_by_snakemake(
             lambda wildcards: f"@{self._plan.identity_file(self.node(stage, wildcards)).as_posix()}"
         )
-
-    def kind(self, stage: str) -> Callable[[Any], str]:
-        """A parameter function: the kind of a job, as the name of the sub-command that does it."""
-
-        @_asked_by_snakemake
-        def command(wildcards: Any) -> str:
-            kind = self.node(stage, wildcards).config["kind"]
-            return "plugin" if owner_of(stage, kind) else kind.replace("_", "-")
-
-        return command
 
     def inputs(self, stage: str) -> Callable[[Any], list[str]]:
         """A parameter function: `--input ROLE=DIR` for everything that a job reads, `--input @FILE` for many."""

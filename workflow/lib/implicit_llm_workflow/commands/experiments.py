@@ -1,0 +1,440 @@
+"""The commands around an experiment: where it stands, what will run, what that takes, and what it leaves behind."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_workflow.commands import options
+from implicit_llm_workflow.project_dirs import CONFIG_DIR, ENVIRONMENTS_DIR, PROJECT_DIR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from implicit_llm_workflow.planning.plan import Plan
+    from implicit_llm_workflow.results.status import Snapshot
+
+
+SNAKEFILE = """\
+# The rules are those of the installed package; the experiments beside this file, in workflow/config/, are yours.
+from implicit_llm_workflow.project_dirs import PROJECT_DIR
+
+
+include: str(PROJECT_DIR / "Snakefile")
+
+
+localrules:
+    everything,
+
+
+# Snakemake takes no default target from an included file.
+rule everything:
+    default_target: True
+    input:
+        rules.all.input,
+"""
+README = """\
+# Experiments with implicit language models
+
+Experiments are the files of `workflow/config/`, `demo.yaml` the smallest of them; edit them, or add one of your own.
+Results go to `results/`. Type in this folder:
+
+    implicit-llm explain --config demo                                                  # what would run, and why
+    snakemake --profile profiles/local --configfile workflow/config/demo.yaml           # run it; again, to go on
+    implicit-llm status --config demo                                                   # from a second terminal
+
+The report is `results/demo/report/index.html`.
+"""
+IGNORED = "/results/\n/.snakemake/\n"
+EXIT_FAILED = 1  # of `prefetch`
+OUTCOME_STYLE = {"there": "green", "fetched": "green", "failed": "red"}
+_GENERATED = shutil.ignore_patterns("__pycache__")
+
+
+class InitError(UserError):
+    """The folder cannot be set up."""
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.", metavar="DIR")],
+) -> None:
+    """Set up a folder for experiments of your own: Snakefile, profiles and the project's experiments as a start.
+
+    Rules and code stay in the installed package. An experiment finds models, tasks and curricula beside it first, so
+    that what you edit or add in DIR/workflow/config/ holds there. Nothing that is there is overwritten.
+
+    **Example**
+
+        implicit-llm init my-study
+        cd my-study
+        snakemake --profile profiles/local --configfile workflow/config/demo.yaml -n
+    """
+    made = write_project(folder)
+    typer.echo(f"{folder}: {', '.join(made)}")
+    typer.echo(f"next: cd {folder} && snakemake --profile profiles/local --configfile workflow/config/demo.yaml -n")
+
+
+def write_project(folder: Path) -> list[str]:
+    """Write the files; a folder gets all of them or none. Returns: what was written. Raises: InitError."""
+    copies = {
+        "profiles": PROJECT_DIR / "profiles",
+        "workflow/config": CONFIG_DIR,
+        "envs": ENVIRONMENTS_DIR,
+    }
+    texts = {"Snakefile": SNAKEFILE, ".gitignore": IGNORED}
+    if not (folder / "README.md").exists():  # a repository often has one
+        texts["README.md"] = README
+    for name in (*copies, *texts):
+        if (folder / name).exists():
+            raise InitError(f"{folder / name}: is there already; name another folder, or move it away")
+    try:
+        for name, source in copies.items():
+            shutil.copytree(source, folder / name, ignore=_GENERATED)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InitError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from error
+    return [*copies, *texts]
+
+
+def status(
+    targets: Annotated[
+        list[str] | None,
+        options.targets(
+            "Jobs, such as evaluate/a5-implicit-s1/free/word-problem, their run directories, fingerprints or "
+            "MLflow runs, with all that they are made from. The whole experiment if none is given."
+        ),
+    ] = None,
+    config: options.Config = options.DEFAULT_CONFIG,
+    jobs: Annotated[
+        bool, options.flag("--jobs", "List every job with its fingerprint, and why it is not done.")
+    ] = False,
+    watch: Annotated[bool, options.flag("--watch", "Refresh until all jobs finish or nothing changes.")] = False,
+    every_s: Annotated[
+        float, typer.Option(help="Seconds between two refreshes of --watch.", metavar="SECONDS", min=0.1)
+    ] = 5.0,
+    lines: Annotated[int, typer.Option(help="Log lines to show for each failed job.", metavar="N", min=0)] = 8,
+    results: options.Results = options.DEFAULT_RESULTS,
+    submitit_folder: options.SubmititFolder = None,
+    as_json: Annotated[bool, options.as_json()] = False,
+) -> None:
+    """Show how far an experiment is: its stages, what runs, what failed and why, and what to type next.
+
+    A done job was made from the current settings and code, a stale one from others. A queued job is submitted, or next
+    in turn of a driver. A waiting job waits for other jobs, or for a driver. The next snakemake resumes a stopped job.
+    The driver is the snakemake that starts the jobs.
+
+    The option --watch redraws on a terminal. Into a file or a pipe it writes a line for each change, then the whole.
+
+    **Example**
+
+        implicit-llm status
+        implicit-llm status --jobs --config demo
+        implicit-llm status train/a5-implicit-s1/free --config demo --watch
+        implicit-llm status --config paper --json | jq .stages
+    """
+    from implicit_llm_workflow.results import status as view
+    from implicit_llm_workflow.results.explain import upstream_closure
+
+    plan, console = options.make_plan(config, results), options.wide_console()
+    wanted = tuple(plan.find(target).key for target in targets or ())
+    keys = upstream_closure(plan, wanted or plan.wanted)
+
+    def look() -> view.Snapshot:
+        return view.Snapshot.take(plan, keys, wanted, lines, submitit_folder)
+
+    if as_json:
+        options.print_json(view.as_json(look()))
+    elif jobs:
+        snapshot = look()
+        console.print(view.headline(snapshot), soft_wrap=True)
+        console.print(view.job_table(snapshot))
+    else:
+        snapshot = _watched(look, console, every_s) if watch else look()
+        console.print(view.view(snapshot, console.width))
+        console.print(view.last_words(snapshot), soft_wrap=True)  # a command that is broken cannot be copied
+
+
+def _watched(look: Callable[[], Snapshot], console: Console, every_s: float) -> Snapshot:
+    """Look until nothing moves, or Ctrl-C. Returns: the last look."""
+    import time
+    from contextlib import nullcontext, suppress
+
+    from rich.console import Group
+    from rich.live import Live
+
+    from implicit_llm_workflow.results import status as view
+
+    snapshot, printed = look(), ""
+    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    with live or nullcontext(), suppress(KeyboardInterrupt):
+        while snapshot.is_moving:
+            if live is not None:
+                live.update(Group(view.view(snapshot, console.width), view.last_words(snapshot)), refresh=True)
+            elif (text := view.counts_text(snapshot.jobs.values())) != printed:
+                printed = text
+                console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False)
+            time.sleep(every_s)
+            snapshot = look()
+    return snapshot
+
+
+def explain(
+    targets: Annotated[
+        list[str] | None,
+        options.targets(
+            "Jobs, such as train/a5-implicit-s1/free, their run directories or manifests, fingerprints or MLflow "
+            "runs. The whole experiment if none is given."
+        ),
+    ] = None,
+    identity: Annotated[
+        bool,
+        options.flag("--identity", "Print what the result of one job depends on instead, as the job's own JSON."),
+    ] = False,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
+    as_json: Annotated[bool, options.as_json()] = False,
+) -> None:
+    """Show which jobs will run next, why, how long they take, and what stays.
+
+    Why: the settings, the modules and functions, or the inputs that changed. Times are those of earlier runs, or else
+    of `implicit-llm estimate`. With --identity: the config, code and input fingerprints from which a job's own
+    fingerprint follows. A job that you run manually takes them as its --identity.
+
+    **Example**
+
+        implicit-llm explain
+        implicit-llm explain train/a5-implicit-s1/free --config demo --json
+        implicit-llm explain --identity data/a5-train --config demo > id.json
+    """
+    from implicit_llm_workflow.results import explain as why
+
+    plan, wanted = options.make_plan(config, results), targets or []
+    if identity:
+        if len(wanted) != 1:
+            raise options.OptionError("--identity: needs one job, for example `explain --identity data/a5-train`")
+        typer.echo(plan.identities[plan.find(wanted[0]).key].to_json())
+        return
+    found = why.explain(plan, wanted)
+    if as_json:
+        options.print_json({"experiment": plan.experiment.name, **why.as_json(found)})
+        return
+    console = options.wide_console()
+    console.print(why.headline(found), soft_wrap=True)
+    if found.running:
+        console.print(why.running_table(found.running))
+    for line in why.lines_below(found):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def estimate(
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="GPU of all training jobs instead of the assigned one, such as h200.", metavar="NAME"),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of each training job instead of the assigned.", metavar="N")
+    ] = None,
+    as_json: Annotated[bool, options.as_json()] = False,
+) -> None:
+    """Estimate what an experiment takes: FLOPs, hours, memory of a GPU, disk, tokenisation.
+
+    A job that ran before, or another seed of it, counts with its time. Other hours come from measured training steps,
+    or else from FLOPs and an assumed share of the GPU's peak, which is marked. Evaluations have no estimate.
+
+    **Example**
+
+        implicit-llm estimate --config paper
+        implicit-llm estimate --config h200 --hardware h200 --gpus 1 --json
+    """
+    from implicit_llm_workflow.estimates import table
+    from implicit_llm_workflow.estimates.cost import CostModel
+
+    plan = options.make_plan(config, results)
+    costs = CostModel(plan, hardware, gpus)
+    training, data = table.training_estimates(plan, costs), table.data_estimates(plan, costs)
+    if as_json:
+        options.print_json({"experiment": plan.experiment.name, **table.as_json(training, data, costs)})
+        return
+    console = options.wide_console()
+    console.print(table.training_table(training))
+    if data:
+        console.print(table.data_table(data))
+    for line in table.notes(training, costs):
+        console.print(line)
+
+
+def accept(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            help="Jobs, such as train/a5-implicit-s1/free, their run directories or manifests, or a pattern such as "
+            "'train/*', which skips fresh results.",
+            metavar="TARGET",
+            show_default=False,
+        ),
+    ],
+    why: Annotated[str, typer.Option(help="The reason; it stays with the result.", metavar="TEXT")] = "",
+    revoke: Annotated[bool, options.flag("--revoke", "Undo acceptances: the results become stale again.")] = False,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
+) -> None:
+    """Keep results although their code changed, and with them what was made from them.
+
+    Only for code that was changed: another config or input makes another result. Holds until the code changes again.
+    The manifest does not change. The reason is stored in accepted.json beside it, and shown in the lineage.
+
+    **Example**
+
+        implicit-llm accept 'train/*' --why "only a log line was reworded"
+        implicit-llm accept --revoke 'train/*'
+    """
+    from implicit_llm_workflow.results.accept import chosen_jobs, new_acceptances, save_acceptance
+    from implicit_llm_workflow.results.accept import revoke as take_back
+    from implicit_llm_workflow.rules.snakemake_driver import hold_lock
+
+    if not revoke and not why.strip():
+        raise options.OptionError("--why: is missing; say why the result holds although its code changed: --why TEXT")
+    plan = options.make_plan(config, results)
+    console = options.wide_console()
+    with hold_lock(plan.root / ".driver.lock"):
+        chosen = chosen_jobs(plan, targets)
+        if revoke:
+            for key in take_back(plan, chosen):
+                console.print(f"revoked: {key}", markup=False)
+            return
+        plan.record_code()
+        found = new_acceptances(plan, chosen, why.strip())
+        for key, acceptance in found.items():
+            save_acceptance(plan.run_dir(plan.nodes[key]), acceptance)
+            what = "not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
+            console.print(f"accepted: {key} (code {what})", markup=False, soft_wrap=True)
+    stale = [key for key, status in options.make_plan(config, results).statuses.items() if status.state == "stale"]
+    explain = f"implicit-llm explain --config {plan.experiment.source}"
+    rest = f"{len(stale)} still stale; `{explain}` says why" if stale else "none stale"
+    console.print(f"{len(found)} accepted; {rest}", markup=False)
+
+
+def prefetch(
+    config: options.Config = options.DEFAULT_CONFIG,
+    downloads: Annotated[
+        Path | None,
+        typer.Option(help="Folder of fetched files; else $IMPLICIT_LLM_DATA, else results/downloads.", metavar="DIR"),
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="File to which each line is appended.", metavar="FILE")] = None,
+) -> None:
+    """Fetch what the jobs of an experiment need from the network: data sets, tokenizers, evaluation data.
+
+    Run it where there is a network, on a cluster the login node. It resumes an interrupted call; what is
+    there already is not fetched again. Ends with exit code 1 if something could not be had.
+
+    **Example**
+
+        implicit-llm prefetch --config paper --downloads /scratch/downloads
+        snakemake prefetch --profile profiles/local \\
+            --configfile workflow/config/paper.yaml
+    """
+    from implicit_llm_contracts.runs.places import downloads_folder
+    from implicit_llm_workflow.planning.plan import RESULTS
+    from implicit_llm_workflow.prefetching.needs import needs_of
+    from implicit_llm_workflow.prefetching.prefetch import satisfy
+
+    plan = options.make_plan(config, RESULTS)
+    folder = downloads_folder(downloads)
+    console = options.wide_console()
+    needs = needs_of(plan)
+    failed = 0
+    for need in needs:
+        outcome = satisfy(need, folder)
+        failed += outcome.state == "failed"
+        console.print(f"[{OUTCOME_STYLE[outcome.state]}]{outcome.state}[/] {outcome.what}", soft_wrap=True)
+        _append(log, f"{outcome.state} {outcome.what}")
+    if not needs:
+        console.print(f"{plan.experiment.name} needs nothing from the network")
+    if failed:
+        console.print(f"{failed} of {len(needs)} could not be had; the rest is in {folder}", soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _append(log: Path | None, line: str) -> None:
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+
+def gc(
+    targets: Annotated[
+        list[str] | None,
+        options.targets(
+            "With --payload: finished jobs of data, train or checkpoint, their run directories, or a pattern such as "
+            "'data/text-shard-*', which skips jobs that cannot be freed."
+        ),
+    ] = None,
+    payload: Annotated[
+        bool, options.flag("--payload", "Delete the models, shards and checkpoints of the targets.")
+    ] = False,
+    remove: Annotated[bool, options.flag("--remove", "Delete what is listed; without it nothing is deleted.")] = False,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
+) -> None:
+    """Free disk space: list what no job of the experiment wants, or delete the larger files of finished jobs.
+
+    It lists run directories that the experiment does not name, and results of former settings or code that no manifest
+    refers to. The option --payload keeps the manifest, metrics and journal, so that the job still counts as done. If a
+    job needs the files later, they are rebuilt, and `implicit-llm explain` says so beforehand.
+
+    **Example**
+
+        implicit-llm gc
+        implicit-llm gc --remove --config demo
+        implicit-llm gc --payload train/a5-implicit-s1/unrolled
+    """
+    from implicit_llm_workflow.rules.snakemake_driver import hold_lock
+
+    if bool(targets) != payload:
+        raise options.OptionError(
+            "--payload: goes with jobs, and jobs with --payload; type `implicit-llm gc --payload TARGET`"
+        )
+    plan, console = options.make_plan(config, results), options.wide_console()
+    with hold_lock(plan.root / ".driver.lock") if payload or remove else nullcontext():
+        if payload:
+            _free_payload(plan, targets or [], console)
+        else:
+            _list_garbage(plan, console, removes=remove)
+
+
+def _list_garbage(plan: Plan, console: Console, *, removes: bool) -> None:
+    from implicit_llm_workflow.results import garbage
+    from implicit_llm_workflow.results.text import size_text
+
+    found = garbage.find_garbage(plan)
+    total = f"{len(found)} folders, {size_text(sum(item.size for item in found))}"
+    end = "deleted" if removes else "type the same with --remove to delete them"
+    for item in found:
+        if removes:
+            garbage.remove(item)
+        console.print(f"{item.path}: {item.why} ({size_text(item.size)})", markup=False, soft_wrap=True)
+    console.print(f"{total}: {end}" if found else "nothing to delete", soft_wrap=True)
+
+
+def _free_payload(plan: Plan, targets: list[str], console: Console) -> None:
+    from implicit_llm_workflow.estimates.cost import CostModel
+    from implicit_llm_workflow.results import garbage
+    from implicit_llm_workflow.results.text import cost_text, size_text
+
+    costs, freed = CostModel(plan), garbage.freeable(plan, targets)
+    for key in freed:
+        number, size = garbage.free(plan, key)
+        took = cost_text(costs.recorded(plan.nodes[key]))
+        console.print(f"freed: {key}, {number} files, {size_text(size)} (it took {took})", markup=False)
+    console.print(f"{len(freed)} jobs freed; they count as done until a job needs their files", markup=False)

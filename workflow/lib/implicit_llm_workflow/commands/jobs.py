@@ -1,0 +1,412 @@
+"""The commands that run one job of a workflow, `job` and `train`, and `preflight`, which checks a machine first."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from implicit_llm_contracts.config.training import Runtime
+from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
+from implicit_llm_contracts.runs import signals
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import ManifestError
+from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS
+from implicit_llm_workflow.commands.options import OptionError
+from implicit_llm_workflow.launching.launch import LaunchRequest, launch, leave_other_processes
+from implicit_llm_workflow.planning.code_digest import STAGES, plugin_paths, stage_module
+from implicit_llm_workflow.planning.freed import PAGES
+from implicit_llm_workflow.planning.submitted_code import require_submitted_code
+
+DEVICES = ("auto", "cpu", "cuda")
+EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays
+
+
+MACHINE_PANEL, STOPS, PROGRESS = "Use of the machine", "Checkpoints and stops", "Progress and alarms"
+RunDir = Annotated[Path, typer.Option(help="Run directory of the job; it writes nowhere else.", metavar="DIR")]
+IdentityText = Annotated[
+    str,
+    typer.Option(
+        "--identity",
+        help="The identity of the result, as JSON, or @FILE. `implicit-llm explain --identity` prints it.",
+        metavar="JSON",
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        help="Run directory of a finished job that this one reads, by role. Repeatable; or a JSON file of them, as "
+        "@FILE.",
+        metavar="ROLE=DIR",
+    ),
+]
+Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
+Threads = Annotated[
+    int,
+    typer.Option(
+        min=0, help="CPU threads; 0 leaves their number to the libraries.", metavar="N", rich_help_panel=MACHINE_PANEL
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="auto, cpu or cuda.", metavar="NAME", rich_help_panel=MACHINE_PANEL, callback=lambda name: _device(name)
+    ),
+]
+Kernels = Annotated[str, typer.Option(help="auto, torch or triton.", metavar="NAME", rich_help_panel=MACHINE_PANEL)]
+BatchSize = Annotated[
+    int,
+    typer.Option(min=0, help="Sequences at a time; 0 takes the default.", metavar="N", rich_help_panel=MACHINE_PANEL),
+]
+Downloads = Annotated[
+    Path,
+    typer.Option(envvar="IMPLICIT_LLM_DATA", help="Folder of fetched files, which this job only reads.", metavar="DIR"),
+]
+
+
+def _device(name: str) -> str:
+    """Raises: OptionError, before a mistyped name is taken for a CPU."""
+    if name not in DEVICES:
+        raise OptionError(f"--device: there is no device {name!r}; {nearest(name, DEVICES)}")
+    return name
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a command was told to do. `runtime`: options of the stage, of which None means not set."""
+
+    run_dir: Path
+    identity: str
+    inputs: list[str] | None = None
+    log: Path | None = None
+    runtime: dict[str, Any] = field(default_factory=dict)
+    is_training: bool = False
+
+
+def run_job(job: Job) -> None:
+    """Hand the job to its stage, with the options that were set. Raises: UserError, and what the stage raises."""
+    if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # it is ignored where a launcher passes it on later
+        signals.handle(signal.SIGUSR2, lambda number, frame: sys.exit(EXIT_START_AGAIN))
+    # Compute nodes are often without internet, and a look at the hub then waits for a timeout each time: what is needed
+    # has been fetched before. To read from the hub inside jobs, set HF_HUB_OFFLINE=0.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    directories = parse_inputs(job.inputs or [])
+    options = {key: value for key, value in job.runtime.items() if value is not None}
+    from implicit_llm_contracts.runs.identity import Identity
+    from implicit_llm_contracts.runs.run_directory import work_directory
+    from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+    from implicit_llm_jobs.stage import StageRequest, run_stage
+
+    identity = Identity.parse(job.identity)
+    stage, config = identity.stage, identity.config
+    if stage not in STAGES:
+        raise OptionError(f"--identity: there is no stage {stage!r}; {nearest(stage, STAGES)}")
+    if (stage == "train") != job.is_training:
+        command = "job" if job.is_training else "train"
+        raise OptionError(f"--identity: is that of a job of the stage {stage}; type `implicit-llm {command}`")
+    if stage == "data" and options.get("threads"):
+        os.environ["RAYON_NUM_THREADS"] = str(options["threads"])  # of the tokenizers
+    plugins = plugin_paths(config)
+    for plugin in plugins:
+        load_plugin(Path(plugin))
+    name = stage_module(stage, config)
+    module = _import_stage(stage, name)
+    is_own = owner_of(stage, config.get("kind", "")) is not None
+    run = getattr(module, job_function(stage, config["kind"]) if is_own else "run")
+
+    def check_code() -> None:
+        require_submitted_code(name, identity.code, f"{stage}/{identity.name}", plugins)
+
+    def body(context: StageContext) -> StageResult:
+        check_code()
+        return run(context)
+
+    reads = getattr(module, "reads_of_inputs", None)
+    request = StageRequest(job.run_dir, job.identity, directories, options, job.log, reads=reads)
+    # A finished result, which may have been accepted with other code, only has to be found again.
+    if request.again is not None or not (work_directory(job.run_dir, identity.fingerprint) / MANIFEST).is_file():
+        check_code()
+    try:
+        run_stage(request, body)
+    except ManifestError as error:  # of the first input that is not as wanted
+        from implicit_llm_workflow.results.missing import stale_error, stale_numbers
+
+        if stage not in PAGES or not (found := stale_numbers(identity.upstream, directories)):
+            raise
+        raise stale_error(found, str(config.get("experiment"))) from error
+
+
+def _import_stage(stage: str, name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        kind = name.rpartition(".")[2]
+        raise OptionError(
+            f"--identity: stage {stage} has no kind {kind!r}; let the workflow make the identity"
+        ) from error
+
+
+def parse_inputs(options: list[str]) -> dict[str, Path]:
+    """Role -> directory from ROLE=DIR or @FILE; a role may hold anything but "=". Raises: OptionError."""
+    directories: dict[str, Path] = {}
+    for option in options:
+        for role, directory in _given_inputs(option):
+            if role in directories:
+                raise OptionError(f"--input {option}: role {role!r} is given twice; remove one")
+            directories[role] = Path(directory)
+    return directories
+
+
+def _given_inputs(option: str) -> list[tuple[str, str]]:
+    if option.startswith("@"):
+        return _inputs_in_file(Path(option[1:]))
+    role, equals, directory = option.partition("=")
+    if not (role and equals and directory):
+        raise OptionError(f"--input {option}: must have the form ROLE=DIR, for example data=results/demo/data/a5-train")
+    return [(role, directory)]
+
+
+def _inputs_in_file(path: Path) -> list[tuple[str, str]]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(
+            f"--input @{path}: cannot be read ({error.strerror}); let the workflow write the file"
+        ) from error
+    except ValueError as error:
+        raise OptionError(f"--input @{path}: is not JSON ({error}); let the workflow write the file") from error
+    if not isinstance(values, dict) or not all(isinstance(item, str) and item for item in values.values()):
+        raise OptionError(
+            f'--input @{path}: must be a JSON object {{"ROLE": "DIR", ...}}; let the workflow write the file'
+        )
+    return list(values.items())
+
+
+class Switch(StrEnum):
+    """As text, so that a resource of a rule can hold it."""
+
+    ON = "on"
+    OFF = "off"
+
+
+def job(
+    run_dir: RunDir,
+    identity: IdentityText,
+    inputs: Inputs = None,
+    log: Log = None,
+    threads: Threads = 0,
+    device: Device = "auto",
+    batch_size: BatchSize = 0,
+    kernels: Kernels = "auto",
+    downloads: Downloads = DEFAULT_DOWNLOADS,
+) -> None:
+    """Run one job of an experiment, as the rules do: make data, import or evaluate a model, or make the report.
+
+    The identity says what the job is. An interrupted job resumes after what it has finished. Training has a command of
+    its own, `implicit-llm train`. The options of the machine are for evaluations; of data, --threads.
+
+    **Example**
+
+        implicit-llm explain --identity data/a5-train --config demo > id.json
+        implicit-llm job --run-dir results/demo/data/a5-train --identity @id.json
+    """
+    runtime = {"threads": threads or None, "device": device, "batch_size": batch_size or None, "kernels": kernels}
+    run_job(Job(run_dir, identity, inputs, log, {**runtime, "downloads": downloads}))
+
+
+def train(
+    run_dir: RunDir,
+    identity: IdentityText,
+    inputs: Inputs = None,
+    log: Log = None,
+    threads: Threads = 0,
+    device: Device = "auto",
+    micro_batch_size: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Sequences of one forward pass; 0 takes the whole batch at once.",
+            metavar="N",
+            rich_help_panel=MACHINE_PANEL,
+        ),
+    ] = 0,
+    save_every_s: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds between checkpoints; more where saving takes over 2 % of the time.",
+            metavar="SECONDS",
+            rich_help_panel=STOPS,
+        ),
+    ] = 60.0,
+    save_steps: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Steps between checkpoints as well; 0 saves by time alone.", metavar="N", rich_help_panel=STOPS
+        ),
+    ] = 0,
+    log_every_steps: Annotated[
+        int, typer.Option(min=1, help="Steps between points of the journal.", metavar="N", rich_help_panel=PROGRESS)
+    ] = 10,
+    kernels: Kernels = "auto",
+    gradient_checkpointing: Annotated[
+        Switch,
+        typer.Option(
+            help="Recompute activations in the backward pass: less memory, more time.",
+            metavar="on|off",
+            rich_help_panel=MACHINE_PANEL,
+        ),
+    ] = Switch.OFF,
+    cuda_graphs: Annotated[
+        Switch,
+        typer.Option(
+            help="On a GPU, start the kernels of a training pass by one call; the numbers are the same.",
+            metavar="on|off",
+            rich_help_panel=MACHINE_PANEL,
+        ),
+    ] = Switch.ON,
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="Allow TF32 matrix products.", metavar="", rich_help_panel=MACHINE_PANEL)
+    ] = False,
+    progress: Annotated[str, typer.Option(help="auto, bar or log.", metavar="NAME", rich_help_panel=PROGRESS)] = "auto",
+    grace_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds from the stop signal to the kill; warns when a save takes longer.",
+            metavar="SECONDS",
+            rich_help_panel=STOPS,
+        ),
+    ] = None,
+    hang_s: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="End the job, with its stacks, after so long without progress; 0 waits for ever.",
+            metavar="SECONDS",
+            rich_help_panel=STOPS,
+        ),
+    ] = 1800.0,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Nodes of the Slurm allocation that train together.", metavar="N", rich_help_panel=MACHINE_PANEL
+        ),
+    ] = 1,
+    processes_per_node: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Processes on each node, one for each GPU; they share its CPU threads.",
+            metavar="N",
+            rich_help_panel=MACHINE_PANEL,
+        ),
+    ] = 1,
+    alarm_unconverged_share: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Warn when more than this share of the tokens has no fixed point.",
+            metavar="SHARE",
+            rich_help_panel=PROGRESS,
+        ),
+    ] = Runtime.alarm_unconverged_share,
+    alarm_residual: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Warn when the largest residual stays above this one.",
+            metavar="RESIDUAL",
+            rich_help_panel=PROGRESS,
+        ),
+    ] = Runtime.alarm_residual,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Checkpoint, or run directory with one, of the same identity to resume from.",
+            metavar="DIR",
+            rich_help_panel=STOPS,
+        ),
+    ] = None,
+) -> None:
+    """Train one phase of a curriculum; a later phase starts from the checkpoint of the one before it.
+
+    An interrupted job resumes from its last checkpoint, with the same result. Ctrl-C, SIGTERM and SIGUSR2 end it with
+    exit code 75 after a checkpoint; a second Ctrl-C ends it at once.
+
+    **Example**
+
+        implicit-llm explain --config demo \\
+            --identity train/a5-implicit-s1/unrolled > id.json
+        implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled \\
+            --identity @id.json --input data=results/demo/data/a5-train
+    """
+    worker = ("-m", "implicit_llm_workflow.console", *sys.argv[1:])
+    request = LaunchRequest(nodes, processes_per_node, run_dir, worker, threads // processes_per_node)
+    if request.is_needed:
+        launch(request)
+        return
+    runtime = {
+        "threads": (threads and max(1, threads // processes_per_node)) or None,
+        "device": device,
+        "micro_batch_size": micro_batch_size or None,
+        "save_every_s": save_every_s,
+        "save_steps": save_steps or None,
+        "log_every_steps": log_every_steps,
+        "gradient_checkpointing": True if gradient_checkpointing is Switch.ON else None,
+        "cuda_graphs": cuda_graphs is Switch.ON,
+        "kernels": kernels,
+        "tf32": tf32,
+        "progress": progress,
+        "grace_s": grace_s,
+        "hang_s": hang_s,
+        "alarm_unconverged_share": alarm_unconverged_share,
+        "alarm_residual": alarm_residual,
+        "resume": resume,
+    }
+    run_job(Job(run_dir, identity, inputs, log, runtime, is_training=True))
+    leave_other_processes()
+
+
+def preflight(
+    hardware: Annotated[str, typer.Option(help="Name of the hardware class, for messages.", metavar="NAME")],
+    report: Annotated[Path | None, typer.Option(help="JSON file for what was found.", metavar="FILE")] = None,
+    results: Annotated[Path, typer.Option(help="Folder in which results must be writable.", metavar="DIR")] = Path(
+        "results"
+    ),
+    device: Device = "auto",
+    kernels: Kernels = "auto",
+    checkpoint_bytes: Annotated[int, typer.Option(min=0, help="Size of the largest checkpoint.", metavar="BYTES")] = 0,
+) -> None:
+    """Check in seconds that this machine can run the jobs of a hardware class: driver, kernels, process group, disk.
+
+    It stops at the first check that fails, with one line that says what to do; to the executor the failure is `env`.
+
+    **Example**
+
+        srun --partition=h100 --gpus=1 \\
+            implicit-llm preflight --hardware h100 --device cuda
+    """
+    import json
+
+    from implicit_llm_contracts.runs import logs
+    from implicit_llm_contracts.runs.atomic import write_atomic
+    from implicit_llm_workflow.launching.preflight import Preflight
+
+    with logs.configured(None):
+        found = Preflight(hardware, device, kernels, results, checkpoint_bytes, Path.cwd()).run()
+    if report is not None:
+        write_atomic(report, json.dumps(found, indent=1) + "\n")

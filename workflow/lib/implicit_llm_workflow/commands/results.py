@@ -1,0 +1,475 @@
+"""The commands that show results: report, runs side by side, lineage, and whether files are whole."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from implicit_llm_contracts.hints import natural, nearest
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_workflow.commands import options
+from implicit_llm_workflow.commands.jobs import Job, run_job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from implicit_llm_workflow.node import Node
+    from implicit_llm_workflow.planning.plan import Plan
+    from implicit_llm_workflow.results.job_states import ObservedJob
+    from implicit_llm_workflow.results.missing import MissingResult
+
+
+EXIT_MISSING, EXIT_BROKEN = 2, 1
+SORTED_BY = ("file", "name", "status", "loss", "age")
+_STYLE = {"failed": "red", "stale": "yellow", "missing": "dim"}
+
+
+def report(
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
+    only: Annotated[
+        str | None,
+        typer.Option(help="A figure or table of the paper instead of all, such as figure_1_right.", metavar="NAME"),
+    ] = None,
+    missing: Annotated[
+        bool, options.flag("--missing", "Make the report from the fresh results, and name in it those that are not.")
+    ] = False,
+    numbers: Annotated[
+        bool, options.flag("--numbers", "Print the main numbers that are there, and where report and MLflow are.")
+    ] = False,
+    lists: Annotated[
+        bool, options.flag("--list", "List the figures and tables of the paper, which Snakemake makes by name.")
+    ] = False,
+    as_json: Annotated[bool, options.as_json("one entry for each figure and table of --list")] = False,
+) -> None:
+    """Make the report of an experiment: one HTML page, its figures, and the verdict on every claim.
+
+    With `--config` alone it says which of its results are missing, stale or failed, and what makes them (exit code 2 if
+    there are any). With `--missing` as well it makes the report without them, in a folder of its own.
+
+    **Example**
+
+        implicit-llm report --config demo --numbers
+        implicit-llm report --config miniature --missing
+        implicit-llm report --config paper --list
+        implicit-llm report --config paper --only figure_1_right --missing
+    """
+    from implicit_llm_contracts.hints import nearest
+    from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
+    from implicit_llm_workflow.results.missing import find_missing, report_with_missing
+
+    plan = options.make_plan(config, results)
+    if lists or as_json:
+        _list(plan, as_json=as_json)
+        return
+    if numbers:
+        _print_numbers(plan)
+        return
+    name = (only or "").removeprefix(f"{EXCERPT}/")
+    if name and name not in plan.experiment.excerpts:
+        hint = nearest(name, plan.experiment.excerpts, f"`implicit-llm report --list --config {config}` lists them")
+        raise options.OptionError(f"--only {only}: is no figure or table of the experiment; {hint}")
+    page = plan.find(name or "report")
+    found = find_missing(plan, page)
+    _show(found, len(page.upstream))
+    if not missing:
+        _say_whether_there(plan, page, found)
+        return
+    if len(found) == len(page.upstream):
+        raise options.OptionError(f"--missing: no result is fresh; type: {plan.command_for([page])}")
+    wanted, inputs = report_with_missing(plan, page, found)
+    folder = plan.run_dir(page).with_name(wanted.name)
+    run_job(Job(folder, wanted.to_json(), inputs))
+    options.wide_console().print(f"{len(found)} of {len(page.upstream)} results are not in it", soft_wrap=True)
+    options.wide_console().print(str(folder / "index.html"), soft_wrap=True)
+
+
+def _list(plan: Plan, *, as_json: bool) -> None:
+    """Each figure and table with the number of jobs behind it and of the fresh ones, and the state of its own page."""
+    from collections import Counter
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from implicit_llm_workflow.experiment_files.excerpts import STAGE
+    from implicit_llm_workflow.results.explain import upstream_closure
+
+    table = Table("target", "jobs", "fresh", "page", "figures and tables", "in the paper", box=None, pad_edge=False)
+    listed = []
+    for excerpt in plan.experiment.excerpts.values():
+        key = f"{STAGE}/{excerpt.name}"
+        states = Counter(plan.statuses[job].state for job in upstream_closure(plan, [key]) if job != key)
+        entry = {**asdict(excerpt), "jobs": states.total(), "fresh": states["fresh"], "page": plan.statuses[key].state}
+        listed.append(entry)
+        shown = ", ".join([*excerpt.figures, *(f"{name} (table)" for name in excerpt.tables)])
+        table.add_row(excerpt.name, *(str(entry[name]) for name in ("jobs", "fresh", "page")), shown, excerpt.title)
+    if as_json:
+        options.print_json({"experiment": plan.experiment.name, "excerpts": listed})
+    else:
+        options.wide_console().print(table if listed else "the experiment names no figures or tables of the paper")
+
+
+def _print_numbers(plan: Plan) -> None:
+    from implicit_llm_workflow.results.numbers import number_tables, where_to_look
+
+    console = options.wide_console()
+    for table in number_tables(plan):
+        console.print(table)
+    for line in where_to_look(plan):
+        console.print(line)
+
+
+def _say_whether_there(plan: Plan, page: Node, found: Sequence[MissingResult]) -> None:
+    """Raises: Exit where the page is not there or stale."""
+    if found or plan.statuses[page.key].state != "fresh":
+        more = ", or add --missing for a report without them" if found else ""
+        state = "is not whole" if found else "is not there"
+        options.wide_console().print(f"the report {state}; type: {plan.command_for([page])}{more}", soft_wrap=True)
+        raise typer.Exit(EXIT_MISSING)
+    options.wide_console().print(f"the report is there: {plan.run_dir(page) / 'index.html'}", soft_wrap=True)
+
+
+def _show(missing: Sequence[MissingResult], number: int) -> None:
+    """A line for each of the missing results, which are those of `number` inputs."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from implicit_llm_workflow.results.missing import numbers_of
+
+    if not missing:
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("missing result", "numbers", "state", "why"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "state")
+    for item in missing:
+        style, numbers = _STYLE[item.state], numbers_of(item.job, item.config.get("kind"))
+        table.add_row(item.job, numbers, f"[{style}]{item.state}[/{style}]", escape(item.why))
+    options.wide_console().print(f"{len(missing)} of the report's {number} results are missing")
+    options.wide_console().print(table)
+
+
+def runs(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Runs, with a phase (a5-implicit-s1/free) or without, or patterns such as '*-s1/free'. All if none is "
+            "given.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
+    config: options.Config = options.DEFAULT_CONFIG,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="running, queued, failed, stopped, stale, waiting or done. May be given several times.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
+    sort: Annotated[
+        str,
+        typer.Option(help=f"By {', '.join(SORTED_BY)}. `file`: as in the experiment.", metavar="ORDER"),
+    ] = "file",
+    results: options.Results = options.DEFAULT_RESULTS,
+    submitit_folder: options.SubmititFolder = None,
+    as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
+) -> None:
+    """List the models of an experiment, one line for each phase of a run: how far it is, and how healthy.
+
+    Steps count over the whole curriculum. Loss, residual (the largest of a batch), iter (solver iterations a token) and
+    unconv (share of the tokens that did not converge) are the last ones in the journal. For a finished phase they are
+    means over its last 50 steps. Age is the time since the run last wrote something. The next snakemake resumes a
+    stopped run. The command reads files only, so you can use it while jobs write.
+
+    **Example**
+
+        implicit-llm runs
+        implicit-llm runs 'a5-*/free' --status running --status failed
+        implicit-llm runs --config miniature '*llama3*' --sort loss
+        implicit-llm runs --json | jq '.runs[] | select(.status == "failed") | .why'
+    """
+    from implicit_llm_workflow.results import status as view
+    from implicit_llm_workflow.results.job_states import STATES, observe
+
+    if sort not in SORTED_BY:
+        raise options.OptionError(f"--sort {sort}: is not an order; choose one of {', '.join(SORTED_BY)}")
+    for state in status or ():
+        if state not in STATES:
+            raise options.OptionError(f"--status {state}: is not a status; {nearest(state, STATES)}")
+    plan = options.make_plan(config, results)
+    chosen = observe(plan, chosen_keys(plan, names or []), submitit_folder).values()
+    jobs = _ordered([job for job in chosen if job.state in (status or STATES)], sort)
+    if as_json:
+        options.print_json({"experiment": plan.experiment.name, "runs": [*map(view.job_json, jobs)]})
+        return
+    console = options.wide_console()
+    console.print(view.counts_text(jobs), markup=False)
+    console.print(view.runs_table(jobs, console.width))
+
+
+def chosen_keys(plan: Plan, patterns: list[str]) -> list[str]:
+    """The models that match a pattern; all without one. Raises: OptionError for a pattern that no model matches."""
+    from fnmatch import fnmatchcase
+
+    from implicit_llm_workflow.results.job_states import MODEL_STAGES, run_and_phase
+
+    names: dict[str, list[str]] = {}
+    for node in plan.nodes.values():
+        if node.stage in MODEL_STAGES:
+            run, phase = run_and_phase(node.key)
+            names[node.key] = [node.key, run, f"{run}/{phase}", *([node.run] if node.run else [])]
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = {key for key in names if any(fnmatchcase(name, pattern) for name in names[key])}
+        if not found:
+            hint = nearest(pattern, {run for _, run, *_ in names.values()})
+            raise options.OptionError(f"{pattern}: experiment {plan.experiment.name} has no such run; {hint}")
+        chosen |= found
+    return [key for key in names if key in chosen or not patterns]
+
+
+def _ordered(jobs: list[ObservedJob], sort: str) -> list[ObservedJob]:
+    from implicit_llm_workflow.results.job_states import STATES
+
+    order: dict[str, Any] = {
+        "name": lambda job: natural(job.node.name),
+        "status": lambda job: STATES.index(job.state),
+        "loss": lambda job: job.metrics.get("loss", float("inf")),
+        "age": lambda job: -(job.unix_s or 0.0),
+    }
+    return sorted(jobs, key=order[sort]) if sort in order else jobs
+
+
+def compare(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Runs as `implicit-llm runs` prints them, with or without a phase (a5-implicit-s1/free). Without a "
+            "seed (a5-implicit) it compares all seeds. Run directories of any experiment work too.",
+            metavar="RUN",
+            show_default=False,
+        ),
+    ],
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a page with the curves; it needs nothing else.", metavar="FILE")
+    ] = None,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
+    as_json: Annotated[bool, options.as_json("with every number of every seed")] = False,
+) -> None:
+    """Compare runs: settings, code, inputs and metrics.
+
+    Of inputs (the phase before, the data) only what differs in them is shown. Numbers: those of the manifest at the end
+    of the phase, those of its evaluations, and the last ones in the journal, also of a run that still works. Of several
+    seeds the mean, the lowest and the highest. The curves go back to the first phase.
+
+    **Example**
+
+        implicit-llm compare a5-implicit a5-explicit
+        implicit-llm compare a5-implicit-s1 a5-explicit-s1 --html curves.html
+        implicit-llm compare results/demo/train/s3-implicit-s0/free \\
+            elsewhere/results/demo/train/s3-implicit-s0/free
+    """
+    from implicit_llm_workflow.results import compare as results_of
+
+    plan = None if all(results_of.is_folder(name) for name in names) else options.make_plan(config, results)
+    comparison = results_of.Comparison.of(results_of.find_columns(names, plan))
+    console = options.wide_console(is_error=as_json)
+    if as_json:
+        options.print_json(results_of.as_json(comparison))
+    else:
+        for part in results_of.view(comparison):
+            console.print(part)
+    if html is not None:
+        from implicit_llm_workflow.results.compare_page import write_page
+
+        write_page(comparison, html)
+        console.print(f"page: {html}", markup=False, soft_wrap=True)
+
+
+def lineage(
+    artifact: Annotated[
+        str,
+        typer.Argument(
+            help="A file of a finished job (a figure, a table), its run directory or its manifest. In the experiment "
+            "of --config also a job such as report, a fingerprint (8 digits or more) or an MLflow run.",
+            metavar="ARTIFACT",
+            show_default=False,
+        ),
+    ],
+    verify: Annotated[bool, options.flag("--verify", "Recompute the sha256 of every file on the way.")] = False,
+    as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
+) -> None:
+    """Show where a result came from: the runs behind it, back to the data.
+
+    Of each run the fingerprint, the MLflow run, commit, device and time, and whether it was accepted with other code
+    than the one wanted. With --verify, ends with exit code 1 if a file is missing or changed.
+
+    **Example**
+
+        implicit-llm lineage results/demo/report/tables/accuracy.csv --verify
+        implicit-llm lineage train/a5-implicit-s1/free --config demo --json
+    """
+    from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+    from implicit_llm_workflow.results.lineage import NoLineage, trace, tree_of
+    from implicit_llm_workflow.results.lineage import as_json as lineage_json
+    from implicit_llm_workflow.results.verify import broken_lines, check_files, count_text
+
+    path = Path(artifact)
+    if not path.exists():
+        plan = options.make_plan(config, results)
+        node = plan.find(artifact)
+        result = plan.result_with(artifact)
+        is_finished = result is not None and (result / MANIFEST).is_file()
+        path = result if result is not None and is_finished else plan.run_dir(node)
+        if not is_finished and plan.statuses[node.key].state == "missing":
+            raise NoLineage(f"{node.key}: has not finished; type: {plan.command_for([node])}")
+    found, console = trace(path), options.wide_console(is_error=as_json)
+    if as_json:
+        options.print_json(lineage_json(found))
+    else:
+        console.print(tree_of(found))
+    if verify:
+        files, damaged = found.files()
+        broken = [*damaged, *check_files(files)]
+        for line in [count_text(f"{len(found.runs)} runs", files, broken), *broken_lines(broken)]:
+            console.print(line, soft_wrap=True)
+        if broken:
+            raise typer.Exit(EXIT_BROKEN)
+
+
+def verify(
+    targets: Annotated[
+        list[str] | None,
+        options.targets(
+            "Jobs, such as data/a5-train, or their run directories or manifests; shards come with their stream. "
+            "All jobs if none is given."
+        ),
+    ] = None,
+    config: options.Config = options.DEFAULT_CONFIG,
+    results: options.Results = options.DEFAULT_RESULTS,
+) -> None:
+    """Recompute the sha256 of every file of an experiment's finished jobs.
+
+    Lists each file that is missing or changed, and the commands that rebuild them. Ends with exit code 1 if it finds
+    any.
+
+    **Example**
+
+        implicit-llm verify --config demo
+        implicit-llm verify data/a5-train train/a5-implicit-s0/free
+    """
+    from implicit_llm_workflow.results.verify import (
+        broken_lines,
+        check_files,
+        count_text,
+        files_of_jobs,
+        rebuild_commands,
+        with_shards,
+    )
+
+    plan, console = options.make_plan(config, results), options.wide_console()
+    nodes = with_shards(plan, targets) if targets else list(plan.nodes.values())
+    files, damaged, unfinished = files_of_jobs(plan, nodes)
+    broken = [*damaged, *check_files(files)]
+    waiting = f", {len(unfinished)} not made yet" if unfinished else ""
+    console.print(f"{count_text(f'{len(nodes) - len(unfinished)} jobs', files, broken)}{waiting}")
+    if not broken:
+        return
+    for line in broken_lines(broken):
+        console.print(line, soft_wrap=True)
+    jobs = list(dict.fromkeys(item.job for item in broken))
+    console.print("To make them again:")
+    for command in rebuild_commands(plan, jobs, jobs if targets else ()):
+        console.print(f"    {command}", soft_wrap=True, markup=False)
+    states = _states(plan)
+    stale = [job for job in jobs if job not in {item.job for item in damaged} and states.get(job) == "stale"]
+    if stale:
+        console.print(
+            f"Also stale, and so rebuilt from the current config and code: {', '.join(stale)}", soft_wrap=True
+        )
+    others = [key for key in plan.wanted if key not in jobs and states.get(key) not in (None, "fresh")]
+    if others and not targets:
+        console.print(
+            f"The second command also makes {len(others)} jobs that are stale or missing; for the broken ones alone: "
+            f"`implicit-llm verify {shlex.join(jobs[:1])} --config {plan.experiment.source}`",
+            soft_wrap=True,
+            markup=False,
+        )
+    raise typer.Exit(EXIT_BROKEN)
+
+
+def _states(plan: Plan) -> dict[str, str]:
+    """By job fresh, stale or missing; empty if they are unknown because sources cannot be read."""
+    try:
+        return {key: status.state for key, status in plan.statuses.items()}
+    except UserError:
+        return {}
+
+
+mlflow = typer.Typer(
+    name="mlflow",
+    help="Create or rebuild the store in which MLflow keeps what the runs report.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+Store = Annotated[
+    Path, typer.Option(help="Folder of the SQLite store, unless MLFLOW_TRACKING_URI is set.", metavar="DIR")
+]
+
+
+@mlflow.command("init")
+def mlflow_init(results: Store = Path("results")) -> None:
+    """Create the store before the jobs that write to it; a store that is there is kept.
+
+    A damaged file is moved aside, to mlflow.db.bad-1, and the store rebuilt.
+
+    **Example**
+
+        implicit-llm mlflow init
+        mlflow ui --backend-store-uri sqlite:///results/mlflow.db
+    """
+    from implicit_llm_jobs.tracking.rebuild import ensure_store
+
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{results}: cannot be made ({error.strerror}); name another folder by --results") from error
+    _say_brought(ensure_store(results))
+
+
+@mlflow.command("rebuild")
+def mlflow_rebuild(results: Store = Path("results")) -> None:
+    """Add to the store what the results hold and it lacks: after an outage, a loss, or damage.
+
+    Runs in the store keep their ids; others get new ids with the same tags, parameters and points. A damaged file is
+    moved aside, to mlflow.db.bad-1; nothing is deleted. Jobs may run at the same time.
+
+    **Example**
+
+        implicit-llm mlflow rebuild
+    """
+    from implicit_llm_jobs.tracking.rebuild import rebuild
+
+    _say_brought(rebuild(results))
+
+
+def _say_brought(done: object) -> None:
+    from implicit_llm_contracts.runs.logs import without_password
+    from implicit_llm_jobs.tracking.rebuild import Rebuilt
+
+    if not isinstance(done, Rebuilt):
+        return
+    if done.set_aside is not None:
+        typer.echo(f"damaged store: moved to {done.set_aside}")
+    typer.echo(f"{without_password(done.uri)}: {done.num_runs} runs are there")
+    if done.failed:
+        typer.echo(f"not brought: {', '.join(done.failed)}; the log says why", err=True)
+        raise typer.Exit(1)
