@@ -61,14 +61,15 @@ class ScanWeights(NamedTuple):
 
 def gated_scan(
     projected_BLE: Tensor,
+    injection_BLE: Tensor | None,
     weights: ScanWeights,
     sizes: tuple[int, int, int],
     state: tuple[Tensor, ...] | None,
     *,
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """silu(gate) * (SSD(silu(convolution)) + D x) in one kernel; `scan_runs_on_triton` must hold, or with a gradient,
-    from an empty state, `trained_scan_runs_on_triton`.
+    """silu(gate) * (SSD(silu(convolution)) + D x) of projected + injection; `scan_runs_on_triton` must hold, or with a
+    gradient, from an empty state and without injection, `trained_scan_runs_on_triton`.
 
     Args: projected holds gate (H P), what is convolved (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
         state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence.
@@ -81,14 +82,16 @@ def gated_scan(
     shape = triton_scan.Sizes(*sizes)
     if torch.is_grad_enabled():
         assert state is None
+        assert injection_BLE is None
         assert not return_state
         from implicit_llm.kernels.triton import mixer as triton_mixer
 
         return triton_mixer.gated_mix(projected_BLE, convolution, per_head, shape), None
     projected_BLE = projected_BLE.contiguous()
+    injection_BLE = None if injection_BLE is None else injection_BLE.contiguous()
     if projected_BLE.shape[1] == 1 and state is not None:
-        return triton_scan.gated_token(projected_BLE, convolution, per_head, shape, state, return_state)
-    return triton_scan.gated_scan(projected_BLE, convolution, per_head, shape, state, return_state)
+        return triton_scan.gated_token(projected_BLE, injection_BLE, convolution, per_head, shape, state, return_state)
+    return triton_scan.gated_scan(projected_BLE, injection_BLE, convolution, per_head, shape, state, return_state)
 
 
 def causal_conv(

@@ -16,7 +16,7 @@ from transformers import initialization as init
 
 from implicit_llm.kernels.causal_conv import last_inputs
 from implicit_llm.kernels.operations import ScanWeights, causal_conv, gated_scan, ssd
-from implicit_llm.kernels.selection import scan_runs_on_triton, trained_scan_runs_on_triton
+from implicit_llm.kernels.selection import scan_runs_on_triton, selected_kernels, trained_scan_runs_on_triton
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.layers import CausalConv, Projection, RMSNorm, touched_module
 from implicit_llm.models.stack import LayerState, StackInput
@@ -75,10 +75,14 @@ class Mamba2Mixer(nn.Module):
         self, u_BLD: Tensor, weights: Mamba2Weights | None, x: StackInput, state: LayerState | None, return_state: bool
     ) -> tuple[Tensor, LayerState | None]:
         """Mix along the sequence. state: (SSM state (B, H, P, N) fp32, last K-1 convolution inputs (B, K-1, C))."""
-        projected_BLE = self._project(u_BLD, weights, x.injection_BLE)
         if weights is None:
-            y_BLI, state = self._mix(projected_BLE, None, x, state, return_state)
+            y_BLI, state = self._mix(_added(self.in_proj(u_BLD), x.injection_BLE), None, x, state, return_state)
             return self.out_proj(y_BLI), state
+        injection_BLE = x.injection_BLE
+        if torch.is_grad_enabled() or selected_kernels() != "triton":
+            projected_BLE, injection_BLE = _project(u_BLD, weights.in_proj_ED, injection_BLE), None
+        else:  # the kernels add it where they read it
+            projected_BLE = F.linear(u_BLD, weights.in_proj_ED)
         sizes, taps = (self.head_dim, self.groups, self.state_size), weights.conv_CK.shape[1]
         valid_BL = x.valid_BL if return_state else None  # padding comes last, so it affects only the state
         if torch.is_grad_enabled():
@@ -86,8 +90,10 @@ class Mamba2Mixer(nn.Module):
             is_fused = is_whole and trained_scan_runs_on_triton(projected_BLE, valid_BL, sizes, taps)
         else:
             is_fused = scan_runs_on_triton(projected_BLE, valid_BL, sizes, taps)
-        mix = self._mix_in_one_kernel if is_fused else self._mix
-        y_BLI, state = mix(projected_BLE, weights, x, state, return_state)
+        if is_fused:
+            y_BLI, state = self._mix_in_one_kernel(projected_BLE, injection_BLE, weights, state, return_state)
+        else:
+            y_BLI, state = self._mix(_added(projected_BLE, injection_BLE), weights, x, state, return_state)
         return F.linear(y_BLI, weights.out_proj_DI), state
 
     def _mix(
@@ -126,12 +132,18 @@ class Mamba2Mixer(nn.Module):
         return y_BLI, None if ssm_state is None or conv_state is None else (ssm_state, conv_state)
 
     def _mix_in_one_kernel(
-        self, projected_BLE: Tensor, weights: Mamba2Weights, x: StackInput, state: LayerState | None, return_state: bool
+        self,
+        projected_BLE: Tensor,
+        injection_BLE: Tensor | None,
+        weights: Mamba2Weights,
+        state: LayerState | None,
+        return_state: bool,
     ) -> tuple[Tensor, LayerState | None]:
-        """The same without padding; with a gradient, from an empty state."""
+        """The same of projected + injection without padding; with a gradient, from an empty state."""
         assert self.conv1d.bias is not None
         y_BLI, ssm_state = gated_scan(
             projected_BLE,
+            injection_BLE,
             ScanWeights(weights.conv_CK, self.conv1d.bias, self.dt_bias, weights.A_H, self.D),
             (self.head_dim, self.groups, self.state_size),
             state,
@@ -140,16 +152,12 @@ class Mamba2Mixer(nn.Module):
         y_BLI = self.norm(y_BLI)
         if ssm_state is None:
             return y_BLI, None
-        xBC = projected_BLE[..., self.inner : self.inner + self.conv_channels]
-        return y_BLI, (ssm_state, last_inputs(xBC, None if state is None else state[1], weights.conv_CK.shape[1] - 1))
-
-    def _project(self, u_BLD: Tensor, weights: Mamba2Weights | None, injection_BLE: Tensor | None) -> Tensor:
-        if weights is None or injection_BLE is None:
-            projected_BLE = self.in_proj(u_BLD) if weights is None else F.linear(u_BLD, weights.in_proj_ED)
-            return projected_BLE if injection_BLE is None else projected_BLE + injection_BLE
-        # addmm accumulates onto the injection: one pass over the widest tensor of the block instead of two.
-        flat = torch.addmm(injection_BLE.flatten(0, 1), u_BLD.flatten(0, 1), weights.in_proj_ED.t())
-        return flat.view(*u_BLD.shape[:2], -1)
+        kept = weights.conv_CK.shape[1] - 1
+        columns = slice(self.inner, self.inner + self.conv_channels)
+        xBC = projected_BLE[:, -kept:, columns]
+        if injection_BLE is not None:
+            xBC = xBC + injection_BLE[:, -kept:, columns]
+        return y_BLI, (ssm_state, last_inputs(xBC, None if state is None else state[1], kept))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -158,6 +166,18 @@ class Mamba2Mixer(nn.Module):
         init.copy_(self.dt_bias, dt + torch.log(-torch.expm1(-dt)))
         init.copy_(self.A_log, torch.empty_like(self.A_log).uniform_(1, 16).log())
         init.ones_(self.D)
+
+
+def _added(projected_BLE: Tensor, injection_BLE: Tensor | None) -> Tensor:
+    return projected_BLE if injection_BLE is None else projected_BLE + injection_BLE
+
+
+def _project(u_BLD: Tensor, weight_ED: Tensor, injection_BLE: Tensor | None) -> Tensor:
+    if injection_BLE is None:
+        return F.linear(u_BLD, weight_ED)
+    # addmm accumulates onto the injection: one pass over the widest tensor of the block instead of two.
+    flat = torch.addmm(injection_BLE.flatten(0, 1), u_BLD.flatten(0, 1), weight_ED.t())
+    return flat.view(*u_BLD.shape[:2], -1)
 
 
 class Mamba2Layer(nn.Module):

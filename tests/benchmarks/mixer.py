@@ -55,10 +55,10 @@ def measure(name: str, batch: int, length: int, heads: int) -> dict[str, Any]:
 
     def forward() -> None:
         with torch.no_grad():
-            gated_scan(projected_BLE, weights, SIZES, None, return_state=False)
+            gated_scan(projected_BLE, None, weights, SIZES, None, return_state=False)
 
     def both() -> None:
-        y_BLI, _ = gated_scan(projected_BLE, weights, SIZES, None, return_state=False)
+        y_BLI, _ = gated_scan(projected_BLE, None, weights, SIZES, None, return_state=False)
         torch.autograd.grad(y_BLI, leaves, y_BLI.detach())
 
     row: dict[str, Any] = {"shape": name}

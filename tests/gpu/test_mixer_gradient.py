@@ -79,7 +79,7 @@ def results(inputs: tuple[Tensor, ...], sizes: tuple[int, int, int]) -> dict[str
     y = (
         plain(leaves[0], weights, sizes)
         if is_exact
-        else gated_scan(leaves[0], weights, sizes, None, return_state=False)[0]
+        else gated_scan(leaves[0], None, weights, sizes, None, return_state=False)[0]
     )
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y)
     gradients = torch.autograd.grad(y, leaves, dy)
@@ -166,7 +166,7 @@ def test_both_passes_can_be_captured_in_a_graph() -> None:
     dy = torch.randn(3, 256, HEADS * 64, generator=torch.Generator().manual_seed(1)).bfloat16().to(DEVICE)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y, _ = gated_scan(leaves[0], ScanWeights(*leaves[1:]), sizes, None, return_state=False)
+        y, _ = gated_scan(leaves[0], None, ScanWeights(*leaves[1:]), sizes, None, return_state=False)
         gradients = torch.autograd.grad(y, leaves, dy)
     for _ in range(2):
         graph.replay()

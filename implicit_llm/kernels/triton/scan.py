@@ -32,21 +32,22 @@ WIDE_STATE = 64 * 128  # entries; larger ones take the registers of twice as man
 
 def gated_scan(
     projected_BLE: Tensor,
+    injection_BLE: Tensor | None,
     convolution: tuple[Tensor, Tensor],
     per_head: tuple[Tensor, Tensor, Tensor],
     sizes: Sizes,
     state: tuple[Tensor, ...] | None,
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """silu(gate) * (SSD + D x) of shape (B, L, I), and the state after the block in fp32 if asked for.
+    """silu(gate) * (SSD + D x) of projected + injection, (B, L, I), and the state after it in fp32 if asked for.
 
     Args: convolution is weight (C, K) and bias (C); per_head are dt bias, A and D (H each); state holds the SSM state
         (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C).
     """
     before_BHPN, before_BKC = (None, None) if state is None else state
-    inputs = mixer_inputs(projected_BLE, convolution, per_head, sizes, before_BKC)
+    inputs = mixer_inputs(projected_BLE, convolution, per_head, sizes, before_BKC, injection_BLE)
     last = _state_like(projected_BLE, per_head, sizes) if return_state else None
-    return _scan(projected_BLE, inputs, per_head, sizes, before_BHPN, last, None), last
+    return _scan(projected_BLE, injection_BLE, inputs, per_head, sizes, before_BHPN, last, None), last
 
 
 def gated_scan_for_gradient(
@@ -58,11 +59,12 @@ def gated_scan_for_gradient(
     """
     batch, chunks, heads = inputs.dt_BSHQ.shape[:3]
     kept = projected_BLE.new_empty(batch, chunks - 1, heads, sizes.head_dim, sizes.state_size)
-    return _scan(projected_BLE, inputs, per_head, sizes, None, None, kept), kept
+    return _scan(projected_BLE, None, inputs, per_head, sizes, None, None, kept), kept
 
 
 def _scan(
     projected_BLE: Tensor,
+    injection_BLE: Tensor | None,
     inputs: MixerInputs,
     per_head: tuple[Tensor, Tensor, Tensor],
     sizes: Sizes,
@@ -75,9 +77,10 @@ def _scan(
     out = projected_BLE.new_empty(batch, length, heads * sizes.head_dim)
     before, last, kept = (out if t is None else t.contiguous() for t in (before_BHPN, last_BHPN, kept_BSHPN))
     _scan_kernel[(heads, batch)](
-        projected_BLE, *inputs, per_head[2], before, out, last, kept, length, chunks,
+        projected_BLE, projected_BLE if injection_BLE is None else injection_BLE, *inputs, per_head[2], before, out,
+        last, kept, length, chunks,
         **constants(projected_BLE, heads, sizes), KEEP=kept_BSHPN is not None, HAS_STATE=before_BHPN is not None,
-        RETURN_STATE=last_BHPN is not None, IS_LONG=chunks > 1, PRECISION=precision(),
+        RETURN_STATE=last_BHPN is not None, INJECT=injection_BLE is not None, IS_LONG=chunks > 1, PRECISION=precision(),
         num_warps=warps(sizes), num_stages=1,  # a chunk under way in shared memory would keep a second program out
     )  # fmt: skip
     return out
@@ -85,6 +88,7 @@ def _scan(
 
 def gated_token(
     projected_B1E: Tensor,
+    injection_B1E: Tensor | None,
     convolution: tuple[Tensor, Tensor],
     per_head: tuple[Tensor, Tensor, Tensor],
     sizes: Sizes,
@@ -97,9 +101,11 @@ def gated_token(
     out = projected_B1E.new_empty(batch, 1, heads * width)
     last = _state_like(projected_B1E, per_head, sizes) if return_state else None
     _token_kernel[(heads, batch)](
-        projected_B1E, out, *convolution, *per_head, state[0].contiguous(), state[1].contiguous(),
+        projected_B1E, projected_B1E if injection_B1E is None else injection_B1E, out, *convolution, *per_head,
+        state[0].contiguous(), state[1].contiguous(),
         out if last is None else last, heads, groups, convolution[0].shape[0], columns,
-        P=width, N=size, K=convolution[0].shape[1], RETURN_STATE=return_state, num_warps=4,
+        P=width, N=size, K=convolution[0].shape[1], RETURN_STATE=return_state,
+        INJECT=injection_B1E is not None, num_warps=4,
     )  # fmt: skip
     return out, last
 
@@ -119,10 +125,11 @@ def precision() -> str:
 
 @triton.jit
 def _scan_kernel(
-    projected_ptr, convolved_ptr, dt_ptr, logs_ptr, D_ptr, before_ptr, out_ptr, last_ptr, kept_ptr, length, chunks,
+    projected_ptr, injection_ptr, convolved_ptr, dt_ptr, logs_ptr, D_ptr, before_ptr, out_ptr, last_ptr, kept_ptr,
+    length, chunks,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    Q: tl.constexpr, KEEP: tl.constexpr, HAS_STATE: tl.constexpr, RETURN_STATE: tl.constexpr, IS_LONG: tl.constexpr,
-    PRECISION: tl.constexpr,
+    Q: tl.constexpr, KEEP: tl.constexpr, HAS_STATE: tl.constexpr, RETURN_STATE: tl.constexpr, INJECT: tl.constexpr,
+    IS_LONG: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
@@ -133,6 +140,7 @@ def _scan_kernel(
     of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
     of_x = head * P + of_P
     projected_ptr += sequence * length * COLUMNS
+    injection_ptr += sequence * length * COLUMNS
     convolved_ptr += sequence * length * CHANNELS
     out_ptr += sequence * length * INNER
     dt_ptr += (sequence * chunks * HEADS + head) * Q
@@ -151,7 +159,10 @@ def _scan_kernel(
         B_QN = tl.load(at_B, mask=is_row, other=0.0)
         C_QN = tl.load(at_B + GROUPS * N, mask=is_row, other=0.0)
         x_QP = tl.load(convolved_ptr + t[:, None] * CHANNELS + of_x[None, :], mask=is_row, other=0.0)
-        gate_QP = tl.load(projected_ptr + t[:, None] * COLUMNS + of_x[None, :], mask=is_row, other=0.0).to(tl.float32)
+        of_gate = t[:, None] * COLUMNS + of_x[None, :]
+        gate_QP = tl.load(projected_ptr + of_gate, mask=is_row, other=0.0).to(tl.float32)
+        if INJECT:
+            gate_QP += tl.load(injection_ptr + of_gate, mask=is_row, other=0.0).to(tl.float32)
         scores_QQ = transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION).to(kind)
         if HAS_STATE or IS_LONG:
             y_PQ = tl.dot(state_PN.to(kind), tl.trans(C_QN), input_precision=PRECISION) * exp2(logs_Q)[None, :]
@@ -182,43 +193,56 @@ def transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _injected(row_ptr, injected_ptr, columns, INJECT: tl.constexpr):
+    value = tl.load(row_ptr + columns).to(tl.float32)
+    if INJECT:
+        value += tl.load(injected_ptr + columns).to(tl.float32)
+    return value
+
+
+@triton.jit
 def _token_channels(
-    row_ptr, inputs_ptr, conv_ptr, bias_ptr, channels, inner, num_channels, K: tl.constexpr
+    row_ptr, injected_ptr, inputs_ptr, conv_ptr, bias_ptr, channels, inner, num_channels,
+    K: tl.constexpr, INJECT: tl.constexpr,
 ):  # fmt: skip
     """silu(convolution) of some channels of one token, in fp32."""
     total = tl.load(bias_ptr + channels).to(tl.float32)
     for k in tl.static_range(K - 1):
         earlier = tl.load(inputs_ptr + k * num_channels + channels).to(tl.float32)
         total += earlier * tl.load(conv_ptr + channels * K + k).to(tl.float32)
-    now = tl.load(row_ptr + inner + channels).to(tl.float32)
+    now = _injected(row_ptr, injected_ptr, inner + channels, INJECT)
     total += now * tl.load(conv_ptr + channels * K + (K - 1)).to(tl.float32)
     return total * tl.sigmoid(total)
 
 
 @triton.jit
 def _token_kernel(
-    projected_ptr, out_ptr, conv_ptr, bias_ptr, dt_bias_ptr, A_ptr, D_ptr, before_ptr, inputs_ptr, last_ptr,
-    heads, groups, num_channels, num_columns,
-    P: tl.constexpr, N: tl.constexpr, K: tl.constexpr, RETURN_STATE: tl.constexpr,
+    projected_ptr, injection_ptr, out_ptr, conv_ptr, bias_ptr, dt_bias_ptr, A_ptr, D_ptr, before_ptr, inputs_ptr,
+    last_ptr, heads, groups, num_channels, num_columns,
+    P: tl.constexpr, N: tl.constexpr, K: tl.constexpr, RETURN_STATE: tl.constexpr, INJECT: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     group = head // (heads // groups)
     inner = heads * P
     of_P, of_N = tl.arange(0, P), tl.arange(0, N)
-    row_ptr = projected_ptr + sequence * num_columns
+    row_ptr, injected_ptr = projected_ptr + sequence * num_columns, injection_ptr + sequence * num_columns
     inputs_ptr += sequence * (K - 1) * num_channels
-    x_P = _token_channels(row_ptr, inputs_ptr, conv_ptr, bias_ptr, head * P + of_P, inner, num_channels, K)
+    x_P = _token_channels(
+        row_ptr, injected_ptr, inputs_ptr, conv_ptr, bias_ptr, head * P + of_P, inner, num_channels, K, INJECT
+    )
     of_B = inner + group * N + of_N
-    B_N = _token_channels(row_ptr, inputs_ptr, conv_ptr, bias_ptr, of_B, inner, num_channels, K)
-    C_N = _token_channels(row_ptr, inputs_ptr, conv_ptr, bias_ptr, of_B + groups * N, inner, num_channels, K)
-    dt = tl.load(row_ptr + inner + num_channels + head).to(tl.float32) + tl.load(dt_bias_ptr + head).to(tl.float32)
-    dt = softplus(dt)
+    B_N = _token_channels(row_ptr, injected_ptr, inputs_ptr, conv_ptr, bias_ptr, of_B, inner, num_channels, K, INJECT)
+    C_N = _token_channels(
+        row_ptr, injected_ptr, inputs_ptr, conv_ptr, bias_ptr, of_B + groups * N, inner, num_channels, K, INJECT
+    )
+    dt = _injected(row_ptr, injected_ptr, inner + num_channels + head, INJECT)
+    dt = softplus(dt + tl.load(dt_bias_ptr + head).to(tl.float32))
     decay = tl.exp(dt * tl.load(A_ptr + head).to(tl.float32))
     tile = (sequence * heads + head) * P * N + of_P[:, None] * N + of_N[None, :]
     state_PN = tl.load(before_ptr + tile) * decay + (x_P * dt)[:, None] * B_N[None, :]
     y_P = tl.sum(state_PN * C_N[None, :], axis=1) + tl.load(D_ptr + head).to(tl.float32) * x_P
-    gate_P = tl.load(row_ptr + head * P + of_P).to(tl.float32)
+    gate_P = _injected(row_ptr, injected_ptr, head * P + of_P, INJECT)
     y_P *= gate_P * tl.sigmoid(gate_P)
     tl.store(out_ptr + sequence * inner + head * P + of_P, y_P.to(out_ptr.dtype.element_ty))
     if RETURN_STATE:

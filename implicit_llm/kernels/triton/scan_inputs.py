@@ -58,8 +58,12 @@ def mixer_inputs(
     per_head: tuple[Tensor, Tensor, Tensor],
     sizes: Sizes,
     before_BKC: Tensor | None = None,
+    injection_BLE: Tensor | None = None,
 ) -> MixerInputs:
-    """Args: convolution is weight (C, K) and bias (C); before holds the last K-1 inputs before the sequence."""
+    """What the scan reads of projected + injection.
+
+    Args: convolution is weight (C, K) and bias (C); before holds the last K-1 inputs before the sequence.
+    """
     batch, length, _ = projected_BLE.shape
     (channels, taps), heads = convolution[0].shape, len(per_head[1])
     known = constants(projected_BLE, heads, sizes)
@@ -67,10 +71,11 @@ def mixer_inputs(
     convolved_BLC = projected_BLE.new_empty(batch, length, channels)
     dt, logs = projected_BLE.new_empty(2, batch, chunks, heads, known["Q"], dtype=torch.float32)
     _inputs_kernel[(triton.cdiv(channels, CHANNELS_PER_PROGRAM) + 1, chunks, batch)](
-        projected_BLE, projected_BLE if before_BKC is None else before_BKC.contiguous(), *convolution, *per_head[:2],
+        projected_BLE, projected_BLE if injection_BLE is None else injection_BLE,
+        projected_BLE if before_BKC is None else before_BKC.contiguous(), *convolution, *per_head[:2],
         convolved_BLC, dt, logs, length, chunks,
         **known, K=taps, BLOCK=CHANNELS_PER_PROGRAM, ALL_HEADS=triton.next_power_of_2(heads),
-        HAS_STATE=before_BKC is not None, num_warps=1,
+        HAS_STATE=before_BKC is not None, INJECT=injection_BLE is not None, num_warps=1,
     )  # fmt: skip
     return MixerInputs(convolved_BLC, dt, logs)
 
@@ -123,21 +128,25 @@ def _tap(conv_ptr, channels, is_channel, back: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def _row_before(
-    rows_ptr, before_ptr, t, channels, is_channel,
-    CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, K: tl.constexpr, HAS_STATE: tl.constexpr,
-):  # fmt: skip
-    """Row t of what is convolved, which may lie before the sequence."""
-    value = tl.load(rows_ptr + t * COLUMNS + channels, mask=is_channel & (t >= 0), other=0.0).to(tl.float32)
-    if HAS_STATE:
-        is_before = is_channel & (t < 0) & (t >= 1 - K)
-        value += tl.load(before_ptr + (t + K - 1) * CHANNELS + channels, mask=is_before, other=0.0).to(tl.float32)
-    return value
+def _state_row(before_ptr, t, channels, is_channel, CHANNELS: tl.constexpr, K: tl.constexpr):
+    """Row t < 0 of what is convolved: K - 1 rows lie before the sequence."""
+    is_before = is_channel & (t < 0) & (t >= 1 - K)
+    return tl.load(before_ptr + (t + K - 1) * CHANNELS + channels, mask=is_before, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _row(rows_ptr, t, channels, is_channel, length, STRIDE: tl.constexpr):
     return tl.load(rows_ptr + t * STRIDE + channels, mask=is_channel & (t < length), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _injected_row(
+    rows_ptr, injection_ptr, t, channels, is_channel, length, STRIDE: tl.constexpr, INJECT: tl.constexpr
+):  # fmt: skip
+    value = _row(rows_ptr, t, channels, is_channel & (t >= 0), length, STRIDE)
+    if INJECT:
+        value += _row(injection_ptr, t, channels, is_channel & (t >= 0), length, STRIDE)
+    return value
 
 
 @triton.jit
@@ -153,10 +162,11 @@ def _silu_slope(value):
 
 @triton.jit
 def _inputs_kernel(
-    projected_ptr, before_ptr, conv_ptr, bias_ptr, dt_bias_ptr, A_ptr, convolved_ptr, dt_ptr, logs_ptr, length, chunks,
+    projected_ptr, injection_ptr, before_ptr, conv_ptr, bias_ptr, dt_bias_ptr, A_ptr, convolved_ptr, dt_ptr, logs_ptr,
+    length, chunks,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, ALL_HEADS: tl.constexpr,
-    HAS_STATE: tl.constexpr,
+    HAS_STATE: tl.constexpr, INJECT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one sequence: dt of all heads as the first program, some channels as another."""
     chunk = tl.program_id(1)
@@ -165,14 +175,17 @@ def _inputs_kernel(
     CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
     kind = convolved_ptr.dtype.element_ty
     projected_ptr += sequence * length * COLUMNS
-    rows_ptr = projected_ptr + INNER
+    injection_ptr += sequence * length * COLUMNS
+    rows_ptr, injected_ptr = projected_ptr + INNER, injection_ptr + INNER
     first = chunk * Q
     if tl.program_id(0) == 0:
         of_H, steps = tl.arange(0, ALL_HEADS), tl.arange(0, Q)
         is_head = of_H < HEADS
         is_inside = (first + steps < length)[:, None]
-        at_dt = projected_ptr + (first + steps)[:, None] * COLUMNS + INNER + CHANNELS + of_H[None, :]
-        raw_QH = tl.load(at_dt, mask=is_inside & is_head[None, :], other=0.0).to(tl.float32)
+        of_dt = (first + steps)[:, None] * COLUMNS + INNER + CHANNELS + of_H[None, :]
+        raw_QH = tl.load(projected_ptr + of_dt, mask=is_inside & is_head[None, :], other=0.0).to(tl.float32)
+        if INJECT:
+            raw_QH += tl.load(injection_ptr + of_dt, mask=is_inside & is_head[None, :], other=0.0).to(tl.float32)
         raw_QH += tl.load(dt_bias_ptr + of_H, mask=is_head, other=0.0).to(tl.float32)[None, :]
         dt_QH = tl.where(is_inside, softplus(raw_QH), 0.0)  # neither decays nor feeds the state
         rate_H = tl.load(A_ptr + of_H, mask=is_head, other=0.0).to(tl.float32) * LOG2_E
@@ -190,14 +203,18 @@ def _inputs_kernel(
         tap1 = _tap(conv_ptr, channels, is_channel, 1, K)
         tap2 = _tap(conv_ptr, channels, is_channel, 2, K)
         tap3 = _tap(conv_ptr, channels, is_channel, 3, K)
-        x1 = _row_before(rows_ptr, before_ptr, first - 1, channels, is_channel, CHANNELS, COLUMNS, K, HAS_STATE)
-        x2 = _row_before(rows_ptr, before_ptr, first - 2, channels, is_channel, CHANNELS, COLUMNS, K, HAS_STATE)
-        x3 = _row_before(rows_ptr, before_ptr, first - 3, channels, is_channel, CHANNELS, COLUMNS, K, HAS_STATE)
+        x1 = _injected_row(rows_ptr, injected_ptr, first - 1, channels, is_channel, length, COLUMNS, INJECT)
+        x2 = _injected_row(rows_ptr, injected_ptr, first - 2, channels, is_channel, length, COLUMNS, INJECT)
+        x3 = _injected_row(rows_ptr, injected_ptr, first - 3, channels, is_channel, length, COLUMNS, INJECT)
+        if HAS_STATE:
+            x1 += _state_row(before_ptr, first - 1, channels, is_channel, CHANNELS, K)
+            x2 += _state_row(before_ptr, first - 2, channels, is_channel, CHANNELS, K)
+            x3 += _state_row(before_ptr, first - 3, channels, is_channel, CHANNELS, K)
         for t in range(first, first + Q, 4):
-            n0 = _row(rows_ptr, t, channels, is_channel, length, COLUMNS)
-            n1 = _row(rows_ptr, t + 1, channels, is_channel, length, COLUMNS)
-            n2 = _row(rows_ptr, t + 2, channels, is_channel, length, COLUMNS)
-            n3 = _row(rows_ptr, t + 3, channels, is_channel, length, COLUMNS)
+            n0 = _injected_row(rows_ptr, injected_ptr, t, channels, is_channel, length, COLUMNS, INJECT)
+            n1 = _injected_row(rows_ptr, injected_ptr, t + 1, channels, is_channel, length, COLUMNS, INJECT)
+            n2 = _injected_row(rows_ptr, injected_ptr, t + 2, channels, is_channel, length, COLUMNS, INJECT)
+            n3 = _injected_row(rows_ptr, injected_ptr, t + 3, channels, is_channel, length, COLUMNS, INJECT)
             y0 = bias + _dot4(tap0, tap1, tap2, tap3, n0, x1, x2, x3)
             y1 = bias + _dot4(tap0, tap1, tap2, tap3, n1, n0, x1, x2)
             y2 = bias + _dot4(tap0, tap1, tap2, tap3, n2, n1, n0, x1)
@@ -233,9 +250,9 @@ def _convolution_gradient_kernel(
     tap1 = _tap(conv_ptr, channels, is_channel, 1, K)
     tap2 = _tap(conv_ptr, channels, is_channel, 2, K)
     tap3 = _tap(conv_ptr, channels, is_channel, 3, K)
-    x1 = _row_before(rows_ptr, rows_ptr, first - 1, channels, is_channel, CHANNELS, COLUMNS, K, False)
-    x2 = _row_before(rows_ptr, rows_ptr, first - 2, channels, is_channel, CHANNELS, COLUMNS, K, False)
-    x3 = _row_before(rows_ptr, rows_ptr, first - 3, channels, is_channel, CHANNELS, COLUMNS, K, False)
+    x1 = _row(rows_ptr, first - 1, channels, is_channel & (first > 0), length, COLUMNS)
+    x2 = _row(rows_ptr, first - 2, channels, is_channel & (first > 0), length, COLUMNS)
+    x3 = _row(rows_ptr, first - 3, channels, is_channel & (first > 0), length, COLUMNS)
     zero = tl.zeros((BLOCK,), dtype=tl.float32)
     # Gradients before silu of the three rows before. Those of the first rows reach no row of this program, so they may
     # start from anything; they start from different values because Triton 3.6 merges what starts from the same.
