@@ -135,15 +135,13 @@ def _say_whether_there(plan: Plan, page: Node, found: Sequence[MissingResult]) -
 def _show(missing: Sequence[MissingResult], number: int) -> None:
     """A line for each of the missing results, which are those of `number` inputs."""
     from rich.markup import escape
-    from rich.table import Table
 
     from implicit_llm_workflow.results.missing import numbers_of
+    from implicit_llm_workflow.results.text import plain_table
 
     if not missing:
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("missing result", "numbers", "state", "why"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "state")
+    table = plain_table("missing result", "numbers", "state", "why", whole=("state",))
     for item in missing:
         style, numbers = _STYLE[item.state], numbers_of(item.job, item.config.get("kind"))
         table.add_row(item.job, numbers, f"[{style}]{item.state}[/{style}]", escape(item.why))
@@ -249,14 +247,11 @@ def compare(
         list[str],
         typer.Argument(
             help="Runs as `implicit-llm runs` prints them, with or without a phase (a5-implicit-s1/free). Without a "
-            "seed (a5-implicit) it compares all seeds. Run directories of any experiment work too.",
+            "seed (a5-implicit) it compares all seeds. Run directories of finished jobs of any experiment work too.",
             metavar="RUN",
             show_default=False,
         ),
     ],
-    html: Annotated[
-        Path | None, typer.Option(help="Also write a page with the curves; it needs nothing else.", metavar="FILE")
-    ] = None,
     config: options.Config = options.DEFAULT_CONFIG,
     results: options.Results = options.DEFAULT_RESULTS,
     as_json: Annotated[bool, options.as_json("with every number of every seed")] = False,
@@ -265,12 +260,12 @@ def compare(
 
     Of inputs (the phase before, the data) only what differs in them is shown. Numbers: those of the manifest at the end
     of the phase, those of its evaluations, and the last ones in the journal, also of a run that still works. Of several
-    seeds the mean, the lowest and the highest. The curves go back to the first phase.
+    seeds the mean, the lowest and the highest. Curves are in MLflow and in the report.
 
     **Example**
 
         implicit-llm compare a5-implicit a5-explicit
-        implicit-llm compare a5-implicit-s1 a5-explicit-s1 --html curves.html
+        implicit-llm compare a5-implicit-s1/unrolled a5-implicit-s1/free --json
         implicit-llm compare results/demo/train/s3-implicit-s0/free \\
             elsewhere/results/demo/train/s3-implicit-s0/free
     """
@@ -278,17 +273,12 @@ def compare(
 
     plan = None if all(results_of.is_folder(name) for name in names) else options.make_plan(config, results)
     comparison = results_of.Comparison.of(results_of.find_columns(names, plan))
-    console = options.wide_console(is_error=as_json)
     if as_json:
         options.print_json(results_of.as_json(comparison))
-    else:
-        for part in results_of.view(comparison):
-            console.print(part)
-    if html is not None:
-        from implicit_llm_workflow.results.compare_page import write_page
-
-        write_page(comparison, html)
-        console.print(f"page: {html}", markup=False, soft_wrap=True)
+        return
+    console = options.wide_console()
+    for part in results_of.view(comparison):
+        console.print(part)
 
 
 def lineage(

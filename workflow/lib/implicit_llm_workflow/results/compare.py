@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +22,19 @@ from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity, canonical_json
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, PROVENANCE, WORK, work_directory
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, PROVENANCE, work_directory
 from implicit_llm_workflow.estimates.cost import recorded_cost
 from implicit_llm_workflow.planning.code_record import changed_files, read_code_record
 from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
 from implicit_llm_workflow.results.job_states import LOG, MODEL_STAGES, run_and_phase
 from implicit_llm_workflow.results.journals import JOURNAL, Point, read_points
 from implicit_llm_workflow.results.lineage import NoLineage, Result, ResultIndex, commit_text
-from implicit_llm_workflow.results.text import MISSING, cost_text, number_text
+from implicit_llm_workflow.results.text import MISSING, cost_text, number_text, plain_table
 
 if TYPE_CHECKING:
     from implicit_llm_workflow.planning.plan import Plan
 
-START, CODE = "start", "code"
+CODE = "code"
 CODE_DIGITS = 12
 SUMMARY, LAST = "at the end (means over the last 50 steps)", "last values in the journal"
 FIRST = ("step", "loss", "accuracy_last10", "accuracy", "residual", "num_iter", "f_evaluations", "unconverged_share")
@@ -59,10 +60,6 @@ class Subject:
         return f"{self.identity.stage}/{self.identity.name}"
 
     @property
-    def seed(self) -> Any:
-        return self.identity.config.get("seed")
-
-    @property
     def work(self) -> Path:
         return work_directory(self.run_dir, self.identity.fingerprint)
 
@@ -84,21 +81,6 @@ class Subject:
         name = f"{fingerprint[:FINGERPRINT_DIGITS]}.json"
         path = next((self.index.root / ".identities").rglob(name), None)
         return None if path is None else Identity.parse(path.read_text(encoding="utf-8"))
-
-    def chain(self) -> list[Identity]:
-        """The phases before it and itself, the first one first, as far as they are known."""
-        chain = [self.identity]
-        while (start := chain[0].upstream.get(START)) is not None and (before := self.input(start)) is not None:
-            chain.insert(0, before)
-        return chain
-
-    def curve(self) -> list[Point]:
-        """The points of the whole chain."""
-        found: list[Point] = []
-        for identity in self.chain()[:-1]:
-            run_dir = self.index.root / identity.stage / identity.name
-            found += read_points(work_directory(run_dir, identity.fingerprint) / JOURNAL)
-        return [*found, *self.points]
 
     def evaluations(self) -> Iterator[tuple[str, Manifest]]:
         """Finished evaluations of this very result, by name."""
@@ -149,20 +131,13 @@ class NumberRow:
     name: str
     values: tuple[tuple[float, ...], ...]
 
-    @property
-    def is_swept(self) -> bool:
-        return SWEPT in self.name
-
     def cells(self) -> list[str]:
         """The mean of each column, of several seeds also the lowest and the highest; of two columns also the change."""
-        return [*map(_spread_text, self.values), *([self._change()] if len(self.values) == 2 else [])]
-
-    def _change(self) -> str:
-        """From the mean of the first column to that of the second."""
-        if not all(self.values):
-            return MISSING
-        difference = statistics.fmean(self.values[1]) - statistics.fmean(self.values[0])
-        return "=" if difference == 0 else f"{'+' if difference > 0 else ''}{number_text(difference, 3)}"
+        cells = [*map(_spread_text, self.values)]
+        if len(cells) != 2 or not all(self.values):
+            return [*cells, *([MISSING] if len(cells) == 2 else [])]
+        before, after = map(statistics.fmean, self.values)
+        return [*cells, "=" if after == before else f"{'+' if after > before else ''}{number_text(after - before, 3)}"]
 
 
 @dataclass(frozen=True)
@@ -179,25 +154,6 @@ class Comparison:
     def of(cls, columns: Sequence[Column]) -> Comparison:
         numbers = tuple(_number_rows(columns))
         return cls(tuple(columns), tuple(_differences(columns)), _num_equal(columns), numbers, _facts(columns))
-
-    @property
-    def labels(self) -> list[str]:
-        """Of several seeds with their number."""
-        numbers = [len(column.members) for column in self.columns]
-        labels = zip(self.columns, numbers, strict=True)
-        return [column.label if number == 1 else f"{column.label} ({number} seeds)" for column, number in labels]
-
-    @property
-    def number_labels(self) -> list[str]:
-        return [*self.labels, *(["change"] if len(self.columns) == 2 else [])]
-
-    def sections(self, *, with_swept: bool) -> dict[str, list[NumberRow]]:
-        """The rows of numbers by section."""
-        found: dict[str, list[NumberRow]] = {}
-        for row in self.numbers:
-            if with_swept or not row.is_swept:
-                found.setdefault(row.section, []).append(row)
-        return found
 
 
 def find_columns(names: Sequence[str], plan: Plan | None) -> list[Column]:
@@ -244,7 +200,7 @@ def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
 
 def _find(name: str, plan: Plan | None) -> Column:
     if is_folder(name) or plan is None:
-        subject = _from_folder(Path(name).absolute(), name)
+        subject = _from_folder(name)
         return Column(subject.key.partition("/")[2], (subject,))
     label, keys = find_model(name, plan)
     index = ResultIndex(plan.root.absolute())
@@ -259,23 +215,19 @@ def _of_plan(plan: Plan, key: str, index: ResultIndex) -> Subject:
     return Subject(index.root / key, identity, recorded, index)
 
 
-def _from_folder(path: Path, name: str) -> Subject:
-    """The run of this folder, or of the one around it. Raises: NotComparable."""
-    for folder in (path, *path.parents):
-        if (folder / MANIFEST).is_file():
-            try:
-                result = Result.read(folder / MANIFEST)
-            except NoLineage as error:
-                raise NotComparable(
-                    f"{folder / MANIFEST}: cannot be read ({error}); run the workflow to rebuild it"
-                ) from error
-            return Subject(result.run_dir, result.identity, result.manifest, ResultIndex(result.root))
-        for journal in sorted(folder.glob(f"{WORK}/*/{JOURNAL}"), key=lambda path: -path.stat().st_mtime):
-            for root in folder.parents:  # the identity of the result that was begun last
-                file = root / ".identities" / folder.relative_to(root) / f"{journal.parent.name}.json"
-                if file.is_file():
-                    return Subject(folder, Identity.parse(file.read_text(encoding="utf-8")), None, ResultIndex(root))
-    raise NotComparable(f"{name}: is no run directory; give one, such as results/demo/train/a5-implicit-s1/free")
+def _from_folder(name: str) -> Subject:
+    """The finished result of this run directory, or of the one around it. Raises: NotComparable."""
+    path = Path(name).absolute()
+    manifest = next((folder / MANIFEST for folder in (path, *path.parents) if (folder / MANIFEST).is_file()), None)
+    if manifest is None:
+        raise NotComparable(
+            f"{name}: is no run directory of a finished job; give one, such as results/demo/train/a5-implicit-s1/free"
+        )
+    try:
+        result = Result.read(manifest)
+    except NoLineage as error:
+        raise NotComparable(f"{manifest}: cannot be read ({error}); run the workflow to rebuild it") from error
+    return Subject(result.run_dir, result.identity, result.manifest, ResultIndex(result.root))
 
 
 def _differences(columns: Sequence[Column]) -> list[DifferentSetting]:
@@ -411,11 +363,12 @@ def _facts(columns: Sequence[Column]) -> dict[str, tuple[str, ...]]:
 
 def _facts_of(member: Subject) -> dict[str, str]:
     provenance = read_object(member.work / PROVENANCE)
+    seed = member.identity.config.get("seed")
     state, time = "finished" if member.recorded is not None else "not finished", ""
     with suppress(TypeError, ValueError):
         time = f"{datetime.fromisoformat(provenance.get('finished', '')):%Y-%m-%d %H:%M} UTC"
     return {
-        "seed": MISSING if member.seed is None else str(member.seed),
+        "seed": str(MISSING if seed is None else seed),
         "fingerprint": member.identity.fingerprint[:FINGERPRINT_DIGITS],
         "state": f"{state} {time}".strip(),
         "took": cost_text(recorded_cost(member.run_dir, member.identity.fingerprint)),
@@ -428,36 +381,38 @@ def _facts_of(member: Subject) -> dict[str, str]:
 def _spread_text(values: Sequence[float]) -> str:
     if not values:
         return MISSING
-    low, high = number_text(min(values)), number_text(max(values))
-    mean = number_text(statistics.fmean(values))
-    return mean if min(values) == max(values) else f"{mean} ({low} to {high})"
+    spread = f" ({number_text(min(values))} to {number_text(max(values))})" if min(values) < max(values) else ""
+    return number_text(statistics.fmean(values)) + spread
 
 
 def view(comparison: Comparison) -> Iterator[RenderableType]:
     """Tables one after the other."""
-    yield _table("result", comparison.labels, [(name, *values) for name, values in comparison.facts.items()])
+    sizes = [len(column.members) for column in comparison.columns]
+    pairs = zip(comparison.columns, sizes, strict=True)
+    labels = [column.label if size == 1 else f"{column.label} ({size} seeds)" for column, size in pairs]
+    yield _table("result", labels, [(name, *values) for name, values in comparison.facts.items()])
     yield Text()
     if comparison.differences:
-        yield _table("what differs", comparison.labels, [(row.shown, *row.values) for row in comparison.differences])
+        yield _table("what differs", labels, [(row.shown, *row.values) for row in comparison.differences])
         for row in comparison.differences:
             if row.detail:
                 yield Text(f"  {row.shown}: {row.detail}", style="dim")
         yield Text(f"{comparison.num_equal} settings are equal", style="dim")
     else:
         yield Text("nothing differs: config, code and inputs are equal")
-    for section, numbers in comparison.sections(with_swept=False).items():
+    numbers = [row for row in comparison.numbers if SWEPT not in row.name]
+    for section, rows in groupby(numbers, lambda row: row.section):
+        change = ["change"] if len(labels) == 2 else []
         yield Text()
-        yield _table(section, comparison.number_labels, [(row.name, *row.cells()) for row in numbers], justify="right")
-    if swept := sum(row.is_swept for row in comparison.numbers):
+        yield _table(section, [*labels, *change], [(row.name, *row.cells()) for row in rows], is_number=True)
+    if swept := len(comparison.numbers) - len(numbers):
         yield Text()
-        yield Text(f"{swept} numbers of sweeps are in the page (--html) and in --json", style="dim")
+        yield Text(f"{swept} numbers of sweeps are in --json", style="dim")
 
 
-def _table(title: str, labels: Sequence[str], rows: Sequence[tuple[str, ...]], justify: Any = "left") -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(title, overflow="fold", min_width=14)
-    for label in labels:
-        table.add_column(escape(label), overflow="fold", justify=justify)
+def _table(title: str, labels: Sequence[str], rows: Sequence[tuple[str, ...]], *, is_number: bool = False) -> Table:
+    table = plain_table(title, *map(escape, labels), right=[*map(escape, labels)] if is_number else ())
+    table.columns[0].min_width = 14
     for row in rows:
         table.add_row(*map(escape, row))
     return table
@@ -467,20 +422,23 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     """Each column, what differs, and all numbers of all seeds."""
     return {
         "columns": [
-            {"label": column.label, "members": [*map(_member_values, column.members)]} for column in comparison.columns
+            {
+                "label": column.label,
+                "members": [
+                    {
+                        "job": member.key,
+                        "run_dir": member.run_dir.as_posix(),
+                        "fingerprint": member.identity.fingerprint,
+                        "seed": member.identity.config.get("seed"),
+                        "is_finished": member.recorded is not None,
+                    }
+                    for member in column.members
+                ],
+            }
+            for column in comparison.columns
         ],
         "differences": [asdict(row) for row in comparison.differences],
         "equal_settings": comparison.num_equal,
         "numbers": [asdict(row) for row in comparison.numbers],
         "facts": {name: list(values) for name, values in comparison.facts.items()},
-    }
-
-
-def _member_values(member: Subject) -> dict[str, Any]:
-    return {
-        "job": member.key,
-        "run_dir": member.run_dir.as_posix(),
-        "fingerprint": member.identity.fingerprint,
-        "seed": member.seed,
-        "is_finished": member.recorded is not None,
     }

@@ -17,7 +17,7 @@ from implicit_llm_workflow.planning.code_record import ChangedFile, changed_file
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status
 from implicit_llm_workflow.results.status import STATE_STYLE
-from implicit_llm_workflow.results.text import cost_text, total_text
+from implicit_llm_workflow.results.text import cost_text, plain_table, total_text
 
 MAX_ALIKE = 6  # jobs of a stage with the same reason that get a row each
 SHOWN_INPUTS = 3
@@ -118,9 +118,7 @@ def headline(explanation: Explanation) -> str:
 
 def running_table(jobs: Iterable[ExplainedJob]) -> Table:
     """A row for each job; many of a stage with the same reason share one."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("job", "state", "why", "takes"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "state")
+    table = plain_table("job", "state", "why", "takes", whole=("state",))
     groups: dict[tuple[str, str, str], list[ExplainedJob]] = {}
     for job in jobs:
         groups.setdefault((job.stage, job.status.state, job.status.why), []).append(job)

@@ -13,14 +13,14 @@ from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest, sha256_of
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, work_directory
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_report.registry import registry
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import job_code
 from implicit_llm_workflow.planning.fingerprint import MODEL_ROLE
 from implicit_llm_workflow.planning.plan import LOCAL_PROFILE, Plan
 from implicit_llm_workflow.planning.recorded import METRICS
-from implicit_llm_workflow.results.journals import JOURNAL, read_tail
+from implicit_llm_workflow.results.job_states import ObservedJob, observe
 
 WITH_MISSING = "-with-missing"
 OF_TRAINING = "losses and solver health"
@@ -50,9 +50,9 @@ class MissingResult:
 
 def find_missing(plan: Plan, page: Node) -> list[MissingResult]:
     """What a report or an excerpt of it lacks, in the order of its inputs."""
-    return [
-        _missing_result(plan, role, plan.nodes[key]) for role, key in page.upstream.items() if _is_missing(plan, key)
-    ]
+    missing = {role: plan.nodes[key] for role, key in page.upstream.items() if _is_missing(plan, key)}
+    jobs = observe(plan) if missing else {}
+    return [_missing_result(plan, jobs, role, node) for role, node in missing.items()]
 
 
 def report_with_missing(plan: Plan, page: Node, missing: Sequence[MissingResult]) -> tuple[Identity, list[str]]:
@@ -132,23 +132,23 @@ def _why_stale(run_dir: Path, manifest: Manifest | None, wanted: str | None) -> 
     return None
 
 
-def _is_missing(plan: Plan, key: str) -> bool:
-    return plan.statuses[key].state != "fresh" or _changed(plan, plan.nodes[key]) is not None
-
-
-def _changed(plan: Plan, node: Node) -> str | None:
+def _why_changed(plan: Plan, node: Node) -> str | None:
     return changed_result(plan.run_dir(node)) if node.stage == "evaluate" else None
 
 
-def _missing_result(plan: Plan, role: str, node: Node) -> MissingResult:
-    status, failure = plan.statuses[node.key], _failure(plan, node)
+def _is_missing(plan: Plan, key: str) -> bool:
+    return plan.statuses[key].state != "fresh" or _why_changed(plan, plan.nodes[key]) is not None
+
+
+def _missing_result(plan: Plan, jobs: Mapping[str, ObservedJob], role: str, node: Node) -> MissingResult:
+    status, job = plan.statuses[node.key], jobs[node.key]
     state, why = str(status.state), status.why
-    if failure is not None:
-        state, why = "failed", failure
+    if job.state == "failed":
+        state, why = "failed", job.why
     elif state == "missing":
-        why = _waits_for(plan, node) or why
+        why = _waits_for(plan, jobs, node) or why
     elif state == "fresh":
-        state, why = "stale", _changed(plan, node) or why
+        state, why = "stale", _why_changed(plan, node) or why
     about: dict[str, Any] = {}
     if node.stage == "evaluate":
         read = {name: plan.nodes[key].config for name, key in node.upstream.items() if name != MODEL_ROLE}
@@ -160,18 +160,10 @@ def _missing_result(plan: Plan, role: str, node: Node) -> MissingResult:
     return MissingResult(node.key, role, state, why, remove + plan.command_for([node]), **about)
 
 
-def _waits_for(plan: Plan, node: Node) -> str | None:
+def _waits_for(plan: Plan, jobs: Mapping[str, ObservedJob], node: Node) -> str | None:
     """The first job in the way of one that never ran: the one that failed, else the farthest back."""
     for key in node.upstream.values():
         if _is_missing(plan, key):
-            before = plan.nodes[key]
-            failure = _failure(plan, before)
-            return f"{key} failed: {failure}" if failure else _waits_for(plan, before) or f"waits for {key}"
+            before = _waits_for(plan, jobs, plan.nodes[key]) or f"waits for {key}"
+            return f"{key} failed: {jobs[key].why}" if jobs[key].state == "failed" else before
     return None
-
-
-def _failure(plan: Plan, node: Node) -> str | None:
-    """How the last attempt at the wanted result ended, by the journal; None if it did not fail."""
-    work = work_directory(plan.run_dir(node), plan.identities[node.key].fingerprint)
-    event = read_tail(work / JOURNAL).event or {}
-    return " ".join(str(event.get("error")).split()) if event.get("name") == "stage_failed" else None

@@ -15,7 +15,7 @@ from implicit_llm_contracts.hints import natural
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.text import MISSING, number_text
+from implicit_llm_workflow.results.text import MISSING, number_text, plain_table
 
 # Run and phase, and mode -> test set -> the number of each seed.
 Rows = dict[tuple[str, str], dict[str, list[float]]]
@@ -69,12 +69,8 @@ def _numbers(plan: Plan, node: Node, metric: str) -> Iterator[tuple[str, str, fl
 
 def _table(title: str, data: str, rows: Rows, *, is_share: bool) -> Table:
     parts = sorted({part for row in rows.values() for part in row if part}, key=natural)
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, min_width=len(title))
-    for heading in ("run", "mode"):
-        table.add_column(heading, overflow="fold")
-    for part in parts or [MISSING]:
-        short = re.sub(r"^test[-.]", "", part.removeprefix(f"{data}-"))
-        table.add_column(escape(short), justify="right")
+    shown = [escape(re.sub(r"^test[-.]", "", part.removeprefix(f"{data}-"))) for part in parts or [MISSING]]
+    table = plain_table("run", "mode", *shown, right=shown, title=title, title_justify="left", min_width=len(title))
     for (name, mode), row in rows.items():
         cells = [_cell(row.get(part, []), is_share=is_share) for part in parts or [MISSING]]
         table.add_row(escape(name), mode, *cells)

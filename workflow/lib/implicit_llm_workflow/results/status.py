@@ -31,7 +31,7 @@ from implicit_llm_workflow.results.job_states import (
     last_lines,
     run_and_phase,
 )
-from implicit_llm_workflow.results.text import MISSING, number_text, share_text, time_text
+from implicit_llm_workflow.results.text import MISSING, number_text, plain_table, share_text, time_text
 from implicit_llm_workflow.results.verify import rebuild_commands
 
 BAR_WIDTH, WIDE_BAR_WIDTH, WIDE = 14, 30, 110
@@ -175,9 +175,8 @@ def stage_table(snapshot: Snapshot, width: int) -> Table:
     """A row for each stage; only states that occur have a column."""
     stages = _counts_by_stage(snapshot)
     shown = [state for state in STATES if state != "done" and any(row[state] for row in stages.values())]
-    table = Table("stage", "", box=None, pad_edge=False)
-    for heading in ("done", "of", *shown):
-        table.add_column(heading, justify="right", no_wrap=True)
+    right = ("done", "of", *shown)
+    table = plain_table("stage", "", *right, whole=right, right=right)
     for stage, row in stages.items():
         bar_width = WIDE_BAR_WIDTH if width >= WIDE else BAR_WIDTH
         bar = ProgressBar(total=row.total(), completed=row["done"], width=bar_width, finished_style="green")
@@ -188,9 +187,7 @@ def stage_table(snapshot: Snapshot, width: int) -> Table:
 
 def job_table(snapshot: Snapshot) -> Table:
     """A row for each job."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("job", "state", "fingerprint", "why"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("state", "fingerprint"))
+    table = plain_table("job", "state", "fingerprint", "why", whole=("state", "fingerprint"))
     for key, job in snapshot.jobs.items():
         fingerprint = snapshot.plan.identities[key].fingerprint[:FINGERPRINT_DIGITS]
         table.add_row(key, _state_text(job), fingerprint, escape(job.why))
@@ -200,13 +197,9 @@ def job_table(snapshot: Snapshot) -> Table:
 def runs_table(jobs: Iterable[ObservedJob], width: int) -> Table:
     """A row for each phase of a run; `width`: of what it is printed on, in characters."""
     is_narrow = width < NARROW
-    table = Table(box=None, pad_edge=False, collapse_padding=is_narrow)
-    table.add_column("run", overflow="fold")
-    table.add_column("status", no_wrap=True)
-    table.add_column("phase", overflow="fold")
-    for heading in ("step", *(heading for _, heading, _ in _METRICS), "age"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("mlflow", no_wrap=True)
+    right = ("step", *(heading for _, heading, _ in _METRICS), "age")
+    headings = ("run", "status", "phase", *right, "mlflow")
+    table = plain_table(*headings, whole=("status", *right, "mlflow"), right=right, collapse_padding=is_narrow)
     for job in jobs:
         run, phase = run_and_phase(job.node.key)
         numbers = [show(job.metrics.get(name)) for name, _, show in _METRICS]
@@ -218,10 +211,9 @@ def runs_table(jobs: Iterable[ObservedJob], width: int) -> Table:
 
 def _active_table(jobs: list[ObservedJob], width: int) -> Table:
     """A row for each running or submitted job, with what it does, or the reason why it waits."""
-    table = Table(box=None, pad_edge=False, collapse_padding=width < WIDE)
-    table.add_column("active", overflow="fold", min_width=16)
-    for heading in ("step", "", "rate", "left", "wrote", "job"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    right = ("step", "", "rate", "left", "wrote", "job")
+    table = plain_table("active", *right, whole=right, right=right, collapse_padding=width < WIDE)
+    table.columns[0].min_width = 16
     table.add_column("now", overflow="ellipsis", no_wrap=True)
     for job in jobs[:SHOWN_JOBS]:
         progress, has_written = job.progress, job.age_s is not None and job.doing != STARTING

@@ -1,14 +1,26 @@
-"""Numbers, times, sizes and costs as people read them in a narrow column."""
+"""Tables without lines, and numbers, times, sizes and costs as people read them in a narrow column."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from rich.table import Table
 
 from implicit_llm_workflow.estimates.cost import Cost
 
 MISSING = "-"
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 _NAMES = {"gpu": "GPU", "cpu": "CPU"}
+
+
+def plain_table(*headings: str, whole: Collection[str] = (), right: Collection[str] = (), **options: Any) -> Table:
+    """A table without lines. Cells are folded, except in the columns `whole`; those of `right` are numbers."""
+    table = Table(box=None, pad_edge=False, **options)
+    for heading in headings:
+        justify: Any = "right" if heading in right else "left"
+        table.add_column(heading, overflow="fold", no_wrap=heading in whole, justify=justify)
+    return table
 
 
 def time_text(seconds: float | None) -> str:
