@@ -3,6 +3,7 @@
 Importing registers `implicit_mamba2` and `implicit_llama3` with Hugging Face's Auto classes.
 """
 
+from implicit_llm.cuda_graphs.runner import GraphRunner
 from implicit_llm.models.auto import (
     list_configs,
     load_config,
@@ -10,7 +11,7 @@ from implicit_llm.models.auto import (
     register_implicit_causal_lm,
     trained_model,
 )
-from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model
+from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel
 from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM, sequential_forward
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.layers import Projection, RecurrentLayer, RMSNorm
@@ -23,9 +24,11 @@ from implicit_llm_contracts import __version__
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_data.groups import register_group
 
+ImplicitModel.runner_class = GraphRunner
 register_implicit_causal_lm()
 
 __all__ = [
+    "GraphRunner",
     "ImplicitConfig",
     "ImplicitLlama3Config",
     "ImplicitLlama3ForCausalLM",

@@ -6,9 +6,9 @@ Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,30 +17,18 @@ from transformers.utils import ModelOutput
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.models.cache import ConvergedStateCache, joined_cache
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
-from implicit_llm.models.cuda_graphs import passes
-from implicit_llm.models.cuda_graphs.blocks import BlockGraph
-from implicit_llm.models.cuda_graphs.capture import CaptureFailed
-from implicit_llm.models.cuda_graphs.passes import can_replay_evaluation, can_replay_training
 from implicit_llm.models.layers import Injection, RMSNorm, touched_module
 from implicit_llm.models.llama3 import Llama3Layer, rope_tables
 from implicit_llm.models.mamba2 import Mamba2Layer
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
+from implicit_llm.models.runner import Runner
 from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, StackMap
-from implicit_llm.solver.passes import (
-    differentiated_steps,
-    evaluation_pass,
-    free_pass,
-    free_stats,
-    unrolled_pass,
-    with_gradient,
-)
+from implicit_llm.solver.passes import differentiated_steps, free_stats, unrolled_pass, with_gradient
 from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import EvalMode, SolverConfig
 
 _log = logging.getLogger(__name__)
 NORM_EPS = 1e-5  # of a family whose configuration has no layer_norm_epsilon
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass
@@ -69,15 +57,11 @@ def _padding(attention_mask: Tensor | None, embedding_BLD: Tensor, past: int) ->
 class ImplicitModel(ImplicitPreTrainedModel):
     """Shared forward pass; a family says which modules it has and how wide its injection is.
 
-    replays_training: on a GPU, training passes of one shape come from captured CUDA graphs; the training stage sets it.
-    replays_evaluation: so do single tokens and blocks, those of a training pass's solver included. Both end where a
-        capture fails.
-    sequence_graphs: those that solve blocks, in training (True) and in evaluation.
+    runner: what runs the passes, a `runner_class()` at first.
     """
 
     layers: nn.ModuleList
-    replays_training = False
-    replays_evaluation = True
+    runner_class: type[Runner] = Runner
     _has_said_so = False
     has_growing_state = False  # whether a layer's state is as long as the sequence
 
@@ -94,7 +78,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if config.is_implicit:
             self.injection = Injection(config.hidden_size, injection_width, eps, config.has_weight_norm)
         self.gradient_checkpointing = False
-        self.sequence_graphs: dict[bool, BlockGraph] = {}
+        self.runner = self.runner_class()
         self.post_init()
 
     def apply_stack(
@@ -142,8 +126,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
         padding = _padding(attention_mask, h_BLD, 0 if cache is None else cache.get_seq_length())
         stats: SolverStats | None
         is_plain = not output_hidden_states and not output_positions and eval_mode is None
-        if cache is not None and is_plain and padding is None and cache.replays(self, h_BLD):
-            token = self.replay(cache.step, self, h_BLD)
+        if cache is not None and is_plain and padding is None:
+            token = self.runner.next_token(self, h_BLD, cache)
             if token is not None:
                 output = ImplicitModelOutput(token[0], cache, None, token[1])
                 return output if return_dict is not False else output.to_tuple()
@@ -195,16 +179,6 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if solver is None or self.training:
             raise ValueError("eval_mode is for implicit models in evaluation mode; drop it or call model.eval() first")
         return replace(solver, eval_mode=eval_mode)
-
-    def replay(self, from_graphs: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """What `from_graphs` returns; None, and no CUDA graphs from now on, where one cannot be captured."""
-        try:
-            return from_graphs(*args, **kwargs)
-        except CaptureFailed as error:
-            _log.warning("CUDA graphs cannot be captured here (%s): kernels are started one by one, slower", error)
-            self.replays_training = self.replays_evaluation = False
-            self.sequence_graphs.clear()
-            return None
 
     def calls_modules(self) -> bool:
         """Whether every module must be called, for a hook or an adapter; no CUDA graphs then. Logged once."""
@@ -278,40 +252,24 @@ class ImplicitModel(ImplicitPreTrainedModel):
     def _implicit_pass(
         self, embedding_BLD: Tensor, x: StackInput, solver: SolverConfig, positions: bool
     ) -> tuple[Tensor, Prefix | None, SolverStats]:
-        f, z0_BLD = StackMap(self, x), torch.zeros_like(embedding_BLD)
+        f = StackMap(self, x)
         if not self.training:
             with torch.no_grad():
-                z_BLD, prefix, stats = self._evaluation_pass(f, embedding_BLD, solver, positions)
+                z_BLD, prefix, stats = self.runner.evaluation_pass(f, embedding_BLD, solver, positions=positions)
             if torch.is_grad_enabled() and (is_reference() or embedding_BLD.requires_grad or self._is_trainable()):
                 z_BLD = with_gradient(f, z_BLD, solver)
             return z_BLD, prefix, stats
         if x.prefix is not None:
             raise ValueError("training starts from an empty state; drop past_key_values or call model.eval()")
         if solver.mode == "unrolled":
-            z_BLD, stats = unrolled_pass(f, z0_BLD, solver)
+            z_BLD, stats = unrolled_pass(f, torch.zeros_like(embedding_BLD), solver)
             return z_BLD, None, stats
-        if self.replays_training and x.valid_BL is None and can_replay_training(self, embedding_BLD):
-            solved = self.replay(passes.training_solve, self, embedding_BLD, x.dropout_masks)
-            if solved is not None:
-                z_BLD, blocks = solved
-                return differentiated_steps(f, z_BLD, solver), None, free_stats(blocks, solver, positions=positions)
-        z_BLD, stats = free_pass(f, z0_BLD, solver, positions=positions)
-        return z_BLD, None, stats
+        with torch.no_grad():
+            z_BLD, blocks = self.runner.training_solve(f, embedding_BLD, solver)
+        return differentiated_steps(f, z_BLD, solver), None, free_stats(blocks, solver, positions=positions)
 
     def _is_trainable(self) -> bool:
         return any(parameter.requires_grad for parameter in self.parameters())
-
-    def _evaluation_pass(
-        self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig, positions: bool
-    ) -> tuple[Tensor, Prefix, SolverStats]:
-        x = f.x
-        is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
-        width = solver.eval_width(embedding_BLD.shape[1])
-        if not is_padded and can_replay_evaluation(self, embedding_BLD, width):
-            result = self.replay(passes.evaluation, self, embedding_BLD, x.prefix, width, positions=positions)
-            if result is not None:
-                return result
-        return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, x.prefix, positions=positions)
 
 
 class RecurrentModel(ImplicitModel):

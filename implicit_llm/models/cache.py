@@ -1,7 +1,4 @@
-"""The cache of converged states that generation carries from token to token.
-
-Shapes: `B` batch, `L` length, `D` model.
-"""
+"""The cache of converged states that generation carries from token to token."""
 
 from __future__ import annotations
 
@@ -11,15 +8,10 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from implicit_llm.models.cuda_graphs.blocks import BlockGraph, Setting, can_replay
 from implicit_llm.models.stack import Prefix
-from implicit_llm.solver.stats import SolverStats, gather_blocks
 
 if TYPE_CHECKING:
     from implicit_llm.models.backbone import ImplicitModel
-
-EAGER_TOKENS = 4  # capturing costs as much as some tokens without it
-ROOM_TOKENS = 256  # by which the room for keys and values grows; then the graphs are captured again
 
 
 class ConvergedStateCache(Cache):
@@ -31,10 +23,8 @@ class ConvergedStateCache(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.prefix: Prefix | None = None
-        self.graph: BlockGraph | None = None
         self._made_by = ""
         self._is_growing = False
-        self._single_tokens = 0
 
     def join(self, model: ImplicitModel, batch: int) -> None:
         """Check that the states fit `model` and `batch`, the number of sequences. Raises: ValueError."""
@@ -52,30 +42,6 @@ class ConvergedStateCache(Cache):
 
     def advance(self, prefix: Prefix) -> None:
         self.prefix = prefix
-
-    def replays(self, model: ImplicitModel, embedding_BLD: Tensor) -> bool:
-        """Whether the next token comes from captured graphs: on a GPU, once a few tokens have come one by one."""
-        is_single = embedding_BLD.shape[1] == 1 and self.prefix is not None and self.prefix.valid_BS is None
-        if not is_single or model.training or not can_replay(model, embedding_BLD):
-            self._single_tokens = 0
-            return False
-        self._single_tokens += 1
-        return self._single_tokens > EAGER_TOKENS
-
-    def step(self, model: ImplicitModel, embedding_B1D: Tensor) -> tuple[Tensor, SolverStats | None]:
-        """The next token's z* (B, 1, D) and its statistics from the graphs, captured anew where they no longer fit."""
-        assert self.prefix is not None
-        graph, setting = self.graph, Setting.of(model, embedding_B1D)
-        is_full = graph is not None and graph.room is not None and graph.length == graph.room
-        if graph is None or is_full or graph.setting != setting or not graph.holds(self.prefix):
-            before = self.prefix.without_room()
-            room = before.length + ROOM_TOKENS if model.has_growing_state else None
-            self.graph = graph = BlockGraph(setting, model, before, room=room)
-        graph.begin(embedding_B1D)
-        stats = None if setting.solver is None else gather_blocks([(1, graph.solve())], 1, positions=False)
-        z_B1D = graph.close().clone()
-        self.advance(graph.prefix())
-        return z_B1D, stats
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0 if self.prefix is None else self.prefix.length
@@ -96,7 +62,7 @@ class ConvergedStateCache(Cache):
             self.batch_select_indices(torch.arange(len(tensor), device=tensor.device).repeat_interleave(repeats))
 
     def reset(self) -> None:
-        self.prefix = self.graph = None
+        self.prefix = None
 
     def crop(self, tokens: int) -> None:
         """Forget the last `-tokens` tokens; keep the first `tokens` if positive, as transformers up to 5.20 wants.

@@ -18,7 +18,6 @@ from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
 from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel, RecurrentModel
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
-from implicit_llm.models.cuda_graphs.training_step import Setting, StepGraph, can_replay_step
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import EvalMode
@@ -42,8 +41,6 @@ class ImplicitCausalLMOutput(ModelOutput):
 
 class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     """What both families share around the backbone."""
-
-    step_graph: StepGraph | None = None  # of training passes where `base.replays_training`
 
     @property
     def base(self) -> ImplicitModel:
@@ -98,11 +95,14 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         is_bare = all(given is None or given is False for given in inputs.values())
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         is_bare = is_bare and isinstance(logits_to_keep, int) and logits_to_keep == 0
-        if labels is not None and input_ids is not None and is_bare and can_replay_step(self, input_ids):
-            how = aligned, return_logits, num_items_in_batch
-            replayed = self.base.replay(self._replay_step, input_ids, labels, *how)
-            if replayed is not None:
-                return replayed if return_dict is not False else replayed.to_tuple()
+        if labels is not None and input_ids is not None and is_bare:
+            how = {"aligned": aligned, "return_logits": return_logits}
+            step = self.base.runner.training_step(self, input_ids, labels, **how)
+            if step is not None:
+                total, logits_BLV, hidden_BLD, stats = step
+                mean = total / _count(labels, aligned, num_items_in_batch)
+                result = ImplicitCausalLMOutput(mean, logits_BLV, hidden_BLD, solver_stats=stats)
+                return result if return_dict is not False else result.to_tuple()
         output = self.base(input_ids, **inputs)
         kept_BLD, logits_BLV, loss = output.last_hidden_state[:, keep], None, None
         is_fp64 = kept_BLD.dtype == torch.float64  # which the loss of transformers takes to fp32
@@ -138,18 +138,6 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             hidden_BLD.flatten(0, 1), self.lm_head.weight, labels_BL.flatten(), ignore_index=IGNORED_LABEL
         )
         return total, None
-
-    def _replay_step(
-        self, ids_BL: Tensor, labels_BL: Tensor, aligned: bool, return_logits: bool, num_items: Any
-    ) -> ImplicitCausalLMOutput:
-        """A training pass from a graph, captured anew where none fits. Raises: CaptureFailed."""
-        setting = Setting.of(self, ids_BL, aligned, return_logits)
-        if self.step_graph is None or self.step_graph.setting != setting:
-            self.step_graph = None  # its memory is free before the next is captured
-            self.step_graph = StepGraph(setting, self, ids_BL)
-        total, logits_BLV, hidden_BLD, stats = self.step_graph(ids_BL, labels_BL)
-        mean = total / _count(labels_BL, aligned, num_items)
-        return ImplicitCausalLMOutput(mean, logits_BLV, hidden_BLD, solver_stats=stats)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

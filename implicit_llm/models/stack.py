@@ -39,7 +39,7 @@ class Prefix:
     seen_LS: Tensor | None = None
 
     def without_room(self) -> Prefix:
-        """The same prefix in tensors of its own length; only captured graphs need the room."""
+        """The same prefix in tensors of its own length; only a runner whose tensors stay in place needs the room."""
         if self.room is None:
             return self
         layers = tuple(tuple(t[:, :, : self.length] for t in layer) for layer in self.layers)

@@ -73,12 +73,6 @@ def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple
     return z_BLD, unrolled_stats(solver.num_unroll, len(z0_BLD), z0_BLD.device)
 
 
-def free_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, *, positions: bool) -> tuple[Tensor, SolverStats]:
-    """Solve without gradient, then take the steps that carry it."""
-    z_BLD, blocks = training_solve(f, z0_BLD, solver)
-    return differentiated_steps(f, z_BLD, solver), free_stats(blocks, solver, positions=positions)
-
-
 @torch.no_grad()
 def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
     """The solver's part of a free pass: z (B, L, D), and the statistics of each block with its length.

@@ -9,6 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
+from implicit_llm.cuda_graphs.runner import GraphRunner
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading.foreign import import_package_of, load_foreign
@@ -57,7 +58,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
 def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
     """Switch on what costs no accuracy. Raises: ModelError for what the model cannot do."""
     if isinstance(model, ImplicitForCausalLM):
-        model.base.replays_training = runtime.cuda_graphs
+        model.base.runner = GraphRunner(replays_training=runtime.cuda_graphs)
     if not runtime.gradient_checkpointing:
         return
     if not model.supports_gradient_checkpointing:

@@ -135,7 +135,7 @@ def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
     model: Any = AutoModelForCausalLM.from_config(config).to(device).train()
     if model.solver is not None:
         model.solver = replace(model.solver, **row.solver)
-    model.base.replays_training = options.graphs
+    model.base.runner = implicit_llm.GraphRunner(replays_training=options.graphs)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=has_cuda)

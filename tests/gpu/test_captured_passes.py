@@ -10,7 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from implicit_llm.cuda_graphs.runner import GraphRunner
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.runner import Runner
 from implicit_llm_contracts.config.solver import SolverConfig
 from tests.unit.kernels.reference import relative_error
 
@@ -43,7 +45,7 @@ def _trained(config, solver: dict[str, Any], bf16: bool, replays: bool, return_l
     model = AutoModelForCausalLM.from_config(deepcopy(config)).cuda().train()
     if model.solver is not None:
         model.solver = replace(model.solver, **solver)
-    model.base.replays_training = replays
+    model.base.runner = GraphRunner(replays_training=replays)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     losses, iterations = [], []
     torch.manual_seed(1)
@@ -58,7 +60,7 @@ def _trained(config, solver: dict[str, Any], bf16: bool, replays: bool, return_l
         losses.append(out.loss.item())
         iterations.append(None if out.solver_stats is None else out.solver_stats.f_evaluations.mean().item())
         assert (out.logits is not None) == return_logits
-    assert (model.step_graph is not None) == replays
+    assert (model.base.runner.step is not None) == replays
     return losses, iterations
 
 
@@ -76,9 +78,10 @@ def test_training_from_graphs_follows_the_plain_one(case: str, bf16: bool, retur
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_blockwise_evaluation_from_graphs_follows_the_plain_one(bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blockwise_evaluation_from_graphs_follows_the_plain_one(bf16: bool) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(MAMBA).cuda().eval()
+    graphs = model.base.runner
     rough = replace(model.solver, eval_mode="blockwise", eval_block_len=16, tol=1e-2, eval_max_iter=60)
     fine = replace(rough, tol=1e-5, eval_max_iter=400)
 
@@ -90,12 +93,12 @@ def test_blockwise_evaluation_from_graphs_follows_the_plain_one(bf16: bool, monk
 
     for _ in range(2):
         ids = torch.randint(97, (64, 128), device="cuda")
+        model.base.runner = graphs
         captured = evaluate(ids, rough, bf16=bf16)
-        with monkeypatch.context() as patch:
-            patch.setattr("implicit_llm.models.backbone.can_replay_evaluation", lambda *_: False)
-            plain, exact = evaluate(ids, rough, bf16=bf16), evaluate(ids, fine, bf16=False)
+        model.base.runner = Runner()
+        plain, exact = evaluate(ids, rough, bf16=bf16), evaluate(ids, fine, bf16=False)
         # The tolerance leaves an error beside which rounding and the order of sums are small.
         assert relative_error(captured.logits, plain.logits) < 0.2 * relative_error(plain.logits, exact.logits)
         iterations = [found.solver_stats.num_iter.mean().item() for found in (captured, plain)]
         assert iterations[0] == pytest.approx(iterations[1], rel=0.1)
-    assert [len(here.active_A) for here in model.base.sequence_graphs[False]._open] == [64, 32, 16]
+    assert [len(here.active_A) for here in graphs.sequences[False].open] == [64, 32, 16]

@@ -14,15 +14,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from implicit_llm.models import causal_lm
+from implicit_llm.cuda_graphs import blocks, runner, training_step
+from implicit_llm.cuda_graphs.capture import CaptureFailed
+from implicit_llm.cuda_graphs.runner import GraphRunner
+from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
-from implicit_llm.models.cuda_graphs import blocks, passes, training_step
-from implicit_llm.models.cuda_graphs.capture import CaptureFailed
+from implicit_llm.models.runner import Runner
 
 SMALL = {"vocab_size": 37, "hidden_size": 16, "num_hidden_layers": 2}
 MAMBA = ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8)
 LLAMA = ImplicitLlama3Config(**SMALL, num_attention_heads=2, intermediate_size=24)
 GROUPED = ImplicitLlama3Config(**SMALL, num_attention_heads=4, num_key_value_heads=2, head_dim=6, intermediate_size=24)
+EXPLICIT = ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8, is_implicit=False)
 FREE = {"mode": "fixed_point", "max_iter": 12, "phantom_steps": 2, "tol": 0.02}
 
 
@@ -46,8 +49,7 @@ class _EagerRecorder:
 def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (blocks, training_step):
         monkeypatch.setattr(module, "Recorder", _EagerRecorder)
-    monkeypatch.setattr(passes, "can_replay", lambda model, t: not torch.is_grad_enabled())
-    monkeypatch.setattr(causal_lm, "can_replay_step", lambda model, ids: model.training and model.base.replays_training)
+    monkeypatch.setattr(runner, "can_capture", lambda model, device: True)
 
 
 def _model(config, **solver):
@@ -68,17 +70,17 @@ def _model(config, **solver):
         (MAMBA, {"mode": "unrolled", "num_unroll": 3}),
         (LLAMA, FREE),
         (LLAMA, FREE | {"block_len": 4}),
-        (ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8, is_implicit=False), {}),
+        (EXPLICIT, {}),
     ],
 )
 def test_a_captured_step_gives_the_loss_and_the_gradients_of_the_plain_one(config, solver) -> None:
-    model = _model(config, **solver).train()
+    model, graphs = _model(config, **solver).train(), GraphRunner(replays_training=True)
     for step in range(2):
         ids, labels = torch.randint(37, (64, 12)), torch.randint(37, (64, 12))
         labels[0, :3] = -100
         found = []
-        for replays in (False, True):
-            model.base.replays_training = replays
+        for used in (Runner(), graphs):
+            model.base.runner = used
             out = model(input_ids=ids, labels=labels, aligned=True)
             model.zero_grad()
             (out.loss * 3).backward()
@@ -93,16 +95,15 @@ def test_a_captured_step_gives_the_loss_and_the_gradients_of_the_plain_one(confi
             torch.testing.assert_close(captured.solver_stats.num_iter, plain.solver_stats.num_iter)
         # What the next pass must see; a fused optimizer leaves no trace of its step on the parameters.
         torch.optim.AdamW(model.parameters(), lr=0.02, fused=True).step()
-        assert step == 1 or model.step_graph is not None
+        assert step == 1 or graphs.step is not None
 
 
 @pytest.mark.usefixtures("_without_gpu")
 def test_sequences_that_are_done_leave_the_captured_batch() -> None:
     model = _model(MAMBA, **FREE, block_len=4).train()
-    model.base.replays_training = True
+    model.base.runner = GraphRunner(replays_training=True)
     model(input_ids=torch.randint(37, (64, 12)), labels=torch.randint(37, (64, 12)), aligned=True)
-    graph = model.base.sequence_graphs[True]
-    assert [len(here.active_A) for here in graph._open] == [64, 32, 16]
+    assert [len(here.active_A) for here in model.base.runner.sequences[True].open] == [64, 32, 16]
 
 
 @pytest.mark.usefixtures("_without_gpu")
@@ -110,16 +111,17 @@ def test_sequences_that_are_done_leave_the_captured_batch() -> None:
     ("config", "mode"),
     [(MAMBA, "blockwise"), (MAMBA, "sequential"), (LLAMA, "blockwise"), (LLAMA, "sequential"), (GROUPED, "blockwise")],
 )
-def test_captured_evaluation_equals_the_plain_one(config, mode: str, monkeypatch) -> None:
+def test_captured_evaluation_equals_the_plain_one(config, mode: str) -> None:
+    graphs = GraphRunner()
     model = _model(config, eval_mode=mode, eval_block_len=4, tol=1e-4, eval_max_iter=40).eval()
     for _ in range(2):  # the second sequence meets the graphs of the first
         ids = torch.randint(37, (3, 20))
         with torch.no_grad():
+            model.base.runner = graphs
             captured = model(input_ids=ids, use_cache=True)
-            with monkeypatch.context() as patch:
-                patch.setattr("implicit_llm.models.backbone.can_replay_evaluation", lambda *_: False)
-                plain = model(input_ids=ids, use_cache=True)
-        assert model.base.sequence_graphs
+            model.base.runner = Runner()
+            plain = model(input_ids=ids, use_cache=True)
+        assert graphs.sequences
         torch.testing.assert_close(captured.logits, plain.logits, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(captured.solver_stats.num_iter, plain.solver_stats.num_iter)
         for mine, other in zip(
@@ -129,9 +131,27 @@ def test_captured_evaluation_equals_the_plain_one(config, mode: str, monkeypatch
 
 
 @pytest.mark.usefixtures("_without_gpu")
+@pytest.mark.parametrize("config", [MAMBA, LLAMA, GROUPED, EXPLICIT])
+def test_captured_tokens_equal_the_plain_ones_until_their_cache_is_gone(config, monkeypatch) -> None:
+    monkeypatch.setattr(runner, "ROOM_TOKENS", 4)  # so that keys outgrow it
+    model, ids = _model(config, tol=1e-4, max_iter=40).eval(), torch.randint(37, (3, 16))
+    found = []
+    for model.base.runner in (Runner(), GraphRunner()):
+        cache = ConvergedStateCache()
+        with torch.no_grad():
+            parts = ids.split([4, *(1 for _ in range(12))], dim=1)
+            found.append(torch.cat([model(input_ids=part, past_key_values=cache).logits for part in parts], dim=1))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    assert model.base.runner.decoders[cache].graph is not None
+    assert deepcopy(model).base.runner.decoders == {}
+    del cache
+    assert len(model.base.runner.decoders) == 0
+
+
+@pytest.mark.usefixtures("_without_gpu")
 def test_gradients_of_an_overwritten_pass_are_refused() -> None:
     model = _model(MAMBA, mode="unrolled", num_unroll=2).train()
-    model.base.replays_training = True
+    model.base.runner = GraphRunner(replays_training=True)
     ids = torch.randint(37, (2, 5))
     first = model(input_ids=ids, labels=ids, aligned=True).loss
     model(input_ids=ids, labels=ids, aligned=True)
@@ -146,7 +166,7 @@ def test_gradients_of_a_captured_pass_reach_data_parallel_training(tmp_path: Pat
     model(input_ids=ids, labels=ids, aligned=True).loss.backward()
     plain = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
-    model.base.replays_training = True
+    model.base.runner = GraphRunner(replays_training=True)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         parallel = torch.nn.parallel.DistributedDataParallel(model)
@@ -164,8 +184,7 @@ def test_dropout_is_the_same_in_the_solver_and_in_the_phantom_steps() -> None:
     model = _model(ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8, dropout=0.3), **FREE).train()
     ids = torch.randint(37, (4, 6))
     losses = []
-    for replays in (False, True):
-        model.base.replays_training = replays
+    for model.base.runner in (Runner(), GraphRunner(replays_training=True)):
         torch.manual_seed(1)
         model(input_ids=ids, labels=ids, aligned=True)  # captures
         torch.manual_seed(1)
@@ -185,13 +204,13 @@ class _NoMemory:
 @pytest.mark.parametrize("failing", [blocks, training_step])
 def test_a_capture_that_fails_is_said_once_and_the_work_done_without(failing, monkeypatch, caplog) -> None:
     monkeypatch.setattr(failing, "Recorder", _NoMemory)
-    monkeypatch.setattr(passes, "can_replay", lambda model, t: model.replays_evaluation)
     model = _model(MAMBA, **FREE).train()
     ids = torch.randint(37, (4, 8))
     losses = []
-    for replays in (False, True, True):
-        model.base.replays_training = replays and model.base.replays_evaluation
+    for step in range(3):
+        if step == 1:
+            model.base.runner = GraphRunner(replays_training=True)
         losses.append(model(input_ids=ids, labels=ids, aligned=True).loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-6) == pytest.approx(losses[2], rel=1e-6)
     assert caplog.text.count("CUDA graphs cannot be captured here (out of memory)") == 1
-    assert not model.base.replays_training
+    assert type(model.base.runner) is Runner

@@ -17,19 +17,23 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from implicit_llm.models.cuda_graphs import passes
-from implicit_llm.models.cuda_graphs.capture import Recorder, autocast_dtype
+from implicit_llm.cuda_graphs.capture import Recorder, autocast_dtype
+from implicit_llm.models.causal_lm import ImplicitForCausalLM
+from implicit_llm.models.runner import TrainingStep
 from implicit_llm.models.stack import StackMap
 from implicit_llm.solver.passes import free_stats, phantom_steps, unrolled_pass
 from implicit_llm.solver.stats import SolverStats, unrolled_stats
 from implicit_llm_contracts.config.solver import SolverConfig
 
 if TYPE_CHECKING:
-    from implicit_llm.models.causal_lm import ImplicitForCausalLM
+    from implicit_llm.models.backbone import ImplicitModel
+    from implicit_llm.solver.stats import Blocks
+
+    Solve = Callable[[ImplicitModel, Tensor, tuple[Tensor, ...] | None], tuple[Tensor, Blocks]]
 
 
 @dataclass(frozen=True)
-class Setting:
+class StepSetting:
     """What a captured step was made for; anything else needs another."""
 
     shape: tuple[int, ...]
@@ -40,36 +44,18 @@ class Setting:
     parameters: tuple[tuple[int, bool], ...]  # where they lie, and whether they are trained
 
     @classmethod
-    def of(cls, model: ImplicitForCausalLM, ids_BL: Tensor, aligned: bool, return_logits: bool) -> Setting:
+    def of(cls, model: ImplicitForCausalLM, ids_BL: Tensor, aligned: bool, return_logits: bool) -> StepSetting:
         parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in model.parameters())
         autocast = autocast_dtype(ids_BL.device.type)
         return cls(tuple(ids_BL.shape), model.solver, autocast, aligned, return_logits, parameters)
 
 
-def can_replay_step(model: ImplicitForCausalLM, ids_BL: Tensor) -> bool:
-    """Whether a training step can come from a graph: wanted, on a GPU, and without what asks the host on the way.
-
-    fp16 is left out: its loss is scaled before the backward pass, which the graph would not know.
-    """
-    base = model.base
-    if not (base.replays_training and model.training and torch.is_grad_enabled()) or ids_BL.device.type != "cuda":
-        return False
-    if base.gradient_checkpointing or autocast_dtype("cuda") == torch.float16:
-        return False
-    solver = model.solver
-    if solver is not None and solver.mode == "fixed_point":
-        if solver.gradient == "implicit":  # its backward pass takes a number of products that depends on the data
-            return False
-        return passes.can_replay_training(base, ids_BL)
-    return not base.calls_modules() and not torch.cuda.is_current_stream_capturing()
-
-
 class StepGraph:
     """The captured step of one model and setting."""
 
-    def __init__(self, setting: Setting, model: ImplicitForCausalLM, ids_BL: Tensor) -> None:
+    def __init__(self, setting: StepSetting, model: ImplicitForCausalLM, ids_BL: Tensor) -> None:
         self.setting = setting
-        self._reference = weakref.ref(model)  # which keeps this object
+        self._reference = weakref.ref(model)  # whose runner keeps this object
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._ids, self._labels = torch.zeros_like(ids_BL), torch.zeros_like(ids_BL)
         self._is_free = setting.solver is not None and setting.solver.mode == "fixed_point"
@@ -81,8 +67,8 @@ class StepGraph:
         self._graph = recorder.capture(self._learn)
         self.num_replays = 0
 
-    def __call__(self, ids_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor | None, Tensor, SolverStats | None]:
-        """Sum of the cross entropies, logits (B, L, V) if asked for, z* (B, L, D), and the solver's statistics.
+    def __call__(self, ids_BL: Tensor, labels_BL: Tensor, solve: Solve) -> TrainingStep:
+        """The pass of a batch, whose solver's part is `solve`.
 
         Only the sum can be differentiated, once, before the next call; the next call overwrites the others.
         """
@@ -90,7 +76,7 @@ class StepGraph:
         self._ids.copy_(ids_BL)
         self._labels.copy_(labels_BL)
         if self._is_free:
-            stats = self._solve()
+            stats = self._solve(solve)
         elif solver is not None:
             stats = unrolled_stats(solver.num_unroll, len(ids_BL), ids_BL.device)
         self._graph.replay()
@@ -105,13 +91,13 @@ class StepGraph:
         return model
 
     @torch.no_grad()
-    def _solve(self) -> SolverStats:
+    def _solve(self, solve: Solve) -> SolverStats:
         assert self.setting.solver is not None
         base = self._model.base
         if self._mask_graph is not None:
             self._mask_graph.replay()
         embedding_BLD = base.get_input_embeddings()(self._ids)
-        z_BLD, blocks = passes.training_solve(base, embedding_BLD, self._masks)
+        z_BLD, blocks = solve(base, embedding_BLD, self._masks)
         self._z.copy_(z_BLD)
         return free_stats(blocks, self.setting.solver, positions=False)
 

@@ -4,7 +4,7 @@ An iteration takes dozens of small kernels a layer, and launching them takes lon
 block is captured once, over tensors that stay where they are: `begin` (injection), `iterate` (f, the update, and which
 sequences are done), `compact` (the sequences that are not done, in tensors of half the size), `close` (one undamped f,
 whose states replace the old ones). The host asks only every few iterations how many sequences are not done. Decoding
-is a block of one token (cache.py), sequential mode a row of them; training solves long blocks.
+is a block of one token, sequential mode a row of them; training solves long blocks.
 
 Shapes: `B` batch, `A` of them not known to be done, `W` tokens of a block, `D` model, `S` room for keys and values.
 """
@@ -14,13 +14,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from implicit_llm.cuda_graphs.capture import Recorder, autocast_dtype
 from implicit_llm.kernels.attention import seen_in_room
-from implicit_llm.models.cuda_graphs.capture import Recorder, autocast_dtype
+from implicit_llm.models.backbone import ImplicitModel
 from implicit_llm.models.layers import modules_below
 from implicit_llm.models.stack import Prefix, StackInput
 from implicit_llm.solver.best import Best
@@ -28,15 +29,12 @@ from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import BlockStats
 from implicit_llm_contracts.config.solver import SolverConfig
 
-if TYPE_CHECKING:
-    from implicit_llm.models.backbone import ImplicitModel
-
 CHECK_EVERY = 2  # iterations between two questions how many sequences are not done
 MIN_COMPACTED = 16  # sequences below which a smaller batch saves nothing
 
 
 @dataclass(frozen=True)
-class Setting:
+class BlockSetting:
     """What captured graphs were made for; anything else needs others.
 
     parameters: where they lie. with_state: blocks follow one another, each from the state of the one before.
@@ -53,7 +51,7 @@ class Setting:
     parameters: tuple[int, ...]
 
     @classmethod
-    def of(cls, model: ImplicitModel, embedding_BWD: Tensor, *, with_state: bool = True) -> Setting:
+    def of(cls, model: ImplicitModel, embedding_BWD: Tensor, *, with_state: bool = True) -> BlockSetting:
         """The setting of a block in the model's current mode."""
         batch, width, _ = embedding_BWD.shape
         parameters = (of_module for module in modules_below(model) for of_module in module._parameters.values())
@@ -70,17 +68,8 @@ class Setting:
         )
 
 
-def can_replay(model: ImplicitModel, embedding_BLD: Tensor) -> bool:
-    """Whether blocks can come from graphs: on a GPU, without gradient, a method with memory, hooks and adapters."""
-    if embedding_BLD.device.type != "cuda" or torch.is_grad_enabled() or not model.replays_evaluation:
-        return False
-    solver = model.solver
-    has_memory = solver is not None and solver.method not in ("plain", "damped")
-    return not has_memory and not model.calls_modules() and not torch.cuda.is_current_stream_capturing()
-
-
 @dataclass
-class _Open:
+class OpenSequences:
     """Sequences of which some are not done, and their input."""
 
     active_A: Tensor
@@ -93,11 +82,12 @@ class BlockGraph:
 
     prefix: what precedes the first block; with `with_state` its layers must be there. room: so many tokens fit into
     growing states, those of the prefix included. masks: of dropout, per layer (B, W, D), copied into at each `begin`.
+    open: the batch, then the smaller ones that sequences which are not done move to.
     """
 
     def __init__(
         self,
-        setting: Setting,
+        setting: BlockSetting,
         model: ImplicitModel,
         prefix: Prefix | None,
         *,
@@ -106,7 +96,7 @@ class BlockGraph:
     ) -> None:
         self.setting = setting
         self.length = 0 if prefix is None else prefix.length
-        self._model = cast("ImplicitModel", weakref.proxy(model))  # which may keep this object
+        self._model = cast("ImplicitModel", weakref.proxy(model))  # whose runner keeps this object
         self.room = room
         parameter = next(model.parameters())
         shape = (setting.batch, setting.width, model.config.hidden_size)
@@ -116,7 +106,7 @@ class BlockGraph:
         self._layers = tuple(tuple(self._with_room(t) for t in layer) for layer in layers)
         self._masks = tuple(torch.ones_like(self._embedding) for _ in model.layers) if has_masks else None
         self._out = torch.zeros_like(self._embedding)
-        self._open: list[_Open] = []
+        self.open: list[OpenSequences] = []
         solver = setting.solver
         if solver is not None:
             self._best = Best(self._embedding)
@@ -145,7 +135,7 @@ class BlockGraph:
             num_open = self.setting.batch - int(self._best.done.sum())
             if num_open == 0:
                 break
-            while level + 1 < len(self._open) and num_open <= len(self._open[level + 1].active_A):
+            while level + 1 < len(self.open) and num_open <= len(self.open[level + 1].active_A):
                 level += 1
                 self._graphs[f"compact {level}"].replay()
         best = self._best
@@ -208,29 +198,31 @@ class BlockGraph:
                 prefix = replace(prefix, room=self.room, position=self._position, seen_LS=seen)
         x = StackInput(self._weights, injection, None, self._masks, model.rope(self._position[None]), prefix)
         if setting.solver is None:
-            self._open = [_Open(self._position, self._embedding, x)]
+            self.open = [OpenSequences(self._position, self._embedding, x)]
             return
         everyone = torch.arange(setting.batch, device=self._embedding.device)
-        self._open[:1] = [_Open(everyone, torch.zeros_like(self._embedding), x)]
+        self.open[:1] = [OpenSequences(everyone, torch.zeros_like(self._embedding), x)]
         self._best.reset()
 
     def _iterate(self, level: int) -> None:
-        here = self._open[level]
+        here = self.open[level]
         fz = self._model.apply_stack(here.z_AWD, here.x)[0]
         z_next = self._update(here.z_AWD, fz)
         self._best.take(here.active_A, (here.z_AWD, fz, z_next), self._search.rule)
         here.z_AWD.copy_(z_next)
 
     def _compact(self, level: int, size: int) -> None:
-        before = self._open[level - 1]
+        before = self.open[level - 1]
         first = torch.argsort(self._best.done[before.active_A].to(torch.uint8), stable=True)[:size]
-        self._open[level : level + 1] = [_Open(before.active_A[first], before.z_AWD[first], before.x.select(first))]
+        self.open[level : level + 1] = [
+            OpenSequences(before.active_A[first], before.z_AWD[first], before.x.select(first))
+        ]
 
     def _close(self) -> None:
         if self.setting.solver is None:  # all of its work in one graph
             self._begin()
         z = self._embedding if self.setting.solver is None else self._best.z
-        out, layers = self._model.apply_stack(z, self._open[0].x, return_states=True)
+        out, layers = self._model.apply_stack(z, self.open[0].x, return_states=True)
         self._out.copy_(out)
         for mine, new in zip(self._layers, layers, strict=True):
             for old_state, state in zip(mine, new, strict=True):

@@ -1,0 +1,241 @@
+"""The runner that replays a model's passes on a GPU from CUDA graphs, captured at first use and anew where none fits.
+
+Shapes: `B` batch, `L` length, `W` tokens of a block, `D` model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from implicit_llm.cuda_graphs.blocks import BlockGraph, BlockSetting
+from implicit_llm.cuda_graphs.capture import CaptureFailed, autocast_dtype
+from implicit_llm.cuda_graphs.training_step import StepGraph, StepSetting
+from implicit_llm.models.backbone import ImplicitModel
+from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.models.causal_lm import ImplicitForCausalLM
+from implicit_llm.models.runner import Runner, Token, TrainingStep
+from implicit_llm.models.stack import Prefix, StackMap
+from implicit_llm.solver.stats import BlockStats, SolverStats, gather_blocks
+from implicit_llm_contracts.config.solver import SolverConfig
+
+if TYPE_CHECKING:
+    from implicit_llm.solver.stats import Blocks
+
+MIN_TOKENS, MIN_BLOCKS = 16, 4  # capturing graphs costs as much as a few blocks without them
+EAGER_TOKENS = 4  # capturing costs as much as some tokens without it
+ROOM_TOKENS = 256  # by which the room for keys and values grows; then the graphs are captured again
+
+_log = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def can_capture(model: ImplicitModel, device: torch.device) -> bool:
+    """Whether the model's work can be recorded: on a GPU, without hooks and adapters, which run Python."""
+    return device.type == "cuda" and not model.calls_modules() and not torch.cuda.is_current_stream_capturing()
+
+
+def can_solve(model: ImplicitModel, device: torch.device) -> bool:
+    """Whether graphs can solve blocks: also not with a method that remembers iterates."""
+    has_memory = model.solver is not None and model.solver.method not in ("plain", "damped")
+    return not has_memory and can_capture(model, device)
+
+
+@dataclass
+class Decoder:
+    """Graphs for single tokens, which carry the states of one cache, once a few tokens have come one by one."""
+
+    tokens: int = 0
+    graph: BlockGraph | None = None
+
+
+class GraphRunner(Runner):
+    """Replays single tokens and evaluation by blocks; with `replays_training`, training passes of one shape too.
+
+    A capture that fails ends this: the model then has a plain `Runner`.
+    step: the graph of whole training steps. sequences: those that solve blocks, in training (True) and in evaluation.
+    decoders: those for single tokens, by cache.
+    """
+
+    def __init__(self, replays_training: bool = False) -> None:
+        self.replays_training = replays_training
+        self.step: StepGraph | None = None
+        self.sequences: dict[bool, BlockGraph] = {}
+        self.decoders: WeakKeyDictionary[ConvergedStateCache, Decoder] = WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[type[GraphRunner], tuple[bool]]:
+        return type(self), (self.replays_training,)  # a copy of a model captures its own graphs
+
+    def training_step(
+        self, model: ImplicitForCausalLM, ids_BL: Tensor, labels_BL: Tensor, *, aligned: bool, return_logits: bool
+    ) -> TrainingStep | None:
+        if not self._can_step(model, ids_BL):
+            return None
+        setting = StepSetting.of(model, ids_BL, aligned, return_logits)
+        return self._attempt(model.base, self._replay_step, model, setting, ids_BL, labels_BL)
+
+    def next_token(self, model: ImplicitModel, embedding_BLD: Tensor, cache: ConvergedStateCache) -> Token | None:
+        is_single = embedding_BLD.shape[1] == 1 and cache.prefix is not None and cache.prefix.valid_BS is None
+        is_evaluation = not model.training and not torch.is_grad_enabled()
+        if not (is_single and is_evaluation and can_solve(model, embedding_BLD.device)):
+            self.decoders.pop(cache, None)
+            return None
+        decoder = self.decoders.setdefault(cache, Decoder())
+        decoder.tokens += 1
+        if decoder.tokens <= EAGER_TOKENS:
+            return None
+        return self._attempt(model, _replay_token, decoder, model, embedding_BLD, cache)
+
+    def training_solve(self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
+        if self.replays_training and f.valid_BL is None and _can_solve_training(f.model, embedding_BLD):
+            solved = self._attempt(f.model, self._solve, f.model, embedding_BLD, f.x.dropout_masks)
+            if solved is not None:
+                return solved
+        return super().training_solve(f, embedding_BLD, solver)
+
+    def evaluation_pass(
+        self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig, *, positions: bool
+    ) -> tuple[Tensor, Prefix, SolverStats]:
+        x, length = f.x, embedding_BLD.shape[1]
+        width = solver.eval_width(length)
+        is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
+        pays = length >= MIN_TOKENS if width == 1 else length >= MIN_BLOCKS * width
+        if pays and length % width == 0 and not is_padded and can_solve(f.model, embedding_BLD.device):
+            found = self._attempt(f.model, self._evaluate, f.model, embedding_BLD, x.prefix, width, positions=positions)
+            if found is not None:
+                return found
+        return super().evaluation_pass(f, embedding_BLD, solver, positions=positions)
+
+    def _attempt(self, model: ImplicitModel, replay: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """What `replay` returns; None, and a plain runner from now on, where it cannot capture."""
+        try:
+            return replay(*args, **kwargs)
+        except CaptureFailed as error:
+            _log.warning("CUDA graphs cannot be captured here (%s): kernels are started one by one, slower", error)
+            model.runner = Runner()
+            return None
+
+    def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor) -> bool:
+        """Whether a training step can come from a graph: wanted, and without what asks the host on the way.
+
+        fp16 is left out: its loss is scaled before the backward pass, which the graph would not know.
+        """
+        base, solver = model.base, model.solver
+        if not (self.replays_training and model.training and torch.is_grad_enabled()) or base.gradient_checkpointing:
+            return False
+        if autocast_dtype(ids_BL.device.type) == torch.float16:
+            return False
+        if solver is not None and solver.mode == "fixed_point":
+            # The backward pass of an implicit gradient takes a number of products that depends on the data.
+            return solver.gradient != "implicit" and _can_solve_training(base, ids_BL)
+        return can_capture(base, ids_BL.device)
+
+    def _replay_step(
+        self, model: ImplicitForCausalLM, setting: StepSetting, ids_BL: Tensor, labels_BL: Tensor
+    ) -> TrainingStep:
+        if self.step is None or self.step.setting != setting:
+            self.step = None  # its memory is free before the next is captured
+            self.step = StepGraph(setting, model, ids_BL)
+        return self.step(ids_BL, labels_BL, self._solve)
+
+    @torch.no_grad()
+    def _solve(
+        self, model: ImplicitModel, embedding_BLD: Tensor, masks: tuple[Tensor, ...] | None
+    ) -> tuple[Tensor, Blocks]:
+        """As `training_solve`. Raises: CaptureFailed."""
+        solver, length = model.solver, embedding_BLD.shape[1]
+        assert solver is not None
+        width = min(solver.block_len or length, length)
+        by_blocks = width < length
+        first, has_masks = embedding_BLD[:, :width], masks is not None
+        graph = self._graph_of(model, first, None, with_state=by_blocks, has_masks=has_masks, room_tokens=length)
+        parts: list[Tensor] = []
+        blocks: list[tuple[int | Tensor, BlockStats]] = []
+        for start in range(0, length, width):
+            here = slice(start, start + width)
+            graph.begin(embedding_BLD[:, here], None if masks is None else tuple(mask[:, here] for mask in masks))
+            blocks.append((width, graph.solve()))
+            parts.append(graph.close().clone() if by_blocks else graph.best_BWD)
+        return torch.cat(parts, dim=1) if by_blocks else parts[0], blocks
+
+    @torch.no_grad()
+    def _evaluate(
+        self, model: ImplicitModel, embedding_BLD: Tensor, prefix: Prefix | None, width: int, *, positions: bool
+    ) -> tuple[Tensor, Prefix, SolverStats]:
+        """As `evaluation_pass` in blocks of `width` tokens. Raises: CaptureFailed."""
+        graph = self._graph_of(model, embedding_BLD[:, :width], prefix, room_tokens=embedding_BLD.shape[1])
+        parts: list[Tensor] = []
+        blocks: list[tuple[int | Tensor, BlockStats]] = []
+        for block_BWD in embedding_BLD.split(width, dim=1):
+            graph.begin(block_BWD)
+            blocks.append((width, graph.solve()))
+            parts.append(graph.close().clone())
+        end = graph.prefix().without_room()
+        end = replace(end, layers=tuple(tuple(state.clone() for state in layer) for layer in end.layers))
+        return torch.cat(parts, dim=1), end, gather_blocks(blocks, 1, positions=positions)
+
+    def _graph_of(
+        self,
+        model: ImplicitModel,
+        embedding_BWD: Tensor,
+        prefix: Prefix | None,
+        *,
+        with_state: bool = True,
+        has_masks: bool = False,
+        room_tokens: int = 0,
+    ) -> BlockGraph:
+        """The graph at the beginning of a sequence that follows `prefix`; captured anew where none fits."""
+        setting = BlockSetting.of(model, embedding_BWD, with_state=with_state)
+        kept = self.sequences.get(model.training)
+        has_room = with_state and model.has_growing_state
+        room = room_tokens + (0 if prefix is None else prefix.length) if has_room else None
+        if kept is None or kept.setting != setting or (kept.room or 0) < (room or 0):
+            self.sequences.pop(model.training, None)
+            del kept  # its memory is free before the next is captured
+            before = prefix if prefix is not None or not with_state else _empty_prefix(model, embedding_BWD)
+            kept = BlockGraph(setting, model, before, room=room, has_masks=has_masks)
+            self.sequences[model.training] = kept
+        else:
+            kept.restart(prefix)
+        kept.refresh_weights()
+        return kept
+
+
+def _can_solve_training(model: ImplicitModel, input_BL: Tensor) -> bool:
+    """Whether graphs can solve a training pass over ids (B, L) or their embedding: in blocks of one length."""
+    assert model.solver is not None
+    length = input_BL.shape[1]
+    width = model.solver.block_len or length
+    return (width >= length or length % width == 0) and can_solve(model, input_BL.device)
+
+
+def _replay_token(decoder: Decoder, model: ImplicitModel, embedding_B1D: Tensor, cache: ConvergedStateCache) -> Token:
+    """As `next_token`. Raises: CaptureFailed."""
+    assert cache.prefix is not None
+    graph, setting = decoder.graph, BlockSetting.of(model, embedding_B1D)
+    is_full = graph is not None and graph.room is not None and graph.length == graph.room
+    if graph is None or is_full or graph.setting != setting or not graph.holds(cache.prefix):
+        before = cache.prefix.without_room()
+        room = before.length + ROOM_TOKENS if model.has_growing_state else None
+        decoder.graph = graph = BlockGraph(setting, model, before, room=room)
+    graph.begin(embedding_B1D)
+    stats = None if setting.solver is None else gather_blocks([(1, graph.solve())], 1, positions=False)
+    z_B1D = graph.close().clone()
+    cache.advance(graph.prefix())
+    return z_B1D, stats
+
+
+def _empty_prefix(model: ImplicitModel, embedding_BWD: Tensor) -> Prefix:
+    """The state before the first token, in tensors as a block leaves them."""
+    x = model.stack_input(embedding_BWD, None, None, None)
+    layers = model.apply_stack(torch.zeros_like(embedding_BWD), x, return_states=True)[1]
+    if model.has_growing_state:
+        return Prefix(tuple(tuple(state[:, :, :0] for state in layer) for layer in layers), 0)
+    return Prefix(tuple(tuple(torch.zeros_like(state) for state in layer) for layer in layers), 0)

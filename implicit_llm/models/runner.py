@@ -1,0 +1,53 @@
+"""How the passes of a model are run: kernel by kernel here, from CUDA graphs in `implicit_llm.cuda_graphs`.
+
+Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.models.stack import Prefix, StackMap
+from implicit_llm.solver.passes import evaluation_pass, training_solve
+from implicit_llm.solver.stats import SolverStats
+from implicit_llm_contracts.config.solver import SolverConfig
+
+if TYPE_CHECKING:
+    from implicit_llm.models.backbone import ImplicitModel
+    from implicit_llm.models.causal_lm import ImplicitForCausalLM
+    from implicit_llm.solver.stats import Blocks
+
+# Sum of the cross entropies, logits (B, L, V) if asked for, last hidden state (B, L, D), statistics if implicit.
+TrainingStep = tuple[Tensor, Tensor | None, Tensor, SolverStats | None]
+Token = tuple[Tensor, SolverStats | None]  # last hidden state (B, 1, D), statistics if implicit
+
+
+class Runner:
+    """Runs the solver's part of each pass kernel by kernel. Another runner may replay it, or a whole step or token.
+
+    A model asks `model.base.runner`; assign another one to run its passes in another way.
+    """
+
+    def training_step(
+        self, model: ImplicitForCausalLM, ids_BL: Tensor, labels_BL: Tensor, *, aligned: bool, return_logits: bool
+    ) -> TrainingStep | None:
+        """A whole training pass with its loss, whose gradients are known; None if the model has to compute it."""
+        return None
+
+    def next_token(self, model: ImplicitModel, embedding_BLD: Tensor, cache: ConvergedStateCache) -> Token | None:
+        """The pass of a single token, by which the cache is advanced; None if the model has to compute it."""
+        return None
+
+    def training_solve(self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
+        """As `solver.passes.training_solve`, from z = 0."""
+        return training_solve(f, torch.zeros_like(embedding_BLD), solver)
+
+    def evaluation_pass(
+        self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig, *, positions: bool
+    ) -> tuple[Tensor, Prefix, SolverStats]:
+        """As `solver.passes.evaluation_pass`, from z = 0."""
+        return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, f.x.prefix, positions=positions)
