@@ -14,6 +14,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.real import RealExecutor
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+from snakemake_interface_executor_plugins.settings import CommonSettings
 from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_args
 
 from snakemake_executor_plugin_submitit import (
@@ -36,13 +37,23 @@ from snakemake_executor_plugin_submitit.prepared import Prepared, members, prepa
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue
 
+common_settings = CommonSettings(
+    non_local_exec=True,
+    implies_no_shared_fs=False,
+    job_deploy_sources=False,
+    pass_default_storage_provider_args=True,
+    pass_default_resources_args=True,
+    pass_envvar_declarations_to_cmd=False,  # jobs inherit the environment; in a command it would be readable by others
+    auto_deploy_default_storage_provider=False,  # it would call pip before every job
+    init_seconds_before_status_checks=1,
+)
 LARGEST_ARRAY = 500  # each of its jobs holds a lock, an open file, while it is submitted
 # The driver submits each attempt of a rule with its own resources, so the Snakemake inside a job must not retry. This
 # is the only option that overrides the `retries` of a rule, and a job has no other use for it.
 ONE_ATTEMPT = "--preemptible-rules --preemptible-retries 0"
 NO_RATE_LIMIT = "--max-jobs-per-timespan 1000/0s"  # of jobs; its timer keeps Snakemake for a second after the last one
 LOOKS_PER_S = 50  # at files, on a file system that others use too
-SHORTEST_ROUND_S = 0.5
+SHORTEST_ROUND_S = 0.2
 
 
 class Executor(RemoteExecutor):
