@@ -9,8 +9,8 @@ import pytest
 
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.job_states import observe, submitted_jobs
-from snakemake_executor_plugin_submitit import record
-from snakemake_executor_plugin_submitit.job_files import JobFiles, write_json
+from snakemake_executor_plugin_submitit import store
+from snakemake_executor_plugin_submitit.store import JobFiles, write_json
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import event, metrics, write_journal
 
@@ -39,9 +39,9 @@ def submit(plan: Plan, key: str, rule: str = "train_word_problem", **changes: ob
     plan.write_job_files()
     home = plan.root.parent.parent.absolute()
     outputs = [str(home / "results" / "tiny" / key / "manifest.json")]
-    files = record.job_files(home / record.DEFAULT_FOLDER, rule, outputs)
+    files = store.job_files(home / store.DEFAULT_FOLDER, rule, outputs)
     values = {"key": "k", "name": "n", "number": 1, "cluster": "slurm", "folder": str(files.submission(1))}
-    record.save(files, record.Record(**values, state="submitted", job_id="12").changed(**changes))
+    store.save(files, store.Record(**{**values, "state": "submitted", "job_id": "12", **changes}))
     return files
 
 

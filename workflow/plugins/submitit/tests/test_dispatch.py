@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_submitit import record
-from snakemake_executor_plugin_submitit.dispatch import Dispatcher, visible_gpus
+from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.executor import batches
-from snakemake_executor_plugin_submitit.job_files import private_folder, write_json
 from snakemake_executor_plugin_submitit.monitor import Tracked
-from snakemake_executor_plugin_submitit.prepared import prepare
+from snakemake_executor_plugin_submitit.request import prepare
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm_queue import SlurmQueue
+from snakemake_executor_plugin_submitit.slurm import SlurmQueue
+from snakemake_executor_plugin_submitit.store import private_folder, write_json
+from snakemake_executor_plugin_submitit.submission import Dispatcher, SubmissionError, submit_to_slurm, visible_gpus
 
 LOG = logging.getLogger("test")
 SBATCH = """\
@@ -125,7 +125,7 @@ def test_the_record_is_there_before_sbatch_is_called(slurm: Slurm) -> None:
 
 def test_a_job_whose_driver_died_within_sbatch_is_found_by_its_name(slurm: Slurm) -> None:
     (first,), _ = dispatch(driver(slurm), Job(["a"]))
-    record.save(first.files, first.record.changed(state=record.SUBMITTING, job_id=""))
+    store.save(first.files, replace(first.record, state=store.SUBMITTING, job_id=""))
     (second,), _ = dispatch(driver(slurm), Job(["a"]))
     assert second.record.job_id == "100"
     assert slurm.submissions == 1
@@ -190,10 +190,10 @@ def test_a_finished_job_without_its_outputs_or_with_newer_inputs_is_submitted_ag
     assert slurm.submissions == 3
 
 
-@pytest.mark.parametrize("state", [record.REPORTED, record.CANCELLED])
+@pytest.mark.parametrize("state", [store.REPORTED, store.CANCELLED])
 def test_a_job_that_snakemake_knows_the_end_of_is_not_taken_over(slurm: Slurm, state: str) -> None:
     (first,), _ = dispatch(driver(slurm), Job(["a"]))
-    record.save(first.files, first.record.changed(state=state))
+    store.save(first.files, replace(first.record, state=state))
     dispatch(driver(slurm), Job(["a"]))
     assert slurm.submissions == 2
 
@@ -278,14 +278,13 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_key_of_a_job_does_not_change_from_one_process_to_the_next() -> None:
-    first = record.content_key("train", ["a"], [object(), {"b", "a"}, Path("p")])
-    assert first == record.content_key("train", ["a"], [object(), {"a", "b"}, Path("p")])
-    assert first != record.content_key("train", ["a"], [object(), {"a", "c"}, Path("p")])
+    first = store.content_key("train", ["a"], [object(), {"b", "a"}, Path("p")])
+    assert first == store.content_key("train", ["a"], [object(), {"a", "b"}, Path("p")])
+    assert first != store.content_key("train", ["a"], [object(), {"a", "c"}, Path("p")])
 
 
 def test_sbatch_is_not_called_again_while_nobody_can_say_whether_the_job_was_accepted(tmp_path: Path) -> None:
-    from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer
-    from snakemake_executor_plugin_submitit.submission import SubmissionError, submit_to_slurm
+    from snakemake_executor_plugin_submitit.slurm import NoAnswer
 
     slurm = Slurm(tmp_path)
     (tmp_path / "bin").mkdir()
@@ -304,6 +303,6 @@ def test_sbatch_is_not_called_again_while_nobody_can_say_whether_the_job_was_acc
         assert submit_to_slurm(tmp_path, find, pauses_s=(0, 0, 0)).job_id == "100"
         assert slurm.submissions == 1
         answers[:] = [NoAnswer("squeue failed")] * 4
-        with pytest.raises(SubmissionError, match="whether it was accepted is not known"):
+        with pytest.raises(SubmissionError, match="whether the job was accepted is unknown"):
             submit_to_slurm(tmp_path, find, pauses_s=(0, 0, 0))
         assert slurm.submissions == 2

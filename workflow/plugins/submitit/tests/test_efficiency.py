@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_submitit import attempts, efficiency, record
+from snakemake_executor_plugin_submitit import attempts, store, usage
 from snakemake_executor_plugin_submitit.__main__ import main
-from snakemake_executor_plugin_submitit.job_files import JobFiles
 from snakemake_executor_plugin_submitit.step import JobStep
+from snakemake_executor_plugin_submitit.store import JobFiles
 from snakemake_executor_plugin_submitit.usage import amd_gpus, oom_kills
 
 HUNGRY = "held = bytearray(80_000_000); import time\nwhile time.process_time() < 1: pass"
 
 
 def make_job(folder: Path, name: str, **requested: object) -> JobFiles:
-    files = record.job_files(folder, "train", [name])
-    made = record.Record("k", "n", 1, "slurm", str(files.submission(1)), rule="train", requested=requested)
-    record.save(files, made.changed(state=record.REPORTED, job_id="7", submitted_unix_s=1000.0))
+    files = store.job_files(folder, "train", [name])
+    made = store.Record("k", "n", 1, "slurm", str(files.submission(1)), rule="train", requested=requested)
+    store.save(files, replace(made, state=store.REPORTED, job_id="7", submitted_unix_s=1000.0))
     return files
 
 
@@ -38,7 +39,8 @@ def test_a_job_measures_its_memory_its_processor_time_and_the_start_of_its_rule(
     (tmp_path / "snakemake").write_text(f"#!/bin/bash\nsleep 0.5\n{sys.executable} {tmp_path}/hungry.py\nexit 0\n")
     (tmp_path / "snakemake").chmod(0o755)
     JobStep(files, 1, f"bash {tmp_path}/snakemake; true", str(tmp_path), (), 3600.0, 60.0, 5)()
-    (end,) = attempts.ends(files.attempts)
+    ((_, end),) = attempts.read(files.attempts)
+    assert end is not None
     assert end["used"]["mem_mb"] >= 80
     assert 1 <= end["used"]["cpu_s"] < 3
     assert end["used"]["start_s"] is not None
@@ -56,7 +58,8 @@ def test_gpus_are_measured_by_the_tool_of_their_maker(tmp_path: Path, monkeypatc
     files = JobFiles(tmp_path / "job")
     files.path.mkdir()
     JobStep(files, 1, "sleep 1", str(tmp_path), (), 3600.0, 60.0, 5, gpus=2)()
-    (end,) = attempts.ends(files.attempts)
+    ((_, end),) = attempts.read(files.attempts)
+    assert end is not None
     assert (end["used"]["gpu_percent"], end["used"]["gpu_mem_mb"]) == (70.0, 3000)
     assert "--id=2,3" in (tmp_path / "asked").read_text()
 
@@ -82,23 +85,23 @@ def test_hours_are_lost_to_waiting_to_the_start_and_to_failures(tmp_path: Path) 
     add_attempt(files, 1, 1800, exit_code=1, start_s=36.0)
     used = {"start_s": 36.0, "mem_mb": 1900, "cpu_s": 7200.0, "gpu_percent": 40.0, "gpu_mem_mb": 9000}
     add_attempt(files, 2, 3600, exit_code=75, **used)
-    (use,) = efficiency.measure(tmp_path)
+    (use,) = usage.measure(tmp_path)
     assert (use.jobs, use.hours, use.waiting_hours, use.start_hours, use.failure_hours) == (1, 1.5, 0.2, 0.02, 0.5)
     assert use.proposed == {"runtime": 72, "mem_mb": 1800, "threads": 2}
-    shown = efficiency.table([use])
+    shown = usage.table([use])
     assert "1900 / 4500" in shown
     assert "2.0 / 8" in shown
     assert "40 % of 1, 9000 MB" in shown
-    assert efficiency.measure(tmp_path, since_unix_s=5000.0) == []
-    files.start_afresh()  # as for another try by Snakemake
+    assert usage.measure(tmp_path, since_unix_s=5000.0) == []
+    files.reset()  # as for another try by Snakemake
     add_attempt(files, 1, 3600)
-    assert [(use.hours, use.failure_hours) for use in efficiency.measure(tmp_path)] == [(2.5, 0.5)]
+    assert [(use.hours, use.failure_hours) for use in usage.measure(tmp_path)] == [(2.5, 0.5)]
 
 
 def test_a_request_is_proposed_from_nearly_the_largest_use(tmp_path: Path) -> None:
     for index in range(20):
         add_attempt(make_job(tmp_path, str(index), mem_mb=9000), 1, 600, mem_mb=1000 + index, cpu_s=1.0)
-    (use,) = efficiency.measure(tmp_path)
+    (use,) = usage.measure(tmp_path)
     assert use.jobs == 20
     assert use.proposed == {"runtime": 12, "mem_mb": 1300}
 

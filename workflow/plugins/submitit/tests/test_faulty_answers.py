@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_submitit import processes
+from snakemake_executor_plugin_submitit.step import MAIN
 from toy_project import ToyProject, write_shim
-
-ENTRY = "snakemake_executor_plugin_submitit.entry"
 
 
 @pytest.fixture
@@ -85,14 +84,12 @@ def test_a_job_that_ends_without_a_word_is_lost_and_started_once_more(on_slurm: 
     for attempt in (1, 2):
         on_slurm.wait_until(lambda attempt=attempt: len(on_slurm.starts()) == attempt)
         pids = processes.with_environment(SLURM_JOB_ID=on_slurm.record("train")["job_id"])
-        (wrapper,) = [
-            pid for pid in pids if "snakemake_executor_plugin_submitit.entry" in processes.command_of(pid)[:4]
-        ]
+        (wrapper,) = [pid for pid in pids if MAIN in processes.command_of(pid)]
         os.kill(wrapper, signal.SIGKILL)
     said = on_slurm.finish()
     assert said.endswith("exit code 1")
     assert said.count("class lost") == 2
-    assert "ended without a word" in said
+    assert "ended without an outcome" in said
 
 
 @pytest.mark.slow

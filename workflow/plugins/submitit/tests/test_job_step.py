@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_submitit import attempts, processes
-from snakemake_executor_plugin_submitit.job_files import JobFiles, read_json, write_json
+from snakemake_executor_plugin_submitit.processes import Relay, Sentinel
 from snakemake_executor_plugin_submitit.step import JobStep
-from snakemake_executor_plugin_submitit.stop_signals import Relay, Sentinel
+from snakemake_executor_plugin_submitit.store import JobFiles, read_json, write_json
 
 Requeued = type("Requeued", (Exception,), {})
 
@@ -196,7 +196,8 @@ def test_a_signal_reaches_the_training_once_also_before_it_is_ready(tmp_path: Pa
     with pytest.raises(Requeued):
         in_background(step, (tmp_path / when).exists, signal.SIGUSR2)
     assert (tmp_path / "got").read_text() == "1"
-    (end,) = attempts.ends(step.files.attempts)
+    ((_, end),) = attempts.read(step.files.attempts)
+    assert end is not None
     assert (end["asked"], end["exit_code"], end["is_time_limit"]) == ("SIGUSR2", 75, False)
 
 
@@ -219,7 +220,7 @@ def test_a_process_without_a_handler_is_left_alone() -> None:
     process = subprocess.Popen(["sleep", "100"])
     try:
         with Sentinel() as sentinel:
-            assert Relay(process.pid, "nowhere", sentinel).tell(signal.SIGUSR2) == []
+            assert Relay(process.pid, "nowhere", sentinel).send(signal.SIGUSR2) == []
         assert process.poll() is None
     finally:
         process.kill()
@@ -280,7 +281,7 @@ def test_a_checkpoint_is_waited_for_although_the_shell_has_died(tmp_path: Path) 
 
     def send_to_shell() -> bool:
         if (tmp_path / "handler-is-there").exists():
-            (start,) = attempts.starts(step.files.attempts)
+            ((start, _),) = attempts.read(step.files.attempts)
             processes.kill(processes.descendants(start["pid"]), signal.SIGTERM)
             return True
         return False

@@ -6,21 +6,22 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_submitit import cleanup, record
+from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.__main__ import logs_of, main
-from snakemake_executor_plugin_submitit.job_files import JobFiles, write_json
+from snakemake_executor_plugin_submitit.store import JobFiles, write_json
 
 
 def make_job(
     root: Path, rule: str, wildcards: str, job_id: str, kind: str | None = None, **changes: object
 ) -> JobFiles:
-    files = record.job_files(root, rule, [rule, wildcards])
-    made = record.Record("k", f"{rule}-{wildcards}", 1, "slurm", str(files.submission(1)))
-    record.save(files, made.changed(rule=rule, wildcards=wildcards, job_id=job_id, state=record.REPORTED, **changes))
+    files = store.job_files(root, rule, [rule, wildcards])
+    made = store.Record("k", f"{rule}-{wildcards}", 1, "slurm", str(files.submission(1)))
+    store.save(files, replace(made, rule=rule, wildcards=wildcards, job_id=job_id, state=store.REPORTED, **changes))
     files.submission(1).mkdir(exist_ok=True)
     files.output_log.write_text(f"output of {job_id}\n")
     files.attempts.touch()
@@ -61,13 +62,13 @@ def age(files: JobFiles, days: float) -> None:
 def test_of_a_successful_job_the_logs_go_and_the_figures_stay(tmp_path: Path) -> None:
     done, failed = make_job(tmp_path, "a", "", "1"), make_job(tmp_path, "b", "", "2", "bug")
     running = make_job(tmp_path, "c", "", "3")
-    known = record.load(running)
+    known = store.load(running)
     assert known is not None
-    record.save(running, known.changed(state=record.SUBMITTED))
-    cleanup.clean(tmp_path, is_success_deleted=True, days=0)
+    store.save(running, replace(known, state=store.SUBMITTED))
+    store.clean(tmp_path, is_success_deleted=True, days=0)
     assert not done.output_log.exists()
     assert not done.submission(1).exists()
-    assert record.load(done) is not None
+    assert store.load(done) is not None
     assert done.attempts.exists()
     assert failed.output_log.exists()
     assert running.output_log.exists()
@@ -79,9 +80,9 @@ def test_what_is_old_goes_as_a_whole_unless_it_may_still_run(
     old = make_job(tmp_path, "a", "", "1", "bug", submitted_unix_s=0.0)
     running = make_job(tmp_path, "b", "", "2", submitted_unix_s=0.0)
     young = make_job(tmp_path, "c", "", "3")
-    known = record.load(running)
+    known = store.load(running)
     assert known is not None
-    record.save(running, known.changed(state=record.SUBMITTED))
+    store.save(running, replace(known, state=store.SUBMITTED))
     for files in (old, running, young):
         age(files, 1 if files is young else 40)
     assert main(["clean", "--older-than", "30", "--dry-run", "--folder", str(tmp_path)]) == 0
@@ -97,8 +98,8 @@ def test_the_files_of_an_array_go_with_the_last_of_its_jobs(tmp_path: Path) -> N
     os.utime(array, (time.time() - 3600,) * 2)
     make_job(tmp_path, "a", "1", "1_0", folder=str(array))
     make_job(tmp_path, "a", "2", "1_1", "bug", folder=str(array))
-    cleanup.clean(tmp_path, is_success_deleted=True, days=0)
+    store.clean(tmp_path, is_success_deleted=True, days=0)
     assert array.exists()
     make_job(tmp_path, "a", "2", "1_1", folder=str(array))
-    cleanup.clean(tmp_path, is_success_deleted=True, days=0)
+    store.clean(tmp_path, is_success_deleted=True, days=0)
     assert not array.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +10,10 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_submitit import attempts
-from snakemake_executor_plugin_submitit.failure import RETRIES
-from snakemake_executor_plugin_submitit.job_files import JobFiles, write_json
+from snakemake_executor_plugin_submitit.attempts import CLASSES
 from snakemake_executor_plugin_submitit.monitor import SETTLE_S, Monitor, Tracked, Verdict, is_worth_another, message
-from snakemake_executor_plugin_submitit.record import Record
-from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmState
+from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmState
+from snakemake_executor_plugin_submitit.store import JobFiles, Record, write_json
 
 
 class Slurm:
@@ -115,7 +115,7 @@ def test_a_job_that_slurm_does_not_know_is_lost_after_a_while(job: Tracked) -> N
     verdict = look(slurm, job, 1)
     assert verdict.failure is not None
     assert verdict.failure.kind == "lost"
-    assert "Slurm knows nothing of job 7" in verdict.failure.message
+    assert "Slurm has not known job 7 for 600 s" in verdict.failure.message
 
 
 def test_a_job_that_is_seen_again_was_not_lost(job: Tracked) -> None:
@@ -159,11 +159,11 @@ def test_a_job_without_checkpoints_is_stopped_at_its_time_limit_in_whatever_way(
     assert (verdict.failure.kind, verdict.failure.state) == ("timeout", "TIMEOUT")
 
 
-@pytest.mark.parametrize("kind", sorted(RETRIES.keys() - {"preempted"}))
+@pytest.mark.parametrize("kind", sorted(CLASSES.keys() - {"preempted"}))
 def test_each_class_has_one_retry_rule(job: Tracked, kind: str) -> None:
     failure: Any = SimpleNamespace(kind=kind)
     assert is_worth_another(job, failure, requeue_limit=50) is (kind in ("oom", "node_fail", "lost"))
-    job.record = job.record.changed(retries={kind: 1})
+    job.record = replace(job.record, retries={kind: 1})
     assert not is_worth_another(job, failure, requeue_limit=50)
 
 

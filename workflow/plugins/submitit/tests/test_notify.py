@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_submitit.job_files import JobFiles
 from snakemake_executor_plugin_submitit.notify import Notifier
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
+from snakemake_executor_plugin_submitit.store import JobFiles
 
 LOG = logging.getLogger("test")
 
@@ -82,6 +82,6 @@ def test_a_webhook_gets_a_post_and_its_address_is_never_shown(tmp_path: Path, ca
         server.server_close()
         thread.join()
     assert json.loads(got[0])["done"] == 40
-    assert "the server answers with 403" in caplog.text
-    assert "not an address of the web" in caplog.text
+    assert "the server answered 403" in caplog.text
+    assert "not an http or https URL" in caplog.text
     assert "secret" not in caplog.text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_submitit.parameters import not_understood, sbatch_options, sbatch_request
+from snakemake_executor_plugin_submitit.request import not_understood, sbatch_options, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 
 
@@ -132,7 +132,8 @@ def test_the_signal_comes_within_the_time_limit() -> None:
 def test_the_plugin_costs_nothing_at_every_start_of_snakemake() -> None:
     """Snakemake imports it at every start, within each job too."""
     heavy = {"torch", "numpy", "submitit", "cloudpickle", "mlflow", "datasets", "implicit_llm", "snakemake"}
-    code = f"import sys, snakemake_executor_plugin_submitit; print(sorted({heavy!r} & set(sys.modules)))"
+    load = "import sys; from snakemake_executor_plugin_submitit import Executor"
+    code = f"{load}; print(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_submitit import partitions
-from snakemake_executor_plugin_submitit.partitions import choose, minutes, read_table, reported
+from snakemake_executor_plugin_submitit import slurm
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
+from snakemake_executor_plugin_submitit.slurm import choose, minutes, read_partitions, read_table
 
 SINFO = """\
 short*|up|1:00:00|32|64000|10|(null)|skylake
@@ -54,23 +54,23 @@ def program(folder: Path, name: str, text: str) -> None:
 def test_a_job_gets_the_default_if_it_fits_then_the_shortest_and_no_gpu_node_without_need(
     programs: Path, wanted: dict[str, int], partition: str
 ) -> None:
-    assert choose(reported(), wanted, "train") == partition
+    assert choose(read_partitions(), wanted, "train") == partition
 
 
 def test_a_job_that_no_partition_takes_is_told_the_limits(programs: Path) -> None:
     with pytest.raises(
         WorkflowError,
-        match=r"rule train: no partition takes runtime=30, gpu=9: short has at most gpu 0; .*gpu has at most gpu 8",
+        match=r"rule train: no partition accepts runtime=30, gpu=9: short has at most gpu 0; .*gpu has at most gpu 8",
     ):
-        choose(reported(), {"runtime": 30, "gpu": 9}, "train")
+        choose(read_partitions(), {"runtime": 30, "gpu": 9}, "train")
 
 
 def test_a_table_names_the_candidates_and_its_limits_come_before_those_of_slurm(programs: Path, tmp_path: Path) -> None:
     (tmp_path / "table.yaml").write_text("partitions:\n  long: {max_runtime: 1-00:00:00}\n  gpu: {max_gpu: 2}\n")
-    table = read_table(str(tmp_path / "table.yaml"), reported())
+    table = read_table(str(tmp_path / "table.yaml"), read_partitions())
     assert choose(table, {"runtime": 30}, "train") == "long"
     assert choose(table, {"runtime": 1500}, "train") == "gpu"
-    with pytest.raises(WorkflowError, match="no partition takes"):
+    with pytest.raises(WorkflowError, match="no partition accepts"):
         choose(table, {"runtime": 30, "gpu": 3}, "train")
 
 
@@ -85,12 +85,12 @@ def test_a_table_names_the_candidates_and_its_limits_come_before_those_of_slurm(
 def test_a_wrong_table_is_refused(programs: Path, tmp_path: Path, text: str, error: str) -> None:
     (tmp_path / "table.yaml").write_text(text)
     with pytest.raises(WorkflowError, match=error):
-        partitions.look(ExecutorSettings(partition_table=str(tmp_path / "table.yaml")))
+        slurm.read_cluster(ExecutorSettings(partition_table=str(tmp_path / "table.yaml")))
 
 
 def test_a_cluster_that_reports_nothing_is_left_to_its_own_default(programs: Path) -> None:
     program(programs, "sinfo", "echo down >&2; exit 1")
-    assert partitions.look(ExecutorSettings()).partitions == ()
+    assert slurm.read_cluster(ExecutorSettings()).partitions == ()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_srun_is_for_clusters_that_signal_only_its_steps_before_a_preemption(
     programs: Path, config: str, needs_srun: bool
 ) -> None:
     program(programs, "scontrol", f"echo '{config}'")
-    assert partitions.look(ExecutorSettings(partition="short")).needs_srun is needs_srun
+    assert slurm.read_cluster(ExecutorSettings(partition="short")).needs_srun is needs_srun
 
 
 def test_a_place_that_slurm_refuses_is_one_line_with_what_there_is(programs: Path) -> None:
@@ -113,9 +113,9 @@ def test_a_place_that_slurm_refuses_is_one_line_with_what_there_is(programs: Pat
     with pytest.raises(
         WorkflowError, match=r"rule a: Slurm refuses --partition=moon: .*specified: moon; partitions: short, long, gpu"
     ):
-        partitions.check_place({"partition": "moon"}, "rule a")
+        slurm.check_place({"partition": "moon"}, "rule a")
     program(programs, "sbatch", "echo 'Unable to contact slurm controller' >&2; exit 1")
-    partitions.check_place({"partition": "moon"}, "rule a")  # the submission waits for Slurm, and then says so
+    slurm.check_place({"partition": "moon"}, "rule a")  # the submission waits for Slurm, and then says so
 
 
 @pytest.mark.parametrize(

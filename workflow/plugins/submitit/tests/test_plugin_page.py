@@ -6,7 +6,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from snakemake_executor_plugin_submitit.failure import RETRIES
+from snakemake_executor_plugin_submitit.attempts import CLASSES
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "further.md"
@@ -29,4 +29,4 @@ def test_every_setting_stands_there_with_its_default() -> None:
 
 def test_every_class_of_failure_has_its_rule() -> None:
     named = {word for names, *_ in rows("Stopping and resuming") for word in names.split(", ")}
-    assert named == set(RETRIES)
+    assert named == set(CLASSES)

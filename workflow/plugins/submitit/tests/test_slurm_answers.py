@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue, find_by_name
+from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, find_by_name
 
 LOG = logging.getLogger("test")
 

@@ -1,4 +1,4 @@
-"""`snakemake-submitit`: look at the jobs of a workflow, and tidy up after them."""
+"""Show the logs and the efficiency of a workflow's jobs, and delete old logs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from snakemake_executor_plugin_submitit import cleanup, efficiency, record
-from snakemake_executor_plugin_submitit.job_files import JobFiles
+from snakemake_executor_plugin_submitit import store, usage
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -21,15 +21,17 @@ def main(words: Sequence[str] | None = None) -> int:
     logs.add_argument(
         "job", metavar="RULE|JOB", help="a rule, a job's id in Slurm, or part of its wildcards or outputs"
     )
-    logs.add_argument("-f", "--follow", action="store_true", help="go on with what they print from now on")
-    use = commands.add_parser("efficiency", help="show by rule what jobs used of what they asked for")
+    logs.add_argument("-f", "--follow", action="store_true", help="also show what they print from now on")
+    use = commands.add_parser("efficiency", help="show for each rule what jobs used and requested")
     use.add_argument("--json", action="store_true", help="all figures, for programs")
-    clean = commands.add_parser("clean", help="delete logs that nobody needs any more")
-    clean.add_argument("--successful", action="store_true", help="of jobs that ended well")
-    clean.add_argument("--older-than", type=int, default=0, metavar="DAYS", help="everything of jobs that are as old")
-    clean.add_argument("-n", "--dry-run", action="store_true", help="only say what would be deleted")
+    clean = commands.add_parser("clean", help="delete logs")
+    clean.add_argument("--successful", action="store_true", help="of successful jobs")
+    clean.add_argument(
+        "--older-than", type=int, default=0, metavar="DAYS", help="and all other files, of jobs older than that"
+    )
+    clean.add_argument("-n", "--dry-run", action="store_true", help="only show what would be deleted")
     for command in (logs, use, clean):
-        command.add_argument("--folder", type=Path, default=record.DEFAULT_FOLDER, help="as --submitit-folder")
+        command.add_argument("--folder", type=Path, default=store.DEFAULT_FOLDER, help="as --submitit-folder")
     given = parser.parse_args(words)
     if not (given.folder / "jobs").is_dir():
         parser.error(
@@ -38,26 +40,25 @@ def main(words: Sequence[str] | None = None) -> int:
     if given.command == "logs":
         return show_logs(given.folder, given.job, given.follow)
     if given.command == "efficiency":
-        rules = efficiency.measure(given.folder)
-        text = json.dumps([rule.as_json() for rule in rules], indent=1) if given.json else efficiency.table(rules)
+        rules = usage.measure(given.folder)
+        text = (
+            json.dumps([{**asdict(rule), "proposed": rule.proposed} for rule in rules], indent=1)
+            if given.json
+            else usage.table(rules)
+        )
         sys.stdout.write(f"{text}\n")
         return 0
     if not given.successful and not given.older_than:
-        clean.error("say what to delete: --successful, --older-than DAYS, or both")
-    deleted = cleanup.clean(given.folder, given.successful, given.older_than, given.dry_run)
+        clean.error("select what to delete: --successful, --older-than DAYS, or both")
+    deleted = store.clean(given.folder, given.successful, given.older_than, given.dry_run)
     sys.stdout.writelines(f"{path}\n" for path in deleted)
     return 0
 
 
 def logs_of(folder: Path, job: str) -> list[str]:
-    """The log files of the job with that id, else of the rule's jobs, else of those whose names contain the words; by
-    time of submission."""
-    known = []
-    for path in (folder / "jobs").glob("*/record.json"):
-        files = JobFiles(path.parent)
-        found = record.load(files)
-        if found is not None:
-            known.append((found, files))
+    """The log files of the job with that id, else of the rule's jobs, else of jobs whose names contain the word, in the
+    order of submission."""
+    known = [(found, files) for files, found in store.load_all(folder) if found is not None]
     known.sort(key=lambda pair: pair[0].submitted_unix_s)
     tests = (
         lambda found: job in (found.job_id, found.job_id.partition("_")[0]),
@@ -72,11 +73,11 @@ def logs_of(folder: Path, job: str) -> list[str]:
 
 
 def show_logs(folder: Path, job: str, is_followed: bool) -> int:
-    """Become a `tail` of the logs; it names each file where there are several."""
+    """Replace this process by `tail`, which names each file if there are several."""
     logs = logs_of(folder, job)
     there = logs if is_followed else [log for log in logs if os.path.exists(log)]
     if not there:
-        sys.stderr.write(f"error: no logs of {job} in {folder}; type `ls {folder}/jobs` for all jobs\n")
+        sys.stderr.write(f"error: no logs of {job} in {folder}; `ls {folder}/jobs` lists all jobs\n")
         return 2
     sys.stdout.flush()
     follow = ["--follow=name", "--retry"] if is_followed else []

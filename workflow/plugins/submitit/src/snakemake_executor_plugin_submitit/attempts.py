@@ -1,20 +1,65 @@
-"""What is known of a job's attempts, and whether another one is worth while."""
+"""What is known about a job's attempts: how each one ended, the class of a failure, and whether to try again."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from snakemake_executor_plugin_submitit.job_files import append_line, read_lines
+PREEMPTED_EXIT = 75  # EX_TEMPFAIL: the job asks to be started again
+USER_EXIT = 2
+ENV_EXIT = 96  # from our own script, when the setup of the environment fails
+SIGNAL_EARLY_S = 60  # Slurm sends the signal of --signal up to a minute early
+UNFRUITFUL_LIMIT = 2  # attempts in a row up to the time limit without progress
 
-SIGNAL_EARLY_S = 60  # Slurm sends the signal of --signal up to a minute before the time that was asked for
+
+class FailureClass(NamedTuple):
+    """`retries`: how often the executor submits the job again, None: up to the requeue limit; `advice`: to the user."""
+
+    retries: int | None
+    advice: str
+
+
+CLASSES = {
+    "preempted": FailureClass(None, "start the workflow again, or raise --submitit-requeue-limit"),
+    "timeout": FailureClass(0, "raise the resource 'runtime', or write checkpoints more often"),
+    "oom": FailureClass(  # again with more memory
+        1, "raise the resource 'mem_mb' (it includes Snakemake itself, about 200 MB) or use smaller batches"
+    ),
+    "node_fail": FailureClass(1, "report the node to the administrators of the cluster"),  # again on other nodes
+    "lost": FailureClass(1, "look for the job with `sacct`, then start the workflow again"),  # again on other nodes
+    "hang": FailureClass(0, "look at the stacks in the log"),
+    "non_finite": FailureClass(0, "look at the log; the last good checkpoint is kept"),
+    "env": FailureClass(0, "fix the environment of the node"),
+    "quota": FailureClass(0, "free some space"),
+    "user": FailureClass(0, "see the message"),
+    "bug": FailureClass(0, "see the log"),
+}
+ELSEWHERE = ("node_fail", "lost")
+MORE_MEMORY = 1.5
+
+SLURM_CLASSES = {
+    "TIMEOUT": "timeout",
+    "DEADLINE": "timeout",
+    "OUT_OF_MEMORY": "oom",
+    "NODE_FAIL": "node_fail",
+    "BOOT_FAIL": "node_fail",
+    "PREEMPTED": "preempted",
+    "CANCELLED": "user",
+    "REVOKED": "user",
+}
+_OUT_OF_MEMORY = re.compile(r"exceeded memory limit|oom[-_ ]kill|out of memory", re.IGNORECASE)
+_COMMAND_EXIT = re.compile(r"returned non-zero exit status (\d+)|died with <Signals\.\w+: (\d+)>")
 
 
 @dataclass(frozen=True)
 class Start:
-    """`pid`: the process that the job runs in; `progress`: as the job had stated it before; `waited_s`: since it was
-    submitted, or since its last attempt ended."""
+    """`pid`: of the job's first process; `progress`: as the job stated it before; `waited_s`: since the submission or
+    the end of the last attempt."""
 
     attempt: int
     submission: int
@@ -30,11 +75,10 @@ class Start:
 
 @dataclass(frozen=True)
 class End:
-    """`exit_code`: of the job's command, None if it was killed; `asked`: the signal that asked it to stop, if any;
-    `used`: see usage.py."""
+    """`exit_code`: of the job's command; `asked`: the signal that asked it to stop, if any; `used`: see usage.py."""
 
     attempt: int
-    exit_code: int | None
+    exit_code: int
     asked: str | None
     seconds: float
     is_time_limit: bool
@@ -44,40 +88,48 @@ class End:
     event: str = "end"
 
 
+class Failure(NamedTuple):
+    """`state`, `exit_code`: from Slurm and the job's command, "" and None if unknown."""
+
+    kind: str
+    message: str
+    state: str = ""
+    exit_code: int | None = None
+    nodes: str = ""
+
+
 def add(path: Path, event: Start | End) -> None:
-    append_line(path, asdict(event))
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(event), sort_keys=True) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def starts(path: Path) -> list[dict[str, Any]]:
-    return [line for line in read_lines(path) if line.get("event") == "start"]
-
-
-def ends(path: Path) -> list[dict[str, Any]]:
-    return [line for line in read_lines(path) if line.get("event") == "end"]
-
-
-def pairs(*paths: Path) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Each start with its end, None where the attempt was killed or still runs; in the order of time."""
+def read(*paths: Path) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Each start with its end, None if the attempt was killed or still runs. Lines that a crash cut off are skipped."""
     found: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
-    for line in (line for path in paths for line in read_lines(path)):
-        if line.get("event") == "start":
-            found.append((line, None))
-        elif found and line.get("event") == "end":
-            found[-1] = (found[-1][0], line)
+    for path in paths:
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if event["event"] == "start":
+                found.append((event, None))
+            elif found:
+                found[-1] = (found[-1][0], event)
     return found
 
 
 def unfruitful(path: Path, progress: Any) -> int:
-    """How many attempts in a row, up to the last, ran to their time limit without making progress.
+    """How many of the last attempts in a row ran to their time limit without progress.
 
-    An attempt without an end was killed; `progress` is what the job states now. A job that states none is not counted.
+    An attempt without an end was killed. `progress` is the job's current one; a job that states none is not counted.
     """
     if progress is None:
         return 0
-    begun, ended = starts(path), {line["attempt"]: line for line in ends(path)}
     count, after = 0, progress
-    for start in reversed(begun):
-        end = ended.get(start["attempt"])
+    for start, end in reversed(read(path)):
         if after != start["progress"] or (end is not None and not end["is_time_limit"]):
             break
         count, after = count + 1, start["progress"]
@@ -87,3 +139,33 @@ def unfruitful(path: Path, progress: Any) -> int:
 def is_time_limit(seconds: float, limit_s: float, delay_s: float) -> bool:
     """Whether a signal after `seconds` announces the time limit, not a preemption."""
     return seconds >= limit_s - delay_s - SIGNAL_EARLY_S
+
+
+def exit_code_of_command(output: str) -> int | None:
+    """The exit code of the rule's command, from the last error that the Snakemake in the job printed."""
+    found = _COMMAND_EXIT.findall(output)
+    if not found:
+        return None
+    code, signal = found[-1]
+    return int(code) if code else 128 + int(signal)
+
+
+def class_of_exit(exit_code: int, stated: object) -> str:
+    """The class of a job whose command ended by itself; `stated`: what the job says in its status file."""
+    if isinstance(stated, str) and stated in CLASSES:
+        return stated
+    # 137: another process killed it, and the job itself did nothing wrong
+    known = {PREEMPTED_EXIT: "preempted", USER_EXIT: "user", ENV_EXIT: "env", 128 + 9: "node_fail"}
+    return known.get(exit_code, "bug")
+
+
+def class_of_state(state: str, stderr: str) -> str:
+    """The class of a job that left no outcome, from its state in Slurm and submitit's stderr."""
+    if state not in ("CANCELLED", "PREEMPTED") and _OUT_OF_MEMORY.search(stderr):
+        return "oom"
+    return SLURM_CLASSES.get(state, "lost")
+
+
+def is_provisional(outcome: Mapping[str, Any]) -> bool:
+    """Whether Slurm decides: after SIGTERM it may requeue the job, or the user has cancelled it."""
+    return outcome.get("asked") == "SIGTERM" and outcome.get("failure_class") in ("preempted", "timeout")

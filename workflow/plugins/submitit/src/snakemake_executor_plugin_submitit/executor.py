@@ -1,4 +1,4 @@
-"""Snakemake's side: which jobs to run, how they are doing, when to give them up."""
+"""The executor that Snakemake calls: it submits jobs, watches them, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,14 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.settings import CommonSettings
 from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_args
 
-from snakemake_executor_plugin_submitit import (
-    cleanup,
-    efficiency,
-    failure,
-    monitor,
-    partitions,
-    record,
-    slurm_queue,
-    step,
-)
-from snakemake_executor_plugin_submitit.dispatch import Dispatcher
-from snakemake_executor_plugin_submitit.failure import Failure
-from snakemake_executor_plugin_submitit.job_files import private_folder
+from snakemake_executor_plugin_submitit import monitor, slurm, step, store, usage
+from snakemake_executor_plugin_submitit.attempts import ELSEWHERE, Failure
 from snakemake_executor_plugin_submitit.monitor import Monitor, Tracked, stop_all
 from snakemake_executor_plugin_submitit.notify import Event, Notifier
-from snakemake_executor_plugin_submitit.parameters import not_understood, sbatch_request
-from snakemake_executor_plugin_submitit.prepared import Prepared, members, prepare
+from snakemake_executor_plugin_submitit.request import Prepared, members, not_understood, prepare, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue
+from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue
+from snakemake_executor_plugin_submitit.submission import Dispatcher
 
 common_settings = CommonSettings(
     non_local_exec=True,
@@ -43,16 +33,16 @@ common_settings = CommonSettings(
     job_deploy_sources=False,
     pass_default_storage_provider_args=True,
     pass_default_resources_args=True,
-    pass_envvar_declarations_to_cmd=False,  # jobs inherit the environment; in a command it would be readable by others
+    pass_envvar_declarations_to_cmd=False,  # jobs inherit the environment; others can read a command
     auto_deploy_default_storage_provider=False,  # it would call pip before every job
     init_seconds_before_status_checks=1,
 )
-LARGEST_ARRAY = 500  # each of its jobs holds a lock, an open file, while it is submitted
-# The driver submits each attempt of a rule with its own resources, so the Snakemake inside a job must not retry. This
-# is the only option that overrides the `retries` of a rule, and a job has no other use for it.
+LARGEST_ARRAY = 500  # each of its jobs has an open file, its lock, during the submission
+# The driver submits each attempt of a rule with its own resources, so the Snakemake inside a job must not retry. Only
+# this option overrides the `retries` of a rule, and a job has no other use for it.
 ONE_ATTEMPT = "--preemptible-rules --preemptible-retries 0"
-NO_RATE_LIMIT = "--max-jobs-per-timespan 1000/0s"  # of jobs; its timer keeps Snakemake for a second after the last one
-LOOKS_PER_S = 50  # at files, on a file system that others use too
+NO_RATE_LIMIT = "--max-jobs-per-timespan 1000/0s"  # else its timer keeps Snakemake alive for another second
+LOOKS_PER_S = 50  # at files, on a shared file system
 SHORTEST_ROUND_S = 0.2
 
 
@@ -60,25 +50,25 @@ class Executor(RemoteExecutor):
     def __post_init__(self) -> None:
         self.settings: ExecutorSettings = self.workflow.executor_settings or ExecutorSettings()
         try:
-            self.folder = private_folder(Path(self.settings.folder))
+            self.folder = store.private_folder(Path(self.settings.folder))
         except OSError as error:
             raise WorkflowError(f"--submitit-folder: {error}") from error
         if self.settings.cluster == "slurm" and not shutil.which("sbatch"):
             raise WorkflowError("sbatch is not on PATH; start on a login node, or give --submitit-cluster local")
-        self.site = partitions.look(self.settings) if self.settings.cluster == "slurm" else partitions.ANY_SITE
+        self.cluster = slurm.read_cluster(self.settings) if self.settings.cluster == "slurm" else slurm.Cluster()
         self._check_rules()
         self.notifier = Notifier(self.settings, self.logger)
         interval = self.settings.poll_interval_s
         self.dispatcher = Dispatcher(self.settings, self.folder, SlurmQueue(interval, self.logger), self.logger)
         self.monitor = Monitor(SlurmQueue(interval, self.logger), self.settings.lost_after_s)
         self._registry_lock = threading.Lock()
-        self._tracked: dict[int, Tracked] = {}  # by the id of its job; `active_jobs` is empty while they are checked
+        self._tracked: dict[int, Tracked] = {}  # by id(job); `active_jobs` is empty while Snakemake checks them
         self._reported: list[Tracked] = []
-        self._done, self._failed = 0, dict[int, str]()  # the failed ones by id of the job, each with its rule and class
+        self._done, self._failed = 0, dict[int, str]()  # failed ones by id(job), with rule and class
         self._begin_unix_s, self._has_moved = time.time(), False
         self.next_seconds_between_status_checks = SHORTEST_ROUND_S
 
-    # Snakemake calls these from its scheduler.
+    # Called by Snakemake's scheduler.
 
     def run_jobs(self, jobs: list[Any]) -> None:
         prepared = []
@@ -90,7 +80,7 @@ class Executor(RemoteExecutor):
                 continue
             try:
                 forced = self._is_forced(job)
-                prepared.append(prepare(job, command, self.folder, self.settings, forced, self.site))
+                prepared.append(prepare(job, command, self.folder, self.settings, forced, self.cluster))
             except WorkflowError as error:
                 self.report_job_error(SubmittedJobInfo(job=job), msg=f"not submitted: {error}. ")
         known = self.dispatcher.known(prepared)
@@ -108,7 +98,7 @@ class Executor(RemoteExecutor):
         self.run_jobs([job])
 
     def get_job_args(self, job: Any, **kwargs: Any) -> str:
-        # Not RemoteExecutor's: it has the job wait for a temporary folder that does not outlive this process.
+        # RemoteExecutor's method makes the job wait for a temporary folder, which is gone when this process has ended.
         wait_for = format_cli_arg("--wait-for-files", list(job.get_wait_for_files()))
         return join_cli_args([RealExecutor.get_job_args(self, job, **kwargs), wait_for, ONE_ATTEMPT, NO_RATE_LIMIT])
 
@@ -122,13 +112,14 @@ class Executor(RemoteExecutor):
             return
         self._failed.update((id(job.info.job), f"{job.prepared.rule} stopped by the user") for job in jobs)
         if self.settings.on_interrupt == "detach":
-            self.logger.info(f"{len(jobs)} jobs go on without Snakemake; its next start takes them over.")
+            self.logger.info(f"{len(jobs)} jobs continue without Snakemake; its next start takes them over.")
             return
         self._settle_reported()
         for job in jobs:
-            self._close(job, record.CANCELLED)
+            self._close(job, store.CANCELLED)
         try:
-            slurm_queue.cancel(job.record.job_id for job in jobs if job.record.cluster == "slurm")
+            if ids := sorted({job.record.job_id for job in jobs if job.record.cluster == "slurm"}):
+                slurm.ask_slurm(["scancel", *ids])
         except NoAnswer as error:
             self.logger.warning(f"Jobs may still run: {error}")
         stop_all([job for job in jobs if job.record.cluster == "local"])
@@ -139,18 +130,18 @@ class Executor(RemoteExecutor):
         if not self._done and not self._failed:
             return
         if self.settings.efficiency_report:
-            rules = efficiency.measure(self.folder, since_unix_s=self._begin_unix_s)
-            self.logger.info(f"Used of what was asked for:\n{efficiency.table(rules)}")
-        cleanup.clean(self.folder, self.settings.keep_logs == "failed", self.settings.keep_logs_days)
+            rules = usage.measure(self.folder, since_unix_s=self._begin_unix_s)
+            self.logger.info(f"Used / requested:\n{usage.table(rules)}")
+        store.clean(self.folder, self.settings.keep_logs == "failed", self.settings.keep_logs_days)
         event: Event = "failed" if self._failed else "done"
         whys = "; ".join(sorted(set(self._failed.values()))[:10])
         text = f"{self._done} jobs done, {len(self._failed)} failed{f': {whys}' if whys else ''}"
         self.notifier.send(event, text, done=self._done, failed=len(self._failed))
 
-    # The thread that waits calls this.
+    # Called by Snakemake's waiting thread.
 
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
-        if not active_jobs:  # also while this object is still being made
+        if not active_jobs:  # also before __post_init__ is done
             return
         self._settle_reported()
         with self._registry_lock:
@@ -159,7 +150,7 @@ class Executor(RemoteExecutor):
         try:
             verdicts = self.monitor.look(jobs)
         except Exception as error:  # an exception here would leave Snakemake waiting for ever
-            self.logger.warning(f"The jobs could not be looked at and are again soon: {error!r}")
+            self.logger.warning(f"The jobs could not be checked; next try soon: {error!r}")
             verdicts = {}
         has_moved = self._has_moved or any(verdict.is_over for verdict in verdicts.values())
         self._has_moved = False
@@ -179,12 +170,12 @@ class Executor(RemoteExecutor):
                     yield another.info
 
     def _retry_or_report(self, job: Tracked, why: Failure) -> Tracked | None:
-        """Submit the job once more if the rule for this class says so, else tell Snakemake. Returns: the new job."""
+        """Submit the job again if its failure class allows it, else report it to Snakemake. Returns: the new job."""
         if job.record.cluster == "local":
-            stop_all([job])  # what the job started may have outlived it
+            stop_all([job])  # it may have left processes behind
         try:
             if monitor.is_worth_another(job, why, self.settings.requeue_limit):
-                nodes = monitor.nodes_of(why.nodes) if why.kind in failure.ELSEWHERE else []
+                nodes = [why.nodes] if why.nodes and why.kind in ELSEWHERE else []
                 another = self.dispatcher.submit_again(job, why.kind, nodes)
                 another.info = job.info
                 another.info.external_jobid = another.record.job_id
@@ -200,7 +191,7 @@ class Executor(RemoteExecutor):
         return None
 
     def _check_rules(self) -> None:
-        """Before anything is submitted: the resources of each rule, and its partition, account and qos.
+        """Check resources, partition, account and qos of each rule before anything is submitted.
 
         Raises: WorkflowError.
         """
@@ -209,24 +200,24 @@ class Executor(RemoteExecutor):
         for rule, job in sorted(jobs.items()):
             try:
                 resources = job.resources
-            except Exception:  # noqa: S112  they may depend on files that are not there yet
+            except Exception:  # noqa: S112  they may depend on files that do not exist yet
                 continue
             limits = self.workflow.global_resources
             for name in not_understood(resources.keys(), [job.rule.shellcmd], list(limits)):
-                self.logger.warning(f"rule {rule}: resource {name} is passed on to nobody; give it to the rule's shell")
+                self.logger.warning(f"rule {rule}: nothing uses resource {name}; pass it to the rule's command")
             if self.settings.cluster == "slurm":
                 request = sbatch_request(resources, job.threads, self.settings)
-                place = tuple(request.get(name) for name in partitions.PLACE)
+                place = tuple(request.get(name) for name in slurm.PLACE)
                 places.setdefault(place, (request, f"rule {rule}"))
         for request, source in places.values():
-            partitions.check_place(request, source)
+            slurm.check_place(request, source)
 
     def _is_forced(self, job: Any) -> bool:
         return any(bool(self.dag.reason(member).forced) for member in members(job))
 
     def _run_here(self, job: Any, command: str) -> None:
         info = SubmittedJobInfo(job=job)
-        self.report_job_submission(info)  # its end is reported here, not by the thread that waits
+        self.report_job_submission(info)  # its end is reported below, not by the waiting thread
         prepared = prepare(job, command, self.folder, self.settings)
         here = prepared.step(0, self.settings)
         words = ["bash", "-c", step.script(here)]
@@ -247,17 +238,17 @@ class Executor(RemoteExecutor):
         self._reported.append(job)
 
     def _settle_reported(self) -> None:
-        """Close the records of jobs whose end Snakemake has been told, one round later: if it is killed before it has
-        written that down itself, the next driver must still find the finished job."""
+        """Close the records of reported jobs one round later: if Snakemake is killed before it has saved how they
+        ended, the next driver must find the finished jobs."""
         reported, self._reported = self._reported, []
         for job in reported:
-            self._close(job, record.REPORTED)
+            self._close(job, store.REPORTED)
 
     def _close(self, job: Tracked, state: str) -> None:
         with job.files.lock():
-            current = record.load(job.files)
-            if current is not None and current.number == job.record.number:  # not one that was submitted since
-                record.save(job.files, job.record.changed(state=state))
+            current = store.load(job.files)
+            if current is not None and current.number == job.record.number:  # not a later submission
+                store.save(job.files, replace(job.record, state=state))
 
     def _whereabouts(self, job: Tracked) -> str:
         where = "Slurm job" if job.record.cluster == "slurm" else "process"
@@ -265,12 +256,12 @@ class Executor(RemoteExecutor):
 
 
 def batches(jobs: Sequence[Prepared], array_size: int) -> Iterator[list[Prepared]]:
-    """The jobs to be submitted together: small ones of one rule that ask for the same, at most `array_size` of them."""
+    """Group jobs to submit together: small ones of one rule with equal requests, at most `array_size` of them."""
     groups: dict[str, list[Prepared]] = {}
     for index, job in enumerate(jobs):
         wants = {name: value for name, value in job.request.items() if name != "comment"}
         is_array = array_size > 1 and job.is_small
-        groups.setdefault(record.digest([job.rule, wants] if is_array else index), []).append(job)
+        groups.setdefault(store.digest([job.rule, wants] if is_array else index), []).append(job)
     size = max(1, min(array_size, LARGEST_ARRAY))
     for group in groups.values():
         for first in range(0, len(group), size):

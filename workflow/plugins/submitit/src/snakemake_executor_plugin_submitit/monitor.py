@@ -1,28 +1,25 @@
 """How the submitted jobs are doing: from the files that they write, and from Slurm or the processes of this machine.
 
-Of one that failed also what its user is told, and whether it is worth another submission.
+For a failed job also the message to the user, and whether to submit it again.
 """
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
-from snakemake_executor_plugin_submitit import attempts, failure, processes
-from snakemake_executor_plugin_submitit.failure import Failure, is_provisional
-from snakemake_executor_plugin_submitit.job_files import STATUS_VARIABLE, JobFiles, last_lines, read_json
-from snakemake_executor_plugin_submitit.prepared import Prepared
-from snakemake_executor_plugin_submitit.record import Record
-from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue, SlurmState
-from snakemake_executor_plugin_submitit.step import UNFRUITFUL_LIMIT
+from snakemake_executor_plugin_submitit import attempts, processes
+from snakemake_executor_plugin_submitit.attempts import CLASSES, UNFRUITFUL_LIMIT, Failure, is_provisional
+from snakemake_executor_plugin_submitit.request import Prepared
+from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState
+from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE, JobFiles, Record, last_lines, read_json
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 SETTLE_S = 15  # for the job's last file to become visible here after Slurm has seen its end
@@ -30,7 +27,7 @@ SETTLE_S = 15  # for the job's last file to become visible here after Slurm has 
 
 @dataclass(eq=False)
 class Tracked:
-    """A job that Snakemake waits for. `silent_since`: Slurm knows nothing of it; `ended_since`: it left no outcome."""
+    """A job that Snakemake waits for. `silent_since`: Slurm does not know it; `ended_since`: ended without outcome."""
 
     info: SubmittedJobInfo
     prepared: Prepared
@@ -45,9 +42,8 @@ class Tracked:
         return self.prepared.files
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """`is_over`: the submission has ended; `failure`: None when it ended well."""
+class Verdict(NamedTuple):
+    """`is_over`: the submission has ended; `failure`: None if it succeeded."""
 
     is_over: bool
     failure: Failure | None = None
@@ -64,30 +60,27 @@ class Monitor:
         self._clock = clock
 
     def look(self, jobs: Sequence[Tracked]) -> dict[int, Verdict]:
-        """How each job is doing, by the position in `jobs`; Slurm is asked at most once, when it is time to."""
-        verdicts = {index: self._by_files(job) for index, job in enumerate(jobs)}
-        open_slurm = [
-            job for index, job in enumerate(jobs) if not verdicts[index].is_over and job.record.cluster == "slurm"
-        ]
-        if open_slurm and self.queue.is_due():
-            self._ask(open_slurm)
-        for index, job in enumerate(jobs):
-            if not verdicts[index].is_over:
-                verdicts[index] = self._by_slurm(job) if job.record.cluster == "slurm" else self._by_process(job)
+        """How each job is doing, by its position in `jobs`; asks Slurm at most once, if it is time to."""
+        outcomes = [outcome_of(job) for job in jobs]
+        verdicts = {
+            index: verdict_of(outcome)
+            for index, outcome in enumerate(outcomes)
+            if outcome and not is_provisional(outcome)
+        }
+        rest = {index: job for index, job in enumerate(jobs) if index not in verdicts}
+        on_slurm = [job for job in rest.values() if job.record.cluster == "slurm"]
+        if on_slurm and self.queue.is_due():
+            self._ask(on_slurm)
+        for index, job in rest.items():
+            verdicts[index] = self._by_slurm(job) if job.record.cluster == "slurm" else self._by_process(job)
         return verdicts
-
-    def _by_files(self, job: Tracked) -> Verdict:
-        outcome = outcome_of(job)
-        if not outcome or is_provisional(outcome):
-            return RUNNING
-        return verdict_of(outcome)
 
     def _ask(self, jobs: Sequence[Tracked]) -> None:
         try:
             states = self.queue.ask(job.record.job_id for job in jobs)
         except NoAnswer:
             for job in jobs:
-                job.slurm = None  # what it was may have changed
+                job.slurm = None  # its state may have changed
             return
         for job in jobs:
             job.slurm = states.get(job.record.job_id)
@@ -98,17 +91,17 @@ class Monitor:
 
     def _by_slurm(self, job: Tracked) -> Verdict:
         if job.silent_since is not None and self._clock() - job.silent_since >= self.lost_after_s:
-            message = f"Slurm knows nothing of job {job.record.job_id} since {self.lost_after_s:.0f} s"
+            message = f"Slurm has not known job {job.record.job_id} for {self.lost_after_s:.0f} s"
             return Verdict(True, Failure("lost", message))
         if job.slurm is None or not job.slurm.is_ended:
             job.ended_since = None
             return RUNNING
-        # believed when a second answer is the same: between the end and a requeue Slurm shows the end
+        # wait for a second answer: between an end and a requeue Slurm shows the end
         return self._after_settling(job, job.slurm.state, max(SETTLE_S, 1.5 * self.queue.interval_s))
 
     def _by_process(self, job: Tracked) -> Verdict:
         if job.process is not None:
-            job.process.poll()  # else it stays in the process table
+            job.process.poll()  # removes it from the process table
         if processes.is_alive(int(job.record.job_id), job.record.started) or job.files.is_running_here():
             return RUNNING
         return self._after_settling(job, "", settle_s=1)
@@ -119,7 +112,7 @@ class Monitor:
         if self._clock() - job.ended_since < settle_s:
             return RUNNING
         outcome = outcome_of(job)
-        if outcome and not (is_provisional(outcome) and state in failure.SLURM_CLASSES):
+        if outcome and not (is_provisional(outcome) and state in attempts.SLURM_CLASSES):
             return verdict_of(outcome, state)
         return Verdict(True, failure_of(job, state))
 
@@ -138,62 +131,60 @@ def verdict_of(outcome: dict[str, Any], state: str = "") -> Verdict:
 
 
 def failure_of(job: Tracked, state: str) -> Failure:
-    """Why a job ended that left no outcome, or one that Slurm knows better: it was killed while it stopped."""
-    begun = [line for line in attempts.starts(job.files.attempts) if line["submission"] == job.record.number]
-    nodes = (job.slurm.nodes if job.slurm else "") or (begun[-1]["nodes"] if begun else "")
-    ended = {line["attempt"]: line for line in attempts.ends(job.files.attempts)}
-    end = ended.get(begun[-1]["attempt"]) if begun else None
+    """The failure of a job that wrote no outcome, or was killed while it stopped, so that Slurm's state counts."""
+    begun = [pair for pair in attempts.read(job.files.attempts) if pair[0]["submission"] == job.record.number]
+    start, end = begun[-1] if begun else ({"nodes": ""}, None)
     if not state and end is not None and end["asked"] == "SIGINT":
         state = "TIMEOUT" if end["is_time_limit"] else "CANCELLED"
-    if not state and end is not None and end["exit_code"] == failure.PREEMPTED_EXIT:
-        state = "PREEMPTED"  # submitit's local controller starts a job six times at most
-    kind = failure.class_of_state(state, last_lines(stderr_path(job)))
+    if not state and end is not None and end["exit_code"] == attempts.PREEMPTED_EXIT:
+        state = "PREEMPTED"  # submitit's local controller starts a job at most six times
+    kind = attempts.class_of_state(state, last_lines(stderr_path(job)))
     progress = read_json(job.files.status).get("progress")
     exit_code = outcome_of(job).get("exit_code")
     is_fruitful = progress is not None and attempts.unfruitful(job.files.attempts, progress) < UNFRUITFUL_LIMIT
-    if kind == "timeout" and (is_fruitful or exit_code == failure.PREEMPTED_EXIT):
+    if kind == "timeout" and (is_fruitful or exit_code == attempts.PREEMPTED_EXIT):
         kind = "preempted"  # killed before it could stop by itself, but it writes checkpoints
     message = {
-        "lost": "it ended without a word",
+        "lost": "it ended without an outcome",
         "user": "cancelled",
         "timeout": "killed at its time limit",
-        "oom": "killed for want of memory",
+        "oom": "killed for lack of memory",
     }.get(kind, "")
-    code = job.slurm.exit_code if job.slurm else ""
-    return Failure(kind, f"{message} (exit code {code})" if code else message, state, exit_code, nodes)
+    if job.slurm is not None and job.slurm.exit_code:
+        message = f"{message} (exit code {job.slurm.exit_code})"
+    return Failure(kind, message, state, exit_code, (job.slurm.nodes if job.slurm else "") or start["nodes"])
 
 
 def stderr_path(job: Tracked) -> Path:
-    from snakemake_executor_plugin_submitit.submission import task_paths
+    from submitit.core.utils import JobPaths
 
-    folder, job_id = Path(job.record.folder), job.record.job_id
-    return task_paths(folder, job_id).stderr
+    return JobPaths(job.record.folder, job.record.job_id, task_id=0).stderr
 
 
 def is_worth_another(job: Tracked, why: Failure, requeue_limit: int) -> bool:
-    """The one retry rule of each class. A job that asks for it goes on until it makes no progress."""
-    limit = failure.RETRIES.get(why.kind, 0)
+    """The one retry rule of each class. A preempted job continues as long as it makes progress."""
+    limit = CLASSES[why.kind].retries
     if limit is not None:
         return job.record.retries.get(why.kind, 0) < limit
     progress = read_json(job.files.status).get("progress")
     return (
-        len(attempts.starts(job.files.attempts)) <= requeue_limit
+        len(attempts.read(job.files.attempts)) <= requeue_limit
         and attempts.unfruitful(job.files.attempts, progress) < UNFRUITFUL_LIMIT
     )
 
 
 def message(job: Tracked, why: Failure) -> str:
-    """All that helps to find the cause: class, states, codes, logs, last lines."""
+    """Everything that helps to find the cause: class, states, codes, logs, last lines."""
     state = why.state or (job.slurm.state if job.slurm else "")
     facts = [f"class {why.kind}"]
     if job.record.cluster == "slurm":
-        facts.append(f"Slurm state {state or 'not known'}")
+        facts.append(f"Slurm state {state or 'unknown'}")
     if why.exit_code is not None:
         facts.append(f"exit code {why.exit_code}")
     if why.nodes:
         facts.append(f"on {why.nodes}")
     lines = [f"job {job.record.job_id} failed: {', '.join(facts)}{': ' + why.message if why.message else ''}"]
-    lines.append(f"next: {failure.NEXT.get(why.kind, 'see the log')}")
+    lines.append(f"next: {CLASSES[why.kind].advice}")
     lines.append(f"output: {job.files.output_log}")
     lines.append(f"submitit: {stderr_path(job)}")
     tail = last_lines(job.files.output_log) or last_lines(stderr_path(job))
@@ -202,13 +193,8 @@ def message(job: Tracked, why: Failure) -> str:
     return "\n".join(lines)
 
 
-def nodes_of(nodes: str) -> list[str]:
-    """The nodes to stay away from, as one word of sbatch's --exclude; [] if it is not known where the job was."""
-    return [nodes] if re.fullmatch(r"[\w.,\[\]-]+", nodes) else []
-
-
 def stop_all(jobs: Sequence[Tracked]) -> None:
-    """SIGTERM to every process of the jobs, SIGKILL to those that are there after a while."""
+    """Send SIGTERM to every process of the jobs, and SIGKILL to those left after a while."""
     if not jobs:
         return
     processes.kill(pids_of(jobs), signal.SIGTERM)
@@ -224,7 +210,7 @@ def stop_all(jobs: Sequence[Tracked]) -> None:
 
 
 def pids_of(jobs: Sequence[Tracked]) -> list[int]:
-    """The processes below submitit's controllers, and those that were started by a job and went out of its family."""
+    """The processes below submitit's controllers, and the jobs' orphans."""
     found: dict[int, None] = {}
     for job in jobs:
         controller = int(job.record.job_id)

@@ -1,4 +1,4 @@
-"""Telling somebody that a workflow has ended, failed or stalled: by a command, or by a webhook."""
+"""Notify the user by a command or a webhook that a workflow has ended, failed or stalled."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from snakemake_executor_plugin_submitit.job_files import JobFiles
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
+from snakemake_executor_plugin_submitit.store import JobFiles
 
 Event = Literal["done", "failed", "stalled"]
 TIMEOUT_S = 20
@@ -21,7 +21,7 @@ LOOK_EVERY_S = 60
 
 
 class Notifier:
-    """`clock` in seconds since the epoch, for tests. An address may be a secret and is never shown."""
+    """`clock` in seconds since the epoch, for tests. The webhook's URL may be a secret and is never shown."""
 
     def __init__(self, settings: ExecutorSettings, log: logging.Logger, clock: Callable[[], float] = time.time) -> None:
         self._settings, self._log, self._clock = settings, log, clock
@@ -29,15 +29,15 @@ class Notifier:
         self._is_stalled = False
 
     def send(self, event: Event, text: str, **facts: Any) -> None:
-        """Call the command, with SUBMITIT_EVENT and SUBMITIT_TEXT in its environment, and post to the webhook."""
+        """Run the command with SUBMITIT_EVENT and SUBMITIT_TEXT in its environment, and post to the webhook."""
         message = {"event": event, "text": f"Snakemake in {os.getcwd()}: {text}", **facts}
         if self._settings.notify_command:
-            self._call(self._settings.notify_command, message)
+            self._run(self._settings.notify_command, message)
         if self._settings.notify_url:
             self._post(self._settings.notify_url, message)
 
     def look(self, jobs: Sequence[JobFiles], has_moved: bool) -> None:
-        """Tell once that nothing has moved for a while: no job was submitted, ended, printed or made progress."""
+        """Notify once if for a while no job was submitted, ended, printed or made progress."""
         now = self._clock()
         if has_moved:
             self._moved, self._is_stalled = now, False
@@ -48,11 +48,11 @@ class Notifier:
         self._moved = max([self._moved, *(files.last_change() for files in jobs)])
         if now - self._moved >= limit_s:
             self._is_stalled = True
-            text = f"nothing has moved for {(now - self._moved) / 60:.0f} minutes; {len(jobs)} jobs pend or run"
+            text = f"no change for {(now - self._moved) / 60:.0f} minutes; {len(jobs)} jobs are pending or running"
             self._log.warning(text)
             self.send("stalled", text, jobs=len(jobs))
 
-    def _call(self, command: str, message: dict[str, Any]) -> None:
+    def _run(self, command: str, message: dict[str, Any]) -> None:
         env = {**os.environ, "SUBMITIT_EVENT": message["event"], "SUBMITIT_TEXT": message["text"]}
         try:
             done = subprocess.run(
@@ -66,13 +66,13 @@ class Notifier:
 
     def _post(self, url: str, message: dict[str, Any]) -> None:
         if not url.startswith(("https://", "http://")):
-            self._log.warning("--submitit-notify-url: not an address of the web")
+            self._log.warning("--submitit-notify-url: not an http or https URL")
             return
         headers = {"Content-Type": "application/json"}
         try:
             request = urllib.request.Request(url, json.dumps(message).encode(), headers)
             urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
         except urllib.error.HTTPError as error:
-            self._log.warning(f"--submitit-notify-url: the server answers with {error.code}")
+            self._log.warning(f"--submitit-notify-url: the server answered {error.code}")
         except (OSError, ValueError) as error:
             self._log.warning(f"--submitit-notify-url: {type(error).__name__}")

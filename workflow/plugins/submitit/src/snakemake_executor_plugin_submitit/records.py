@@ -1,7 +1,6 @@
-"""What became of the jobs that the executor submitted: the public view of its folder, for other programs.
+"""The public interface of this package: how submitted jobs are doing, for other programs.
 
-Everything else in this package may change; this module keeps its names. It never waits for the executor and changes
-nothing.
+Everything else may change; this module keeps its names. It never waits for the executor and only reads.
 """
 
 from __future__ import annotations
@@ -13,28 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from snakemake_executor_plugin_submitit import failure, processes, record
-from snakemake_executor_plugin_submitit.job_files import JobFiles, read_json
-from snakemake_executor_plugin_submitit.record import DEFAULT_FOLDER, Record
-from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer, SlurmQueue, SlurmState
+from snakemake_executor_plugin_submitit import processes, store
+from snakemake_executor_plugin_submitit.attempts import CLASSES, is_provisional
+from snakemake_executor_plugin_submitit.slurm import PENDING, NoAnswer, SlurmQueue, SlurmState
+from snakemake_executor_plugin_submitit.store import DEFAULT_FOLDER, JobFiles, Record, read_json
 
 __all__ = ["ADVICE", "DEFAULT_FOLDER", "Submitted", "job_key", "read_jobs"]
 
-ADVICE: Mapping[str, str] = failure.NEXT
+ADVICE: Mapping[str, str] = {name: known.advice for name, known in CLASSES.items()}
 """What a user can do about a failure, by its class."""
 
-_SILENT = logging.getLogger(f"{__name__}.silent")  # a question that fails shows in the answer
+_SILENT = logging.getLogger(f"{__name__}.silent")  # the answer shows if a question failed
 _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
-_QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """The last submission of a job. `state`: None if nobody can tell whether it still runs.
-
-    `slurm_state` is Slurm's own word, `reason` why a job waits; `failure_class` and `message` say how it ended.
-    """
+    """The last submission of a job. `state`: None if it is unknown; `slurm_state`: as Slurm names it; `reason`: why the
+    job waits; `failure_class`, `message`: how it ended."""
 
     job_id: str
     cluster: str
@@ -49,8 +45,8 @@ class Submitted:
 
 
 def job_key(outputs: Iterable[str | os.PathLike[str]]) -> str:
-    """The key of the job that makes `outputs`: absolute, normalised paths of all that its rule declares."""
-    return record.digest(sorted(os.path.normpath(output) for output in outputs))[: record.KEY_DIGITS]
+    """The key of the job that makes `outputs`: the absolute paths of all outputs that its rule declares."""
+    return store.digest(sorted(os.path.normpath(output) for output in outputs))[: store.KEY_DIGITS]
 
 
 def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None) -> dict[str, Submitted]:
@@ -65,7 +61,7 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
     found: dict[str, tuple[JobFiles, Record]] = {}
     for name in names:
         key, files = name.rpartition("-")[2], JobFiles(folder / "jobs" / name)
-        known = record.load(files) if keys is None or key in keys else None
+        known = store.load(files) if keys is None or key in keys else None
         if known is not None:
             found[key] = (files, known)
     slurm = _ask_slurm(known for files, known in found.values() if not _is_final(files, known))
@@ -73,13 +69,13 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
 
 
 def _is_final(files: JobFiles, known: Record) -> bool:
-    """Whether the job itself said how it ended, and Slurm cannot know better."""
+    """Whether the job itself wrote how it ended, and Slurm does not override it."""
     outcome = read_json(files.outcome(known.number))
-    return bool(outcome) and not failure.is_provisional(outcome)
+    return bool(outcome) and not is_provisional(outcome)
 
 
 def _ask_slurm(records: Iterable[Record]) -> Mapping[str, SlurmState] | None:
-    """States by job id; None where Slurm gives no answer."""
+    """States by job id; None if Slurm gives no answer."""
     ids = [known.job_id for known in records if known.cluster == "slurm" and known.is_open and known.job_id]
     if not ids:
         return {}
@@ -91,7 +87,7 @@ def _ask_slurm(records: Iterable[Record]) -> Mapping[str, SlurmState] | None:
 
 def _submitted(files: JobFiles, known: Record, slurm: Mapping[str, SlurmState] | None) -> Submitted:
     outcome, current = read_json(files.outcome(known.number)), (slurm or {}).get(known.job_id)
-    if current is not None and current.state == "CANCELLED":  # the driver will see the same, some seconds later
+    if current is not None and current.state == "CANCELLED":  # the driver sees the same some seconds later
         outcome = {**outcome, "failure_class": "user", "message": "cancelled"}
     return Submitted(
         job_id=known.job_id,
@@ -118,4 +114,4 @@ def _state(
         return "running" if processes.is_alive(int(known.job_id), known.started) else "ended"
     if current is None:
         return "ended" if is_answered and known.job_id else None
-    return "queued" if current.state in _QUEUED else "ended" if current.is_ended else "running"
+    return "queued" if current.state in PENDING else "ended" if current.is_ended else "running"

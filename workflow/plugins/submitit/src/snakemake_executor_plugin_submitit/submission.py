@@ -1,67 +1,284 @@
-"""Submitting through submitit, so that a job does not need its driver any more once sbatch has accepted it.
+"""Submit each job once: a job that an earlier or another driver submitted is taken over, not submitted again.
 
-The pickles are written and read by this plugin only, in a folder that nobody else may enter; it unpickles nothing else.
+submitit writes the pickles and the step; once sbatch has accepted a job, it needs its driver no more. Only this plugin
+writes and reads the pickles, in a folder that nobody else may enter.
 """
 
 from __future__ import annotations
 
+import glob
+import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from submitit.core.utils import DelayedSubmission, JobPaths
-from submitit.local.local import start_controller
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
-from snakemake_executor_plugin_submitit.processes import start_ticks
-from snakemake_executor_plugin_submitit.slurm_queue import NoAnswer
-from snakemake_executor_plugin_submitit.step import JobStep
+from snakemake_executor_plugin_submitit import attempts, processes, store
+from snakemake_executor_plugin_submitit.attempts import MORE_MEMORY, is_provisional
+from snakemake_executor_plugin_submitit.monitor import Tracked, stop_all
+from snakemake_executor_plugin_submitit.request import Prepared, has_all_outputs, signal_delay_s, with_changes
+from snakemake_executor_plugin_submitit.settings import ExecutorSettings
+from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, find_by_name
+from snakemake_executor_plugin_submitit.step import MAIN, JobStep, pickle_path
+from snakemake_executor_plugin_submitit.store import JobFiles, Record, read_json
 
 SBATCH_TIMEOUT_S = 120
-# Of sbatch: the controller was not reached or is busy. The job may have been accepted nevertheless.
+# In sbatch's message if the controller was not reached or is busy. The job may have been accepted nevertheless.
 TRANSIENT = (
-    "timed out",
-    "unable to contact",
-    "temporarily",
-    "connection refused",
-    "try again",
-    "communication",
-    "resending",
+    *("timed out", "unable to contact", "temporarily", "connection refused", "try again"),
+    *("communication", "resending"),
 )
 SCRIPT = "submission.sh"
-ENTRY = "snakemake_executor_plugin_submitit.entry"
-UNLIMITED = 10**6  # submitit's own limit of time-outs: the step has a better rule
+UNLIMITED = 10**6  # submitit's own limit of time-outs; the step has a better rule
+
+
+class Busy(Exception):
+    """Another job still makes the same outputs, with other parameters or out of sight."""
 
 
 class SubmissionError(Exception):
-    """sbatch has refused, or its answer is not known; `is_transient`: it may accept the next time."""
+    """sbatch refused the job, or its answer is unknown; `is_transient`: it may accept the next time."""
 
     def __init__(self, message: str, is_transient: bool) -> None:
         super().__init__(message)
         self.is_transient = is_transient
 
 
-@dataclass(frozen=True)
-class Submitted:
-    """`job_id`: of Slurm (of the array, for an array), or the pid of the local controller."""
+class Submitted(NamedTuple):
+    """`job_id`: in Slurm (of the array, for an array), or the pid of the local controller."""
 
     job_id: str
     started: int | None = None
     process: subprocess.Popen[bytes] | None = None
 
 
-def pickle_path(folder: Path, task: int) -> Path:
-    return folder / f"task_{task}.pkl"
+class Known(NamedTuple):
+    """States of the jobs on record in Slurm; `is_answered`: False if Slurm gave no answer."""
+
+    states: dict[str, SlurmState]
+    is_answered: bool
+
+
+class Dispatcher:
+    """`log`: Snakemake's, so that the user sees which jobs were taken over; it does not format arguments."""
+
+    def __init__(self, settings: ExecutorSettings, folder: Path, queue: SlurmQueue, log: logging.Logger) -> None:
+        self.log = log
+        self.settings = settings
+        self.folder = folder
+        self.queue = queue
+        self.gpus_in_use: set[int] = set()
+
+    def known(self, jobs: Sequence[Prepared]) -> Known:
+        """The states of earlier submissions of these jobs, in one question to Slurm."""
+        earlier = [store.load(job.files) for job in jobs]
+        ids = [found.job_id for found in earlier if found and found.job_id and found.is_open]
+        if not ids or self.settings.cluster != "slurm":
+            return Known({}, True)
+        try:
+            return Known(self.queue.ask(ids), True)
+        except NoAnswer:
+            return Known({}, False)
+
+    def dispatch(self, batch: Sequence[Prepared], known: Known) -> tuple[list[Tracked], list[tuple[Prepared, str]]]:
+        """Take over the jobs, or submit them together. Returns: the jobs, and those that failed with the reason.
+
+        No other driver can decide about the same jobs meanwhile.
+        """
+        tracked, failed, rest = [], [], []
+        with ExitStack() as locks:
+            for job in sorted(batch, key=lambda job: job.files.path):
+                locks.enter_context(job.files.lock())
+                try:
+                    adopted = self._adopt(job, known)
+                except (Busy, NoAnswer) as error:
+                    failed.append((job, str(error)))
+                    continue
+                if adopted is None:
+                    rest.append(job)
+                else:
+                    tracked.append(adopted)
+            if rest:
+                try:
+                    tracked += self._submit(rest)
+                except SubmissionError as error:
+                    failed += [(job, str(error)) for job in rest]
+        return tracked, failed
+
+    def submit_again(self, job: Tracked, kind: str, nodes: Sequence[str]) -> Tracked:
+        """Submit a failed job again; it continues from its checkpoint. Raises: SubmissionError."""
+        old, prepared = job.record, job.prepared
+        retries = {**old.retries, kind: old.retries.get(kind, 0) + 1}
+        memory = old.memory * (MORE_MEMORY if kind == "oom" else 1.0)
+        self.gpus_in_use.difference_update(old.gpus)
+        with job.files.lock():
+            new = self._new_record(prepared, old.number + 1)
+            excluded = tuple(dict.fromkeys([*old.excluded, *nodes]))
+            return self._start([prepared], [replace(new, excluded=excluded, memory=memory, retries=retries)])[0]
+
+    def _adopt(self, job: Prepared, known: Known) -> Tracked | None:
+        """The earlier submission of the job, if it runs or has finished. Raises: Busy, NoAnswer."""
+        found = store.load(job.files)
+        if found is None or not found.is_open:
+            return None
+        if found.cluster != self.settings.cluster and found.cluster == "debug":
+            return None
+        if not found.job_id:
+            found = self._find(job.files, found)
+            if found is None:
+                return None
+        outcome = read_json(job.files.outcome(found.number))
+        if outcome.get("failure_class", "") is None:
+            if found.key == job.key and not job.is_forced and has_all_outputs(job.job):
+                self.log.info(f"{job.rule}: job {found.job_id} has finished; its outputs are taken over")
+                return self._tracked(job, found)
+            return None
+        if outcome and not is_provisional(outcome):
+            self.log.info(f"{job.rule}: job {found.job_id} has failed ({outcome['failure_class']}); submitted again")
+            return None
+        if not self._is_alive(job.files, found, known):
+            if found.cluster == "local":
+                stop_all([self._tracked(job, found)])  # it may have left processes behind
+            return None
+        if found.key != job.key:
+            raise Busy(
+                f"job {found.job_id} still makes these outputs with other parameters; "
+                f"wait for it or type `{_cancel_command(found)}`, then start again"
+            )
+        self.log.info(f"{job.rule}: job {found.job_id} is pending or running; taken over")
+        return self._tracked(job, found)
+
+    def _find(self, files: JobFiles, found: Record) -> Record | None:
+        """The record with the id of a job whose driver died during the submission, or None if there is no such job."""
+        job_id: str | None = None
+        if found.cluster == "slurm":
+            job_id = find_by_name(found.name, found.submitted_unix_s)
+            if job_id is not None and found.task is not None:
+                job_id = f"{job_id}_{found.task}"
+        elif files.is_running_here():
+            job_id = next((start["job_id"] for start, _ in reversed(attempts.read(files.attempts))), None)
+        if not job_id:
+            return None
+        found = replace(found, job_id=job_id, state=store.SUBMITTED)
+        store.save(files, found)
+        return found
+
+    def _is_alive(self, files: JobFiles, found: Record, known: Known) -> bool:
+        if found.cluster == "slurm":
+            state = known.states.get(found.job_id)
+            if state is None and found.job_id not in known.states:
+                state = self._ask_once(found.job_id)
+            return state is None or not state.is_ended
+        if found.host != os.uname().nodename:
+            raise Busy(f"process {found.job_id} on {found.host} may still make these outputs; start there, or wait")
+        return processes.is_alive(int(found.job_id), found.started) or files.is_running_here()
+
+    def _ask_once(self, job_id: str) -> SlurmState | None:
+        """None: Slurm gives no answer, so the job may run. A job that Slurm has forgotten has ended."""
+        try:
+            return self.queue.ask([job_id]).get(job_id, SlurmState("COMPLETED"))
+        except NoAnswer:
+            return None
+
+    def _submit(self, jobs: Sequence[Prepared]) -> list[Tracked]:
+        records = []
+        for job in jobs:
+            earlier = store.load(job.files)
+            job.files.reset()
+            records.append(self._new_record(job, earlier.number + 1 if earlier else 1))
+        return self._start(jobs, records)
+
+    def _new_record(self, job: Prepared, number: int) -> Record:
+        return Record(
+            job.key,
+            store.slurm_name(self.settings.jobname_prefix, job.rule, job.wildcards),
+            number,
+            self.settings.cluster,
+            str(job.files.submission(number)),
+            rule=job.rule,
+            wildcards=job.wildcards,
+            requested=job.requested,
+            logs=tuple(os.path.abspath(log) for log in job.job.log or ()),
+        )
+
+    def _start(self, jobs: Sequence[Prepared], records: Sequence[Record]) -> list[Tracked]:
+        """Save the records, submit, and save the records with the ids. Raises: SubmissionError."""
+        first = records[0]
+        folder = Path(first.folder)
+        if len(jobs) > 1:
+            folder = self.folder / "arrays" / uuid.uuid4().hex
+            name = store.slurm_name(self.settings.jobname_prefix, jobs[0].rule)
+            records = [replace(found, folder=str(folder), name=name, task=task) for task, found in enumerate(records)]
+        if self.settings.cluster == "local":
+            records = [replace(found, gpus=self._take_gpus(job.gpus)) for job, found in zip(jobs, records, strict=True)]
+        for job, found in zip(jobs, records, strict=True):
+            store.save(job.files, found)
+        steps = [job.step(found.number, self.settings) for job, found in zip(jobs, records, strict=True)]
+        write_steps(folder, steps, jobs[0].limit_min)
+        submitted = self._call(folder, jobs, records)
+        tracked = []
+        for job, found in zip(jobs, records, strict=True):
+            job_id = submitted.job_id if found.task is None else f"{submitted.job_id}_{found.task}"
+            found = replace(found, job_id=job_id, started=submitted.started, state=store.SUBMITTED)
+            store.save(job.files, found)
+            tracked.append(self._tracked(job, found, submitted.process))
+        return tracked
+
+    def _call(self, folder: Path, jobs: Sequence[Prepared], records: Sequence[Record]) -> Submitted:
+        first = records[0]
+        if self.settings.cluster == "local":
+            delay_s = signal_delay_s(jobs[0].limit_min, self.settings)
+            return submit_locally(folder, jobs[0].limit_min, delay_s, first.gpus)
+        request = {**with_changes(jobs[0].request, first.excluded, first.memory), "job-name": first.name}
+        if len(jobs) > 1:
+            request["comment"] = jobs[0].rule
+        write_script(folder, request, len(jobs))
+        return submit_to_slurm(folder, lambda: find_by_name(first.name, first.submitted_unix_s))
+
+    def _take_gpus(self, count: int) -> tuple[int, ...]:
+        """GPUs of this machine that no other job has; shared ones if there are not enough."""
+        every = visible_gpus() or list(range(count))
+        free = [gpu for gpu in every if gpu not in self.gpus_in_use]
+        if len(free) < count:
+            self.log.warning(f"{count} GPUs requested, {len(free)} of this machine are free; jobs share them")
+            free = every
+        taken = tuple(free[:count])
+        self.gpus_in_use.update(taken)
+        return taken
+
+    def _tracked(self, job: Prepared, found: Record, process: subprocess.Popen[bytes] | None = None) -> Tracked:
+        info = SubmittedJobInfo(job=job.job, external_jobid=found.job_id)
+        self.gpus_in_use.update(found.gpus)
+        return Tracked(info=info, prepared=job, record=found, process=process)
+
+
+def visible_gpus() -> list[int]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [int(word) for word in named.split(",") if word.strip().isdigit()]
+    return sorted(
+        int(match[1]) for path in glob.glob("/dev/nvidia*") if (match := re.fullmatch(r".*nvidia(\d+)", path))
+    )
+
+
+def _cancel_command(found: Record) -> str:
+    return f"scancel {found.job_id}" if found.cluster == "slurm" else f"kill {found.job_id}"
 
 
 def write_steps(folder: Path, steps: Sequence[JobStep], limit_min: float) -> None:
-    """Pickle the steps where `entry` finds them: unlike submitit, before the job can start, and without its id."""
+    """Pickle the steps for `step.main`: unlike submitit before the job can start, and without the job's id."""
+    from submitit.core.utils import DelayedSubmission
+
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for task, step in enumerate(steps):
         delayed = DelayedSubmission(step)
@@ -69,13 +286,19 @@ def write_steps(folder: Path, steps: Sequence[JobStep], limit_min: float) -> Non
         delayed.dump(pickle_path(folder, task))
 
 
-def write_script(folder: Path, request: Mapping[str, Any], count: int) -> None:
-    """Write what sbatch gets: for `count` steps, an array if more than one.
+def step_command(folder: Path) -> list[str]:
+    return [sys.executable, "-u", "-c", MAIN, str(folder)]
 
-    The job is the batch script itself: so it gets the signals, and Slurm's controller is not asked for a step. Only
-    where the signal is not for the batch script does srun start it.
+
+def write_script(folder: Path, request: Mapping[str, Any], count: int) -> None:
+    """Write the script for sbatch: for `count` steps, an array if more than one.
+
+    The job is the batch script itself, so it gets the signals, and Slurm's controller need not create a step. srun
+    starts it only if the signal is not sent to the batch script.
     """
-    paths = task_paths(folder, "%A_%a" if count > 1 else "%j")
+    from submitit.core.utils import JobPaths
+
+    paths = JobPaths(folder, "%A_%a" if count > 1 else "%j", task_id=0)
     options = {**request, "output": paths.stdout, "error": paths.stderr, "open-mode": "append"}
     if count > 1:
         options["array"] = f"0-{count - 1}"
@@ -83,16 +306,9 @@ def write_script(folder: Path, request: Mapping[str, Any], count: int) -> None:
         f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(value))}"
         for name, value in sorted(options.items())
     ]
-    srun = [
-        "srun",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--cpus-per-task={request['cpus-per-task']}",
-        "--overlap",
-        "--unbuffered",
-    ]
+    srun = f"srun --nodes=1 --ntasks=1 --cpus-per-task={request['cpus-per-task']} --overlap --unbuffered".split()
     is_batch = str(request["signal"]).startswith("B:")
-    command = ["exec", *([] if is_batch else srun), sys.executable, "-u", "-m", ENTRY, str(folder)]
+    command = ["exec", *([] if is_batch else srun), *step_command(folder)]
     lines = ["#!/bin/bash", *lines, "trap '' USR2", "export SUBMITIT_EXECUTOR=slurm", shlex.join(command), ""]
     (folder / SCRIPT).write_text("\n".join(lines), encoding="utf-8")
 
@@ -100,10 +316,10 @@ def write_script(folder: Path, request: Mapping[str, Any], count: int) -> None:
 def submit_to_slurm(
     folder: Path, find: Callable[[], str | None], pauses_s: Sequence[float] = (2, 5, 15, 60, 120)
 ) -> Submitted:
-    """Have sbatch accept the script, once.
+    """Submit the script once.
 
-    `find` looks for the job by its name, since sbatch may report an error although the job was accepted, and raises
-    NoAnswer when Slurm cannot be asked: then sbatch is not called again.
+    `find` searches for the job by its name, since sbatch may report an error although it accepted the job. If it raises
+    NoAnswer, sbatch is not called again.
     Raises: SubmissionError.
     """
     error = SubmissionError("sbatch was not called", is_transient=True)
@@ -118,7 +334,7 @@ def submit_to_slurm(
             found = find()
         except NoAnswer as silence:
             is_to_call = False
-            error = SubmissionError(f"{error}; whether it was accepted is not known ({silence})", is_transient=True)
+            error = SubmissionError(f"{error}; whether the job was accepted is unknown ({silence})", is_transient=True)
         else:
             if found is not None:
                 return Submitted(found)
@@ -130,7 +346,7 @@ def submit_to_slurm(
 
 
 def _sbatch(path: Path) -> str:
-    # A driver that is itself a job must not hand its own allocation on; SLURM_CONF says which cluster.
+    # A driver that is itself a job must not pass its own allocation on; SLURM_CONF names the cluster.
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_") or k == "SLURM_CONF"}
     command = ["sbatch", "--parsable", str(path)]
     try:
@@ -149,21 +365,14 @@ def _sbatch(path: Path) -> str:
 
 
 def submit_locally(folder: Path, limit_min: int, delay_s: int, gpus: Sequence[int]) -> Submitted:
-    """Start submitit's controller of one step, written to `folder` before."""
+    """Start submitit's controller for the step in `folder`."""
+    from submitit.local.local import start_controller
+
     process = start_controller(
         folder,
-        shlex.join([sys.executable, "-u", "-m", ENTRY, str(folder)]),
+        shlex.join(step_command(folder)),
         cuda_devices=",".join(map(str, gpus)),
         timeout_min=limit_min,
         signal_delay_s=delay_s,
     )
-    return Submitted(str(process.pid), start_ticks(process.pid), process)
-
-
-def task_paths(folder: Path, job_id: str) -> JobPaths:
-    """Submitit's files of a job; `job_id` as 12, or 12_3 for a task of an array."""
-    return JobPaths(folder, job_id=job_id, task_id=0)
-
-
-def unique_folder(parent: Path) -> Path:
-    return parent / uuid.uuid4().hex
+    return Submitted(str(process.pid), processes.start_ticks(process.pid), process)

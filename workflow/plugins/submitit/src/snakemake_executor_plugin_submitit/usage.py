@@ -1,32 +1,34 @@
-"""What a job uses of its node, sampled by the job itself: so it is known on every cluster, and on this machine.
+"""What jobs use: sampled by each job itself, so it is known on every cluster and on this machine, and reported by rule.
 
-Of a job on several nodes this is the first one.
+A job on several nodes samples the first one.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_submitit import processes
-from snakemake_executor_plugin_submitit.job_files import STATUS_VARIABLE
+from snakemake_executor_plugin_submitit import attempts, processes
+from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE, JobFiles, Record, load_all
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0  # short jobs are seen too, long ones are left alone
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits", "--loop=10")
 AMD_CARDS = Path("/sys/class/drm")
+MARGIN = 1.2  # of a proposed request over the 95th percentile
 
 
 class Usage:
-    """Context around a job; `root` is its first process, `status` its status file, the mark in the environment of all.
-
-    `gpus`: how many it asked for.
-    """
+    """Context around a job. `root`: its first process; `status`: its status file, which all its processes have in their
+    environment; `gpus`: how many it requested."""
 
     def __init__(self, root: int, status: str, gpus: int) -> None:
         self.root, self.status, self.gpus = root, status, gpus
@@ -56,27 +58,25 @@ class Usage:
             self._smi_output.close()
 
     def sample(self) -> None:
-        """Look at the processes, if it is time to; for the begin of the rule's command at once, which costs little."""
+        """Look at the processes if it is time to; until the rule's command starts at each call, which costs little."""
         if self._start_s is None:
-            self._start_s = self._rule_begin()
+            self._start_s = self._rule_start()
         now = time.monotonic()
         if now < self._next:
             return
         self._pause_s = min(LONGEST_PAUSE_S, 1.2 * self._pause_s)
         self._next = now + self._pause_s
-        below = processes.descendants(self.root)
-        used = [
-            processes.use_of(pid) for pid in {*below, *processes.with_environment(**{STATUS_VARIABLE: self.status})}
-        ]
-        self._mem_mb = max(self._mem_mb, sum(found.rss_mb for found in used if found))
-        self._cpu_s.update({(found.pid, found.start_ticks): found.cpu_s for found in used if found})
+        pids = {*processes.descendants(self.root), *processes.with_environment(**{STATUS_VARIABLE: self.status})}
+        used = [found for pid in pids if (found := processes.use_of(pid))]
+        self._mem_mb = max(self._mem_mb, sum(found.rss_mb for found in used))
+        self._cpu_s.update({(found.pid, found.start_ticks): found.cpu_s for found in used})
         if self.gpus:
             self._gpu_samples += amd_gpus()
 
     def figures(self) -> dict[str, Any]:
-        """CPU seconds, peak memory in MB, the seconds until the rule's command ran (None where it was not seen), and
-        of GPUs the mean utilisation in percent and the peak memory in MB of one; {} of what is not known."""
-        largest_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024  # of those that are too short to see
+        """CPU seconds, peak memory in MB, seconds until the rule's command ran (None if it was not seen), and for GPUs
+        the mean utilisation in percent and the peak memory in MB of one GPU, left out if unknown."""
+        largest_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024  # also of processes never sampled
         found = {
             "cpu_s": round(max(children_cpu_s() - self._children_cpu_s, sum(self._cpu_s.values())), 1),
             "mem_mb": round(max(self._mem_mb, largest_mb)),
@@ -88,8 +88,8 @@ class Usage:
             found["gpu_mem_mb"] = round(max(mb for _, mb in samples))
         return found
 
-    def _rule_begin(self) -> float | None:
-        """Seconds until the first process below the Snakemake of the job; None: there is none yet."""
+    def _rule_start(self) -> float | None:
+        """Seconds until the first process below the Snakemake of the job started; None: there is none yet."""
         pids = [self.root]
         for pid in pids:
             below = processes.children_of(pid)
@@ -111,13 +111,13 @@ class Usage:
 
 
 def children_cpu_s() -> float:
-    """Of all processes that were started by this one, or by these, and have ended."""
+    """The CPU seconds of all ended processes below this one."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def amd_gpus(cards: Path = AMD_CARDS) -> list[tuple[float, float]]:
-    """Percent and MB of each GPU of AMD's that this process may read."""
+    """Utilisation in percent and memory in MB of each AMD GPU that this process may read."""
     samples = []
     for busy in cards.glob("card*/device/gpu_busy_percent"):
         with suppress(OSError, ValueError):
@@ -127,7 +127,7 @@ def amd_gpus(cards: Path = AMD_CARDS) -> list[tuple[float, float]]:
 
 
 def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """How often the kernel killed a process of this control group for want of memory; 0 where that is not known."""
+    """How often the kernel killed a process of this control group for lack of memory; 0 if unknown."""
     try:
         entries = [line.split(":", 2) for line in proc.read_text().splitlines()]
     except OSError:
@@ -143,3 +143,107 @@ def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs
             counts = dict(line.split(" ", 1) for line in file.read_text().splitlines())
             return int(counts["oom_kill"]) if "oom_kill" in counts else 0
     return 0
+
+
+@dataclass
+class RuleUse:
+    """All attempts of a rule's jobs. Lists have one number for each attempt that ended: `cpus` is the mean number of
+    busy ones; `gpu_percent` and `gpu_mem_mb` are for one GPU."""
+
+    rule: str
+    jobs: int = 0
+    hours: float = 0.0
+    waiting_hours: float = 0.0
+    start_hours: float = 0.0
+    failure_hours: float = 0.0
+    requested: dict[str, Any] = field(default_factory=dict)
+    minutes: list[float] = field(default_factory=list)
+    mem_mb: list[float] = field(default_factory=list)
+    cpus: list[float] = field(default_factory=list)
+    gpu_percent: list[float] = field(default_factory=list)
+    gpu_mem_mb: list[float] = field(default_factory=list)
+
+    @property
+    def proposed(self) -> dict[str, int]:
+        """Resources for the rule: 1.2 times the 95th percentile, rounded up to 100 MB and a minute; {} if unknown."""
+        found = {}
+        if self.minutes:
+            found["runtime"] = max(1, math.ceil(MARGIN * percentile_95(self.minutes)))
+        if self.mem_mb:
+            wanted = MARGIN * percentile_95(self.mem_mb) - self.requested.get("extra_mem_mb", 0)
+            found["mem_mb"] = max(100, 100 * math.ceil(wanted / 100))
+        if self.cpus and self.requested.get("threads", 1) > 1:
+            found["threads"] = min(self.requested["threads"], max(1, math.ceil(percentile_95(self.cpus))))
+        return found
+
+    def add(
+        self, files: JobFiles, record: Record, done: Sequence[tuple[dict[str, Any], dict[str, Any] | None]]
+    ) -> None:
+        """Add the attempts of one job."""
+        self.jobs += 1
+        for name, value in record.requested.items():  # the largest request, if they differ
+            before = self.requested.get(name)
+            self.requested[name] = max(value, before) if isinstance(value, int) and isinstance(before, int) else value
+        for start, end in done:
+            self.waiting_hours += start["waited_s"] / 3600
+            if end is None:
+                if not record.is_open and start is done[-1][0]:  # killed: it was alive when it last printed something
+                    hours = max(0.0, files.last_change() - start["unix_s"]) / 3600
+                    self.hours += hours
+                    self.failure_hours += hours
+                continue
+            seconds, used = end["seconds"], end["used"]
+            self.hours += seconds / 3600
+            self.start_hours += (used.get("start_s") or 0.0) / 3600
+            if end["exit_code"] not in (0, attempts.PREEMPTED_EXIT):
+                self.failure_hours += seconds / 3600
+                continue
+            self.minutes.append(seconds / 60)
+            for name in ("mem_mb", "gpu_percent", "gpu_mem_mb"):
+                getattr(self, name).extend([used[name]] if name in used else [])
+            self.cpus.extend([used["cpu_s"] / seconds] if seconds and "cpu_s" in used else [])
+
+    def row(self) -> tuple[str, ...]:
+        """For `table`: used / requested."""
+        asked = self.requested
+        memory = asked.get("mem_mb", 0) + asked.get("extra_mem_mb", 0) if asked.get("mem_mb") else "-"
+        gpus = f"{asked['gpu']}" if asked.get("gpu") else "-"
+        if self.gpu_percent:
+            mean = sum(self.gpu_percent) / len(self.gpu_percent)
+            gpus = f"{mean:.0f} % of {gpus}, {max(self.gpu_mem_mb):.0f} MB"
+        return (
+            self.rule,
+            str(self.jobs),
+            f"{self.hours:.2f}",
+            f"{percentile_95(self.mem_mb):.0f} / {memory}" if self.mem_mb else f"- / {memory}",
+            f"{percentile_95(self.cpus):.1f} / {asked.get('threads', 1)}" if self.cpus else "-",
+            gpus,
+            f"{self.waiting_hours:.2f}",
+            f"{self.start_hours:.2f}",
+            f"{self.failure_hours:.2f}",
+            ", ".join(f"{name}={value}" for name, value in self.proposed.items()),
+        )
+
+
+def measure(folder: Path, since_unix_s: float = 0.0) -> list[RuleUse]:
+    """By rule, from the attempts that started after `since_unix_s`; those without an end yet count as waiting only."""
+    rules: dict[str, RuleUse] = {}
+    for files, record in load_all(folder):
+        every = attempts.read(files.history, files.attempts)
+        done = [(start, end) for start, end in every if start["unix_s"] >= since_unix_s]
+        if record is not None and done:
+            rules.setdefault(record.rule, RuleUse(record.rule)).add(files, record, done)
+    return list(rules.values())
+
+
+def table(rules: Iterable[RuleUse]) -> str:
+    """The report for people, with the rules of the most hours first."""
+    heads = ("rule", "jobs", "hours", "memory MB", "CPUs", "GPUs", "waiting h", "start h", "failure h", "ask for")
+    rows = [heads, *(use.row() for use in sorted(rules, key=lambda use: -use.hours))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def percentile_95(values: Sequence[float]) -> float:
+    """The smallest value that 95 % of the values do not exceed."""
+    return sorted(values)[max(0, math.ceil(0.95 * len(values)) - 1)]

@@ -1,19 +1,25 @@
-"""From the resources of a rule to the options of sbatch."""
+"""From a job of Snakemake to what is submitted: the options of sbatch for its resources, its partition, its step."""
 
 from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
+from snakemake_executor_plugin_submitit.slurm import Cluster, choose
+from snakemake_executor_plugin_submitit.step import JobStep
+from snakemake_executor_plugin_submitit.store import JobFiles, content_key, job_files
 
-# The official Slurm plugin's names, each with the option of sbatch that it becomes; the last one given counts.
+# Resources, named as in the official Slurm plugin, with their option of sbatch; later ones override earlier ones.
 _OPTIONS = {
     "partition": "partition",
     "slurm_partition": "partition",
@@ -36,11 +42,119 @@ _OWN = {
 }
 _SNAKEMAKES = {"_cores", "_nodes", "_job_count", "attempt", "mem", "mem_mib", "disk", "disk_mb", "disk_mib", "tmpdir"}
 UNDERSTOOD = _OWN | _OPTIONS.keys()
-# Options of sbatch that somebody might give as a resource; `slurm_extra` takes them.
+# Options of sbatch that users might give as a resource; they belong into `slurm_extra`.
 _SBATCH = {
     *("dependency", "distribution", "exclusive", "gpus_per_node", "gpus_per_task", "hint", "licenses", "mail_type"),
     *("mail_user", "mem_per_cpu", "mem_per_gpu", "nice", "nodelist", "ntasks", "ntasks_per_node", "switches", "time"),
 }
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that is ready to be submitted. `wildcards`: their values, as part of names; `request`: options of sbatch,
+    {} on this machine; `is_small`: may be a task of a job array; `is_forced`: earlier results do not count."""
+
+    job: Any
+    rule: str
+    wildcards: str
+    files: JobFiles
+    key: str
+    command: str
+    limit_min: int
+    request: dict[str, Any]
+    requested: dict[str, Any]
+    gpus: int
+    is_small: bool
+    is_forced: bool
+
+    def step(self, number: int, settings: ExecutorSettings) -> JobStep:
+        resources = self.job.resources
+        return JobStep(
+            files=self.files,
+            number=number,
+            command=self.command,
+            workdir=os.getcwd(),
+            logs=tuple(str(log) for log in self.job.log or ()),
+            limit_s=60.0 * self.limit_min,
+            signal_delay_s=signal_delay_s(self.limit_min, settings),
+            requeue_limit=0 if "no-requeue" in self.request else settings.requeue_limit,
+            setup=str(resources.get("setup") or ""),
+            venv=str(resources.get("venv") or ""),
+            container=str(resources.get("container") or ""),
+            gpus=self.gpus,
+        )
+
+
+def prepare(
+    job: Any,
+    command: str,
+    folder: Path,
+    settings: ExecutorSettings,
+    is_forced: bool = False,
+    cluster: Cluster = Cluster(),  # noqa: B008  immutable
+) -> Prepared:
+    """Raises: WorkflowError for resources that cannot be requested."""
+    resources: Mapping[str, Any] = job.resources
+    outputs = sorted(os.path.abspath(output) for output in job.output) or [str(job.get_target_spec())]
+    wildcards = "" if job.is_group() else "-".join(map(str, job.wildcards_dict.values()))
+    requested: dict[str, Any] = {
+        "runtime": time_limit_min(resources, settings),
+        "threads": int(resources.get("cpus_per_task") or job.threads or 1),
+        "mem_mb": int(resources.get("mem_mb") or 0),
+        "nodes": int(resources.get("nodes") or 1),
+        "gpu": gpu_count(resources),
+        "gpu_model": resources.get("gpu_model"),
+        "constraint": resources.get("constraint"),
+    }
+    request, limit, is_slurm = {}, requested["runtime"], settings.cluster == "slurm"
+    if is_slurm:
+        request = sbatch_request(resources, job.threads, settings)
+        request.setdefault("comment", f"{job.name}:{wildcards}"[:200])
+        if cluster.needs_srun and limit > settings.array_runtime_min:
+            request["signal"] = request["signal"].removeprefix("B:")
+        if cluster.partitions and "partition" not in request:
+            on_node = {
+                "threads": requested["threads"] * int(resources.get("tasks_per_node") or 1),
+                "mem_mb": requested["mem_mb"] + settings.extra_mem_mb,
+            }
+            request["partition"] = choose(cluster.partitions, requested | on_node, job.name)
+    return Prepared(
+        job=job,
+        rule=job.name,
+        wildcards=wildcards,
+        files=job_files(folder, job.name, outputs),
+        key=content_key(job.name, outputs, _params(job)),
+        command=command,
+        limit_min=limit,
+        request=request,
+        requested={**requested, "extra_mem_mb": settings.extra_mem_mb},
+        gpus=requested["gpu"],
+        is_forced=is_forced,
+        is_small=is_slurm and task_count(resources) == 1 and limit <= settings.array_runtime_min,
+    )
+
+
+def _params(job: Any) -> list[Any]:
+    ordered = sorted(members(job), key=lambda member: (member.rule.name, sorted(member.output)))
+    return [[member.rule.name, list(member.params), member.rule.shellcmd] for member in ordered]
+
+
+def members(job: Any) -> list[Any]:
+    """The jobs of a group, or the job itself."""
+    return list(job.jobs) if job.is_group() else [job]
+
+
+def has_all_outputs(job: Any) -> bool:
+    """Whether every output exists and none is older than an input; inputs marked as ancient do not count."""
+    outputs = [str(output) for output in job.output]
+    if not outputs or not all(os.path.exists(output) for output in outputs):
+        return False
+    oldest = min(os.path.getmtime(output) for output in outputs)
+    inputs = [str(file) for file in job.input if not getattr(file, "flags", {}).get("ancient")]
+    own = {os.path.abspath(output) for output in outputs}
+    return all(
+        os.path.getmtime(path) <= oldest for path in inputs if os.path.exists(path) and os.path.abspath(path) not in own
+    )
 
 
 def time_limit_min(resources: Mapping[str, Any], settings: ExecutorSettings) -> int:
@@ -51,12 +165,12 @@ def time_limit_min(resources: Mapping[str, Any], settings: ExecutorSettings) -> 
 
 
 def signal_delay_s(limit_min: int, settings: ExecutorSettings) -> int:
-    """Never more than a third of the time limit."""
+    """At most a third of the time limit."""
     return max(1, min(settings.signal_delay_s, limit_min * 20))
 
 
 def gpu_count(resources: Mapping[str, Any]) -> int:
-    """GPUs of each node, also those that only `gres` names, as `gpu:4` or `gpu:h100:4`."""
+    """GPUs of each node, also if only `gres` names them, as in `gpu:4` or `gpu:h100:4`."""
     in_gres = re.search(r"\bgpu(?::[^:,]+)?(?::(\d+))?(?=,|$)", str(resources.get("gres") or ""))
     return int((in_gres[1] or 1) if in_gres else resources.get("gpus") or resources.get("gpu") or 0)
 
@@ -69,13 +183,13 @@ def task_count(resources: Mapping[str, Any]) -> int:
 def sbatch_request(resources: Mapping[str, Any], threads: int, settings: ExecutorSettings) -> dict[str, Any]:
     """The options of sbatch by their long names; True for one without a value.
 
-    Of a job with several tasks one process starts, on the first node; its rule calls srun or mpirun.
-    Raises: WorkflowError for what sbatch could not be asked for.
+    A job with several tasks starts one process, on the first node; its rule calls srun or mpirun.
+    Raises: WorkflowError for resources that cannot be requested.
     """
     limit = time_limit_min(resources, settings)
     request: dict[str, Any] = {
         "time": limit,
-        "signal": f"B:USR2@{signal_delay_s(limit, settings)}",  # to our process; it tells those that listen
+        "signal": f"B:USR2@{signal_delay_s(limit, settings)}",  # to our process, which passes it on
         "cpus-per-task": int(resources.get("cpus_per_task") or threads or 1),
         "partition": settings.partition,
         "account": settings.account,
@@ -103,7 +217,7 @@ def sbatch_request(resources: Mapping[str, Any], threads: int, settings: Executo
 
 
 def _layout(resources: Mapping[str, Any]) -> dict[str, int]:
-    """How many nodes and tasks: `tasks` alone leaves it to Slurm on how many nodes they run."""
+    """How many nodes and tasks; with `tasks` alone Slurm decides on how many nodes they run."""
     given = {name: int(resources.get(name) or 0) for name in ("nodes", "tasks", "tasks_per_node")}
     if not given["tasks"]:
         return {"nodes": given["nodes"] or 1, "ntasks-per-node": given["tasks_per_node"] or 1}
@@ -112,14 +226,13 @@ def _layout(resources: Mapping[str, Any]) -> dict[str, int]:
 
 
 def sbatch_options(text: str, source: str) -> dict[str, Any]:
-    """The options in a piece of command line: `--comment='a b' --exclusive` as {"comment": "a b", "exclusive": True}.
+    """Parse a piece of command line: `--comment='a b' --exclusive` is {"comment": "a b", "exclusive": True}.
 
-    Raises: WorkflowError for what is not an option with a long name.
+    Raises: WorkflowError for a word that is not an option with a long name.
     """
     options: dict[str, Any] = {}
-    words: Sequence[str] = shlex.split(text)
     name = ""
-    for word in words:
+    for word in shlex.split(text):
         if word.startswith("--"):
             name, has_value, value = word[2:].partition("=")
             options[name] = value if has_value else True
@@ -133,7 +246,7 @@ def sbatch_options(text: str, source: str) -> dict[str, Any]:
 def not_understood(names: Iterable[str], commands: Sequence[str | None], limits: Collection[str]) -> list[str]:
     """The resources that neither this plugin nor the rule uses; `limits`: those of `--resources`.
 
-    Raises: WorkflowError for one that is meant for Slurm, or misspelt.
+    Raises: WorkflowError for a resource that is meant for Slurm, or misspelt.
     """
     used = {name for command in commands for name in re.findall(r"\bresources\.(\w+)", command or "")}
     unknown = sorted(set(names) - UNDERSTOOD - _SNAKEMAKES - used - set(limits))
@@ -149,7 +262,7 @@ def not_understood(names: Iterable[str], commands: Sequence[str | None], limits:
 
 
 def with_changes(request: dict[str, Any], excluded: Sequence[str], memory: float) -> dict[str, Any]:
-    """The options of a further submission: away from nodes that failed, with more memory."""
+    """The options of another submission: away from nodes that failed, with more memory."""
     changed = dict(request)
     if excluded:
         changed["exclude"] = ",".join(filter(None, [str(changed.get("exclude") or ""), *excluded]))

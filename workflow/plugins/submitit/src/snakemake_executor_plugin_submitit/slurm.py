@@ -1,0 +1,324 @@
+"""Questions to Slurm: how jobs are doing, all in one question, and what the cluster is like."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from snakemake_interface_common.exceptions import WorkflowError
+
+from snakemake_executor_plugin_submitit.settings import ExecutorSettings
+
+QUESTION_TIMEOUT_S = 60
+LONGEST_PAUSE_S = 600
+PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
+ENDED = {
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE"),
+    *("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED"),
+}
+PLACE = ("partition", "account", "qos")
+SINFO = ("sinfo", "--noheader", "--exact", "--format", "%P|%a|%l|%c|%m|%D|%G|%f")
+
+
+class NoAnswer(Exception):
+    """Slurm's command failed: nothing is known about any job."""
+
+
+class SlurmState(NamedTuple):
+    """`state`: in PENDING, RUNNING or ENDED; `exit_code`: of the batch script; `nodes`: in Slurm's notation."""
+
+    state: str
+    exit_code: str = ""
+    nodes: str = ""
+    reason: str = ""
+
+    @property
+    def is_ended(self) -> bool:
+        return self.state in ENDED
+
+
+class SlurmQueue:
+    """`clock` in seconds, for tests; after a failed question the pause before the next one doubles."""
+
+    def __init__(self, interval_s: float, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self.log = log
+        self.interval_s = interval_s
+        self._clock = clock
+        self._has_accounting = True
+        self._pause_s = interval_s
+        self._next = float("-inf")
+
+    def is_due(self) -> bool:
+        return self._clock() >= self._next
+
+    def ask(self, job_ids: Iterable[str]) -> dict[str, SlurmState]:
+        """The states of those jobs that Slurm knows; a job in state UNKNOWN or the like counts as not known.
+
+        Raises: NoAnswer.
+        """
+        ids = sorted(set(job_ids))
+        try:
+            found = self._ask(ids)
+        except NoAnswer as error:
+            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            self._next = self._clock() + self._pause_s
+            self.log.warning(f"{error}; asked again in {self._pause_s:.0f} s")
+            raise
+        self._pause_s = self.interval_s
+        self._next = self._clock() + self._pause_s
+        return found
+
+    def _ask(self, ids: list[str]) -> dict[str, SlurmState]:
+        """One squeue; sacct only for jobs that squeue has forgotten, minutes after their end."""
+        try:
+            current = _squeue(ids)
+        except NoAnswer:
+            # between an end and a requeue the accounting shows the end, so only jobs that still run are believed
+            recorded = {job_id: state for job_id, state in self._sacct(ids).items() if not state.is_ended}
+            if not recorded:
+                raise
+            return recorded
+        missing = [job_id for job_id in ids if job_id not in current]
+        return current | (self._sacct(missing) if missing else {})
+
+    def _sacct(self, ids: list[str]) -> dict[str, SlurmState]:
+        if not self._has_accounting:
+            return {}
+        command = ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode,NodeList", "-j", _main_ids(ids)]
+        try:
+            return _select(ids, ask_slurm(command))
+        except NoAnswer as error:
+            if "disabled" in str(error):
+                self._has_accounting = False
+                self.log.info("this cluster has no accounting; squeue forgets jobs minutes after their end")
+            else:
+                self.log.warning(str(error))
+            return {}
+
+
+def _squeue(ids: list[str]) -> dict[str, SlurmState]:
+    try:
+        return _select(ids, ask_slurm(["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T||%N|%r", "-j", _main_ids(ids)]))
+    except NoAnswer as error:
+        if "Invalid job id" in str(error):  # of every job: forgotten some minutes after its end
+            return {}
+        raise
+
+
+def _main_ids(ids: Iterable[str]) -> str:
+    return ",".join(sorted({job_id.partition("_")[0] for job_id in ids}))
+
+
+def _select(ids: Sequence[str], answer: str) -> dict[str, SlurmState]:
+    wanted = set(ids)
+    found: dict[str, SlurmState] = {}
+    for line in answer.splitlines():
+        shown, state, exit_code, nodes, reason = [*line.split("|"), "", "", "", ""][:5]
+        word = state.partition(" ")[0]  # "CANCELLED by 0" is CANCELLED
+        if word in PENDING | RUNNING | ENDED:
+            nodes = "" if nodes == "None assigned" else nodes
+            found |= {job_id: SlurmState(word, exit_code, nodes, reason) for job_id in _expand(shown)}
+    return {job_id: state for job_id, state in found.items() if job_id in wanted}
+
+
+def _expand(shown: str) -> list[str]:
+    """The ids in "12", "12_3" or, for the pending tasks of an array, "12_[0-2,5%4]"."""
+    match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", shown)
+    if match is None:
+        return [shown]
+    ranges = (part.partition("-") for part in match[2].split(","))
+    return [f"{match[1]}_{i}" for first, _, last in ranges for i in range(int(first), int(last or first) + 1)]
+
+
+def find_by_name(name: str, since_unix_s: float, tries: int = 3, pause_s: float = 2.0) -> str | None:
+    """The id of the job, or of the array, with this name; None if Slurm has none.
+
+    Raises: NoAnswer.
+    """
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since_unix_s - 3600))
+    for last in reversed(range(tries)):
+        answer = ask_slurm(["squeue", "-h", "-t", "all", "-o", "%F|%j", "--name", name])
+        if not answer.strip():
+            with suppress(NoAnswer):
+                answer = ask_slurm(["sacct", "-X", "-n", "-P", "-o", "JobID,JobName%200", "--name", name, "-S", start])
+        for line in answer.splitlines():
+            job_id, _, found = line.partition("|")
+            if found == name:
+                return job_id.partition("_")[0]
+        if last:
+            time.sleep(pause_s)
+    return None
+
+
+def ask_slurm(command: Sequence[str]) -> str:
+    """The output of one of Slurm's commands. Raises: NoAnswer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=QUESTION_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoAnswer(f"{command[0]}: {error}") from error
+    if done.returncode:
+        raise NoAnswer(f"{command[0]} failed with exit code {done.returncode}: {' '.join(done.stderr.split())[:300]}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The largest job that a partition accepts. Limits are for each node, with the names of the official plugin."""
+
+    name: str
+    is_default: bool = False
+    max_runtime: float = math.inf
+    max_threads: float = math.inf
+    max_mem_mb: float = math.inf
+    max_nodes: float = math.inf
+    max_gpu: float = 0
+    available_gpu_models: tuple[str, ...] = ()
+    available_constraints: tuple[str, ...] = ()
+
+    def lacks(self, wanted: Mapping[str, Any]) -> str:
+        """The first limit that the job exceeds, "" if none; `wanted`: see `choose`."""
+        for name in ("runtime", "threads", "mem_mb", "nodes", "gpu"):
+            limit = getattr(self, f"max_{name}")
+            if (wanted.get(name) or 0) > limit:
+                return f"{name} {limit:g}"
+        model, features = wanted.get("gpu_model"), re.findall(r"[\w.-]+", str(wanted.get("constraint") or ""))
+        if model and wanted.get("gpu") and self.available_gpu_models and model not in self.available_gpu_models:
+            return f"GPUs {','.join(self.available_gpu_models)}"
+        if features and self.available_constraints and not {*features} & {*self.available_constraints}:
+            return f"features {','.join(self.available_constraints)}"
+        return ""
+
+
+class Cluster(NamedTuple):
+    """`partitions`: to choose from, () if one is named for all jobs; `needs_srun`: see `signals_steps_first`."""
+
+    partitions: tuple[Partition, ...] = ()
+    needs_srun: bool = False
+
+
+def read_cluster(settings: ExecutorSettings) -> Cluster:
+    """Ask Slurm once, when a workflow starts. Raises: WorkflowError for an invalid table of partitions."""
+    partitions: list[Partition] = []
+    if not settings.partition:
+        with suppress(NoAnswer):  # then jobs go to Slurm's default partition
+            partitions = read_partitions()
+        if settings.partition_table:
+            partitions = read_table(settings.partition_table, partitions)
+    return Cluster(tuple(partitions), signals_steps_first())
+
+
+def signals_steps_first() -> bool:
+    """Whether Slurm sends the first signal of a preemption, SIGTERM, only to the steps of srun.
+
+    It signals the batch script too if it is configured to send the signal of --signal, or after the grace time.
+    """
+    try:
+        config = ask_slurm(("scontrol", "show", "config"))
+    except NoAnswer:
+        return False
+    return "preempt/none" not in config and "send_user_signal" not in config
+
+
+def read_partitions() -> list[Partition]:
+    """The partitions that are up, from sinfo, each with the limits of its largest nodes. Raises: NoAnswer."""
+    found: dict[str, Partition] = {}
+    for line in ask_slurm(SINFO).splitlines():
+        name, state, limit, cpus, memory, nodes, gres, features = line.split("|", 7)
+        if state != "up":
+            continue
+        before = found.get(name.rstrip("*"), Partition(name.rstrip("*"), max_threads=0, max_mem_mb=0, max_nodes=0))
+        gpus = re.findall(r"gpu(?::([^:,(]+))??:(\d+)", gres)
+        found[before.name] = replace(
+            before,
+            is_default=name.endswith("*"),
+            max_runtime=minutes(limit),
+            max_threads=max(before.max_threads, float(cpus.rstrip("+"))),
+            max_mem_mb=max(before.max_mem_mb, float(memory.rstrip("+"))),
+            max_nodes=before.max_nodes + int(nodes),
+            max_gpu=max(before.max_gpu, sum(int(count) for _, count in gpus)),
+            available_gpu_models=tuple(dict.fromkeys([*before.available_gpu_models, *(m for m, _ in gpus if m)])),
+            available_constraints=tuple(dict.fromkeys([*before.available_constraints, *features.split(",")])),
+        )
+    return list(found.values())
+
+
+def read_table(path: str, known: Sequence[Partition]) -> list[Partition]:
+    """The partitions of a YAML table; its limits override those that Slurm reports. Raises: WorkflowError."""
+    try:
+        given = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))["partitions"]
+        rows = {str(name): dict(limits or {}) for name, limits in given.items()}
+    except (OSError, yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError) as error:
+        raise WorkflowError(f"--submitit-partition-table {path}: not a table of partitions: {error!r}") from error
+    keys = [field.name for field in fields(Partition)][2:]
+    by_name, table = {partition.name: partition for partition in known}, []
+    for name, limits in rows.items():
+        if unknown := sorted(limits.keys() - set(keys)):
+            raise WorkflowError(f"{path}: partition {name}: no such limit: {unknown[0]}; there are {', '.join(keys)}")
+        if known and name not in by_name:
+            raise WorkflowError(f"{path}: Slurm has no partition {name}; there are {', '.join(by_name)}")
+        if "max_runtime" in limits:
+            limits["max_runtime"] = minutes(limits["max_runtime"])
+        lists = {key: tuple(value) for key, value in limits.items() if key.startswith("available_")}
+        table.append(replace(by_name.get(name, Partition(name, max_gpu=math.inf)), **{**limits, **lists}))
+    return table
+
+
+def choose(partitions: Sequence[Partition], wanted: Mapping[str, Any], rule: str) -> str:
+    """The partition for a job that names none: one without GPUs if it needs none, then Slurm's default, then the one
+    with the shortest time limit.
+
+    `wanted`: runtime (minutes), threads, mem_mb, gpu (each for one node), nodes, gpu_model, constraint.
+    Raises: WorkflowError if no partition accepts it.
+    """
+    lacking = {partition.name: partition.lacks(wanted) for partition in partitions}
+    fitting = [partition for partition in partitions if not lacking[partition.name]]
+    if not fitting:
+        asked = ", ".join(f"{name}={value}" for name, value in wanted.items() if value)
+        limits = "; ".join(f"{name} has at most {lack}" for name, lack in lacking.items())
+        raise WorkflowError(f"rule {rule}: no partition accepts {asked}: {limits}")
+    return min(
+        fitting,
+        key=lambda found: (found.max_gpu > 0 and not wanted.get("gpu"), not found.is_default, found.max_runtime),
+    ).name
+
+
+def check_place(request: Mapping[str, Any], source: str) -> None:
+    """Let Slurm check partition, account and qos without submitting anything.
+
+    Raises: WorkflowError with its refusal in one line.
+    """
+    place = [f"--{name}={request[name]}" for name in PLACE if request.get(name)]
+    if not place:
+        return
+    try:
+        ask_slurm(["sbatch", "--test-only", "--time=1", *place, "--wrap=true"])
+    except NoAnswer as error:  # if it is Slurm that fails, the submission will show it
+        if re.search(r"invalid|not permitted|denied|unknown|not exist", str(error), re.IGNORECASE):
+            names = ""
+            with suppress(NoAnswer):
+                names = f"; partitions: {', '.join(partition.name for partition in read_partitions())}"
+            raise WorkflowError(f"{source}: Slurm refuses {' '.join(place)}: {error}{names}") from error
+
+
+def minutes(limit: object) -> float:
+    """A number of minutes, or a time limit in Slurm's notation: MM, MM:SS, HH:MM:SS, D-HH[:MM[:SS]], infinite."""
+    text = str(limit).strip().lower()
+    if text in ("infinite", "unlimited", "n/a", "inf"):
+        return math.inf
+    days, _, clock = text.rpartition("-")
+    parts = [float(part) for part in clock.split(":")]
+    if days or len(parts) == 3:
+        hours, mins, seconds = [*parts, 0.0, 0.0][:3]
+    else:
+        hours, (mins, seconds) = 0.0, [*parts, 0.0][:2]
+    return 1440 * float(days or 0) + 60 * hours + mins + seconds / 60
