@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +29,6 @@ class Trainer:
 
 @pytest.fixture(scope="session")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "mlflow", None)
-        trainer = Trainer(make_data(tmp_path_factory.mktemp("data") / "demo"))
+    trainer = Trainer(make_data(tmp_path_factory.mktemp("data") / "demo"))
     yield trainer
     trainer.server.close()

@@ -21,9 +21,7 @@ TWO_BY_ONE = ("--nodes", "2", "--processes-per-node", "1")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "mlflow", None)
-        return make_data(tmp_path_factory.mktemp("data") / "demo")
+    return make_data(tmp_path_factory.mktemp("data") / "demo")
 
 
 def test_an_allocation_that_is_not_the_one_asked_for_ends_the_job_with_the_variables_of_slurm(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import runpy
 import socket
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,6 @@ from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, UNROLLED, make
 from tests.unit.training.small_runs import train as train_phase
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _mlflow_is_not_installed() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "mlflow", None)
-        yield
 
 
 def train_two_phases(folder: Path, data: Path, name: str = "s3-s0") -> Path:

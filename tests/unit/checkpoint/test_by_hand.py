@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,6 @@ PROBLEM = {
     "seed": 0,
     "shard_samples": 16,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _mlflow_is_not_installed() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "mlflow", None)
-        yield
 
 
 @pytest.fixture(autouse=True)

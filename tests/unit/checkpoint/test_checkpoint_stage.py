@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,6 @@ from tests.unit.evaluation.finished_runs import request
 
 PARITY = Path(__file__).parents[2] / "data" / "parity"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _mlflow_is_not_installed() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "mlflow", None)
-        yield
 
 
 def import_checkpoint(tmp_path: Path, config: dict[str, Any], downloads: Path | None = None) -> Path:

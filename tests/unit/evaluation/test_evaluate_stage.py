@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +26,6 @@ MODES: list[dict[str, Any]] = [
     {"name": "sequential", "eval_mode": "sequential", "eval_max_iter": 3, "max_samples": 5},
     {"name": "published", "eval_mode": "simultaneous", "eval_max_iter": 3},
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _mlflow_is_not_installed() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "mlflow", None)  # what makes `import mlflow` an ImportError
-        yield
 
 
 def data_config(split: str, length: int) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,6 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.runs.identity import Identity, compute_fingerprint
-
-
-@pytest.fixture(autouse=True)
-def _mlflow_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests are about run directories; a stage must work without MLflow anyway."""
-    monkeypatch.setitem(sys.modules, "mlflow", None)  # what makes `import mlflow` an ImportError
 
 
 @pytest.fixture

@@ -9,6 +9,11 @@ import pytest
 from implicit_llm_jobs.tracking.mlflow_writer import initialise
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _mlflow_is_not_installed() -> None:
+    """It is."""
+
+
 @pytest.fixture(scope="session")
 def empty_store(once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     """An initialised MLflow store; making one takes seconds, so that tests copy it."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from implicit_llm.training import stage as train_stage
 from implicit_llm_contracts.runs import journal
@@ -95,7 +97,9 @@ def make_data(results: Path) -> Path:
         "shard_samples": 32,
     }
     run_dir = results / "data" / "s3-train"
-    run_stage(StageRequest(run_dir, identity("data", "s3-train", config, {})), data_stage.run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "mlflow", None)  # session fixtures run before the fixture that leaves it out
+        run_stage(StageRequest(run_dir, identity("data", "s3-train", config, {})), data_stage.run)
     return run_dir
 
 
