@@ -17,7 +17,7 @@ from implicit_llm_contracts.runs import faults, journal
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_jobs.tracking.invocation import VARIABLE
-from implicit_llm_jobs.tracking.mlflow_writer import initialise
+from implicit_llm_jobs.tracking.mlflow_store import initialise
 from tests.fault.forks import CONTRACTS, JOBS, Server
 
 POINTS = faults.registered(CONTRACTS, JOBS)

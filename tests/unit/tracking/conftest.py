@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_jobs.tracking.mlflow_writer import initialise
+from implicit_llm_jobs.tracking.mlflow_store import initialise
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,9 @@ import pytest
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, BridgeState
-from implicit_llm_jobs.tracking.mlflow_writer import TrackedRun, TrackingError, catch_up, initialise, open_run
+from implicit_llm_jobs.tracking.mlflow_store import TrackingError, initialise
+from implicit_llm_jobs.tracking.mlflow_writer import catch_up, open_run
+from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 from tests.unit.tracking import small_stages
 
 LOSS = "SELECT step, value FROM metrics WHERE key = 'data/loss' ORDER BY step"

@@ -35,6 +35,7 @@ from implicit_llm_contracts.runs.stage_context import Input, StageContext, Stage
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.invocation import Invocation
+from implicit_llm_jobs.tracking.tracked_run import TrackedInput, TrackedRun
 
 log = logging.getLogger(__name__)
 
@@ -173,19 +174,18 @@ def _context(
     )
 
 
-def _tracked(request: StageRequest, run: RunDirectory) -> mlflow_writer.TrackedRun:
+def _tracked(request: StageRequest, run: RunDirectory) -> TrackedRun:
     identity = run.identity
     inputs = {
-        role: mlflow_writer.TrackedInput(path.absolute(), identity.upstream.get(role, ""))
-        for role, path in request.inputs.items()
+        role: TrackedInput(path.absolute(), identity.upstream.get(role, "")) for role, path in request.inputs.items()
     }
     commit = (provenance.git_state() or {}).get("commit")
-    return mlflow_writer.TrackedRun(
+    return TrackedRun(
         run.path, run.work, identity.stage, identity.name, identity.fingerprint, identity.config, inputs, commit
     )
 
 
-def _about(identity: Identity, tracked: mlflow_writer.TrackedRun) -> dict[str, Any]:
+def _about(identity: Identity, tracked: TrackedRun) -> dict[str, Any]:
     """What the journal tells of the run, so that MLflow can be told even of one that has no manifest yet."""
     invocation = Invocation.current()
     about = {key: getattr(identity, key) for key in ("stage", "name", "fingerprint", "config", "upstream")}

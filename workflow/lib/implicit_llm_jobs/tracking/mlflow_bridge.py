@@ -25,17 +25,15 @@ from implicit_llm_contracts.runs.journal import JournalTail, Point
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_jobs.tracking.invocation import TAG, Invocation
 from implicit_llm_jobs.tracking.metric_keys import mlflow_key
-from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client, DataSet, NewModel, NewRun, flatten
+from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client, NewRun
 from implicit_llm_jobs.tracking.mlflow_store import alone, quiet
-from implicit_llm_jobs.tracking.tracked_run import JOURNAL, MODEL_ROLE, TrackedInput, TrackedRun, weights_of
+from implicit_llm_jobs.tracking.tracked_run import JOURNAL, MODEL_ROLE, TrackedInput, TrackedRun
 from implicit_llm_jobs.tracking.trajectory import BranchPoint, Trajectory
 
 log = logging.getLogger(__name__)
 
 STATE, LOCK = "mlflow.json", ".mlflow.lock"
 LINES_PER_SAVE = 1000
-_CONTEXT = {"train": "training", "evaluate": "evaluation"}
-MODEL_PARAMS = ("model", "phase", "checkpoint")  # of the config: what makes the model
 _PARENT_KEY = "invocation-{}"
 
 
@@ -110,7 +108,7 @@ class Bridge:
             self._save(run_id=client.find_or_create_run(self._new_run(tags | below)))
         assert self._state.run_id is not None
         client.log_config(self._state.run_id, self.run.config, tags)
-        client.log_inputs(self._state.run_id, data_sets_of(self.run), self._given_model())
+        client.log_inputs(self._state.run_id, self.run, self._given_model())
         if self._state.status not in ("RUNNING", status):
             for run_id in self._run_ids():
                 client.set_status(run_id, "RUNNING")
@@ -157,14 +155,11 @@ class Bridge:
         """The model that a finished run made, with the numbers of its summary; and tags that only its result tells."""
         run_id = self._run_ids()[0]
         client.log_config(run_id, {}, self._tags())
-        new = model_of(self.run)
-        model_id = ""
-        if new is not None:
-            model_id = client.find_or_create_model(self.run.experiment, run_id, new)
-            summary = self._trajectory.summary
-            if summary is not None:
-                client.log_points(self._run_ids()[summary.branch], [self._named(summary.point)], model_id)
-        self._save(model_id=model_id)
+        model_id = client.find_or_create_model(run_id, self.run)
+        summary = self._trajectory.summary
+        if model_id is not None and summary is not None:
+            client.log_points(self._run_ids()[summary.branch], [self._named(summary.point)], model_id)
+        self._save(model_id=model_id or "")
 
     def _set_status(self, client: Client, status: str) -> None:
         for run_id in self._run_ids():
@@ -218,44 +213,6 @@ def is_complete(work: Path) -> bool:
         return False
     # A job that was stopped when its manifest was already committed has finished all the same.
     return state.status == "FINISHED" if (work / MANIFEST).is_file() else state.status != "RUNNING"
-
-
-def data_sets_of(run: TrackedRun) -> list[DataSet]:
-    """The data sets that the run reads."""
-    found = []
-    for role, given in run.data_sets().items():
-        manifest = given.manifest
-        assert manifest is not None
-        about = {
-            "role": role,
-            "files": len(manifest.files),
-            "bytes": sum(record.size for record in manifest.files),
-            **flatten(manifest.identity.get("config", {})),
-        }
-        source = run.relative(given.run_dir)
-        found.append(DataSet(manifest.name, given.fingerprint, source, _CONTEXT.get(run.stage, role), about))
-    return found
-
-
-def model_of(run: TrackedRun) -> NewModel | None:
-    """The model that the finished run made; its weights are neither copied nor read."""
-    manifest = run.manifest
-    weights = None if manifest is None else weights_of(run.run_dir, manifest)
-    if manifest is None or weights is None:
-        return None
-    labels = run.labels()
-    size = manifest.summary.get("num_parameters")
-    tags = {
-        **labels,
-        "config": run.experiment,
-        "fingerprint": run.fingerprint,
-        "weights": run.relative(weights.folder),
-        **{f"sha256.{name}": digest for name, digest in weights.sha256.items()},
-        **({"num_parameters": str(size)} if size is not None else {}),
-    }
-    params = flatten({key: run.config[key] for key in MODEL_PARAMS if key in run.config})
-    step = manifest.summary.get("global_step")
-    return NewModel(run.name, labels.get("family"), tags, params, step if isinstance(step, int) else 0)
 
 
 def find_or_create_parents(client: Client, run: TrackedRun) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.journal import Point
 from implicit_llm_jobs.tracking.mlflow_store import artifact_location, initialise, prepare_environment
+from implicit_llm_jobs.tracking.tracked_run import TrackedRun, Weights
 
 METRICS_PER_CALL = 1000  # limits of MLflow's log_batch
 PARAMS_PER_CALL = 100
@@ -21,7 +22,9 @@ KEY_CHARS = 250  # of a param or tag
 TAG_CHARS = 5000
 KEY_TAG = "run_key"
 PARENT_TAG = "mlflow.parentRunId"
+MODEL_PARAMS = ("model", "phase", "checkpoint")  # of the config: what makes the model
 DIGEST_CHARS = 16  # of a fingerprint: as in the names of work directories; MLflow takes 36
+_CONTEXT = {"train": "training", "evaluate": "evaluation"}  # what a data set is used for, else its role
 
 T = TypeVar("T")
 
@@ -35,28 +38,6 @@ class NewRun:
     key: str
     tags: Mapping[str, str]
     started: str | None = None
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """`source`: its run directory, from the folder that holds the results; `context`: what it is used for."""
-
-    name: str
-    fingerprint: str
-    source: str
-    context: str
-    about: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class NewModel:
-    """A model that a run made; its weights stay where they are, the tags say where and with what digests."""
-
-    name: str
-    family: str | None
-    tags: Mapping[str, str]
-    params: Mapping[str, str]
-    step: int
 
 
 class Client:
@@ -135,38 +116,48 @@ class Client:
             self._client.log_batch(run_id, metrics=some)
             faults.point("tracker.after_log")
 
-    def log_inputs(self, run_id: str, data_sets: Sequence[DataSet], model_id: str | None = None) -> None:
-        """Log what a run reads: data sets, and a model that another run made."""
+    def log_inputs(self, run_id: str, run: TrackedRun, model_id: str | None = None) -> None:
+        """Log the data sets that a run reads, and the model of another run."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelInput
 
-        inputs = [
-            DatasetInput(
-                Dataset(
-                    name=given.name,
-                    digest=given.fingerprint[:DIGEST_CHARS],
-                    source_type="local",
-                    source=json.dumps({"uri": given.source}),
-                    profile=json.dumps({"fingerprint": given.fingerprint, **given.about}, sort_keys=True),
-                ),
-                [InputTag("mlflow.data.context", given.context)],
+        inputs = []
+        for role, given in run.data_sets().items():
+            manifest = given.manifest
+            assert manifest is not None
+            about = {
+                "fingerprint": given.fingerprint,
+                "role": role,
+                "files": len(manifest.files),
+                "bytes": sum(record.size for record in manifest.files),
+                **flatten(manifest.config),
+            }
+            data_set = Dataset(
+                name=manifest.name,
+                digest=given.fingerprint[:DIGEST_CHARS],
+                source_type="local",
+                source=json.dumps({"uri": run.relative(given.run_dir)}),
+                profile=json.dumps(about, sort_keys=True),
             )
-            for given in data_sets
-        ]
+            inputs.append(DatasetInput(data_set, [InputTag("mlflow.data.context", _CONTEXT.get(run.stage, role))]))
         models = [LoggedModelInput(model_id)] if model_id and model_id not in self._models(run_id, "inputs") else []
         if inputs or models:
             faults.point("tracker.before_inputs")
             self._client.log_inputs(run_id, datasets=inputs, models=models)
 
-    def find_or_create_model(self, experiment: str, run_id: str, new: NewModel) -> str:
-        """Id of the logged model that the run made."""
+    def find_or_create_model(self, run_id: str, run: TrackedRun) -> str | None:
+        """Id of the logged model that the finished run made, None if it made none. Weights are not copied."""
         from mlflow.entities import LoggedModelOutput
 
-        experiment_id = self.experiment_id(experiment)
+        weights = run.weights()
+        if weights is None:
+            return None
+        experiment_id = self.experiment_id(run.experiment)
         found = self._client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'", max_results=1)
-        model = found[0] if found else self._create_model(experiment_id, run_id, new)
+        model = found[0] if found else self._create_model(experiment_id, run_id, run, weights)
         if model.model_id not in self._models(run_id, "outputs"):
+            step = weights.summary.get("global_step")
             faults.point("tracker.before_outputs")
-            self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, new.step)])
+            self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step if isinstance(step, int) else 0)])
         if model.status != "READY":
             self._client.finalize_logged_model(model.model_id, "READY")
         return model.model_id
@@ -179,15 +170,24 @@ class Client:
         else:
             self._client.set_terminated(run_id, status=status, end_time=milliseconds(time) if time else None)
 
-    def _create_model(self, experiment_id: str, run_id: str, new: NewModel) -> Any:
+    def _create_model(self, experiment_id: str, run_id: str, run: TrackedRun, weights: Weights) -> Any:
+        labels, size = run.labels(), weights.summary.get("num_parameters")
+        tags = {
+            **labels,
+            "config": run.experiment,
+            "fingerprint": run.fingerprint,
+            "weights": run.relative(weights.folder),
+            **{f"sha256.{name}": digest for name, digest in weights.sha256.items()},
+            **({"num_parameters": str(size)} if size is not None else {}),
+        }
         faults.point("tracker.before_create_model")
         return self._client.create_logged_model(
             experiment_id,
-            name=re.sub(r"[/:.%\"']+", "-", new.name),  # of which MLflow takes none
+            name=re.sub(r"[/:.%\"']+", "-", run.name),  # of which MLflow takes none
             source_run_id=run_id,
-            tags=_tags(new.tags),
-            params=dict(new.params),
-            model_type=new.family,
+            tags=_tags(tags),
+            params=flatten({key: run.config[key] for key in MODEL_PARAMS if key in run.config}),
+            model_type=labels.get("family"),
         )
 
     def _models(self, run_id: str, side: str) -> set[str]:

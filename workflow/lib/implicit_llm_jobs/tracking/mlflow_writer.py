@@ -17,10 +17,8 @@ from implicit_llm_jobs.tracking.invocation import Invocation
 from implicit_llm_jobs.tracking.kept_runs import KeptRuns
 from implicit_llm_jobs.tracking.machine import MachineMonitor
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, is_complete
-from implicit_llm_jobs.tracking.mlflow_store import TrackingError, initialise, prepare_environment
-from implicit_llm_jobs.tracking.tracked_run import TrackedInput, TrackedRun
-
-__all__ = ["MlflowWriter", "TrackedInput", "TrackedRun", "TrackingError", "catch_up", "initialise", "open_run"]
+from implicit_llm_jobs.tracking.mlflow_store import prepare_environment
+from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 
 log = logging.getLogger(__name__)
 

@@ -43,6 +43,15 @@ class TrackedInput:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """A model among the files of a run: its folder, the digest of each file with weights by name, the run's summary."""
+
+    folder: Path
+    sha256: Mapping[str, str]
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class TrackedRun:
     """`inputs` by role; `commit` of the source tree that the run is made with."""
 
@@ -150,30 +159,22 @@ class TrackedRun:
             if given.manifest is not None and given.manifest.stage == "data"
         }
 
+    def weights(self) -> Weights | None:
+        """The model that the manifest of the finished run vouches for; None when it has none."""
+        manifest = self.manifest
+        files = () if manifest is None else manifest.files
+        config = next((PurePosixPath(record.path) for record in files if _MODEL_CONFIG.search(record.path)), None)
+        if manifest is None or config is None:
+            return None
+        paths = {PurePosixPath(record.path): record.sha256 for record in files}
+        digests = {p.name: sha for p, sha in paths.items() if p.parent == config.parent and p.suffix == ".safetensors"}
+        return Weights(self.run_dir / config.parent, digests, manifest.summary)
+
     def relative(self, path: Path) -> str:
         """The path relative to the folder that holds the results; unchanged for a path outside it."""
         folder = self.config_dir.parent.parent
         is_below = self._depth is not None and path.is_relative_to(folder)
         return path.relative_to(folder).as_posix() if is_below else path.as_posix()
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A model among the files of a run: its folder and the digest of each file with weights, by name."""
-
-    folder: Path
-    sha256: Mapping[str, str]
-
-
-def weights_of(run_dir: Path, manifest: Manifest) -> Weights | None:
-    """The model that a manifest vouches for; None when it has none."""
-    for record in manifest.files:
-        if _MODEL_CONFIG.search(record.path):
-            folder = PurePosixPath(record.path).parent
-            files = [item for item in manifest.files if PurePosixPath(item.path).parent == folder]
-            digests = {PurePosixPath(f.path).name: f.sha256 for f in files if f.path.endswith(".safetensors")}
-            return Weights(run_dir / folder, digests)
-    return None
 
 
 def model_labels(stage: str, name: str, config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, str]:

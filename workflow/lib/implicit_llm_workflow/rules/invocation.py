@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from implicit_llm_jobs.provenance import git_state
+from implicit_llm_jobs.tracking.invocation import VARIABLE, Invocation
 
-VARIABLE = "IMPLICIT_LLM_INVOCATION"  # the library reads it
 COMMAND_CHARS = 2000
 
 
@@ -26,14 +26,9 @@ def announce(arguments: Sequence[str] = sys.argv, environment: MutableMapping[st
     Snakemake starts in a process of its own reads the Snakefile too.
     """
     words = [Path(arguments[0]).name, *arguments[1:]]
-    about = {
-        "id": secrets.token_hex(8),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(words)[:COMMAND_CHARS],
-        "commit": (git_state() or {}).get("commit"),
-        "user": _user(),
-    }
-    environment[VARIABLE] = json.dumps({key: value for key, value in about.items() if value is not None})
+    started, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(words)[:COMMAND_CHARS]
+    about = Invocation(secrets.token_hex(8), started, command, (git_state() or {}).get("commit"), _user())
+    environment[VARIABLE] = json.dumps(about.to_values())
 
 
 def profile_in_use(arguments: Sequence[str] = sys.argv, environment: Mapping[str, str] = os.environ) -> str | None:
