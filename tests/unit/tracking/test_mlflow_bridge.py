@@ -58,7 +58,7 @@ def write(journal: Journal, first: int, last: int, scale: float = 1.0, speed: fl
         journal.metrics(step, {"loss": scale / step, "tokens_per_s": speed})
 
 
-def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, journal: Journal) -> None:
+def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, journal: Journal, results: Path) -> None:
     write(journal, 1, 3)
     journal.event("stage_finished", summary={"accuracy": 0.75})
     Bridge(run).bring("FINISHED")
@@ -74,32 +74,19 @@ def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, journa
         "config": "demo",
         "run": "a5",
         "phase": "free",
+        "mlflow.note.content": "Its files: `results/demo/train/a5-s0/free`\n\n"
+        "Its lineage:\n\n    implicit-llm lineage results/demo/train/a5-s0/free\n",
     }.items()  # fmt: skip
+    assert found.info.artifact_uri.startswith((results / "mlflow-artifacts").as_uri())
     assert found.data.metrics["summary/accuracy"] == 0.75
     assert history(run) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     state = json.loads((run.work / "mlflow.json").read_text())
     assert (state["run_id"], state["lines_written"]) == (found.info.run_id, 4)
 
 
-@pytest.mark.usefixtures("journal")
-def test_the_description_of_a_run_has_its_path_and_the_command_for_its_lineage(run: TrackedRun) -> None:
-    Bridge(run).bring()
-    (found,) = runs(run)
-    path = "results/demo/train/a5-s0/free"
-    assert found.data.tags["mlflow.note.content"] == (
-        f"Its files: `{path}`\n\nIts lineage:\n\n    implicit-llm lineage {path}\n"
-    )
-
-
 def test_a_run_directory_outside_of_results_is_named_as_it_is(tmp_path: Path) -> None:
     run = TrackedRun(tmp_path / "by-hand", tmp_path / "work", "evaluate", "word-problem", "f00d" * 16, {})
     assert run.tags({})["run_dir"] == (tmp_path / "by-hand").as_posix()
-
-
-@pytest.mark.usefixtures("journal")
-def test_artifacts_lie_beside_the_store(run: TrackedRun, results: Path) -> None:
-    Bridge(run).bring()
-    assert runs(run)[0].info.artifact_uri.startswith((results / "mlflow-artifacts").as_uri())
 
 
 def test_points_come_while_the_journal_grows_each_once(run: TrackedRun, journal: Journal) -> None:

@@ -114,11 +114,10 @@ def test_without_mlflow_there_is_no_run_and_no_error(run: TrackedRun, monkeypatc
 def test_a_complete_run_is_not_opened_again(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     open_run(run).finish("FINISHED")
 
-    def refuse(run: TrackedRun) -> None:
-        raise AssertionError("opened")
-
-    monkeypatch.setattr(mlflow_writer, "open_run", refuse)
+    opened: list[TrackedRun] = []
+    monkeypatch.setattr(mlflow_writer, "Bridge", opened.append)
     catch_up(run)
+    assert opened == []
 
 
 def test_a_job_that_was_stopped_with_its_manifest_committed_has_finished(run: TrackedRun, results: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from implicit_llm_workflow import console
+from tests.unit.workflow.experiments import ExperimentFile
 
 HEAVY = ("torch", "transformers", "mlflow", "snakemake", "numpy", "implicit_llm")
 
@@ -26,3 +27,14 @@ def loaded_after(*statements: str) -> list[str]:
     code = "; ".join([*statements, "import sys", f"print([name for name in {HEAVY!r} if name in sys.modules])"])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     return list(json.loads(done.stdout.splitlines()[-1].replace("'", '"')))
+
+
+def loaded_by(*words: str) -> list[str]:
+    """Which of the heavy packages a command loads."""
+    call = f"try:\n    main({list(words)!r})\nexcept SystemExit:\n    pass"
+    return loaded_after("from implicit_llm_workflow.console import main", f"exec({call!r})")
+
+
+def where(experiment: ExperimentFile) -> tuple[str, ...]:
+    """The options that name the experiment and its results."""
+    return ("--config", str(experiment.path), "--results", str(experiment.path.parent / "results"))

@@ -17,8 +17,9 @@ from implicit_llm_workflow import console
 from implicit_llm_workflow.commands.jobs import parse_inputs
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.planning.plan import Plan
-from tests.unit.workflow.console_calls import loaded_after, run
+from tests.unit.workflow.console_calls import loaded_after, loaded_by, run, where
 from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.run_dirs import event, metrics, real_plan, write_journal
 from tests.unit.workflow.tiny_jobs import finish
 
 
@@ -34,9 +35,15 @@ def helps_of(group: Any) -> Iterator[tuple[str, str]]:
 HELPS = dict(helps_of(get_command(console.app)))
 
 
-def test_help_loads_no_heavy_package() -> None:
-    call = "exec('try:\\n    main([\"--help\"])\\nexcept SystemExit:\\n    pass')"
-    assert loaded_after("from implicit_llm_workflow.console import main", call) == []
+@pytest.mark.parametrize(
+    "command",
+    ["--help", "status", "explain", "estimate --json", "runs", "verify", "compare implicit-s0 implicit-s0/unrolled"],
+)
+def test_a_command_that_shows_something_loads_no_heavy_package(tiny: ExperimentFile, command: str) -> None:
+    plan = real_plan(tiny)
+    for phase in ("unrolled", "free"):
+        write_journal(plan, f"train/implicit-s0/{phase}", event("stage_started"), metrics(1, 1, loss=1.0))
+    assert loaded_by(*command.split(), *where(tiny)) == []
 
 
 def test_planning_an_experiment_loads_no_heavy_package() -> None:
@@ -150,12 +157,41 @@ def test_a_wrong_value_is_one_line_with_the_fix(
     assert err.startswith(f"error: {message}")
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("status train/implicit-s0/fre", "did you mean 'train/implicit-s0/free'"),
+        ("verify data/s3-trian", "did you mean 'data/s3-train'"),
+        ("runs --status finished", "--status finished: is not a status; valid: "),
+        ("runs --sort step", "--sort step: is not an order; choose one of file, name, status, loss, age"),
+        ("runs implizit-s0", "implizit-s0: experiment tiny has no such run; did you mean 'implicit-s0'"),
+        ("compare implicit-s0 implicit-s7", "implicit-s7: experiment tiny has no such run; did you mean 'implicit-s"),
+        ("compare implicit-s explicit", "implicit-s: experiment tiny has no such run; did you mean 'implicit-s"),
+        ("compare implicit-s0 explicit", "implicit-s0: has not begun yet; type: snakemake "),
+        ("compare ./ explicit", "./: is no run directory of a finished job; give one, such as"),
+        ("explain --identity", "--identity: needs one job"),
+        ("lineage report", "report: has not finished; type: snakemake --configfile "),
+        ("accept report", "--why: is missing"),
+        ("estimate --hardware h20", "did you mean 'h200'"),
+    ],
+)
+def test_a_mistake_about_an_experiment_is_one_line_that_says_what_to_type(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tiny: ExperimentFile,
+    command: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tiny.path.parent)
+    code, out, err = run(capsys, *command.split(), *where(tiny))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
 def test_an_identity_is_printed_as_the_job_wants_it(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
     code, out, _ = run(capsys, "explain", "--identity", "train/implicit-s1/free", "--config", str(tiny.path))
     assert code == 0
     assert Identity.parse(out).config["seed"] == 1
-    code, _, err = run(capsys, "explain", "--identity", "--config", str(tiny.path))
-    assert (code, "--identity: needs one job" in err) == (2, True)
 
 
 def test_a_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
@@ -163,15 +199,6 @@ def test_a_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[
     code, out, err = run(capsys, "status", "--config", str(tiny.path))
     assert (code, out) == (2, "")
     assert re.fullmatch(r"error: .*data\.s3\.group: unknown group 'Q3'.*\n", err)
-
-
-def test_the_lineage_of_what_has_not_finished_is_the_command_that_makes_it(
-    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
-) -> None:
-    where = ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
-    code, _, err = run(capsys, "lineage", "report", *where)
-    assert code == 2
-    assert re.search(r"error: report: has not finished; type: snakemake --configfile \S+ --profile profiles/local", err)
 
 
 @pytest.mark.parametrize(
@@ -276,14 +303,10 @@ def test_an_input_without_role_or_directory_is_refused(options: list[str]) -> No
         parse_inputs(options)
 
 
-def words(tiny: ExperimentFile) -> tuple[str, ...]:
-    return ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
-
-
 def test_the_headline_shows_missing_numbers_as_missing(
     capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
 ) -> None:
-    _, out, _ = run(capsys, "report", "--numbers", *words(tiny))
+    _, out, _ = run(capsys, "report", "--numbers", *where(tiny))
     assert re.search(r"implicit/free +- +-\n", out)
     assert re.search(r"report: not made yet; type: snakemake --configfile \S+ --profile profiles/local", out)
 
@@ -302,7 +325,7 @@ def test_the_headline_shows_each_mode_and_marks_stale_numbers(
         }
         values = json.loads(path.read_text()) | {"summary": {"accuracy_last10": accuracies}}
         path.write_text(json.dumps(values))
-    _, out, _ = run(capsys, "report", "--numbers", "--config", str(tiny.path), "--results", str(plan.root.parent))
+    _, out, _ = run(capsys, "report", "--numbers", *where(tiny))
     assert "s3, word-problem: accuracy_last10" in out
     # Stale, as made-up code digests are not the real ones.
     spread = r"99\.6 % \(99\.2 % to 100\.0 %, 2 seeds\)"
@@ -315,7 +338,7 @@ def test_the_headline_keeps_the_password_of_the_store_to_itself(
     capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:hunter2@mlflow.example.org")
-    _, out, _ = run(capsys, "report", "--numbers", *words(tiny))
+    _, out, _ = run(capsys, "report", "--numbers", *where(tiny))
     assert "MLflow: https://***@mlflow.example.org\n" in out
 
 
@@ -328,7 +351,7 @@ def test_the_headline_of_language_models_shows_mean_and_spread_over_seeds(
         by_length = {"text-test.L32": {"blockwise": perplexity}, "text-test.L64": {"blockwise": None}}
         write_summary(plan, f"evaluate/trunk-s{seed}/free-80/perplexity", {"perplexity": by_length})
     write_summary(plan, "evaluate/babi-s0/explicit/questions", {"accuracy": {"babi-test": {"parallel": 0.5}}})
-    _, out, _ = run(capsys, "report", "--numbers", "--config", str(language.path), "--results", str(plan.root.parent))
+    _, out, _ = run(capsys, "report", "--numbers", *where(language))
     assert "text, perplexity: perplexity" in out
     assert re.search(r"trunk/free-80 \(stale\) +blockwise +21 \(20 to 22, 2 seeds\) +-\n", out)
     assert re.search(r"trunk/free-90 \(stale\) +- +- +-\n", out)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,7 +13,7 @@ from implicit_llm_workflow.results.compare import NotComparable, find_model
 from implicit_llm_workflow.results.job_states import observe
 from implicit_llm_workflow.results.status import runs_table
 from implicit_llm_workflow.results.text import number_text, share_text, time_text
-from tests.unit.workflow.console_calls import loaded_after, run
+from tests.unit.workflow.console_calls import run, where
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import event, finish_with, held, metrics, real_plan, work_of, write_journal
 
@@ -34,13 +33,9 @@ def worked(tiny: ExperimentFile) -> ExperimentFile:
     return tiny
 
 
-def words(tiny: ExperimentFile) -> tuple[str, ...]:
-    return ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
-
-
 def listed(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, *arguments: str) -> list[str]:
     """Run and phase of each run in the order of the list."""
-    code, out, err = run(capsys, "runs", *words(tiny), *arguments, "--json")
+    code, out, err = run(capsys, "runs", *where(tiny), *arguments, "--json")
     assert code == 0, err
     return [f"{item['run']}/{item['phase']}" for item in json.loads(out)["runs"]]
 
@@ -58,7 +53,7 @@ def test_each_phase_is_a_line_that_says_how_it_is_doing(
 ) -> None:
     plan = real_plan(worked)
     with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"):
-        code, out, _ = run(capsys, "runs", *words(worked))
+        code, out, _ = run(capsys, "runs", *where(worked))
     assert code == 0
     assert re.search(
         rf"^implicit-s0 +done +unrolled +4/4 +1\.25 +- +- +- +\d+ (?:s|min) +{MLFLOW_ID}$", out, re.MULTILINE
@@ -105,24 +100,8 @@ def test_runs_are_chosen_and_sorted(
     assert found == ([*expected, "explicit-s0/explicit"] if not arguments else expected)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--status", "finished"), "--status finished: is not a status; valid: "),
-        (("--sort", "step"), "--sort step: is not an order; choose one of file, name, status, loss, age"),
-        (("implizit-s0",), "implizit-s0: experiment tiny has no such run; did you mean 'implicit-s0'"),
-    ],
-)
-def test_a_filter_that_nothing_meets_is_one_line(
-    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, arguments: tuple[str, ...], message: str
-) -> None:
-    code, out, err = run(capsys, "runs", *words(tiny), *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert re.search(f"error: {message}", err)
-
-
 def test_machines_get_everything(capsys: pytest.CaptureFixture[str], worked: ExperimentFile) -> None:
-    _, out, _ = run(capsys, "runs", *words(worked), "--status", "failed", "--json")
+    _, out, _ = run(capsys, "runs", *where(worked), "--status", "failed", "--json")
     (found,) = json.loads(out)["runs"]
     assert (found["job"], found["why"], found["mlflow_run_id"]) == (EXPLICIT, "ValueError: no", None)
     assert found["progress"]["end_step"] == 10
@@ -179,10 +158,3 @@ def test_times_and_shares_have_a_unit_that_fits() -> None:
         "-", "0 s", "89 s", "2 min", "83 min", "1.7 h", "20 d",
     ]  # fmt: skip
     assert [share_text(share) for share in (None, 0.0, 0.004, 0.5, 1.0)] == ["-", "0 %", "0.4 %", "50 %", "100 %"]
-
-
-@pytest.mark.parametrize("command", ["runs", "status", "compare implicit-s0 implicit-s0/unrolled"])
-def test_looking_at_runs_loads_no_heavy_package(worked: ExperimentFile, command: str) -> None:
-    arguments: list[Any] = [*command.split(), *words(worked)]
-    call = f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass"
-    assert loaded_after("from implicit_llm_workflow.console import main", f"exec({call!r})") == []

@@ -17,7 +17,7 @@ from typing import IO
 import pytest
 
 from implicit_llm_workflow.results.verify import rebuild_commands
-from tests.unit.workflow.console_calls import run
+from tests.unit.workflow.console_calls import run, where
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import (
     DRIVER,
@@ -48,14 +48,10 @@ def failed(tiny: ExperimentFile) -> ExperimentFile:
     return tiny
 
 
-def words(tiny: ExperimentFile) -> tuple[str, ...]:
-    return ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
-
-
 def test_stages_are_counted_and_a_failure_is_told_with_its_log(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:
-    code, out, _ = run(capsys, "status", *words(failed), "--lines", "3")
+    code, out, _ = run(capsys, "status", *where(failed), "--lines", "3")
     assert code == 0
     assert out.splitlines()[0] == "tiny: 2 of 12 jobs done, 1 failed, 9 waiting; no driver"
     assert re.search(r"^stage +done +of +failed +waiting$", out, re.MULTILINE)
@@ -76,12 +72,12 @@ def test_an_input_that_a_job_refused_is_made_again_by_the_command_that_verify_pr
     finish_with(plan, FREE, {})
     plan.write_job_files()
     log(plan, evaluation, f"ERROR runs: model: found another; type `rm -f {manifest}` and run the workflow again")
-    _, out, _ = run(capsys, "status", *words(failed))
+    _, out, _ = run(capsys, "status", *where(failed))
     remove, run_again = rebuild_commands(plan, [FREE])
     assert remove == f"rm -f {manifest}"
     assert out.splitlines()[-1] == f"next: {remove} && {run_again}"
     Path(manifest).unlink()
-    _, out, _ = run(capsys, "status", *words(failed))
+    _, out, _ = run(capsys, "status", *where(failed))
     assert out.splitlines()[-1] == f"next: {run_again}"
 
 
@@ -89,7 +85,7 @@ def test_the_next_command_has_the_profile_of_the_last_driver(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:
     (real_plan(failed).root / ".driver.json").write_text('{"profile": "profiles/gpu"}')
-    _, out, _ = run(capsys, "status", *words(failed))
+    _, out, _ = run(capsys, "status", *where(failed))
     assert re.search(r"^next: snakemake --configfile \S+ --profile profiles/gpu ", out, re.M)
 
 
@@ -100,7 +96,7 @@ def test_a_running_job_is_told_with_step_rate_and_time_left(
     write_journal(plan, FREE, event("stage_started", host="here"), metrics(5, 10, loss=2.0), metrics(6, 13, loss=1.5))
     with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"), held(plan.root / ".driver.lock", DRIVER) as driver:
         os.utime(plan.root / ".driver.lock", (START_S, START_S))
-        code, out, _ = run(capsys, "status", *words(failed))
+        code, out, _ = run(capsys, "status", *where(failed))
     assert code == 0
     assert re.fullmatch(rf"tiny: 2 of 12 jobs done, .*; driver is process {driver}, since \d+ d", out.splitlines()[0])
     assert re.search(rf"^{FREE} +6/10 +33 % +3.0 s/step +12 s +\d+ d ago +on here +loss 1.5", out, re.MULTILINE)
@@ -110,7 +106,7 @@ def test_a_running_job_is_told_with_step_rate_and_time_left(
 def test_a_target_is_counted_with_what_it_needs_alone(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:
-    code, out, _ = run(capsys, "status", UNROLLED, *words(failed), "--json")
+    code, out, _ = run(capsys, "status", UNROLLED, *where(failed), "--json")
     found = json.loads(out)
     assert (code, found["next"]) == (0, "nothing, all is done")
     assert {stage: counts["done"] for stage, counts in found["stages"].items()} == {"data": 1, "train": 1}
@@ -121,12 +117,12 @@ def test_what_is_gone_and_not_needed_is_nothing_to_make(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:
     (real_plan(failed).root / "data" / "s3-train" / "manifest.json").unlink()
-    _, out, _ = run(capsys, "status", UNROLLED, *words(failed))
+    _, out, _ = run(capsys, "status", UNROLLED, *where(failed))
     assert out.splitlines()[-1] == ("next: nothing, all is done; 1 of its inputs are gone and not needed")
 
 
 def test_machines_get_every_job(capsys: pytest.CaptureFixture[str], failed: ExperimentFile) -> None:
-    _, out, _ = run(capsys, "status", *words(failed), "--json", "--lines", "2")
+    _, out, _ = run(capsys, "status", *where(failed), "--json", "--lines", "2")
     found = json.loads(out)
     assert found["driver"] is None
     assert sum(found["stages"]["train"].values()) == 5
@@ -138,7 +134,7 @@ def test_machines_get_every_job(capsys: pytest.CaptureFixture[str], failed: Expe
 def test_every_job_is_listed_with_its_fingerprint_and_why_it_is_not_done(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:
-    code, out, _ = run(capsys, "status", "--jobs", *words(failed.edit("{steps: 4}", "{steps: 5}")))
+    code, out, _ = run(capsys, "status", "--jobs", *where(failed.edit("{steps: 4}", "{steps: 5}")))
     assert code == 0
     assert re.search(rf"^{UNROLLED} +stale +[0-9a-f]{{16}} +config: phase.end_step 4 -> 5", out, re.MULTILINE)
     assert re.search(rf"^{FREE} +waiting +[0-9a-f]{{16}} *$", out, re.MULTILINE)
@@ -152,7 +148,7 @@ def test_a_freed_result_that_a_job_needs_is_stale_here_as_in_explain(
     (work_of(plan, UNROLLED) / "freed.json").touch()
     why = f"its files were freed, and {FREE} needs them"
     for command, key in (("explain", "state"), ("status", "status")):
-        _, out, _ = run(capsys, command, FREE, *words(failed), "--json")
+        _, out, _ = run(capsys, command, FREE, *where(failed), "--json")
         (job,) = [job for job in json.loads(out)["jobs"] if job["job"] == UNROLLED]
         assert (job[key], job["why"]) == ("stale", why), command
 
@@ -160,7 +156,7 @@ def test_a_freed_result_that_a_job_needs_is_stale_here_as_in_explain(
 def test_stale_results_are_told_with_the_command_that_says_why(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:
-    _, out, _ = run(capsys, "status", *words(failed.edit("{steps: 4}", "{steps: 5}")))
+    _, out, _ = run(capsys, "status", *where(failed.edit("{steps: 4}", "{steps: 5}")))
     assert f"1 stale: `implicit-llm explain --config {failed.path}` says why" in out
 
 
@@ -168,18 +164,12 @@ def test_a_preflight_that_failed_is_told(capsys: pytest.CaptureFixture[str], tin
     log = tiny.plan().root / ".preflight" / "h100.log"
     log.parent.mkdir(parents=True)
     log.write_text("no space left\n")
-    _, out, _ = run(capsys, "status", *words(tiny))
+    _, out, _ = run(capsys, "status", *where(tiny))
     assert "failed preflight, which all jobs on h100 wait for" in out
     assert "    no space left\n" in out
     log.with_suffix(".json").touch()
-    _, out, _ = run(capsys, "status", *words(tiny))
+    _, out, _ = run(capsys, "status", *where(tiny))
     assert "failed preflight" not in out
-
-
-def test_an_unknown_target_is_one_line(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
-    code, out, err = run(capsys, "status", "train/implicit-s0/fre", *words(tiny))
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "did you mean 'train/implicit-s0/free'" in err
 
 
 def test_watching_into_a_pipe_writes_a_line_for_each_change_and_ends(
@@ -200,7 +190,7 @@ def test_watching_into_a_pipe_writes_a_line_for_each_change_and_ends(
     driver = held(plan.root / ".driver.lock", DRIVER)
     driver.__enter__()
     monkeypatch.setattr(time, "sleep", pause)
-    code, out, _ = run(capsys, "status", *words(failed), "--watch", "--every-s", "2.5")
+    code, out, _ = run(capsys, "status", *where(failed), "--watch", "--every-s", "2.5")
     lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in out.splitlines()[:3]]
     assert code == 0
     assert [line.partition(" jobs")[0] for line in lines] == ["2 of 12", "3 of 12", "tiny: 3 of 12"]
@@ -210,7 +200,7 @@ def test_watching_into_a_pipe_writes_a_line_for_each_change_and_ends(
 
 def test_watching_on_a_terminal_draws_anew_and_ends(failed: ExperimentFile) -> None:
     plan = real_plan(failed)
-    command = ["status", *words(failed), "--watch", "--every-s", "0.1"]
+    command = ["status", *where(failed), "--watch", "--every-s", "0.1"]
     code = f"from implicit_llm_workflow.console import main; main({command!r})"
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
     primary, secondary = pty.openpty()
@@ -239,10 +229,3 @@ def read_until(screen: IO[bytes], wanted: bytes) -> bytes:
         if select.select([screen], [], [], 1)[0]:
             seen += screen.read(65536)
     return seen
-
-
-def test_the_command_needs_no_experiment_that_has_begun(
-    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
-) -> None:
-    code, out, _ = run(capsys, "status", *words(tiny))
-    assert (code, "done" in out) == (0, True)

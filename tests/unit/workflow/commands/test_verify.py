@@ -14,7 +14,7 @@ from implicit_llm_workflow.experiment_files.config_files import experiment_path
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.verify import with_shards
-from tests.unit.workflow.console_calls import loaded_after, run
+from tests.unit.workflow.console_calls import run
 from tests.unit.workflow.experiments import TINY, ExperimentFile
 
 JOB, OTHER = "data/s3-train", "data/s3-test-L8-h0.5"
@@ -179,19 +179,6 @@ def test_a_job_that_is_stale_besides_is_told_so(made: Plan, capsys: pytest.Captu
     code, out = verify(made, capsys)
     assert code == 1
     assert f"Also stale, and so rebuilt from the current config and code: {JOB}" in " ".join(out.split())
-
-
-def test_an_unknown_target_is_an_error_with_the_nearest_job(made: Plan, capsys: pytest.CaptureFixture[str]) -> None:
-    where = ("--config", str(made.experiment.source), "--results", str(made.root.parent))
-    code, _, err = run(capsys, "verify", "data/s3-trian", *where)
-    assert code == 2
-    assert "did you mean 'data/s3-train'" in err
-
-
-def test_verifying_loads_no_heavy_package(made: Plan) -> None:
-    words = ["verify", "--config", str(made.experiment.source), "--results", str(made.root.parent)]
-    call = f"try:\n    main({words!r})\nexcept SystemExit:\n    pass"
-    assert loaded_after("from implicit_llm_workflow.console import main", f"exec({call!r})") == []
 
 
 def test_a_stream_of_tokens_is_verified_with_its_shards() -> None:

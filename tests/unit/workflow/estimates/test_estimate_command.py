@@ -7,19 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.workflow.console_calls import loaded_after, run
+from tests.unit.workflow.console_calls import run, where
 from tests.unit.workflow.experiments import ExperimentFile
 
 
 def test_the_command_prints_a_table_and_the_same_as_json(
     capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
 ) -> None:
-    where = ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
-    code, out, err = run(capsys, "estimate", *where)
+    code, out, err = run(capsys, "estimate", *where(tiny))
     assert code == 0, err
     assert "≤36.0" in out
     assert "GPU-hours" in out
-    code, out, _ = run(capsys, "estimate", *where, "--json", "--hardware", "h200")
+    code, out, _ = run(capsys, "estimate", *where(tiny), "--json", "--hardware", "h200")
     values = json.loads(out)
     plan = tiny.plan()
     assert [job["key"] for job in values["training"]] == [k for k, node in plan.nodes.items() if node.stage == "train"]
@@ -39,18 +38,3 @@ def test_every_job_of_the_shipped_experiments_is_counted_and_fits_its_card(
         assert job["work"]["flops"] > 0
         assert job["step"] is not None
         assert job["cost"]["hours"] is not None or config != "paper"
-
-
-def test_an_unknown_card_is_an_error_with_the_nearest_name(
-    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
-) -> None:
-    code, _, err = run(capsys, "estimate", "--config", str(tiny.path), "--hardware", "h20")
-    assert code == 2
-    assert "did you mean 'h200'" in err
-
-
-def test_estimating_loads_no_heavy_package(tiny: ExperimentFile) -> None:
-    call = (
-        f'exec(\'try:\\n    main(["estimate", "--config", "{tiny.path}", "--json"])\\nexcept SystemExit:\\n    pass\')'
-    )
-    assert loaded_after("from implicit_llm_workflow.console import main", call) == []

@@ -16,7 +16,6 @@ from implicit_llm_workflow.results.accept import (
     revoke,
     save_acceptance,
 )
-from tests.unit.workflow.console_calls import run
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.tiny_jobs import ALL, EVALUATIONS, finish, keys
 
@@ -138,8 +137,3 @@ def test_a_damaged_record_is_an_error_that_names_it(finished: ExperimentFile, te
     path.write_text(text)
     with pytest.raises(AcceptedUnreadable, match=str(path)):
         _ = finished.plan().statuses
-
-
-def test_the_command_wants_a_reason(tiny: ExperimentFile, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "accept", "report", "--config", str(tiny.path))
-    assert (code, err.count("\n"), "--why" in err) == (2, 1, True)

@@ -14,7 +14,7 @@ from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.code_record import CodeRecord
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.compare import Comparison, NotComparable, find_columns
-from tests.unit.workflow.console_calls import run
+from tests.unit.workflow.console_calls import run, where
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import event, finish_with, metrics, real_plan, write_journal
 
@@ -58,10 +58,6 @@ def shown(comparison: Comparison) -> dict[str, tuple[str, ...]]:
 
 def numbers(comparison: Comparison, section: str) -> dict[str, list[str]]:
     return {row.name: row.cells()[: len(row.values)] for row in comparison.numbers if row.section.startswith(section)}
-
-
-def words(tiny: ExperimentFile) -> tuple[str, ...]:
-    return ("--config", str(tiny.path), "--results", str(tiny.path.parent / "results"))
 
 
 def test_a_seed_is_all_that_differs_between_two_seeds_and_is_said_once(finished: ExperimentFile) -> None:
@@ -156,28 +152,6 @@ def test_what_an_unknown_input_was_is_not_invented(finished: ExperimentFile) -> 
     assert found["input start"] == (f"not found ({fingerprint})", "train/implicit-s1/unrolled")
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (("implicit-s0", "implicit-s7"), "implicit-s7: experiment tiny has no such run; did you mean .implicit-s"),
-        (("implicit-s", "explicit"), "implicit-s: experiment tiny has no such run; did you mean .implicit-s"),
-        (("implicit-s0", "explicit"), "implicit-s0: has not begun yet; type: snakemake "),
-        (("./", "explicit"), r"\./: is no run directory of a finished job; give one, such as"),
-    ],
-)
-def test_what_cannot_be_compared_is_one_line(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tiny: ExperimentFile,
-    names: tuple[str, ...],
-    message: str,
-) -> None:
-    monkeypatch.chdir(tiny.path.parent)
-    code, out, err = run(capsys, "compare", *names, *words(tiny))
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert re.search(f"error: {message}", err)
-
-
 def test_a_damaged_manifest_is_one_line(finished: ExperimentFile) -> None:
     plan = real_plan(finished)
     (plan.root / FREE / "manifest.json").write_text("{")
@@ -186,15 +160,15 @@ def test_a_damaged_manifest_is_one_line(finished: ExperimentFile) -> None:
 
 
 def test_the_command_prints_tables_and_json(capsys: pytest.CaptureFixture[str], finished: ExperimentFile) -> None:
-    code, out, err = run(capsys, "compare", "implicit-s0", "explicit", *words(finished))
+    code, out, err = run(capsys, "compare", "implicit-s0", "explicit", *where(finished))
     assert code == 0, err
     assert re.search(r"^phase\.solver\.tol +0\.1 +- *$", out, re.MULTILINE)
     assert re.search(r"^accuracy_last10 s3-test-L8-h0\.5 blockwise +0\.75 +- +-$", out, re.MULTILINE)
     assert "@" not in out
     assert "2 numbers of sweeps are in --json" in out
-    _, out, _ = run(capsys, "compare", "implicit", "explicit", *words(finished))
+    _, out, _ = run(capsys, "compare", "implicit", "explicit", *where(finished))
     assert "implicit/free (2 seeds)" in out
-    _, out, _ = run(capsys, "compare", "implicit", "explicit", *words(finished), "--json")
+    _, out, _ = run(capsys, "compare", "implicit", "explicit", *where(finished), "--json")
     values = json.loads(out)
     assert [len(column["members"]) for column in values["columns"]] == [2, 1]
     (loss,) = [row["values"] for row in values["numbers"] if row["name"] == "loss" and "end" in row["section"]]

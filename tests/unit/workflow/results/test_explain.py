@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
 from implicit_llm_workflow.planning.staleness import config_differences
 from implicit_llm_workflow.results.explain import as_json, explain, headline, lines_below, running_table
 from implicit_llm_workflow.results.text import duration_text, total_text
-from tests.unit.workflow.console_calls import loaded_after
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.tiny_jobs import ALL, EXPLICIT, FREE, finish
 
@@ -181,9 +179,3 @@ def test_many_jobs_alike_share_a_row(tiny: ExperimentFile) -> None:
 )
 def test_durations_have_a_unit_that_fits(hours: float, unit: str, text: str) -> None:
     assert duration_text(hours, unit) == text
-
-
-def test_explaining_loads_no_heavy_package(finished: ExperimentFile) -> None:
-    words = ["explain", "--config", str(finished.path), "--results", str(Path(finished.path).parent / "results")]
-    call = f"try:\n    main({words!r})\nexcept SystemExit:\n    pass"
-    assert loaded_after("from implicit_llm_workflow.console import main", f"exec({call!r})") == []

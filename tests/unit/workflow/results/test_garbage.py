@@ -7,7 +7,7 @@ import pytest
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.explain import explain
 from implicit_llm_workflow.results.garbage import find_garbage
-from tests.unit.workflow.console_calls import run
+from tests.unit.workflow.console_calls import run, where
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import finish_with, held, real_plan, work_of
 
@@ -37,8 +37,7 @@ def made(tiny: ExperimentFile) -> ExperimentFile:
 
 
 def gc(capsys: pytest.CaptureFixture[str], experiment: ExperimentFile, *words: str, code: int = 0) -> str:
-    where = ("--config", str(experiment.path), "--results", str(experiment.path.parent / "results"))
-    found, out, err = run(capsys, "gc", *words, *where)
+    found, out, err = run(capsys, "gc", *words, *where(experiment))
     assert found == code, out + err
     return out + err
 
