@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Literal, get_args
@@ -64,12 +64,9 @@ def select_kernels(choice: KernelChoice = "auto") -> Backend:
     missing = _missing_for_triton() if asked in ("triton", "auto") else None
     if asked == "triton" and missing is not None:
         raise KernelsUnavailable(f"triton kernels, {where}, cannot run: {missing}; or choose torch")
-    backend: Backend = "torch" if missing is not None or asked == "torch" else "reference"
-    if missing is None and asked in ("triton", "auto"):
-        backend = "triton"
+    backend: Backend = asked if asked != "auto" else "triton" if missing is None else "torch"
     if backend != _Process.backend:
-        reason = f"{missing}" if asked == "auto" and missing else "found" if asked == "auto" else where
-        _log.info("kernels: %s (%s)", backend, reason)
+        _log.info("kernels: %s (%s)", backend, (missing or "found") if asked == "auto" else where)
     _Process.backend = backend
     return backend
 
@@ -136,39 +133,33 @@ def ssd_runs_on_triton(x_BLHP: Tensor, B_BLGN: Tensor) -> bool:
     """mamba_ssm's kernels multiply fp32 in TF32, so they take fp32 only where PyTorch's own products may use TF32."""
     if selected_kernels() != "triton":
         return False
-    reason = _unfit(x_BLHP)
-    if reason is None and x_BLHP.dtype == torch.float32 and not _is_tf32_allowed():
-        reason = "fp32 SSD multiplies in TF32, which torch.set_float32_matmul_precision('high') allows"
-    if reason is None and max(x_BLHP.shape[3], B_BLGN.shape[3]) > MAX_WIDTH:
-        reason = f"SSD with head or state wider than {MAX_WIDTH}"
     batch, length, heads, width = x_BLHP.shape
-    if reason is None and batch * -(-length // 64) * heads * width * B_BLGN.shape[3] >= MAX_ENTRIES:
-        reason = "SSD on chunk states of 2^31 entries or more"
-    if reason is None:
-        reason = missing_of_mamba_ssm()
-    return _decide("ssd", reason)
+    size = B_BLGN.shape[3]
+    is_too_exact = x_BLHP.dtype == torch.float32 and not _is_tf32_allowed()
+    limits = {
+        "fp32 SSD multiplies in TF32, which torch.set_float32_matmul_precision('high') allows": is_too_exact,
+        f"SSD with head or state wider than {MAX_WIDTH}": max(width, size) > MAX_WIDTH,
+        "SSD on chunk states of 2^31 entries or more": batch * -(-length // 64) * heads * width * size >= MAX_ENTRIES,
+    }
+    return _decide("ssd", _unfit(x_BLHP) or _first(limits) or missing_of_mamba_ssm())
 
 
 def conv_runs_on_triton(x_BLC: Tensor, weight_CK: Tensor) -> bool:
     if selected_kernels() != "triton":
         return False
-    reason = _unfit(x_BLC)
-    if reason is None and not 2 <= weight_CK.shape[1] <= 4:
-        reason = f"convolution of width {weight_CK.shape[1]} (2 to 4 are built)"
-    if reason is None and x_BLC.shape[2] % 8:
-        reason = "convolution of channels that are no multiple of 8"
-    if reason is None:
-        reason = missing_of_mamba_ssm()
-    return _decide("conv", reason)
+    width = weight_CK.shape[1]
+    limits = {
+        f"convolution of width {width} (2 to 4 are built)": not 2 <= width <= 4,
+        "convolution of channels that are no multiple of 8": x_BLC.shape[2] % 8 != 0,
+    }
+    return _decide("conv", _unfit(x_BLC) or _first(limits) or missing_of_mamba_ssm())
 
 
 def norm_runs_on_triton(x_BLD: Tensor) -> bool:
     if selected_kernels() != "triton":
         return False
-    reason = _unfit(x_BLD)
-    if reason is None and x_BLD.shape[-1] * x_BLD.element_size() > MAX_ROW_BYTES:
-        reason = f"norm of rows over {MAX_ROW_BYTES} bytes"
-    return _decide("norm", reason)
+    is_wide = x_BLD.shape[-1] * x_BLD.element_size() > MAX_ROW_BYTES
+    return _decide("norm", _unfit(x_BLD) or _first({f"norm of rows over {MAX_ROW_BYTES} bytes": is_wide}))
 
 
 def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int) -> bool:
@@ -187,17 +178,14 @@ def trained_scan_runs_on_triton(
     # In TF32 it would be up to 3 % off in the gradients of dt's bias and of A, where mamba_ssm's kernels keep 0.2 %.
     if projected_BLE.dtype == torch.float32 and _is_tf32_allowed():
         return False
-    reason = _unfit(projected_BLE) or _unfit_mixer(sizes, taps, MAX_TRAINED_STATE_TILE)
-    return _decide("gradient of the mixer", reason)
+    return _decide("gradient of the mixer", _unfit(projected_BLE) or _unfit_mixer(sizes, taps, MAX_TRAINED_STATE_TILE))
 
 
 def _unfit_mixer(sizes: tuple[int, int, int], taps: int, entries: int) -> str | None:
     width, _, size = sizes
     if not (_is_tile(width) and _is_tile(size) and max(width, size) <= MAX_WIDTH and width * size <= entries):
         return f"a state of {width} x {size} (powers of two from 16 to {MAX_WIDTH}, at most {entries} entries)"
-    if taps > MAX_TAPS:
-        return f"convolution of width {taps} (at most {MAX_TAPS})"
-    return None
+    return f"convolution of width {taps} (at most {MAX_TAPS})" if taps > MAX_TAPS else None
 
 
 def judge_runs_on_triton(z_BLD: Tensor, stop: str) -> bool:
@@ -211,14 +199,13 @@ def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tens
     """The one kernel between the projections of an attention layer: a single token, without gradient."""
     if selected_kernels() != "triton" or torch.is_grad_enabled() or qkv_BLE.shape[1] != 1:
         return False
-    reason = _unfit(qkv_BLE)
-    if reason is None and room_BHSP[0].shape[3] > MAX_WIDTH:
-        reason = f"heads wider than {MAX_WIDTH}"
-    if reason is None and qkv_BLE.shape[2] != 3 * room_BHSP[0].shape[1] * room_BHSP[0].shape[3]:
-        reason = GROUPED
-    if reason is None and not all(kept.is_contiguous() for kept in room_BHSP):
-        reason = "room for keys in pieces"
-    return _decide("attention", reason)
+    _, heads, _, width = room_BHSP[0].shape
+    limits = {
+        f"heads wider than {MAX_WIDTH}": width > MAX_WIDTH,
+        GROUPED: qkv_BLE.shape[2] != 3 * heads * width,
+        "room for keys in pieces": not all(kept.is_contiguous() for kept in room_BHSP),
+    }
+    return _decide("attention", _unfit(qkv_BLE) or _first(limits))
 
 
 def rotation_runs_on_triton(qkv_BLE: Tensor, *, is_grouped: bool = False) -> bool:
@@ -242,9 +229,12 @@ def _unfit(x: Tensor) -> str | None:
         return f"tensors on {x.device.type}"
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"{x.dtype}"
-    if x.stride(0) * x.shape[0] >= MAX_ENTRIES:
-        return "tensors of 2^31 entries or more"
-    return None
+    return "tensors of 2^31 entries or more" if x.stride(0) * x.shape[0] >= MAX_ENTRIES else None
+
+
+def _first(limits: Mapping[str, bool]) -> str | None:
+    """The first limit that is exceeded."""
+    return next((reason for reason, is_exceeded in limits.items() if is_exceeded), None)
 
 
 def _decide(kernel: str, reason: str | None) -> bool:

@@ -9,8 +9,7 @@ is short or h small.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from implicit_llm.evaluation.frame import COSTS, ModelEvaluation
 from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input, reads_of_inputs
 from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
-from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
@@ -30,14 +28,7 @@ from implicit_llm_data.shards import open_dataset
 
 __all__ = ["reads_of_inputs", "run"]
 
-
-@dataclass(frozen=True)
-class TestSet:
-    """A role of the command line with what lies behind it."""
-
-    role: str
-    task: Task
-    source: Input
+TASK_FIELDS = ("group", "monoid", "length", "hard_fraction")
 
 
 def run(context: StageContext) -> StageResult:
@@ -51,31 +42,43 @@ def run(context: StageContext) -> StageResult:
         tracked=lambda record: {key: record[key] for key in ("accuracy_last10", *COSTS)},
     )
     learned_from = model_input(context).manifest.summary.get("data") or {}
-    for test_set in test_sets:
-        dataset = open_dataset(test_set.source.work)
+    for role, source in test_sets:
+        dataset = open_dataset(source.work)
         size = default_batch_size(dataset.length, evaluation.model.device.type)
-        results = evaluation.in_each_mode(test_set.role, dataset, evaluate_word_problem, batch_size=size)
+        results = evaluation.in_each_mode(role, dataset, evaluate_word_problem, batch_size=size)
         # Token by token, every mode against the sequential one.
         reference = next((m.name for m in evaluation.modes if m.eval_mode == SEQUENTIAL and m.name != PARALLEL), None)
         for result in results.values():
             result.values["token_match_sequential"] = match(result, results.get(reference or ""))
-        described = {"data": test_set.role, "train_hard_fraction": learned_from.get("hard_fraction")}
-        evaluation.add(described | test_set.task.record(), results)
+        described = {"data": role, "train_hard_fraction": learned_from.get("hard_fraction")}
+        evaluation.add(described | task_record(source.manifest.config), results)
     return evaluation.finish(evaluation.headline("accuracy_last10", max))
 
 
-def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> list[TestSet]:
-    """The test sets of these lengths, shortest sequences first. Raises: EvaluateInputError for a length none has."""
-    sets = [TestSet(role, task_of(source.manifest), source) for role, source in data_inputs(context).items()]
-    present = sorted({item.task.length for item in sets})
+def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> list[tuple[str, Input]]:
+    """The test sets of these lengths by role, shortest sequences first.
+
+    Raises: EvaluateInputError for a length that none has, and for an input that is not a word problem.
+    """
+    by_length = sorted((_length(source.manifest), role, source) for role, source in data_inputs(context).items())
+    present = sorted({length for length, *_ in by_length})
     missing = [length for length in lengths or () if length not in present]
     if missing:
         raise EvaluateInputError(
             f"evaluate/{context.name}.lengths: no test set has sequences of {missing[0]} tokens; there are "
             f"{', '.join(map(str, present))}: add the length to the data's test lengths, or take it out"
         )
-    chosen = [item for item in sets if lengths is None or item.task.length in lengths]
-    return sorted(chosen, key=lambda item: (item.task.length, item.role))
+    return [(role, source) for length, role, source in by_length if lengths is None or length in lengths]
+
+
+def _length(manifest: Manifest) -> int:
+    missing = [key for key in TASK_FIELDS if key not in manifest.config]
+    if missing:
+        raise EvaluateInputError(
+            f"data/{manifest.name}: its manifest names no {', '.join(missing)}; "
+            "give the run directory of a word-problem data set"
+        )
+    return manifest.config["length"]
 
 
 log = logging.getLogger(__name__)
@@ -118,45 +121,14 @@ def _is_finite(result: Evaluation) -> bool:
     return result.values["nonfinite_share"] == 0
 
 
-class TaskError(UserError):
-    """A manifest does not describe a word problem."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One word problem: products in `group`, times the aperiodic monoid or not, over `length` tokens."""
-
-    group: str
-    monoid: str
-    length: int
-    hard_fraction: float | tuple[float, ...]
-
-    def record(self) -> dict[str, Any]:
-        """The task's part of a record of metrics.json, with what a model without state would score."""
-        chance = chance_per_position(self.group, self.monoid, self.hard_fraction, self.length)
-        return {
-            "group": self.group,
-            "monoid": self.monoid,
-            "length": self.length,
-            "hard_fraction": self.hard_fraction,
-            "chance_last10": round(float(chance[-LAST_TOKENS:].mean()), 6),
-            "chance_per_position": [round(float(share), 6) for share in chance],
-        }
-
-
-def task_of(manifest: Manifest) -> Task:
-    """The task of the data run behind `manifest`. Raises: TaskError when it is not a word problem."""
-    config = manifest.identity.get("config", {})
-    missing = [key for key in ("group", "monoid", "length", "hard_fraction") if key not in config]
-    if missing:
-        raise TaskError(
-            f"data/{manifest.name}: its manifest names no {', '.join(missing)}; "
-            "give the run directory of a word-problem data set"
-        )
-    hard_fraction = config["hard_fraction"]
-    if isinstance(hard_fraction, list):
-        hard_fraction = tuple(hard_fraction)
-    return Task(config["group"], config["monoid"], config["length"], hard_fraction)
+def task_record(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The task's part of a record of metrics.json, with what a model without state would score."""
+    described = {key: task[key] for key in TASK_FIELDS}
+    chance = chance_per_position(**described)
+    return described | {
+        "chance_last10": round(float(chance[-LAST_TOKENS:].mean()), 6),
+        "chance_per_position": [round(float(share), 6) for share in chance],
+    }
 
 
 def chance_per_position(group: str, monoid: str, hard_fraction: float | Sequence[float], length: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.runs.journal import Journal
@@ -18,7 +18,8 @@ class SolverAlarm:
     """Watches means over a window of steps; speaks now and then, in the log and as the event `solver_alarm`."""
 
     def __init__(self, runtime: Runtime, journal: Journal) -> None:
-        self._limits = {"unconverged_share": runtime.alarm_unconverged_share, "residual": runtime.alarm_residual}
+        limits = {"unconverged_share": runtime.alarm_unconverged_share, "residual": runtime.alarm_residual}
+        self._limits = {key: limit for key, limit in limits.items() if limit is not None}
         self._rows: deque[Mapping[str, float]] = deque(maxlen=runtime.alarm_window_steps)
         self._journal = journal
         self._quiet_until = 0
@@ -29,7 +30,8 @@ class SolverAlarm:
         self._rows.extend(rows)
         if len(self._rows) < (self._rows.maxlen or 0) or step < self._quiet_until:
             return
-        found = list(self._exceeded())
+        means = {key: sum(row[key] for row in self._rows) / len(self._rows) for key in self._limits}
+        found = {key: mean for key, mean in means.items() if mean > self._limits[key]}  # never so for NaN
         if not found:
             return
         self._quiet_until, self._pause_steps = step + self._pause_steps, 2 * self._pause_steps
@@ -38,14 +40,6 @@ class SolverAlarm:
             "or lower the learning rate (training goes on)",
             step,
             len(self._rows),
-            " and ".join(f"{key} is {mean:.3g} (limit {limit:g})" for key, mean, limit in found),
+            " and ".join(f"{key} is {mean:.3g} (limit {self._limits[key]:g})" for key, mean in found.items()),
         )
-        self._journal.event("solver_alarm", step=step, window_steps=len(self._rows), **{k: v for k, v, _ in found})
-
-    def _exceeded(self) -> Iterator[tuple[str, float, float]]:
-        for key, limit in self._limits.items():
-            if limit is None:
-                continue
-            mean = sum(row[key] for row in self._rows) / len(self._rows)
-            if mean > limit:  # never so for NaN
-                yield key, mean, limit
+        self._journal.event("solver_alarm", step=step, window_steps=len(self._rows), **found)
