@@ -20,8 +20,8 @@ TOOLS := $(VENV)/.tools-$(STAMP_KEY)
 SITE := $(VENV)/.site-$(STAMP_KEY)
 ACTIVATE := export PATH="$(abspath $(VENV))/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
-# A worker for each core; their tensors are small, so a second thread would only wait.
-PYTEST := OMP_NUM_THREADS=1 pytest --numprocesses logical --maxprocesses 8 --durations 10
+# The tensors of tests are small, so a second thread would only wait; tests/conftest.py says how many workers there are.
+PYTEST := OMP_NUM_THREADS=1 pytest --numprocesses auto --maxprocesses 8 --durations 10
 
 .PHONY: help setup try demo miniature test test-integration test-all check docs format bench profiles
 

@@ -22,6 +22,12 @@ ONE_WORKER = ("workflow/plugins/submitit/tests/", "tests/slurm/", "tests/browser
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: one of them mostly waits, for Slurm, a browser or a process that was killed."""
+    return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     """One worker runs a whole file or one of the folders above; the long ones start first, and fill the gaps last."""
     from xdist.scheduler import LoadFileScheduling
