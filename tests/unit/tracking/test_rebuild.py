@@ -151,15 +151,6 @@ def test_a_damaged_journal_is_named_and_the_others_are_brought(results: Path, ca
     assert "journal.jsonl: line 1 is damaged" in caplog.text
 
 
-def test_making_the_store_rebuilds_a_damaged_one_only(results: Path) -> None:
-    before = Stored(results).content()
-    assert rebuild.ensure_store(results) is None
-    overwrite(results / "mlflow.db")
-    done = rebuild.ensure_store(results)
-    assert done is not None
-    assert Stored(results).content() == before
-
-
 def test_results_that_do_not_exist_are_named(tmp_path: Path) -> None:
     with pytest.raises(TrackingError, match="no such directory"):
         rebuild.rebuild(tmp_path / "none")

@@ -79,7 +79,7 @@ def test_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str], group: s
 
 
 def test_every_command_of_the_console_is_among_them_and_a_reader_sees_no_more_than_eighteen() -> None:
-    assert {"explain", "accept", "lineage", "init", "preflight", "evaluate harness", "mlflow init"} <= HELPS.keys()
+    assert {"explain", "accept", "lineage", "init", "preflight", "evaluate harness", "mlflow rebuild"} <= HELPS.keys()
     assert len({name.split()[0] for name in HELPS}) <= 18
 
 
@@ -146,7 +146,7 @@ def test_a_mistake_on_the_command_line_is_one_line_with_the_help_to_type(
             ["preflight", "--hardware", "v100", "--device", "cda"],
             "--device: there is no device 'cda'; did you mean 'cuda'?",
         ),
-        (["mlflow", "init", "--results", "/proc/none"], "/proc/none: cannot be made"),
+        (["mlflow", "rebuild", "--results", "/proc/none"], "/proc/none: no such directory"),
     ],
 )
 def test_a_wrong_value_is_one_line_with_the_fix(

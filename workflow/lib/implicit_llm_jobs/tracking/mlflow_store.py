@@ -1,4 +1,7 @@
-"""Where MLflow keeps its runs, and how an empty SQLite store is made once."""
+"""Where MLflow keeps its runs, and how an empty SQLite store is made once.
+
+`python -m implicit_llm_jobs.tracking.mlflow_store results` makes it: Snakemake does so before its first job.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import fcntl
 import logging
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import count
@@ -193,3 +197,10 @@ def _create(path: Path) -> None:
         fsync_file(path.parent)
     finally:
         remove_temporary(tmp)
+
+
+if __name__ == "__main__":
+    try:
+        initialise(default_uri(Path(sys.argv[1])))
+    except UserError as error:
+        sys.exit(str(error))

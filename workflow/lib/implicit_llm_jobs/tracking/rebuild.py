@@ -78,14 +78,5 @@ def _bring(runs: Iterable[TrackedRun], count: int) -> tuple[str, ...]:
     return tuple(failed)
 
 
-def ensure_store(results: Path) -> Rebuilt | None:
-    """Make the store if there is none; one that is damaged is moved aside and rebuilt. Returns: None if it was there.
-
-    Raises: as `rebuild`.
-    """
-    uri = default_uri(results)
-    return rebuild(results) if repair(uri) is not None else None
-
-
 if __name__ == "__main__":
     bring_late(Path(sys.argv[1]).absolute())

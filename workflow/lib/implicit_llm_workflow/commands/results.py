@@ -405,38 +405,18 @@ def _states(plan: Plan) -> dict[str, str]:
 
 mlflow = typer.Typer(
     name="mlflow",
-    help="Create or rebuild the store in which MLflow keeps what the runs report.",
+    help="Rebuild the store in which MLflow keeps what the runs report.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
 
-Store = Annotated[
-    Path, typer.Option(help="Folder of the SQLite store, unless MLFLOW_TRACKING_URI is set.", metavar="DIR")
-]
-
-
-@mlflow.command("init")
-def mlflow_init(results: Store = Path("results")) -> None:
-    """Create the store before the jobs that write to it; a store that is there is kept.
-
-    A damaged file is moved aside, to mlflow.db.bad-1, and the store rebuilt.
-
-    **Example**
-
-        implicit-llm mlflow init
-        mlflow ui --backend-store-uri sqlite:///results/mlflow.db
-    """
-    from implicit_llm_jobs.tracking.rebuild import ensure_store
-
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{results}: cannot be made ({error.strerror}); name another folder by --results") from error
-    _say_brought(ensure_store(results))
-
 
 @mlflow.command("rebuild")
-def mlflow_rebuild(results: Store = Path("results")) -> None:
+def mlflow_rebuild(
+    results: Annotated[
+        Path, typer.Option(help="Folder of the SQLite store, unless MLFLOW_TRACKING_URI is set.", metavar="DIR")
+    ] = options.DEFAULT_RESULTS,
+) -> None:
     """Add to the store what the results hold and it lacks: after an outage, a loss, or damage.
 
     Runs in the store keep their ids; others get new ids with the same tags, parameters and points. A damaged file is
@@ -445,18 +425,12 @@ def mlflow_rebuild(results: Store = Path("results")) -> None:
     **Example**
 
         implicit-llm mlflow rebuild
+        mlflow ui --backend-store-uri sqlite:///results/mlflow.db
     """
+    from implicit_llm_contracts.runs.logs import without_password
     from implicit_llm_jobs.tracking.rebuild import rebuild
 
-    _say_brought(rebuild(results))
-
-
-def _say_brought(done: object) -> None:
-    from implicit_llm_contracts.runs.logs import without_password
-    from implicit_llm_jobs.tracking.rebuild import Rebuilt
-
-    if not isinstance(done, Rebuilt):
-        return
+    done = rebuild(results)
     if done.set_aside is not None:
         typer.echo(f"damaged store: moved to {done.set_aside}")
     typer.echo(f"{without_password(done.uri)}: {done.num_runs} runs are there")

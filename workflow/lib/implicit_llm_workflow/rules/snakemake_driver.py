@@ -142,7 +142,7 @@ def make_mlflow_store(results: Path, logger: logging.Logger) -> None:
     is_server = bool(uri) and not uri.startswith(SQLITE)
     if is_server or Path(uri.removeprefix(SQLITE) or results / "mlflow.db").exists():
         return
-    _mlflow(["implicit_llm_workflow.console", "mlflow", "init", "--results", str(results)], logger)
+    _mlflow(["implicit_llm_jobs.tracking.mlflow_store", str(results)], logger)
 
 
 def _mlflow(module: list[str], logger: logging.Logger) -> None:
