@@ -25,7 +25,6 @@ def test_a_change_of_the_model_reruns_the_training_but_not_the_data(project: Pro
     assert project.planned() == TRAINED
 
 
-EVALUATED = {"evaluate/implicit-s0/free/word-problem", "evaluate/explicit-s0/explicit/word-problem", "report"}
 DATA = {"data/s3-train", "data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
 
 
@@ -33,10 +32,6 @@ DATA = {"data/s3-train", "data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
     ("module", "jobs"),
     [
         ("implicit_llm_data/stages/word_problem.py", {*DATA, *TRAINED}),
-        ("implicit_llm/training/stage.py", TRAINED),
-        ("implicit_llm/evaluation/kinds/word_problem.py", EVALUATED),
-        ("implicit_llm/evaluation/kinds/perplexity.py", set()),  # of a kind that the experiment does not have
-        ("implicit_llm_report/stage.py", {"report"}),
         ("implicit_llm/models/llama3.py", set()),  # of a family that the experiment does not have
         ("implicit_llm/solver/fixed_point.py", {"train/implicit-s0/unrolled", *FREE}),
     ],

@@ -59,9 +59,10 @@ def make_runs(results: Path, change: Any = lambda record: record, runs: Any = RU
     return roles
 
 
-def make_report(folder: Path, **options: Any) -> Path:
-    """The folder of declared files of a report."""
-    context = make_context(folder / "report", make_runs(folder / "results", **options))
+def make_report(folder: Path, *, has_figures: bool = False, **options: Any) -> Path:
+    """The folder of declared files of a report; drawing its figures takes most of the time."""
+    config = {"experiment": "demo", **({} if has_figures else {"figures": []})}
+    context = make_context(folder / "report", make_runs(folder / "results", **options), config)
     stage.run(context)
     return context.work / "declared"
 
@@ -77,7 +78,7 @@ def by_column(rows: list[dict[str, str]], model: str, mode: str) -> dict[str, di
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_report(tmp_path_factory.mktemp("downstream"))
+    return make_report(tmp_path_factory.mktemp("downstream"), has_figures=True)
 
 
 def test_the_table_has_the_papers_columns_and_averages_for_each_model_and_mode(made: Path) -> None:
