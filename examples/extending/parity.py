@@ -66,15 +66,11 @@ def evaluate_parity_accuracy(context: StageContext) -> StageResult:
 
 def draw_parity_by_length(given):  # type: ignore[no-untyped-def]
     """The figure, from the frame of all results that the report has."""
-    from implicit_llm_report.charts import Chart, Line, chart_figure
-    from implicit_llm_report.frame import Spread
+    from implicit_llm_report.figures.charts import chart_figure, charts_of
 
     frame = given.inputs.frame
-    rows = frame[(frame["kind"] == "parity_accuracy") & (frame["metric"] == "accuracy_token") & frame["is_headline"]]
-    lines = [
-        Line(name, bool(mine["is_implicit"].iloc[0]), [(length, Spread.of(at["value"])) for length, at in lengths])
-        for name, mine in rows.groupby("name")
-        for lengths in [mine.groupby("length")]
-    ]
-    chart = Chart("parity", lines, lambda axes: axes.set_xlabel("bits"), y_label="accuracy")
-    return chart_figure("parity-by-length", "Parity", [chart])
+    rows = frame[(frame["kind"] == "parity_accuracy") & frame["is_headline"].astype(bool)]
+    charts = charts_of(
+        rows, ("data_set",), "length", "accuracy_token", lambda axes, test: axes.set_xlabel("bits"), y_label="accuracy"
+    )
+    return chart_figure("parity-by-length", "Parity", charts)

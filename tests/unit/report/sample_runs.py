@@ -19,12 +19,12 @@ from implicit_llm_contracts.runs.manifest import FileRecord, Manifest
 from implicit_llm_contracts.runs.run_directory import work_directory
 from implicit_llm_contracts.runs.stage_context import Input, StageContext
 from implicit_llm_report.config import ReportConfig
-from implicit_llm_report.downstream import load_suites
-from implicit_llm_report.frame import frame_of
-from implicit_llm_report.inputs import ReportInputs
-from implicit_llm_report.published import Published
-from implicit_llm_report.section import SectionInputs
-from implicit_llm_report.training_runs import TrainingRun
+from implicit_llm_report.inputs.frame import frame_of
+from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.inputs.published import Published
+from implicit_llm_report.inputs.sources import ReportInputs
+from implicit_llm_report.inputs.suites import load_suites
+from implicit_llm_report.inputs.training_runs import TrainingRun
 
 Record = dict[str, Any]
 Change = Callable[[Record], Record]
@@ -103,17 +103,15 @@ def config_of(context: StageContext) -> ReportConfig:
     return fill(ReportConfig, context.config, "report")
 
 
-def given_of(
-    records: Mapping[str, Sequence[Record]], training: Sequence[TrainingRun] = (), **config: Any
-) -> SectionInputs:
+def given_of(records: Mapping[str, Sequence[Record]], training: Sequence[TrainingRun] = (), **config: Any) -> Given:
     """What sections and claims are made from, of records as the report reads them."""
     config = {"experiment": "demo"} | config
     known = {
         kind: [{"role": f"evaluate:{record['run']}"} | record for record in mine] for kind, mine in records.items()
     }
-    frame = frame_of(known, {}, config.get("headline_mode"))
-    inputs = ReportInputs(tuple(training), {}, known, frame=frame)
-    return SectionInputs(inputs, ReportConfig(**config), Published({}, ()), load_suites())
+    frame = frame_of(known, {}, config.get("headline_mode"), training)
+    inputs = ReportInputs(tuple(training), {}, frame=frame)
+    return Given(inputs, ReportConfig(**config), Published({}), load_suites())
 
 
 def jobs_of(inputs: Mapping[str, Input], missing: Sequence[str] = ()) -> Record:

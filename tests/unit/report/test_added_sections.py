@@ -5,17 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from implicit_llm_report import stage
 from implicit_llm_report.config import MinimumLayersConfig
-from implicit_llm_report.inputs import load_inputs
-from implicit_llm_report.jacobian import CLASSES, COLORS
-from implicit_llm_report.minimum_layers import layers_needed, minimum_layers_section
-from tests.unit.report.sample_runs import Record, SampleRun, config_of, finish, given_of, make_context, make_runs
+from implicit_llm_report.figures.jacobian import CLASSES, COLORS
+from implicit_llm_report.inputs.layers import depths, fewest, fewest_layers
+from tests.unit.report.sample_runs import Record, SampleRun, finish, given_of, make_context, make_runs
 
 RUNS = (
     SampleRun("s5-implicit", "S5", True, 0.5, (0.5,), steps=200, seeds=(0, 1), train_length=16, lengths=(16, 64)),
@@ -95,7 +93,7 @@ def test_the_page_shows_each_section_and_its_figures(made: Path) -> None:
     assert figures <= {path.stem for path in (made / "figures").glob("*.svg")}
     page = (made / "index.html").read_text()
     assert all(f'id="figure-{name}"' in page for name in figures)
-    for words in ("S5: layers needed", "Test-time compute", "Jacobian of the state transition"):
+    for words in ("Layers needed by length", "Test-time compute", "Jacobian of the state transition"):
         assert f'<h3 class="topic">{words}</h3>' in page
 
 
@@ -113,26 +111,24 @@ def test_runs_that_tell_of_depth_stay_out_of_the_figures_of_length(made: Path) -
 
 
 def test_the_table_of_test_time_compute_has_mean_spread_and_best_seed_and_leaves_the_missing_empty(made: Path) -> None:
-    rows = {(row["length"], row["swept"], row["value"]): row for row in table(made, "test-time")}
-    most = rows["64", "eval_max_iter", "16.0"]
-    assert (most["value_mean"], most["value_low"], most["value_high"]) == ("0.995", "0.99", "1.0")
+    rows = {(row["length"], row["swept"], row["at"], row["run"]): row for row in table(made, "test-time")}
+    most = rows["64", "eval_max_iter", "16.0", "s5-implicit"]
+    parts = ("mean", "low", "high")
+    assert [most[f"accuracy_last10_{part}"] for part in parts] == ["0.995", "0.99", "1.0"]
     assert (most["best_seed"], most["num_seeds"], most["mode"]) == ("0", "2", "blockwise@eval_max_iter=16")
-    assert rows["64", "eval_max_iter", "4.0"]["value_mean"] == ""
-    assert rows["64", "eval_max_iter", "4.0"]["num_missing"] == "2"
-    assert rows["64", "unswept", ""]["mode"] == "blockwise"
-    assert rows["64", "explicit", ""]["run"] == "s5-explicit"
+    lost = rows["64", "eval_max_iter", "4.0", "s5-implicit"]
+    assert (lost["accuracy_last10_mean"], lost["num_missing"]) == ("", "2")
+    assert rows["64", "eval_tol", "as trained", "s5-implicit"]["mode"] == "blockwise"
+    assert rows["64", "eval_tol", "as trained", "s5-explicit"]["mode"] == "parallel"
 
 
 def test_the_table_of_jacobians_counts_the_tokens_without_a_fixed_point(made: Path) -> None:
-    rows = {row["model"]: row for row in table(made, "jacobian")}
-    assert list(rows) == ["random layer, explicit", "random layer, implicit", "s5-explicit", "s5-implicit"]
-    random = rows["random layer, implicit"]
-    assert (random["num_tokens"], random["num_reached"], random["off_diagonal_share_mean"]) == ("2", "1", "0.25")
-    assert rows["s5-explicit"]["off_diagonal_share_mean"] == "0.0"
-    shares = ("off_diagonal_share_mean", "off_diagonal_share_hard_mean", "off_diagonal_share_identity_mean")
-    assert [rows["s5-implicit"][key] for key in shares] == ["0.375", "0.5", "0.25"]
-    assert [random[key] for key in shares] == ["0.25", "", ""]
-    assert "of 2: no fixed point at the others" in (made / "index.html").read_text()
+    rows = {(row["name"], row["is_hard"]): row for row in table(made, "jacobian")}
+    random = rows["random layer, implicit", ""]
+    assert (random["num_seeds"], random["num_missing"], random["off_diagonal_share_mean"]) == ("1", "1", "0.25")
+    assert rows["s5-explicit", "True"]["off_diagonal_share_mean"] == "0.0"
+    shares = [rows["s5-implicit", is_hard]["off_diagonal_share_mean"] for is_hard in ("True", "False")]
+    assert shares == ["0.5", "0.25"]
 
 
 def test_heat_maps_are_drawn_in_the_colours_of_their_legend(made: Path) -> None:
@@ -155,35 +151,27 @@ def depth_records(accuracies: dict[tuple[str, int, int], list[float | None]]) ->
     return records
 
 
-def words(accuracies: dict[tuple[str, int, int], list[float | None]], length: int) -> tuple[str, str]:
-    """Layers that an explicit model needs, by the mean and by the best seed."""
-    rows = given_of({"word_problem": depth_records(accuracies)}).words
-    (needed,) = layers_needed(rows, LAYERS)
-    return needed.fewest(length).words, needed.fewest(length, is_best_seed=True).words
-
-
 @pytest.mark.parametrize(
-    ("by_depth", "by_mean", "by_best"),
+    ("by_depth", "words"),
     [
-        ({1: [0.2], 2: [0.95], 4: [1.0]}, "2", "2"),
-        ({1: [0.2, 0.3], 2: [0.95, 0.1], 4: [1.0, 0.9]}, "4", "2"),
-        ({1: [0.2], 2: [0.3], 16: [0.4]}, "> 16", "> 16"),
-        ({1: [None], 2: [0.95]}, "≤ 2", "≤ 2"),
-        ({1: [0.2], 2: [None]}, "missing", "missing"),
-        ({1: [None]}, "missing", "missing"),
-        ({1: [None, 0.95]}, "1", "1"),
+        ({1: 0.2, 2: 0.95, 4: 1.0}, "2"),
+        ({1: 0.25, 2: 0.5, 4: 0.95}, "4"),
+        ({1: 0.2, 2: 0.3, 16: 0.4}, "> 16"),
+        ({1: None, 2: 0.95}, "≤ 2"),
+        ({1: 0.2, 2: None}, "missing"),
+        ({1: None}, "missing"),
     ],
 )
-def test_the_fewest_layers_are_those_that_reach_the_threshold(
-    by_depth: dict[int, list[float | None]], by_mean: str, by_best: str
-) -> None:
-    assert words({("explicit", 8, layers): values for layers, values in by_depth.items()}, 8) == (by_mean, by_best)
+def test_the_fewest_layers_are_those_that_reach_the_threshold(by_depth: dict[int, float | None], words: str) -> None:
+    assert fewest(by_depth, 0.9)[1] == words
 
 
 def test_only_tests_at_the_training_length_count() -> None:
-    records = depth_records({("explicit", 8, 1): [0.2], ("explicit", 8, 2): [0.95]})
+    records = depth_records({("explicit", 8, 1): [0.2], ("explicit", 8, 2): [0.95, 0.93]})
+    found = fewest_layers(depths(given_of({"word_problem": records}).inputs.frame, LAYERS), LAYERS)
+    assert set(found["value"]) == {2.0}
     beyond = given_of({"word_problem": [record | {"length": 32} for record in records]})
-    assert layers_needed(beyond.words, LAYERS) == ()
+    assert depths(beyond.inputs.frame, LAYERS).empty
 
 
 def test_a_section_that_is_asked_for_and_has_no_runs_says_so(tmp_path: Path) -> None:
@@ -199,16 +187,15 @@ def test_a_depth_whose_evaluation_is_missing_shows_as_missing(tmp_path: Path) ->
     folder = tmp_path / "train"
     config = {"model": {"num_hidden_layers": 2}, "phase": {"name": "explicit", "end_step": 8}, "seed": 0}
     finish(folder, "train", "s5-deep-s0/explicit", config, {}, {}, summary={"data": {"length": 8}})
-    context = make_context(tmp_path, {"train:s5-deep-s0/explicit": folder})
-    inputs = load_inputs(context.inputs, config_of(context))
-    record = {"run": "s5-deep", "is_implicit": False, "group": "S5", "monoid": "none", "length": 8, "mode": "parallel"}
-    lost = record | {"hard_fraction": 1.0, "data": "L8", "seed": 0}
-    given = given_of({"word_problem": [lost]}, minimum_layers=LAYERS)
-    given = replace(given, inputs=replace(inputs, frame=given.inputs.frame))
-    section = minimum_layers_section(given)
-    assert section is not None
-    (row,) = csv.DictReader(section.files["minimum-layers"]["csv"].splitlines())
-    assert (row["num_layers"], row["num_missing"], row["minimum_by_mean"]) == ("2", "1", "missing")
+    data = {"L8": {"group": "S5", "monoid": "none", "length": 8, "hard_fraction": 1.0}}
+    lost = {"role": "evaluate:s5-deep-s0/explicit/words", "job": "x", "state": "failed", "why": "", "command": ""}
+    lost |= {"config": {"kind": "word_problem"}, "data": data, "is_implicit": False}
+    settings = {"experiment": "demo", "missing": [lost], "minimum_layers": {"group": "S5"}}
+    context = make_context(tmp_path / "report", {"train:s5-deep-s0/explicit": folder}, settings)
+    stage.run(context)
+    layers, accuracy = table(context.work / "declared", "minimum-layers")
+    assert (layers["name"], layers["layers_mean"]) == ("explicit: fewest layers", "")
+    assert (accuracy["num_layers"], accuracy["num_missing"]) == ("2", "1")
 
 
 def test_figures_and_tables_are_there_when_all_their_evaluations_are_missing(tmp_path: Path) -> None:

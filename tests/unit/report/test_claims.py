@@ -1,147 +1,380 @@
+"""Claims: what they measure, of which models, and the verdict that follows."""
+
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_report.claims import Claim, Condition, Judgement, load_claims
-from implicit_llm_report.claims import judge as judge_found
-from implicit_llm_report.config import ReportError
-from implicit_llm_report.findings import word_numbers
-from implicit_llm_report.measures import Measure
+from implicit_llm_contracts.runs.journal import Point
+from implicit_llm_report.claims.claims import Claim, Condition, Judgement, load_claims
+from implicit_llm_report.claims.claims import judge as judge_found
+from implicit_llm_report.claims.measure import Measure, find
+from implicit_llm_report.config import MinimumLayersConfig, ReportError
+from implicit_llm_report.inputs.training_runs import Phase, Solver, TrainingRun
 from tests.unit.report.sample_runs import Record, given_of
 
-POINT: Record = (
+WORD: Record = (
     {"run": "a", "seed": 0, "is_implicit": True, "num_layers": 1, "group": "A5", "monoid": "none", "length": 16}
     | {"hard_fraction": 0.2, "train_length": 16, "train_hard_fraction": 0.2, "data": "L16", "mode": "blockwise"}
     | {"num_samples": 10_000, "chance_last10": 0.1, "accuracy_last10": 1.0, "f_evaluations_per_token": 9.0}
 )
+EXPLICIT: Record = (
+    {"run": "m-explicit", "phase": "explicit", "seed": 0, "is_implicit": False, "model_type": "implicit_mamba2"}
+    | {"num_parameters": 1000, "data": "text-test", "length": 128, "mode": "parallel", "perplexity": 20.0}
+    | {"train_length": 128, "train_tokens": 1e6, "train_flops": 1e12}
+)
+IMPLICIT = EXPLICIT | {
+    "run": "m-implicit", "phase": "free", "solver": Solver("fixed_point", 24, 4), "is_implicit": True,
+    "mode": "blockwise", "perplexity": 18.0, "num_parameters": 1050, "train_flops": 4e12,
+}  # fmt: skip
+BOUNDED = IMPLICIT | {"phase": "bounded", "solver": Solver("fixed_point", 4, 1), "perplexity": 19.0}
+CLAIMS = {claim.id: claim for claim in load_claims()}
+AT_LEAST, AT_MOST = {"at_least": 0.9}, {"at_most": 0.5}
 
 
-def claim(condition: Condition, **measure: object) -> Claim:
-    chosen = Measure(**({"metric": "accuracy_last10"} | measure))  # type: ignore[arg-type]
-    return Claim("id", "statement", "paper", "Fig. 3", None, None, ("demo",), condition, chosen)
+def judge(
+    measure: Record,
+    bound: Record,
+    records: Sequence[Record],
+    *,
+    training: Sequence[TrainingRun] = (),
+    scale: str = "demo",
+    **config: Any,
+) -> Judgement:
+    chosen = Measure(**({"metric": "accuracy_last10"} | measure))
+    claim = Claim("id", "statement", "paper", "Fig. 3", None, None, ("demo",), chosen, Condition(**bound))
+    given = given_of({chosen.kind: list(records)}, training, **config)
+    return judge_found(claim, find(chosen, given.frame), scale)
 
 
-def judge(claim: Claim, records: Iterable[Record], scale: str, mode: str | None = None) -> Judgement:
-    assert claim.measure is not None
-    rows = given_of({"word_problem": list(records)}, headline_mode=mode).words
-    return judge_found(claim, list(word_numbers(claim.measure, rows)), scale)
+def of_claim(name: str, records: Sequence[Record], kind: str, training: Sequence[TrainingRun] = ()) -> Judgement:
+    """The verdict on a claim of claims.yaml."""
+    claim = CLAIMS[name]
+    frame = given_of({kind: list(records)}, training, minimum_layers=MinimumLayersConfig("S5")).frame
+    return judge_found(claim, find(claim.measure, frame), claim.scales[-1])
 
 
-def points(**values: float | None) -> tuple[Record, ...]:
+def runs(**values: float | None) -> list[Record]:
     """One record a run, with this last-ten accuracy."""
-    return tuple(POINT | {"run": run, "accuracy_last10": value} for run, value in values.items())
+    return [WORD | {"run": run, "accuracy_last10": value} for run, value in values.items()]
 
 
-FAMILIES = ("lstm", "implicit_mamba2")
-AT_LEAST, AT_MOST = Condition(at_least=0.9), Condition(at_most=0.5)
-
-
-def test_claim_that_something_can_be_done_speaks_of_the_best_run() -> None:
-    assert judge(claim(AT_LEAST), points(good=0.99, bad=0.1), "demo").verdict == "holds"
-
-
-def test_claim_that_something_can_be_done_must_hold_on_every_test_set_of_the_run() -> None:
-    harder = POINT | {"data": "L16-harder", "hard_fraction": 0.3, "accuracy_last10": 0.2}
-    judgement = judge(claim(AT_LEAST), (POINT, harder), "demo")
-    assert judgement.verdict == "fails"
-    assert judgement.spread.mean == 0.2
-
-
-def test_a_claim_about_a_family_is_not_asked_of_others() -> None:
-    lstm, mamba2 = (record | {"model_type": kind} for record, kind in zip(points(a=0.9, b=0.1), FAMILIES, strict=True))
-    assert judge(claim(AT_MOST, family="Mamba2"), (lstm, mamba2), "demo").verdict == "holds"
-    assert judge(claim(AT_MOST, family="Llama"), (lstm, mamba2), "demo").verdict == "not run at this scale"
-
-
-def test_claim_that_something_cannot_be_done_must_hold_for_every_run() -> None:
-    assert judge(claim(AT_MOST), points(low=0.1, high=0.6), "demo").verdict == "fails"
-
-
-def test_claim_is_borderline_where_its_seeds_disagree_and_shows_their_range() -> None:
-    seeds = tuple(POINT | {"seed": seed, "accuracy_last10": value} for seed, value in enumerate((1.0, 0.9, 0.83)))
-    judgement = judge(claim(AT_LEAST), seeds, "demo")
-    assert judgement.verdict == "borderline"
-    assert (judgement.spread.low, judgement.spread.high, len(judgement.spread.values)) == (0.83, 1.0, 3)
-
-
-def test_share_of_one_seed_is_judged_by_its_interval_over_the_test_sequences() -> None:
-    few = POINT | {"accuracy_last10": 0.93, "num_samples": 128}
-    judgement = judge(claim(AT_LEAST), (few,), "demo")
-    assert judgement.verdict == "borderline"
-    assert judgement.to_dict()["interval"] == pytest.approx([0.872, 0.963], abs=1e-3)
-    many = few | {"num_samples": 4096}
-    assert judge(claim(AT_LEAST), (many,), "demo").verdict == "holds"
-
-
-def test_claim_says_how_many_runs_compete_and_one_that_speaks_for_all_needs_all_of_them() -> None:
-    runs = points(good=0.99, bad=0.1)
-    best, every = judge(claim(AT_LEAST), runs, "demo"), judge(claim(AT_LEAST, speaks="all"), runs, "demo")
-    assert (best.verdict, best.num_competing) == ("holds", 2)
-    assert (every.verdict, every.num_competing) == ("fails", 2)
-
-
-def test_claim_about_all_runs_does_not_hold_where_one_of_them_has_no_number() -> None:
-    assert judge(claim(AT_MOST), points(low=0.1, lost=None), "demo").verdict == "missing"
-    assert judge(claim(AT_MOST), points(high=0.6, lost=None), "demo").verdict == "fails"
-
-
-def test_missing_number_gives_no_verdict_and_is_null_in_the_file() -> None:
-    judgement = judge(claim(AT_MOST), points(a=None), "demo")
-    assert judgement.verdict == "missing"
-    assert judgement.to_dict()["measured"] == {"mean": None, "low": None, "high": None}
-
-
-def test_seed_without_a_number_does_not_support_a_claim() -> None:
-    seeds = (POINT, POINT | {"seed": 1, "accuracy_last10": None})
-    assert judge(claim(AT_LEAST), seeds, "demo").verdict == "missing"
-
-
-@pytest.mark.parametrize(("scale", "group"), [("h200", "A5"), ("demo", "S5")])
-def test_claim_without_runs_or_at_another_scale_was_not_run(scale: str, group: str) -> None:
-    assert judge(claim(AT_LEAST, group=group), (POINT,), scale).verdict == "not run at this scale"
+def seeds(record: Record, *values: float | None, metric: str = "perplexity") -> list[Record]:
+    return [record | {"seed": seed, metric: value} for seed, value in enumerate(values)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "metric", "expected"),
+    ("bound", "values", "verdict", "shown"),
+    [
+        (AT_LEAST, {"good": 0.99, "bad": 0.1}, "holds", 0.99),  # that it can be done: the best run speaks
+        (AT_MOST, {"low": 0.1, "high": 0.6}, "fails", 0.6),  # that it cannot: all of them
+        (AT_MOST, {"low": 0.1, "lost": None}, "missing", None),
+        (AT_MOST, {"high": 0.6, "lost": None}, "fails", 0.6),
+        (AT_LEAST, {"lost": None}, "missing", None),
+    ],
+)
+def test_the_best_or_the_worst_run_decides_and_a_missing_number_never_helps(
+    bound: Record, values: dict[str, float | None], verdict: str, shown: float | None
+) -> None:
+    judgement = judge({}, bound, runs(**values))
+    assert (judgement.verdict, judgement.spread.mean) == (verdict, shown)
+    assert judgement.num_competing == len(values)
+    assert judgement.to_dict()["measured"]["mean"] == shown
+
+
+def test_a_claim_must_hold_on_every_test_set_of_the_run_that_speaks() -> None:
+    harder = WORD | {"data": "L16-harder", "hard_fraction": 0.3, "accuracy_last10": 0.2}
+    assert judge({}, AT_LEAST, (WORD, harder)).verdict == "fails"
+    assert judge({"speaks": "all"}, AT_LEAST, runs(good=0.99, bad=0.1)).verdict == "fails"
+
+
+def test_a_claim_is_borderline_where_its_seeds_disagree_and_shows_their_range() -> None:
+    judgement = judge({}, AT_LEAST, seeds(WORD, 1.0, 0.9, 0.83, metric="accuracy_last10"))
+    assert (judgement.verdict, judgement.spread.low, judgement.spread.high) == ("borderline", 0.83, 1.0)
+    assert judge({}, AT_LEAST, seeds(WORD, 1.0, None, metric="accuracy_last10")).verdict == "missing"
+
+
+def test_share_of_one_seed_is_judged_by_its_interval_over_the_test_sequences() -> None:
+    few = WORD | {"accuracy_last10": 0.93, "num_samples": 128}
+    judgement = judge({}, AT_LEAST, (few,))
+    assert judgement.verdict == "borderline"
+    assert judgement.to_dict()["interval"] == pytest.approx([0.872, 0.963], abs=1e-3)
+    assert judge({}, AT_LEAST, (few | {"num_samples": 4096},)).verdict == "holds"
+
+
+@pytest.mark.parametrize(("scale", "of"), [("h200", {"group": "A5"}), ("demo", {"group": "S5"})])
+def test_claim_without_runs_or_at_another_scale_was_not_run(scale: str, of: Record) -> None:
+    assert judge({"of": of}, AT_LEAST, (WORD,), scale=scale).verdict == "not run at this scale"
+
+
+@pytest.mark.parametrize(
+    ("of", "expected"),
+    [
+        ({"length_factor": 4}, 0.5),
+        ({"is_harder": True}, 0.4),
+        ({"length_factor": 1, "is_harder": False}, 1.0),
+        ({"family": "Llama"}, 0.3),
+        ({"iterations": {"at_most": 8}}, 0.2),
+        ({"is_headline": True, "data": "L16"}, 1.0),
+    ],
+)
+def test_columns_of_the_frame_say_which_numbers_a_claim_means(of: Record, expected: float) -> None:
+    records = [
+        WORD,
+        WORD | {"data": "L64", "length": 64, "accuracy_last10": 0.5},
+        WORD | {"data": "h0.5", "hard_fraction": 0.5, "accuracy_last10": 0.4},
+        WORD | {"data": "llama", "model_type": "llama", "length": 18, "accuracy_last10": 0.3},
+        WORD | {"data": "few", "solver": Solver("fixed_point", 8, 4), "length": 18, "accuracy_last10": 0.2},
+        WORD | {"mode": "sequential", "length": 18, "accuracy_last10": 0.1},
+    ]
+    assert judge({"of": of}, AT_LEAST, records).spread.mean == expected
+
+
+@pytest.mark.parametrize(
+    ("by", "metric", "expected"),
     [("difference", "accuracy_last10", -0.3), ("ratio", "f_evaluations_per_token", 4.0)],
 )
-def test_two_modes_of_one_run_are_compared_seed_by_seed(kind: str, metric: str, expected: float) -> None:
-    published = POINT | {"mode": "published", "accuracy_last10": 0.7, "f_evaluations_per_token": 36.0}
-    other_run = POINT | {"run": "b", "mode": "published", "accuracy_last10": 0.0}
-    compared = claim(AT_MOST, kind=kind, metric=metric, modes=("published", "blockwise"))
-    judgement = judge(compared, (POINT, published, other_run), "demo")
-    assert judgement.spread.mean == pytest.approx(expected)
+def test_two_modes_of_one_run_are_compared_seed_by_seed(by: str, metric: str, expected: float) -> None:
+    published = WORD | {"mode": "published", "accuracy_last10": 0.7, "f_evaluations_per_token": 36.0}
+    records = [WORD, published, WORD | {"seed": 1}, published | {"seed": 1}]
+    records.append(published | {"run": "b", "accuracy_last10": 0.0})
+    measure = {
+        "metric": metric,
+        "of": {"mode": "published"},
+        "against": {"mode": "blockwise"},
+        "same": ("name", "data"),
+    }
+    judgement = judge(measure | {"by": by}, AT_MOST, records)
+    assert judgement.spread.values == pytest.approx((expected, expected))
 
 
-def test_length_factor_and_harder_tests_are_told_apart() -> None:
-    longer = POINT | {"data": "L64", "length": 64, "accuracy_last10": 0.5}
-    harder = POINT | {"data": "h0.5", "hard_fraction": 0.5, "accuracy_last10": 0.4}
-    results = (POINT, longer, harder)
-    assert judge(claim(AT_LEAST, length_factor=4), results, "demo").spread.mean == 0.5
-    assert judge(claim(AT_LEAST, is_harder=True), results, "demo").spread.mean == 0.4
-    assert judge(claim(AT_LEAST, length_factor=1, is_harder=False), results, "demo").spread.mean == 1.0
+def test_derived_numbers_are_rows_of_the_frame() -> None:
+    assert judge({"metric": "above_chance"}, AT_LEAST, (WORD,)).spread.mean == pytest.approx(0.9)
+    curve = {"f_evaluations": [1, 2, 4, 8, 16], "agreement_with_last": [0.1, 0.5, 0.95, 1.0, 1.0]}
+    record = {"role": "r", "run": "m", "measure": "convergence", "convergence": curve}
+    assert of_claim("few-tokens-need-all-iterations", [record], "duality").spread.values == (0.95,)
 
 
-def test_headline_mode_is_the_one_of_the_config_where_the_run_has_it() -> None:
-    sequential = POINT | {"mode": "sequential", "accuracy_last10": 0.3}
-    both = (POINT, sequential)
-    assert judge(claim(AT_LEAST, mode="headline"), both, "demo").spread.mean == 1.0
-    assert judge(claim(AT_LEAST, mode="headline"), both, "demo", "sequential").spread.mean == 0.3
-    assert judge(claim(AT_LEAST, mode="headline"), both, "demo", "published").spread.mean == 1.0
+def test_records_of_a_seed_are_averaged_and_a_seed_is_missing_only_if_none_has_a_number() -> None:
+    pair = {"run": "m", "measure": "pair", "eval_mode": "simultaneous", "against": "sequential", "is_implicit": True}
+
+    def judged(values: list[tuple[int, float | None]]) -> Judgement:
+        records = [pair | {"seed": seed, "token_agreement": value} for seed, value in values]
+        other = [
+            pair | {"measure": "convergence", "token_agreement": 0.0},
+            pair | {"source": {}, "token_agreement": 0.0},
+        ]
+        return of_claim("duality-of-language-models", [*records, *other], "duality")
+
+    assert sorted(judged([(0, 0.8), (0, 1.0), (1, 1.0)]).spread.values) == pytest.approx([0.9, 1.0])
+    assert judged([(0, 0.8), (0, None), (1, 1.0)]).spread.values == (0.8, 1.0)
+    assert judged([(0, 0.8), (1, None)]).verdict == "missing"
 
 
-def test_accuracy_above_chance_subtracts_the_best_constant_answer() -> None:
-    assert judge(claim(AT_LEAST, metric="above_chance"), (POINT,), "demo").spread.mean == pytest.approx(0.9)
+def test_layers_grow_with_the_length_also_where_no_depth_solves_it() -> None:
+    def depth(num_layers: int, length: int, accuracy: float, *, is_implicit: bool = False) -> Record:
+        record = WORD | {"run": f"n{num_layers}-{length}-{is_implicit}", "is_implicit": is_implicit, "group": "S5"}
+        record |= {"num_layers": num_layers, "length": length, "train_length": length, "data": f"L{length}"}
+        return record | {"mode": "blockwise" if is_implicit else "parallel", "accuracy_last10": accuracy}
+
+    explicit = [depth(1, 4, 1.0), depth(2, 4, 1.0), depth(1, 8, 0.2), depth(2, 8, 0.4)]
+    implicit = [depth(1, length, 1.0, is_implicit=True) for length in (4, 8)]
+    grown = of_claim("explicit-layers-grow", [*explicit, *implicit], "word_problem")
+    assert (grown.verdict, grown.spread.mean) == ("holds", 2.0)
+    assert of_claim("one-implicit-layer-at-every-length", [*explicit, *implicit], "word_problem").verdict == "holds"
+
+
+def test_iterations_at_test_time_are_compared_seed_by_seed_and_with_every_explicit_model() -> None:
+    base = IMPLICIT | {"task": "piqa"}
+    swept = [
+        base | {"seed": seed, "mode": f"blockwise-{n}", "metrics": {"acc": value}}
+        | {"sweep": {"key": "eval_max_iter", "value": n, "base": "blockwise"}}
+        for seed, n, value in ((0, 2, 0.1), (0, 4, 0.3), (0, 16, 0.9), (1, 2, 0.5), (1, 4, 0.6), (1, 16, 1.0))
+    ]  # fmt: skip
+    records = [*swept, EXPLICIT | {"task": "piqa", "metrics": {"acc": 0.2}}]
+    of = {"swept": "eval_max_iter", "extent": "most"}
+    common = {"metric": "acc", "kind": "lm_eval", "of": of}
+    gain = {"against": of | {"extent": "least"}, "same": ("name", "base", "column")}
+    assert sorted(judge(common | gain, AT_MOST, records).spread.values) == pytest.approx([0.5, 0.8])
+    above = {"against": {"is_implicit": False}, "same": ("models", "column")}
+    assert sorted(judge(common | above, AT_MOST, records).spread.values) == pytest.approx([0.7, 0.8])
+
+
+def compare(name: str, *records: Record, training: Sequence[TrainingRun] = ()) -> Judgement:
+    return of_claim(name, records, "perplexity", training)
+
+
+FREE, FREE_BOUNDED = "free-below-explicit-mamba2", "free-below-bounded-mamba2"
+
+
+def test_a_pair_holds_when_every_seed_of_one_is_below_every_seed_of_the_other() -> None:
+    judgement = compare(FREE, BOUNDED, *seeds(IMPLICIT, 18.0, 18.6), *seeds(EXPLICIT, 20.0, 19.0))
+    assert judgement.verdict == "holds"
+    assert (judgement.spread.low, judgement.spread.high) == (18.0 / 20.0, 18.6 / 19.0)
+    overlapping = compare(FREE, BOUNDED, *seeds(IMPLICIT, 17.0, 19.5), *seeds(EXPLICIT, 20.0, 19.0))
+    assert overlapping.verdict == "borderline"
+    assert compare(FREE, BOUNDED, *seeds(IMPLICIT, 18.0, None), *seeds(EXPLICIT, 20.0, 20.0)).verdict == "missing"
+
+
+def test_phases_of_one_run_are_compared_seed_by_seed_and_told_by_their_iterations() -> None:
+    judgement = compare(FREE_BOUNDED, *seeds(IMPLICIT, 18.0, 18.9), *seeds(BOUNDED, 18.5, 19.5))
+    assert judgement.verdict == "holds"  # 18.9 is above 18.5, but of another seed
+    assert len(judgement.spread.values) == 2
+    bounded = compare("bounded-below-explicit-mamba2", IMPLICIT, BOUNDED, EXPLICIT)
+    assert bounded.spread.mean == pytest.approx(19 / 20)
+    assert compare(FREE, IMPLICIT, EXPLICIT).verdict == "not run at this scale"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"num_parameters": 1110}, "holds"),
+        ({"num_parameters": 1120}, "not run at this scale"),
+        ({"train_tokens": 1.009e6}, "holds"),
+        ({"train_tokens": 1.02e6}, "not run at this scale"),
+        ({"train_tokens": None}, "not run at this scale"),
+        ({"model_type": "implicit_llama3"}, "not run at this scale"),
+    ],
+)
+def test_only_models_of_one_family_and_of_equal_parameters_and_tokens_are_compared(
+    changes: Record, verdict: str
+) -> None:
+    assert compare(FREE, IMPLICIT | changes, BOUNDED | changes, EXPLICIT).verdict == verdict
+
+
+def test_at_equal_flops_the_run_that_was_trained_for_longer_stands_against_it() -> None:
+    long = EXPLICIT | {"run": "m-explicit-long", "perplexity": 17.0, "train_tokens": 4e6, "train_flops": 3.8e12}
+    judgement = compare("free-below-explicit-at-equal-flops-mamba2", IMPLICIT, BOUNDED, EXPLICIT, long)
+    assert (judgement.verdict, judgement.spread.mean) == ("fails", pytest.approx(18 / 17))
+
+
+def test_the_worst_size_decides_and_a_length_factor_takes_the_longer_rows_of_both() -> None:
+    large = {"num_parameters": 5000, "run": "l"}
+    sizes = [IMPLICIT | large | {"perplexity": 21.0}, BOUNDED | large, EXPLICIT | large | {"run": "l-explicit"}]
+    assert compare(FREE, IMPLICIT, BOUNDED, EXPLICIT, *sizes).verdict == "fails"
+    longer = [IMPLICIT | {"length": 512, "perplexity": 30.0}, EXPLICIT | {"length": 512}]
+    assert compare("implicit-extrapolates-mamba2", IMPLICIT, BOUNDED, EXPLICIT, *longer).verdict == "fails"
+    assert compare("implicit-extrapolates-mamba2", IMPLICIT, BOUNDED, EXPLICIT).verdict == "not run at this scale"
+    grown = [EXPLICIT, EXPLICIT | {"length": 1024, "perplexity": 45.0}]
+    assert compare("explicit-fails-at-eight-times", *grown).spread.mean == 2.25
+
+
+def trained(record: Record, last_loss: float) -> TrainingRun:
+    points = tuple(Point(step=step, values={"loss": loss}, time="") for step, loss in ((50, 1.0), (100, last_loss)))
+    phase = Phase("train", record["phase"], 0, 100, None, points)
+    return TrainingRun(record["run"], 0, (phase,), "language_model", record["model_type"], record["num_parameters"])
+
+
+def test_language_models_that_compete_are_chosen_by_the_training_loss_at_the_end() -> None:
+    lucky = EXPLICIT | {"run": "m-explicit-lucky", "perplexity": 15.0}
+    training = (trained(EXPLICIT, 2.0), trained(lucky, 2.5), trained(IMPLICIT, 2.2))
+    judgement = compare(FREE, IMPLICIT, BOUNDED, EXPLICIT, lucky, training=training)
+    assert judgement.spread.mean == pytest.approx(18 / 20)
+    assert judgement.evidence is not None
+    assert "m-explicit (parallel) [chosen of 2 by training loss at the end]" in judgement.evidence.text
+    assert compare(FREE, IMPLICIT, BOUNDED, EXPLICIT, lucky).verdict == "missing"  # the test set must not choose
+
+
+def test_branches_of_a_curriculum_are_told_by_the_share_of_their_bounded_phase() -> None:
+    phases = [Phase("train:b", "bounded", 0, 100, {"max_iter": 4}, (), "trunk")]
+    phases += [Phase(f"train:{n}", f"free-{n}", n, 100, {"max_iter": 24}, (), f"f{n}", "trunk") for n in (70, 80, 90)]
+    run = TrainingRun("m-implicit", 0, tuple(phases), "language_model", "implicit_mamba2", 1000)
+    branches = [IMPLICIT | {"phase": f"free-{n}", "perplexity": p} for n, p in ((70, 20.0), (80, 18.0), (90, 19.0))]
+    judgement = compare("eighty-percent-bounded", *branches, BOUNDED | {"perplexity": 1.0}, training=[run])
+    assert (judgement.verdict, judgement.spread.mean) == ("holds", pytest.approx(18 / 19))
+
+
+def test_a_smaller_implicit_model_is_set_against_larger_explicit_ones_of_as_many_tokens() -> None:
+    llama = {"model_type": "implicit_llama3"}
+    points = [IMPLICIT | llama, EXPLICIT | llama | {"run": "large", "num_parameters": 2100}]
+    points += [EXPLICIT | llama | {"perplexity": 1.0}, EXPLICIT | llama | {"run": "huge", "num_parameters": 9000}]
+    points += [EXPLICIT | llama | {"run": "longer", "num_parameters": 2100, "train_tokens": 9e6, "perplexity": 1.0}]
+    assert compare("parameter-optimal", *points).spread.values == (0.9,)
+    assert compare("parameter-optimal", points[0]).verdict == "not run at this scale"
+
+
+BABI = "implicit-better-on-most-babi-tasks"
+
+
+def babi(is_implicit: bool, *accuracies: float, **changes: Any) -> Record:
+    record = {"run": f"babi-{is_implicit}", "phase": "p", "seed": 0, "is_implicit": is_implicit, "data": "babi-test"}
+    record |= {"data_set": "babi", "split": "test", "protocol": "windowed", "accuracy": 0.5}
+    record |= {"model_type": "implicit_mamba2", "num_layers": 1, "num_parameters": 100, "train_tokens": 5.0}
+    record |= {"mode": "blockwise" if is_implicit else "parallel"}
+    by_task = {str(task): value for task, value in enumerate(accuracies, start=1)}
+    return record | {"accuracy_by_task": by_task} | changes
+
+
+def validated(run: str, *, is_implicit: bool, valid: float, test: float, **changes: Any) -> list[Record]:
+    """A run of a grid: its accuracy on the validation set, and on the only task of the test set."""
+    changes |= {"run": run}
+    return [
+        babi(is_implicit, valid, data="babi-valid", split="valid", accuracy=valid, **changes),
+        babi(is_implicit, test, accuracy=test, **changes),
+    ]
+
+
+def test_most_tasks_are_more_than_half_of_them_and_ties_do_not_count() -> None:
+    explicit = babi(False, 0.5, 0.5, 0.5, 1.0)
+    assert of_claim(BABI, [babi(True, 0.6, 0.6, 0.6, 1.0), explicit], "catbabi").verdict == "holds"
+    assert of_claim(BABI, [babi(True, 0.6, 0.6, 0.4, 1.0), explicit], "catbabi").verdict == "fails"
+    two = babi(True, 0.6, 0.6, 0.6, 1.0, num_layers=2)
+    assert of_claim(BABI, [two, explicit], "catbabi").verdict == "not run at this scale"
+    mixed = of_claim(BABI, [babi(True, 0.6, 0.6), babi(False, 0.5, 0.5), babi(False, 0.7, 0.7, seed=1)], "catbabi")
+    assert (mixed.verdict, mixed.spread.values) == ("borderline", (1.0, 0.0))
+    lost = of_claim(BABI, [babi(True, 0.6), babi(True, seed=1), babi(False, 0.5)], "catbabi")
+    assert lost.verdict == "missing"
+
+
+def test_a_grid_is_judged_by_the_runs_that_validation_chose_and_not_by_the_best_on_the_test_set() -> None:
+    grid = [
+        *validated("i-lucky", is_implicit=True, valid=0.4, test=0.8),
+        *validated("i-chosen", is_implicit=True, valid=0.6, test=0.3),
+        babi(True, 0.9, run="i-unvalidated"),
+        *validated("e", is_implicit=False, valid=0.2, test=0.5),
+    ]
+    judgement = of_claim(BABI, grid, "catbabi")
+    assert (judgement.verdict, judgement.evidence and judgement.evidence.run) == ("fails", "i-chosen")
+    assert judgement.evidence is not None
+    words = "[chosen of 3 by accuracy on the validation set, 1 of them without a number there] against e"
+    assert words in judgement.evidence.text
+    unknown = [babi(True, 0.6, run="i-a"), babi(True, 0.7, run="i-b"), babi(False, 0.5)]
+    assert of_claim(BABI, unknown, "catbabi").verdict == "missing"
+
+
+def test_runs_of_other_training_tokens_do_not_compete_and_the_worse_pair_decides() -> None:
+    small = [
+        *validated("i-128", is_implicit=True, valid=0.5, test=0.4),
+        *validated("e", is_implicit=False, valid=0.5, test=0.5),
+    ]
+    large = [record | {"train_tokens": 10.0, "run": f"{record['run']}-256"} for record in small]
+    large = [r | {"accuracy_by_task": {"1": 0.9}} if r["is_implicit"] else r for r in large]
+    assert of_claim(BABI, large, "catbabi").verdict == "holds"
+    assert of_claim(BABI, [*small, *large], "catbabi").verdict == "fails"
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "metric"),
+    [("hellaswag", "hellaswag", "acc_norm"), ("lambada-ppl", "lambada_openai", "perplexity")],
+)
+def test_downstream_columns_are_compared_for_every_pair_of_seeds(name: str, task: str, metric: str) -> None:
+    records = []
+    for record, values in ((IMPLICIT, (0.7, 0.6)), (BOUNDED, (0.1, 0.1)), (EXPLICIT, (0.5, 0.65))):
+        records += [record | {"seed": s, "task": task, "metrics": {metric: value}} for s, value in enumerate(values)]
+    judgement = of_claim(f"free-better-{name}-mamba2", records, "lm_eval")
+    ratios = (0.7 / 0.5, 0.7 / 0.65, 0.6 / 0.5, 0.6 / 0.65)
+    expected = ratios if metric == "perplexity" else (0.2, 0.05, 0.1, -0.05)
+    assert judgement.spread.values == pytest.approx(expected)
+    assert judgement.verdict == "borderline"
 
 
 def test_the_projects_claims_can_be_read_and_name_a_mark_for_what_is_published() -> None:
-    claims = load_claims()
-    assert {claim.origin for claim in claims} == {"paper", "project"}
-    assert all(claim.mark for claim in claims if claim.published)
+    assert {claim.origin for claim in CLAIMS.values()} == {"paper", "project"}
+    assert all(claim.mark for claim in CLAIMS.values() if claim.published)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +396,7 @@ def test_damaged_claims_are_a_one_line_error_with_file_and_key(tmp_path: Path, t
     assert "\n" not in message
 
 
-def test_unknown_metric_is_refused_with_the_valid_ones() -> None:
-    with pytest.raises(ValueError, match="accuracy_last10"):
-        Measure(metric="acuracy")
+@pytest.mark.parametrize("wrong", [{"metric": "acuracy"}, {"of": {"lenght": 3}}, {"same": ("nmae",)}])
+def test_an_unknown_metric_or_column_is_refused_with_the_valid_ones(wrong: Record) -> None:
+    with pytest.raises(ValueError, match=r"accuracy_last10|length|name"):
+        Measure(**({"metric": "accuracy_last10"} | wrong))

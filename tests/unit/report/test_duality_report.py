@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from implicit_llm_report import stage
-from implicit_llm_report.frame import frame_of, groups
-from implicit_llm_report.perplexity_figures import _joined
-from implicit_llm_report.published import load_published
+from implicit_llm_report.figures.by_position import joined
+from implicit_llm_report.inputs.frame import frame_of, groups
+from implicit_llm_report.inputs.published import load_published
+from implicit_llm_report.inputs.suites import load_suites
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import Record, finish, make_context
 from tests.unit.report.test_report_stage import Page
@@ -103,9 +104,8 @@ def test_every_pair_of_modes_has_agreement_distance_divergence_seeds_and_cost(ma
     assert (float(rows[0]["token_agreement_low"]), float(rows[0]["token_agreement_high"])) == (0.96, 0.97)
     assert rows[0]["kl_mean"] == "0.008"
     assert rows[0]["against_f_evaluations_per_token_mean"] == "7.0"
-    assert {row["published_agreement"] for row in rows} == {""}  # none of this size
-    assert "97.6 % of 3M tokens the same, Mamba2 of 1.361B parameters" in (made / "index.html").read_text()
-    assert "0.965 (0.96--0.97)" in (made / "tables" / "duality.tex").read_text()
+    assert {row["published"] for row in rows} == {""}  # none of this size
+    assert "0.965 (0.960--0.970)" in (made / "tables" / "duality.tex").read_text()
 
 
 def test_published_agreement_stands_beside_simultaneous_against_sequential_at_its_size(tmp_path: Path) -> None:
@@ -113,16 +113,22 @@ def test_published_agreement_stands_beside_simultaneous_against_sequential_at_it
         return record | {"num_parameters": 1_350_000_000}
 
     made = make_report(tmp_path, make_duality_runs(tmp_path / "results", at_the_papers_scale))
-    beside = {(row["mode"], row["against"]): row["published_agreement"] for row in rows_of(made, "duality")}
+    beside = {(row["mode"], row["against"]): row["published"] for row in rows_of(made, "duality")}
     assert beside.pop(("simultaneous", "sequential")) == "0.976"
     assert set(beside.values()) == {""}
     assert "published 0.976" in (made / "index.html").read_text()
 
 
 def test_published_agreement_is_marked_as_from_a_secondary_source() -> None:
-    (number,) = load_published().duality
+    (number,) = load_published(load_suites()).duality
     assert (number.value, number.num_tokens, number.mark) == (0.976, 3_000_000, "secondary")
-    explicit = {"eval_mode": None, "against": "sequential", "model_type": "implicit_mamba2", "num_parameters": 1.36e9}
+    explicit = {
+        "role": "r",
+        "eval_mode": None,
+        "against": "sequential",
+        "model_type": "implicit_mamba2",
+        "num_parameters": 1.36e9,
+    }
     (pair,) = groups(frame_of({"duality": [explicit]}, {}), ("kind",))
     assert not number.is_beside(pair)
 
@@ -143,10 +149,10 @@ def test_diverged_convergence_and_missing_agreement_are_missing_and_not_zero(tmp
     made = make_report(tmp_path, make_duality_runs(tmp_path / "results", diverged))
     assert {row["token_agreement_mean"] for row in rows_of(made, "duality")} == {""}
     assert "missing" in figure_of(made, "convergence-by-iteration")
-    assert "missing & missing & missing" in (made / "tables" / "duality.tex").read_text()
+    assert "missing & missing" in (made / "tables" / "duality.tex").read_text()
 
 
-def test_perplexity_by_position_shows_each_length_and_all_modes_of_the_last_implicit_phase(made: Path) -> None:
+def test_perplexity_by_position_shows_the_longest_rows_and_all_modes_of_the_last_implicit_phase(made: Path) -> None:
     figure = figure_of(made, "perplexity-by-position")
     assert legend_of(figure) == [
         "implicit (4+1), blockwise",
@@ -155,9 +161,8 @@ def test_perplexity_by_position_shows_each_length_and_all_modes_of_the_last_impl
         "implicit (24+4), published",
         "explicit",
     ]
-    titles = re.findall(r"rows of (\d+) tokens</title>", figure)
-    assert titles == ["128", "256", "512"]
-    assert figure.count("tokens before the predicted one") == 3
+    assert figure.count("tokens before the predicted one") == 1
+    assert "length 512" in figure.replace("\n", " ")
 
 
 def test_bins_of_few_tokens_are_drawn_with_their_neighbours_weighted_by_tokens() -> None:
@@ -167,11 +172,11 @@ def test_bins_of_few_tokens_are_drawn_with_their_neighbours_weighted_by_tokens()
         "loss": [4.0, 3.0, 2.0, 1.0],
         "num_tokens": [100, 200, 300, 50],
     }
-    middles, losses = _joined(curve)
+    middles, losses = joined(curve)
     assert middles.tolist() == pytest.approx([2**0.5, 24**0.5])
     assert losses.tolist() == pytest.approx([1000 / 300, 650 / 350])
     few = {key: values[:1] for key, values in curve.items()}
-    assert _joined(few)[1].tolist() == [4.0]
+    assert joined(few)[1].tolist() == [4.0]
 
 
 def test_record_without_a_curve_is_named_as_missing(tmp_path: Path) -> None:
@@ -185,24 +190,16 @@ def test_record_without_a_curve_is_named_as_missing(tmp_path: Path) -> None:
     assert "missing: implicit (24+4), sequential" in figure.replace("\n", " ")
 
 
-def test_perplexity_within_documents_is_in_the_tables(made: Path) -> None:
-    row = next(row for row in rows_of(made, "perplexity") if row["block"] == "held-out")
-    ratio = float(row["perplexity_within_documents_mean"]) / float(row["perplexity_mean"])
-    assert ratio == pytest.approx(0.9802, rel=1e-4)
-    assert "within documents</small>" in (made / "index.html").read_text()
-
-
 def test_protocols_of_catbabi_are_tables_of_their_own_and_the_windowed_one_speaks(made: Path) -> None:
     rows = [row for row in rows_of(made, "babi") if (row["run"], row["split"]) == ("babi-implicit", "test")]
     windowed, carried = ([row for row in rows if row["protocol"] == name] for name in ("windowed", "carried"))
-    assert [row["task"] for row in windowed] == ["0", "1", "8"]
+    assert [row["task"] for row in windowed] == ["all questions", "1", "8"]
     assert float(carried[0]["accuracy_mean"]) == 0.3
     assert float(windowed[0]["accuracy_mean"]) > 0.4
     assert (windowed[1]["lm_accuracy_mean"], windowed[1]["lm_perplexity_mean"]) == ("0.6", "3.5")
     text = (made / "index.html").read_text()
-    assert "accuracy by task, every row from an empty state" in text
-    assert "accuracy by task, state carried over all stories" in text
-    assert text.count("<h3>CatbAbI, babi-test</h3>") == 1  # at a glance
+    assert "<h4>babi-test, every row from an empty state</h4>" in text
+    assert "<h4>babi-test, state carried over all stories</h4>" in text
     assert "0.300" not in figure_of(made, "accuracy-by-babi-task")
 
 

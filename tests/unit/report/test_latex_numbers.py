@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_report import stage
-from implicit_llm_report.latex_numbers import latex_number
+from implicit_llm_report.page.latex_numbers import latex_number
 from tests.unit.report.sample_runs import Record, SampleRun, make_context, make_runs
 
 RUNS = (SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=100, seeds=(0, 1), lengths=(16, 64)),)

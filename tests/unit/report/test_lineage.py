@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from implicit_llm_report.config import MissingResult
-from implicit_llm_report.inputs import load_inputs
-from implicit_llm_report.lineage import DataJobs, lineage
+from implicit_llm_report.inputs.sources import load_inputs
+from implicit_llm_report.page.lineage import DataJobs, lineage
 from tests.unit.report.sample_runs import SampleRun, config_of, finish, make_context, make_runs
 
 RUN = SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=20, seeds=(0, 1), lengths=(16,))

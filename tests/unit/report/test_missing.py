@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from implicit_llm_report import stage
-from implicit_llm_report.peers_section import source_words
+from implicit_llm_report.tables import source_words
 from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import MODES, SampleRun, finish, make_context, make_runs
 from tests.unit.report.test_report_stage import Page
@@ -189,9 +189,7 @@ def peer(results: Path, kind: str, records: list[dict[str, Any]]) -> dict[str, P
     return folders
 
 
-def test_peers_stand_beside_our_models_and_touch_no_claim_and_no_other_table(
-    tmp_path: Path, text: dict[str, Path]
-) -> None:
+def test_peers_stand_beside_our_models_and_touch_no_claim_and_no_figure(tmp_path: Path, text: dict[str, Path]) -> None:
     records = [
         {"kind": "perplexity", "data": "text-test", "length": length, "perplexity": 3.25, "num_parameters": 10**9,
          "model_type": "implicit_mamba2", "loss": math.log(3.25), "num_tokens": 65_024}
@@ -199,20 +197,15 @@ def test_peers_stand_beside_our_models_and_touch_no_claim_and_no_other_table(
     ]  # fmt: skip
     alone = make_report(tmp_path / "alone", text)
     declared = make_report(tmp_path / "with", text | peer(tmp_path / "results", "perplexity", records))
-    for name in ("claims.json", "tables/perplexity.csv", "figures/perplexity-by-length.svg"):
+    for name in ("claims.json", "figures/perplexity-by-length.svg"):
         assert (declared / name).read_bytes() == (alone / name).read_bytes()
-    rows = rows_of(declared, "peers")
-    mine = [row for row in rows if row["model"] == "big"]
-    assert {(row["length"], row["mean"], row["num_seeds"]) for row in mine} == {
-        ("128", "3.25", ""),
-        ("512", "3.25", ""),
-    }
-    ours = [row for row in rows if row["source"] == ""]
-    assert any(row["model"].endswith("/free-80") and float(row["mean"]) > 3.25 for row in ours)
+    rows = rows_of(declared, "perplexity")
+    mine = [row for row in rows if row["name"] == "big"]
+    assert {(row["length"], row["perplexity_mean"]) for row in mine} == {("128", "3.25"), ("512", "3.25")}
+    assert any(row["phase"] == "free-80" and float(row["perplexity_mean"]) > 3.25 for row in rows)
     page = (declared / "index.html").read_text()
     assert "owner/big at cccccccccccc, not pinned, sha256 dddddddddddd" in page
     assert Page(page).open == []
-    assert not (alone / "tables" / "peers.csv").exists()
 
 
 def test_protocols_of_catbabi_are_not_taken_for_seeds_of_a_peer(tmp_path: Path, text: dict[str, Path]) -> None:
@@ -220,12 +213,8 @@ def test_protocols_of_catbabi_are_not_taken_for_seeds_of_a_peer(tmp_path: Path, 
         {"kind": "catbabi", "data": "babi-test", "length": 200, "protocol": protocol, "accuracy": accuracy}
         for protocol, accuracy in (("windowed", 0.25), ("carried", 0.75))
     ]
-    rows = rows_of(make_report(tmp_path / "report", text | peer(tmp_path / "results", "catbabi", records)), "peers")
-    assert [(row["mean"], row["low"], row["high"]) for row in rows] == [("0.75",) * 3, ("0.25",) * 3]
-    assert [row["data"].partition(", ")[2] for row in rows] == [
-        "state carried over all stories",
-        "every row from an empty state",
-    ]
+    rows = rows_of(make_report(tmp_path / "report", text | peer(tmp_path / "results", "catbabi", records)), "babi")
+    assert [(row["protocol"], row["accuracy_mean"]) for row in rows] == [("windowed", "0.25"), ("carried", "0.75")]
 
 
 def test_where_a_peer_comes_from_is_said_in_words() -> None:
@@ -233,4 +222,4 @@ def test_where_a_peer_comes_from_is_said_in_words() -> None:
         "models/x, sha256 121212121212 and others"
     )
     assert source_words(SOURCE | {"revision": "c" * 40}) == "owner/big at cccccccccccc, sha256 dddddddddddd"
-    assert source_words({}) == "unknown"
+    assert source_words({}) == "trained elsewhere"

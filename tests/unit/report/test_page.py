@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from implicit_llm_report.inputs import load_inputs
-from implicit_llm_report.page import hyperparameters
+from implicit_llm_report.inputs.sources import load_inputs
+from implicit_llm_report.page.page import hyperparameters
 from tests.unit.report.sample_runs import SampleRun, config_of, make_context, make_runs
 
 

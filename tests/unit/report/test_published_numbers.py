@@ -13,27 +13,27 @@ import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_report.config import ReportConfig
-from implicit_llm_report.downstream import load_suites
-from implicit_llm_report.frame import frame_of
-from implicit_llm_report.inputs import ReportInputs
-from implicit_llm_report.published import MARK_WORDS, Published, load_published
-from implicit_llm_report.published_section import published_section
-from implicit_llm_report.section import SectionInputs
-from implicit_llm_report.training_runs import Solver
+from implicit_llm_report.inputs.frame import frame_of
+from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.inputs.published import MARK_WORDS, load_published
+from implicit_llm_report.inputs.sources import ReportInputs
+from implicit_llm_report.inputs.suites import load_suites
+from implicit_llm_report.inputs.training_runs import Solver
+from implicit_llm_report.sections import published_files, published_rows
 
 FREE = Solver("fixed_point", 24, 4)
-PUBLISHED = load_published()
 SUITES = load_suites()
+PUBLISHED = load_published(SUITES)
 
 
-def rows(given: SectionInputs) -> dict[str, dict[str, str]]:
-    text = published_section(given).files["published"]["csv"]
+def rows(given: Given) -> dict[str, dict[str, str]]:
+    text = published_files(published_rows(given))["csv"]
     return {row["id"]: row for row in csv.DictReader(io.StringIO(text))}
 
 
-def inputs(records: dict[str, Any] | None = None) -> SectionInputs:
-    read = ReportInputs((), {}, records or {}, frame=frame_of(records or {}, {}))
-    return SectionInputs(read, ReportConfig("paper"), PUBLISHED, SUITES)
+def inputs(records: dict[str, Any] | None = None) -> Given:
+    read = ReportInputs((), {}, frame=frame_of(records or {}, {}))
+    return Given(read, ReportConfig("paper"), PUBLISHED, SUITES)
 
 
 def test_every_entry_has_a_source_a_mark_that_is_explained_and_a_number_or_words() -> None:
@@ -42,15 +42,15 @@ def test_every_entry_has_a_source_a_mark_that_is_explained_and_a_number_or_words
         assert entry.id
         assert entry.source
         assert entry.mark in PUBLISHED.marks
-        values = getattr(entry, "values", None) or {"": getattr(entry, "value", None)}
-        for value in values.values():
-            is_number = isinstance(value, float | int) and math.isfinite(value) and value > 0
-            assert is_number or isinstance(value, str) or entry.mark == "not_known", entry.id
+        is_number = isinstance(entry.value, float | int) and math.isfinite(entry.value) and entry.value > 0
+        assert is_number or isinstance(entry.value, str) or entry.mark == "not_known", entry.id
 
 
 def test_averages_of_published_downstream_results_are_those_of_their_tasks() -> None:
     suite = next(suite for suite in SUITES if suite.name == "paper")
-    for entry in PUBLISHED.downstream:
+    rows_of_tables = {tuple(entry.values.items()): entry for entry in PUBLISHED.downstream}.values()
+    assert len(rows_of_tables) == 20
+    for entry in rows_of_tables:
         averages = [average for average in suite.averages if average.label in entry.values]
         assert averages, entry.id
         for average in averages:
@@ -60,9 +60,7 @@ def test_averages_of_published_downstream_results_are_those_of_their_tasks() -> 
 
 def test_every_entry_stands_in_the_table_with_source_and_mark() -> None:
     found = rows(inputs())
-    wanted = {entry.id for entry in (*PUBLISHED.numbers, *PUBLISHED.perplexities, *PUBLISHED.babi, *PUBLISHED.facts)}
-    wanted |= {entry.id for entry in PUBLISHED.duality}
-    wanted |= {f"{e.id}-{label.lower().replace(' ', '-')}" for e in PUBLISHED.downstream for label in e.values}
+    wanted = {entry.id for entry in PUBLISHED.entries}
     assert set(found) == wanted
     assert all(row["source"] and row["mark"] for row in found.values())
     assert all((row["published"] == "") == (row["mark"] == "not_known") for row in found.values())
@@ -116,9 +114,5 @@ def test_a_damaged_entry_is_refused_with_file_and_key(tmp_path: Path, change: di
     path = tmp_path / "published.yaml"
     path.write_text(f"marks: {{paper: x, not_known: y}}\nnumbers: []\nfacts: [{{{words}}}]\n")
     with pytest.raises(ConfigError, match=re.escape(named)) as caught:
-        load_published(path)
+        load_published(SUITES, path)
     assert str(path) in str(caught.value)
-
-
-def test_no_number_is_published_by_default() -> None:
-    assert Published({}, ()).entries == ()

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from implicit_llm_report import stage
-from implicit_llm_report.frame import groups
-from implicit_llm_report.word_problems import CELL, serial_steps, without_fraction_sweep
+from implicit_llm_report.figures.axes import power_of_ten
+from implicit_llm_report.figures.word_problems import without_fraction_sweep
+from implicit_llm_report.inputs.frame import model_titles, serial_steps, short_count
 from tests.unit.report.sample_language_runs import LanguageRun, make_language_runs
 from tests.unit.report.sample_runs import Record, SampleRun, given_of, make_context, make_runs
 
@@ -111,5 +112,23 @@ def test_serial_depth_counts_the_evaluations_that_wait_for_one_another(
 ) -> None:
     record = {"run": "a", "seed": 0, "group": "A5", "monoid": "none", "data": "x", "length": 64, "hard_fraction": 0.2}
     record |= {"mode": mode, "eval_mode": eval_mode, "eval_block_len": 16, "f_evaluations_per_token": work}
-    (cell,) = groups(given_of({"word_problem": [record | {"is_implicit": eval_mode is not None}]}).words, CELL)
-    assert serial_steps(cell) == {0: pytest.approx(steps)}
+    assert serial_steps(record | {"is_implicit": eval_mode is not None}) == pytest.approx(steps)
+
+
+def test_published_ladder_is_kept_apart_and_implicit_models_join_explicit_ones_of_their_size() -> None:
+    sizes = {"130m": (129_000_000, 131_600_000), "370m": (370_000_000, 372_800_000), "760m": (780_000_000, 790_100_000)}
+    models = {f"{name}-{index}": ("Mamba2", size) for name, both in sizes.items() for index, size in enumerate(both)}
+    titles = model_titles(models | {"llama": ("Llama", 131_600_000)})
+    assert [titles[f"{name}-0"] == titles[f"{name}-1"] for name in sizes] == [True] * 3
+    assert len(set(titles.values())) == 4
+    assert titles["130m-0"] == "Mamba2, 129M–132M"
+
+
+@pytest.mark.parametrize(("count", "words"), [(131_600_000, "131.6M"), (207e9, "207B"), (41_856, "41.86k"), (12, "12")])
+def test_counts_are_short(count: float, words: str) -> None:
+    assert short_count(count) == words
+
+
+@pytest.mark.parametrize(("value", "words"), [(1e15, "10¹⁵"), (2e15, "2·10¹⁵"), (1000.0, "10³"), (3e-4, "3·10⁻⁴")])
+def test_powers_of_ten_are_raised(value: float, words: str) -> None:
+    assert power_of_ten(value) == words

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from implicit_llm_contracts.runs.journal import Point
-from implicit_llm_report.training_runs import FLOPS, LOSS, MAX_POINTS, STEP, TOKENS, Phase, TrainingRun, loss_at
+from implicit_llm_report.inputs.training_runs import FLOPS, LOSS, MAX_POINTS, STEP, TOKENS, Phase, TrainingRun
 
 BOUNDED = {"mode": "fixed_point", "max_iter": 4, "phantom_steps": 1}
 FREE = {"mode": "fixed_point", "max_iter": 24, "phantom_steps": 4}
@@ -28,11 +28,12 @@ TRUNK, BRANCH = phase("bounded", 0, 1000, BOUNDED), phase("free-80", 800, 1000, 
 RUN = TrainingRun("run", 0, (TRUNK, BRANCH), "language_model", "implicit_mamba2", 100)
 
 
-def test_branch_starts_on_the_trunk_at_its_first_step_and_the_trunk_goes_on() -> None:
-    trunk, branch = RUN.curve(TRUNK, LOSS, TOKENS), RUN.curve(BRANCH, LOSS, TOKENS)
-    assert (RUN.is_branch(TRUNK), RUN.is_branch(BRANCH)) == (False, True)
-    assert branch.iloc[0].to_dict() == pytest.approx({STEP: 800, TOKENS: 800 * 7, LOSS: 1000 / 800}, rel=0.02)
-    assert branch[LOSS].iloc[1] < 0.5
+def test_a_branch_goes_along_its_trunk_up_to_its_first_step_and_the_trunk_goes_on() -> None:
+    trunk, branch = RUN.along(TRUNK, LOSS, TOKENS), RUN.along(BRANCH, LOSS, TOKENS)
+    assert list(dict.fromkeys(branch.index.get_level_values(0))) == ["bounded", "free-80"]
+    on_trunk, own = branch.loc["bounded"], branch.loc["free-80"]
+    assert on_trunk.iloc[-1].to_dict() == pytest.approx({STEP: 800, TOKENS: 800 * 7, LOSS: 1000 / 800}, rel=0.02)
+    assert own[LOSS].iloc[0] < 0.5
     assert trunk[STEP].iloc[-1] > 980
 
 
@@ -55,14 +56,6 @@ def test_missing_losses_and_flops_leave_an_empty_curve_and_no_zero() -> None:
     assert replace(bare, step_tokens=2).curve(LOSS, TOKENS)[STEP].to_list() == [1, 2, 4, 5]
     assert bare.end_loss == 2.0
     assert replace(bare, points=()).end_loss is None
-
-
-def test_loss_at_follows_the_path_to_a_phase_and_says_nothing_beyond_its_end() -> None:
-    losses = RUN.loss_along(BRANCH, FLOPS)
-    assert loss_at(losses, 10 * 400) == pytest.approx(1000 / 400, rel=0.02)  # on the trunk
-    assert loss_at(losses, 10 * 900) == pytest.approx(1000 / 900 - 1, rel=0.05)  # on the branch
-    assert loss_at(losses, 10 * 1001) is None
-    assert loss_at(losses[:0], 10) is None
 
 
 def test_a_run_ends_in_the_phases_that_no_other_goes_on_from() -> None:

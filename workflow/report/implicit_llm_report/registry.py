@@ -14,10 +14,23 @@ from implicit_llm_report.config import FOLDER, read_yaml
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure or a table; registry.yaml says what `needs` holds."""
+    """A figure or a table, with the first lines of registry.yaml as its documentation; these are the keys of a table.
+
+    title, text: its head on the page. by: columns of the frame that make a table each. rows: those that make a row.
+    across: the column whose values stand side by side, each with the first of `metrics`; without it all of `metrics`
+    do, which are metrics with their heads. over: what the spread is taken over. foot: a metric of the test itself.
+    """
 
     needs: Mapping[str, Any] = field(default_factory=dict)
     caption: str = ""
+    title: str = ""
+    text: str = ""
+    by: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ("name", "mode")
+    across: str | None = None
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    over: str = "seed"
+    foot: str | None = None
 
     def is_met(self, planned: Sequence[Mapping[str, Any]]) -> bool:
         """Whether an experiment with these planned results has it."""

@@ -1,136 +1,162 @@
-"""The sections of a report: each kind of result brings its figures, its tables and its part of the page.
+"""What a report shows: the figures, and the tables of each kind of result, in the order of the page.
 
-A new kind of result adds a module with its builder, which imports from section.py, and a line in BUILDERS.
+A new figure is a function of `Given` in a module of figures/, and an entry of the same name in registry.yaml. A new
+table is an entry there and a line in ROWS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from implicit_llm_contracts.plugins import FIGURES
-from implicit_llm_report.babi import accuracy_by_babi_task, babi_files, babi_tables
-from implicit_llm_report.downstream import downstream_files
-from implicit_llm_report.duality import duality_section
-from implicit_llm_report.jacobian import jacobian_section
-from implicit_llm_report.minimum_layers import minimum_layers_section
-from implicit_llm_report.peers_section import peers_section
-from implicit_llm_report.perplexity import perplexity_files
-from implicit_llm_report.perplexity_figures import (
-    curriculum,
-    perplexity_by_length,
-    perplexity_by_parameters,
-    perplexity_by_position,
-)
-from implicit_llm_report.published_section import published_section
-from implicit_llm_report.section import Section, SectionInputs
-from implicit_llm_report.table_text import files_of
-from implicit_llm_report.test_time import test_time_section
-from implicit_llm_report.training_figures import loss_by, solver_health, spectral_radius_along_training, training_curves
-from implicit_llm_report.training_runs import FLOPS, TOKENS
-from implicit_llm_report.word_problems import accuracy_section, of_lengths
+import pandas as pd
 
-MISSING = "missing"
+from implicit_llm_contracts.plugins import FIGURES as PLUGIN_FIGURES
+from implicit_llm_report.figures import by_position, jacobian, language_models, sweeps, training, word_problems
+from implicit_llm_report.figures.svg import Figure
+from implicit_llm_report.inputs.frame import COSTS, Group, Spread, groups, roles_of
+from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.inputs.published import Entry as PublishedEntry
+from implicit_llm_report.registry import registry
+from implicit_llm_report.tables import Table, csv_of, files_of, latex_of, rounded, tables_of
+
+MODULES = (word_problems, by_position, language_models, sweeps, training, jacobian)
 
 
-def missing_section(given: SectionInputs) -> Section | None:
-    """A row for each; None for a report that has all its results."""
-    missing = given.config.missing
-    if not missing:
-        return None
-    rows = [{"result": h.job, "state": h.state, "why": h.why, "made by": h.command} for h in missing]
-    files = {MISSING: files_of([("Missing results", rows)], {"result": "result", "state": "state", "why": "why"}, {})}
-    return Section(MISSING, "sections/missing.html.j2", missing, files=files)
+def _of_kind(kind: str, given: Given) -> pd.DataFrame:
+    """Without sweeps, with models trained elsewhere."""
+    return given.frame[(given.frame["kind"] == kind) & given.frame["swept"].isna()]
 
 
-def perplexity_section(given: SectionInputs) -> Section | None:
-    """Language models on held-out text."""
-    tables = given.perplexities.comparisons
-    if not tables:
-        return None
-    files = {"perplexity": perplexity_files(tables, given.published)}
-    found = given.perplexities
-    by_rows = (perplexity_by_length(found), perplexity_by_position(found))
-    figures = (*by_rows, perplexity_by_parameters(found), curriculum(found))
-    return Section("perplexity", "sections/perplexity.html.j2", tables, figures, files)
+def _layers(given: Given) -> pd.DataFrame:
+    """The accuracies by depth, then the fewest layers."""
+    needed, config = given.frame[given.frame["kind"] == "layers"], given.config.minimum_layers
+    return pd.concat([needed.assign(group=config.group), given.depths]) if config is not None else given.depths
 
 
-def language_training_section(given: SectionInputs) -> Section | None:
-    """Losses of language models on the way, which need no evaluation."""
-    groups = given.perplexities.groups
-    return Section(
-        "language-training", figures=[loss_by(axis, given.inputs.training, groups) for axis in (TOKENS, FLOPS)]
+def _babi(given: Given) -> pd.DataFrame:
+    """Of test sets: validation sets only choose runs."""
+    rows = _of_kind("catbabi", given)
+    return rows[rows["split"] != "valid"].assign(
+        task=lambda shown: shown["task"].where(shown["task"].notna(), "all questions")
     )
 
 
-def downstream_section(given: SectionInputs) -> Section | None:
-    """Language models on tasks of the lm-eval harness."""
-    tables = given.downstream.tables
-    if given.downstream.rows.empty:
-        return None
-    files = {"downstream": downstream_files(tables)} if tables else {}
-    return Section("downstream", "sections/downstream.html.j2", tables, files=files)
+def _downstream(given: Given) -> pd.DataFrame:
+    rows = _of_kind("lm_eval", given)
+    return rows[~rows["metric"].isin(COSTS)]
 
 
-def babi_section(given: SectionInputs) -> Section | None:
-    """Questions of CatbAbI."""
-    tables = babi_tables(given.babi)
-    if not tables:
-        return None
-    files = {"babi": babi_files(tables, given.published)}
-    return Section("babi", "sections/babi.html.j2", tables, (accuracy_by_babi_task(given.babi),), files)
+def _duality(given: Given) -> pd.DataFrame:
+    rows = _of_kind("duality", given)
+    return rows[rows["measure"] == "pair"]
 
 
-def training_section(given: SectionInputs) -> Section | None:
-    """Training curves and the solver's health, of all runs but those that only tell how many layers a length takes."""
-    left_out = set(given.words["run"]) - set(of_lengths(given.words)["run"])
-    training = [run for run in given.inputs.training if run.run not in left_out] or given.inputs.training
-    figures = (
-        training_curves(training, given.words, given.perplexities.groups),
-        solver_health(training),
-        spectral_radius_along_training(training),
-    )
-    return Section("training", figures=figures)
+ROWS: Mapping[str, Callable[[Given], pd.DataFrame]] = {
+    "accuracy": partial(_of_kind, "word_problem"),
+    "minimum-layers": _layers,
+    "perplexity": partial(_of_kind, "perplexity"),
+    "downstream": _downstream,
+    "babi": _babi,
+    "test-time": sweeps.swept_rows,
+    "duality": _duality,
+    "jacobian": lambda given: jacobian.jacobian_rows(given.inputs.frame),
+}
 
 
-def plugins_section(given: SectionInputs) -> Section | None:
-    """Figures of plugins."""
-    figures = [draw(given) for _, draw in FIGURES.values()]
-    return Section("plugins", figures=figures) if figures else None
+@dataclass(frozen=True)
+class Section:
+    """Tables of one kind of result, and the files that they are written to, each as "csv" and "tex"."""
+
+    name: str
+    tables: Sequence[Table]
+    files: Mapping[str, str]
 
 
-# In the order of the page.
-BUILDERS: tuple[Callable[[SectionInputs], Section | None], ...] = (
-    missing_section,
-    accuracy_section,
-    minimum_layers_section,
-    perplexity_section,
-    language_training_section,
-    downstream_section,
-    peers_section,
-    babi_section,
-    test_time_section,
-    duality_section,
-    jacobian_section,
-    published_section,
-    training_section,
-    plugins_section,
-)
+@dataclass(frozen=True)
+class PublishedRow:
+    """A published number or statement; `ours` None where there is no measurement of the same thing."""
+
+    entry: PublishedEntry
+    ours: Spread | None
+    roles: tuple[str, ...]
 
 
-def build_sections(given: SectionInputs) -> dict[str, Section]:
-    """By name, those that have something to show of what the configuration asks for."""
-    sections = [_asked(section, given) for build in BUILDERS if (section := build(given)) is not None]
-    return {section.name: section for section in sections if section is not None}
+def figures_of(given: Given) -> list[Figure]:
+    """Those that have something to show, of those that the configuration asks for, in the order of registry.yaml."""
+    draws = {name: _function(name.replace("-", "_")) for name in registry().figures}
+    draws |= {name: draw for name, (_, draw) in PLUGIN_FIGURES.items()}
+    asked = tuple(draws) if given.config.is_whole else given.config.figures or ()
+    return [figure for name, draw in draws.items() if name in asked and (figure := draw(given)) is not None]
 
 
-def _asked(section: Section, given: SectionInputs) -> Section | None:
-    """The section with the figures and tables that the configuration names; None where nothing is left."""
-    config = given.config
-    if config.is_whole or section.name == MISSING:
-        return section
-    figures = [f for f in section.figures if f is not None and (config.figures is None or f.name in config.figures)]
-    files = {name: forms for name, forms in section.files.items() if config.tables is None or name in config.tables}
-    if not figures and not files:
-        return None
-    return replace(section, figures=figures, files=files, template=section.template if files else None)
+def _function(name: str) -> Callable[[Given], Figure | None]:
+    found: Callable[[Given], Figure | None] = next(getattr(module, name) for module in MODULES if hasattr(module, name))
+    return found
+
+
+def sections_of(given: Given) -> dict[str, Section]:
+    """By name, those that have something to show, of those that the configuration asks for."""
+    asked, found = tuple(ROWS) if given.config.is_whole else given.config.tables or (), {}
+    lost = {str(item.config.get("kind")) for item in given.config.missing}
+    lost |= {"swept" for item in given.config.missing if item.is_implicit and item.config.get("sweep")}
+    for name, rows_of in ROWS.items():
+        if name not in asked:
+            continue
+        entry, rows = registry().tables[name], rows_of(given)
+        tables = tables_of(entry, rows)
+        if tables or _is_lost(name, given, lost):
+            found[name] = Section(name, tables, files_of(tables, given.published))
+    return found
+
+
+def _is_lost(name: str, given: Given, lost: set[str]) -> bool:
+    """Whether a table is declared that has none of its results."""
+    if name == "minimum-layers":
+        return given.config.minimum_layers is not None
+    return "swept" in lost if name == "test-time" else name == "jacobian" and name in lost
+
+
+def missing_files(given: Given) -> dict[str, str]:
+    rows = [{"result": m.job, "state": m.state, "why": m.why, "made by": m.command} for m in given.config.missing]
+    frame = pd.DataFrame(rows)
+    return {"csv": csv_of(frame), "tex": latex_of("Missing results", frame.drop(columns="made by"))}
+
+
+def published_rows(given: Given) -> list[PublishedRow]:
+    """Every published number, those with one of ours beside them first."""
+    frame = given.frame[given.frame["swept"].isna() & (given.frame["task"].isna() | (given.frame["kind"] == "lm_eval"))]
+    cells = {
+        kind: _cells(frame[frame["kind"] == kind]) for kind in ("word_problem", "perplexity", "lm_eval", "duality")
+    }
+    rows = [_published_row(entry, cells.get(entry.kind or "", [])) for entry in given.published.entries]
+    return sorted(rows, key=lambda row: row.ours is None)
+
+
+def _cells(rows: pd.DataFrame) -> list[Group]:
+    return groups(rows, ("name", "data", "length", "mode", "against", "task", "measure"))
+
+
+def _published_row(entry: PublishedEntry, cells: Sequence[Group]) -> PublishedRow:
+    beside = [cell for cell in cells if entry.is_beside(cell)]
+    beside = [cell for cell in beside if entry.kind not in ("perplexity", "lm_eval") or cell.is_headline]
+    spreads = [cell.spread(entry.metric) for cell in beside]
+    ours = Spread.of(value for spread in spreads for value in (*spread.values, *[None] * spread.num_missing))
+    return PublishedRow(entry, ours if beside else None, roles_of(beside))
+
+
+def published_files(rows: Sequence[PublishedRow]) -> dict[str, str]:
+    frame = pd.DataFrame(list(map(_csv_row, rows)), dtype=object)
+    shown = frame[["what", "published", "ours_mean", "mark"]].fillna("")
+    return {"csv": csv_of(frame), "tex": latex_of("Published numbers, and ours", shown)}
+
+
+def _csv_row(row: PublishedRow) -> dict[str, object]:
+    ours, entry = row.ours or Spread(()), row.entry
+    return {
+        **{"id": entry.id, "part": entry.part, "what": entry.what, "published": entry.value},
+        **{f"ours_{part}": rounded(getattr(ours, part)) for part in ("mean", "low", "high")},
+        **{"num_seeds": None if row.ours is None else len(ours.values)},
+        **{"mark": entry.mark, "source": entry.source, "note": entry.note},
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -11,18 +10,18 @@ from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.run_directory import DECLARED
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_report import latex_numbers
-from implicit_llm_report.claims import NOT_RUN, judge, load_claims
+from implicit_llm_report.claims.claims import NOT_RUN, judge, load_claims
+from implicit_llm_report.claims.measure import find
 from implicit_llm_report.config import ReportConfig, ReportError
-from implicit_llm_report.downstream import load_suites
-from implicit_llm_report.findings import find
-from implicit_llm_report.inputs import load_inputs
-from implicit_llm_report.page import PageContent, render
-from implicit_llm_report.published import load_published
+from implicit_llm_report.figures.svg import drawn, file_svg
+from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.inputs.published import load_published
+from implicit_llm_report.inputs.sources import load_inputs
+from implicit_llm_report.inputs.suites import load_suites
+from implicit_llm_report.page import latex_numbers
+from implicit_llm_report.page.page import PageContent, render
 from implicit_llm_report.registry import caption_of
-from implicit_llm_report.section import SectionInputs
-from implicit_llm_report.sections import build_sections
-from implicit_llm_report.svg import file_svg
+from implicit_llm_report.sections import figures_of, missing_files, published_files, published_rows, sections_of
 
 DEFAULT_TITLE = "Implicit language models are RNNs"
 
@@ -39,25 +38,27 @@ def run(context: StageContext) -> StageResult:
         raise ReportError(
             "report: no inputs; add --input ROLE=DIR with the run directories of evaluations and training phases"
         )
-    inputs = load_inputs(context.inputs, config)
-    published, suites = load_published(), load_suites()
-    given = SectionInputs(inputs, config, published, suites)
+    suites = load_suites()
+    given = Given(load_inputs(context.inputs, config), config, load_published(suites), suites)
     claims = load_claims()
     is_papers = any(config.experiment in claim.scales for claim in claims)
-    judgements = [judge(claim, find(claim, given), config.experiment) for claim in claims if is_papers]
+    judgements = [judge(claim, find(claim.measure, given.frame), config.experiment) for claim in claims if is_papers]
     if not config.is_whole:  # a figure for itself does not speak of claims that it says nothing about
         judgements = [judgement for judgement in judgements if judgement.verdict != NOT_RUN]
-    sections = build_sections(given)
-    if not is_papers and "published" in sections:  # written, and not shown beside an experiment of its own
-        sections["published"] = replace(sections["published"], template=None)
+    sections = sections_of(given)
+    has_published = "published" in config.tables if config.tables is not None else config.is_whole
+    published = published_rows(given) if has_published else []
+    tables = {name: section.files for name, section in sections.items()}
+    tables |= {"published": published_files(published)} if published else {}
+    tables |= {"missing": missing_files(given)} if config.missing else {}
     content = PageContent(
         title=config.title or (DEFAULT_TITLE if is_papers else f"Experiment {config.experiment}"),
-        config=config,
-        words=given.words,
-        inputs=inputs,
+        given=given,
         judgements=judgements,
         sections=sections,
-        published=given.published,
+        figures=[drawn(figure) for figure in figures_of(given)],
+        published=published if is_papers else [],  # written, and not shown beside an experiment of its own
+        files=tables,
     )
     files = _write(context.work / DECLARED, content)
     context.log.info("page: %s", context.run_dir / "index.html")
@@ -65,26 +66,21 @@ def run(context: StageContext) -> StageResult:
 
 
 def _write(folder: Path, content: PageContent) -> list[Path]:
-    claims = {
-        "experiment": content.config.experiment,
-        "claims": [judgement.to_dict() for judgement in content.judgements],
-    }
+    inputs, config = content.given.inputs, content.given.config
+    claims = {"experiment": config.experiment, "claims": [judgement.to_dict() for judgement in content.judgements]}
     texts: dict[str, str | bytes] = {
         "index.html": render(content),
         "claims.json": json.dumps(claims, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
+        latex_numbers.FILE_NAME: latex_numbers.latex_numbers(
+            config.experiment, inputs.frame, inputs.sources, content.judgements, config.missing
+        ),
     }
-    texts[latex_numbers.FILE_NAME] = latex_numbers.latex_numbers(
-        content.config.experiment,
-        content.inputs.frame,
-        content.inputs.sources,
-        content.judgements,
-        content.config.missing,
-    )
     for table, forms in content.files.items():
         texts |= {f"tables/{table}.{suffix}": text for suffix, text in forms.items()}
-    for figure in content.figures:
-        texts[f"figures/{figure.name}.svg"] = file_svg(figure)
-        texts[f"figures/{figure.name}.rst"] = caption_of(figure.name) + "\n"  # for `snakemake --report`
+    for one in content.figures:
+        name = one.figure.name
+        texts[f"figures/{name}.svg"] = file_svg(one)
+        texts[f"figures/{name}.rst"] = caption_of(name) + "\n"  # for `snakemake --report`
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / name, text)
@@ -94,5 +90,5 @@ def _write(folder: Path, content: PageContent) -> list[Path]:
 def _summary(content: PageContent) -> dict[str, Any]:
     return {
         "verdicts": {judgement.claim.id: judgement.verdict for judgement in content.judgements},
-        "figures": [figure.name for figure in content.figures],
+        "figures": [one.figure.name for one in content.figures],
     }

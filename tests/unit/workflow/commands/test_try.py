@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import implicit_llm
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm_report.first_look import Trial, write_picture
+from implicit_llm_report.figures.first_look import Trial, write_picture
 from implicit_llm_workflow.commands import try_it
 from tests.unit.workflow.console_calls import run
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.text import Text
     from torch import Tensor
 
-    from implicit_llm_report.first_look import Trial
+    from implicit_llm_report.figures.first_look import Trial
 
 MODEL = "s5-implicit-s0"
 KEPT = PROJECT_DIR / "results" / "reference" / "state-tracking" / "accuracy_by_position.json"
@@ -80,7 +80,7 @@ def try_it(
     console, started = Console(highlight=False, width=WIDTH), time.monotonic()
     trial = run_trial(console, length, words, seed)
     show(console, trial)
-    from implicit_llm_report.first_look import write_picture
+    from implicit_llm_report.figures.first_look import write_picture
 
     write_picture(picture, trial)
     console.print(f"{time.monotonic() - started:.0f} s on this CPU. Picture: [bold]{picture}[/bold]", soft_wrap=True)
@@ -102,7 +102,7 @@ def run_trial(console: Console, length: int, words: int, seed: int) -> Trial:
 
         import implicit_llm
         from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
-        from implicit_llm_report.first_look import Trial
+        from implicit_llm_report.figures.first_look import Trial
 
         torch.set_num_threads(1)  # the tensors are small: on a busy machine more threads only wait for one another
         transformers_logging.disable_progress_bar()

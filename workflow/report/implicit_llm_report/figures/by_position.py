@@ -1,0 +1,123 @@
+"""Accuracy and perplexity at each position of the longest rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from implicit_llm_report.figures.axes import mark_training, ticks_at
+from implicit_llm_report.figures.charts import Chart, Line, chart_figure
+from implicit_llm_report.figures.svg import Figure
+from implicit_llm_report.figures.word_problems import (
+    CHANCE,
+    TEST_LENGTH,
+    draw_chance,
+    of_lengths,
+    without_fraction_sweep,
+)
+from implicit_llm_report.inputs.frame import PERPLEXITY, Group, Spread, groups
+from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.registry import Entry
+from implicit_llm_report.tables import title_of
+
+MAX_POSITIONS = 512  # beyond, positions are joined
+LEAST_TOKENS = 256  # of a point of perplexity; bins with fewer are drawn together with their neighbours
+MOST_TICKS = 8
+Points = list[tuple[float, Spread]]
+
+
+def accuracy_by_position(given: Given) -> Figure | None:
+    rows = without_fraction_sweep(of_lengths(given.words))
+    charts = _charts(rows, TEST_LENGTH, _accuracies, _decorate_accuracy, y_label="accuracy at this position")
+    return chart_figure("accuracy-by-position", "Accuracy at each position of the longest sequences", charts, [CHANCE])
+
+
+def perplexity_by_position(given: Given) -> Figure | None:
+    look = {"y_label": PERPLEXITY, "is_accuracy": False}
+    charts = _charts(
+        given.perplexities, Entry(by=("models", "data", "length")), _perplexities, _decorate_perplexity, **look
+    )
+    return chart_figure("perplexity-by-position", "Perplexity by position", charts)
+
+
+def _charts(
+    rows: pd.DataFrame, test: Entry, points_of: Callable[[Group], Points], decorate: Callable[..., None], **look: Any
+) -> list[Chart]:
+    """A panel for each test, of its longest rows: every model in its headline mode, and one implicit model in all.
+
+    That is the only one, or the one that was trained longest. The headline modes come first and are wide, so that modes
+    that agree with them show on top of them.
+    """
+    charts = []
+    for all_lengths in groups(rows, test.by[:-1]):
+        longest = Group(all_lengths.rows[all_lengths.rows["length"] == max(all_lengths.rows["length"])])
+        cells = groups(longest.rows, ("name", "data", "mode"))
+        last = [cell.name for cell in cells if cell.is_implicit][-1:]
+        shown = [cell for cell in cells if cell.is_headline]
+        shown += [cell for cell in cells if cell.name in last and not cell.is_headline]
+        lines = [
+            Line(f"{cell.name}, {cell.mode}", bool(cell.is_implicit), points_of(cell), groups=[cell],
+                 width=2.6 if cell.is_headline else 1.2,
+                 short=f"{cell.label}, {cell.mode}" if cell.is_implicit else cell.label)
+            for cell in shown
+        ]  # fmt: skip
+        charts.append(Chart(title_of(longest, test), lines, partial(decorate, cells=shown), **look))
+    return charts
+
+
+def _accuracies(cell: Group) -> Points:
+    curves = cell.curves("accuracy_per_position")
+    return _binned(curves) if curves else []
+
+
+def _binned(curves: Sequence[Sequence[float]]) -> Points:
+    """Of each seed the mean over equal bins of positions, where there are more of these than can be seen."""
+    table = np.column_stack((np.arange(1, len(curves[0]) + 1), np.transpose(curves)))
+    parts = np.array_split(table, min(len(table), MAX_POSITIONS))
+    return [(x, Spread(tuple(values))) for x, *values in (part.mean(axis=0).tolist() for part in parts)]
+
+
+def _decorate_accuracy(axis: Axes, cells: Sequence[Group]) -> None:
+    length = cells[0].length
+    mark_training(axis, {cell.train_length for cell in cells}, (1, length), is_log=False)
+    chances = [curve for cell in cells for curve in cell.curves("chance_per_position")]
+    draw_chance(axis, [(x, spread.mean) for x, spread in _binned(chances[:1])] if chances else [])
+    axis.set(xlim=(1, max(2, length)), xlabel="position in the sequence (token)")
+
+
+def _perplexities(cell: Group) -> Points:
+    """The seeds that share the bins of the first."""
+    curves = [joined(curve) for curve in cell.curves("loss_by_position") if None not in curve["loss"]]
+    curves = [curve for curve in curves if np.array_equal(curve[0], curves[0][0])]
+    seeds = zip(*(np.exp(losses).tolist() for _, losses in curves), strict=True)
+    return list(zip(curves[0][0].tolist(), map(Spread, seeds), strict=True)) if curves else []
+
+
+def joined(curve: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Middles and losses of neighbouring bins together, so many that each has LEAST_TOKENS, weighted by tokens."""
+    counts = np.array(curve["num_tokens"])
+    parts, first = [], 0
+    for index in range(len(counts)):
+        if counts[first : index + 1].sum() >= LEAST_TOKENS:
+            parts.append(slice(first, index + 1))
+            first = index + 1
+    if first < len(counts):  # what is left at the end joins the last part
+        parts.append(slice(parts.pop().start if parts else 0, len(counts)))
+    middles = [math.sqrt(curve["start"][part][0] * curve["end"][part][-1]) for part in parts]
+    losses = [np.average(curve["loss"][part], weights=counts[part]) for part in parts]
+    return np.array(middles), np.array(losses)
+
+
+def _decorate_perplexity(axis: Axes, cells: Sequence[Group]) -> None:
+    length = cells[0].length
+    mark_training(axis, {cell.train_length for cell in cells}, (1, length), is_log=True)
+    axis.set_xscale("log", base=2)
+    powers = range(math.floor(math.log2(length)) + 1)
+    ticks_at(axis, [2**power for power in reversed(powers[:: -math.ceil(len(powers) / MOST_TICKS)])])
+    axis.set(xlim=(0.9, length * 1.1), xlabel="tokens before the predicted one")

@@ -1,0 +1,210 @@
+"""Language models: perplexity by length, size and share of the bounded phase; CatbAbI by task; convergence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter
+
+from implicit_llm_report.claims.measure import EQUAL, choose, in_rivals
+from implicit_llm_report.figures.axes import (
+    accuracy_axis,
+    amount_axis,
+    length_axis,
+    mark_training,
+    tell_if_empty,
+    ticks_at,
+)
+from implicit_llm_report.figures.charts import Chart, Line, chart_figure, charts_of
+from implicit_llm_report.figures.style import BAND, Series, series_of_names
+from implicit_llm_report.figures.svg import Figure, Panel
+from implicit_llm_report.inputs.frame import (
+    PERPLEXITY,
+    Group,
+    Spread,
+    groups,
+    headlines,
+    is_close,
+    plain,
+    roles_of,
+)
+from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.registry import Entry
+from implicit_llm_report.tables import title_of
+
+LEAST_RESIDUAL = 1e-9  # below lies rounding, and zero has no logarithm
+SLOT = 0.66  # share of a task's width over which the models are spread
+KINDS = {"free": "implicit, free phase", "bounded": "implicit, bounded phase alone"}
+
+
+def perplexity_by_length(given: Given) -> Figure | None:
+    """Held-out perplexity against the length of the test rows, one panel a family, size and test set."""
+    rows = headlines(given.perplexities)
+    look = {"y_label": PERPLEXITY, "is_accuracy": False}
+    charts = charts_of(rows, ("models", "data"), "length", PERPLEXITY, _decorate_lengths, **look)
+    return chart_figure("perplexity-by-length", "Perplexity by test length", charts)
+
+
+def _decorate_lengths(axis: Axes, test: Group) -> None:
+    lengths = list(test.cells("length"))
+    mark_training(axis, set(test.rows["train_length"]), (lengths[0], lengths[-1]), is_log=True)
+    length_axis(axis, lengths)
+
+
+def perplexity_by_parameters(given: Given) -> Figure | None:
+    """A panel for each family and test set with models of several sizes; None without any."""
+    rows = _at_training_length(given)
+    kinds = [
+        KINDS.get(b, "implicit" if i else "explicit") for b, i in zip(rows["budget"], rows["is_implicit"], strict=True)
+    ]
+    rows = rows.assign(name=kinds, label=kinds)
+    spoken = [
+        choice.cell for test in groups(rows, ("family", "data")) for choice in map(choose, _rivals(test)) if choice.cell
+    ]
+    if not spoken:
+        return None
+    shown = pd.concat([cell.rows for cell in spoken])
+    charts = charts_of(
+        shown, ("family", "data"), "num_parameters", PERPLEXITY, _decorate_sizes, y_label=PERPLEXITY, is_accuracy=False
+    )
+    charts = [chart for chart in charts if any(len(line.points) > 1 for line in chart.lines)]
+    return chart_figure("perplexity-by-parameters", "Perplexity by parameters", charts)
+
+
+def _at_training_length(given: Given) -> pd.DataFrame:
+    rows = headlines(given.perplexities)
+    return rows[rows["length_factor"] == 1]
+
+
+def _rivals(test: Group) -> list[list[Group]]:
+    """Models of one kind and size, each after as many tokens as an implicit one of the test."""
+    cells = groups(test.rows, ("run", "phase", "name", "mode"))
+    tokens = [cell.mean("train_tokens") for cell in cells if cell.is_implicit]
+    found = in_rivals(cells, ("name",), ("num_parameters",))
+    return [[c for c in mine if any(is_close(c.mean("train_tokens"), t, EQUAL["train_tokens"]) for t in tokens)] or mine
+            for mine in found]  # fmt: skip
+
+
+def _decorate_sizes(axis: Axes, test: Group) -> None:
+    sizes = list(test.cells("num_parameters"))
+    low, high = sizes[0] / 1.2, sizes[-1] * 1.2
+    axis.set_xscale("log")
+    axis.set(xlim=(low, high), xlabel="parameters")
+    amount_axis(axis.xaxis, low, high, is_power=False)
+
+
+def curriculum(given: Given) -> Figure | None:
+    """A panel for each run and test set with several branches of one curriculum; None without any."""
+    rows, charts = _at_training_length(given), []
+    for run in groups(rows[rows["is_implicit"].astype(bool)], ("run", "data")):
+        # A trunk that goes on to the end stands at 1; explicit runs of as many tokens are levels.
+        shares = run.rows["share_bounded"].where(run.rows["share_bounded"].notna(), 1.0)
+        branches = Group(run.rows.assign(name=run.run, label="implicit", share_bounded=shares)).cells("share_bounded")
+        if len([share for share in branches if share < 1]) < 2:
+            continue
+        points = [(share, branch.spread(PERPLEXITY)) for share, branch in branches.items()]
+        mine = Line(run.run, True, points, groups=list(branches.values()))
+        same = rows[(rows["models"] == run.models) & (rows["data"] == run.data) & (~rows["is_implicit"].astype(bool))]
+        explicit = [one for one in groups(same, ("name",)) if one.train_tokens == run.train_tokens]
+        levels = [Line("explicit", False, level=one.spread(PERPLEXITY), groups=[one]) for one in explicit]
+        title = f"{run.run}, {run.data}"
+        decorate = partial(_decorate_branches, shares=list(branches))
+        charts.append(Chart(title, [mine, *levels], decorate, PERPLEXITY, is_accuracy=False))
+    return chart_figure("curriculum", "Perplexity by share of the bounded phase", charts)
+
+
+def _decorate_branches(axis: Axes, shares: Sequence[float]) -> None:
+    ticks_at(axis, shares, lambda share: f"{100 * share:.3g} %")
+    margin = 0.08 * (max(shares) - min(shares))
+    axis.set(xlim=(min(shares) - margin, max(shares) + margin), xlabel="share of the steps in the bounded phase")
+
+
+def accuracy_by_babi_task(given: Given) -> Figure | None:
+    """Accuracy on the test set at the questions of each task and of all, every model in the mode that stands for it.
+
+    Of runs that compete only the one chosen on the validation set is drawn: a grid has more of them than fit.
+    """
+    rows = headlines(plain(given.inputs.frame, "catbabi"))
+    rows = rows[(rows["split"] == "test") & (rows["metric"] == "accuracy") & (rows["protocol"] != "carried")]
+    shown: dict[str, dict[str, Group]] = {}
+    for test in groups(rows, ("data",)):
+        kinds = in_rivals(groups(test.rows, ("name",)), ("is_implicit", "family", "num_layers"), ("train_tokens",))
+        chosen = [(mine, choose(mine).cell) for mine in kinds]
+        marked = {
+            f"{cell.name} (chosen on validation)" if len(mine) > 1 else cell.name: cell for mine, cell in chosen if cell
+        }
+        shown[test.data] = marked | {cell.name: cell for mine, one in chosen if one is None for cell in mine}
+    if not shown:
+        return None
+    series = series_of_names((name, bool(cell.is_implicit)) for cells in shown.values() for name, cell in cells.items())
+    panels = tuple(
+        Panel(
+            f"CatbAbI, {data}",
+            partial(_draw_tasks, cells=cells, series=series),
+            f"CatbAbI, {data}: accuracy on each task",
+        )
+        for data, cells in shown.items()
+    )
+    roles = roles_of(cell for cells in shown.values() for cell in cells.values())
+    title = "Accuracy on each CatbAbI task"
+    return Figure("accuracy-by-babi-task", title, panels, tuple(series.values()), roles, is_wide=True)
+
+
+def _draw_tasks(axis: Axes, cells: Mapping[str, Group], series: Mapping[str, Series]) -> None:
+    labels = ["all", *map(str, sorted({int(task) for cell in cells.values() for task in cell.rows["task"].dropna()}))]
+    axis.axvspan(-0.5, 0.5, color=BAND, linewidth=0, zorder=0)
+    for index, (name, cell) in enumerate(cells.items()):
+        by_task, look = cell.cells("task"), series[name]
+        spreads = [Group(cell.rows[cell.rows["task"].isna()]).spread("accuracy")]
+        spreads += [by_task[task].spread("accuracy") if task in by_task else Spread(()) for task in labels[1:]]
+        for place, spread in enumerate(spreads):
+            x = place + SLOT * ((index + 0.5) / len(cells) - 0.5)
+            if spread.mean is not None:
+                axis.plot([x, x], [spread.low, spread.high], color=look.color, linewidth=1.1, zorder=3)  # type: ignore[arg-type]
+                axis.plot(x, spread.mean, **look.line() | {"linestyle": "none", "markersize": 4.5}, zorder=4)
+    axis.set(xlim=(-0.5, len(labels) - 0.5), xlabel="task")
+    axis.xaxis.set(major_locator=FixedLocator(list(range(len(labels)))))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: labels[round(value)] if value < len(labels) else ""))
+    accuracy_axis(axis, "accuracy at questions")
+    tell_if_empty(axis, [cell for cell in cells.values() if cell.rows["value"].notna().any()])
+
+
+def convergence_by_iteration(given: Given) -> Figure | None:
+    """Two panels a data set and length, of every implicit model: its residual, and how many predictions are final."""
+    frame, charts = given.inputs.frame, []
+    rows = frame[(frame["kind"] == "duality") & (frame["measure"] == "convergence") & frame["sweep"].isna()]
+    entry = Entry(by=("data", "length"))
+    for test in groups(rows, entry.by):
+        models, title = groups(test.rows, ("name",)), title_of(test, entry)
+        last = max((curve["f_evaluations"][-1] for model in models for curve in _traces(model)), default=2)
+        residuals = [_trace(model, "residual_token_median", 1.7) for model in models]
+        residuals += [_trace(model, "residual_token_q90", 0.8) for model in models if _traces(model)]
+        decorate, tolerances = partial(_decorate_trace, last=last), {model.eval_tol for model in models} - {None}
+        level = ("tolerance", tolerances.pop()) if len(tolerances) == 1 else None
+        label = "relative residual of a token"
+        charts.append(Chart(f"{title}: residual", residuals, decorate, label, is_accuracy=False, level=level))
+        final = [_trace(model, "agreement_with_last", 1.7) for model in models]
+        charts.append(Chart(f"{title}: predictions", final, decorate, "predictions as at the last one"))
+    return chart_figure("convergence-by-iteration", "Convergence by iteration", charts)
+
+
+def _trace(model: Group, key: str, width: float) -> Line:
+    curves = list(_traces(model))
+    seeds = zip(*([max(value, LEAST_RESIDUAL) for value in curve[key]] for curve in curves), strict=True)
+    points = list(zip(curves[0]["f_evaluations"], map(Spread, seeds), strict=True)) if curves else []
+    return Line(model.name, True, points, groups=[model], width=width)
+
+
+def _traces(model: Group) -> list[Mapping[str, Sequence[float]]]:
+    """Those of the seeds, as far as they look at the same evaluations."""
+    curves = model.curves("convergence")
+    return [curve for curve in curves if curve["f_evaluations"] == curves[0]["f_evaluations"]]
+
+
+def _decorate_trace(axis: Axes, last: float) -> None:
+    axis.set_xscale("log", base=2)
+    ticks_at(axis, [2**power for power in range(13) if 2**power <= last])
+    axis.set(xlim=(0.9, 1.1 * last), xlabel="f-evaluations per token")

@@ -1,0 +1,196 @@
+"""From panels to SVG, with equal bytes for equal numbers.
+
+Each panel is drawn once and printed twice. The file is for papers and other pages: all panels, letters as outlines, a
+white background, the same everywhere. On the page each panel is an SVG of its own, so that panels wrap on a narrow
+screen; its letters are text in the page's font (found by searching, read aloud), its colours the page's variables
+(light or dark).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import matplotlib
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
+
+from implicit_llm_report.figures import style
+from implicit_llm_report.figures.style import Series
+
+PANEL_INCHES = (3.45, 2.5)
+WIDE_PANEL_INCHES = (7.4, 2.6)
+MAX_COLUMNS = 3
+LEGEND_PT, HANDLE_EMS = 8, 2.6
+TITLE_LETTERS = 36  # as many as fit above a panel
+LINE_PT = 17  # of the legend
+XLINK = "http://www.w3.org/1999/xlink"
+_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: `draw` is called with it; `description` is what a screen reader says."""
+
+    title: str
+    draw: Callable[[Axes], None] = field(compare=False)
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels with one legend; `roles` are the runs whose numbers it shows. The panels of a wide one fill the page."""
+
+    name: str
+    title: str
+    panels: tuple[Panel, ...]
+    legend: tuple[Series, ...]
+    roles: tuple[str, ...]
+    is_wide: bool = False
+
+    @property
+    def panel_inches(self) -> tuple[float, float]:
+        return WIDE_PANEL_INCHES if self.is_wide else PANEL_INCHES
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure as SVG: panels for the page and for the file, and a piece of line for each entry of the legend."""
+
+    figure: Figure
+    panels: Sequence[Markup]
+    outlines: Sequence[str]
+    swatches: Sequence[tuple[str, Markup]]
+
+
+def drawn(figure: Figure) -> Drawn:
+    page, outlines = [], []
+    for index, panel in enumerate(figure.panels):
+        name = f"{figure.name}-{index}"
+        with matplotlib.rc_context({**style.RC, "svg.hashsalt": name}):
+            canvas = Canvas(figsize=figure.panel_inches)
+            axis = canvas.subplots()
+            panel.draw(axis)
+            axis.set_title(textwrap.fill(panel.title, TITLE_LETTERS))
+            _fit(axis, canvas)
+            page.append(_for_page(_svg(canvas, "none"), name, panel.description or panel.title))
+            outlines.append(_element(_svg(canvas, "path"), name))
+    swatches = [
+        (series.label, _for_page(_swatch(series), f"{figure.name}-swatch-{index}", series.label))
+        for index, series in enumerate(figure.legend)
+    ]
+    return Drawn(figure, page, outlines, swatches)
+
+
+def file_svg(drawing: Drawn) -> bytes:
+    """The whole figure as a file: the panels side by side, the legend below them."""
+    figure, panels = drawing.figure, drawing.outlines
+    columns = 1 if figure.is_wide else min(len(panels), 2 if len(panels) in (2, 4) else MAX_COLUMNS)
+    width, height = (72 * inches for inches in figure.panel_inches)
+    pieces = [
+        panel.replace("<svg", f'<svg x="{index % columns * width:g}" y="{index // columns * height:g}"'
+                              f' width="{width:g}" height="{height:g}"', 1)
+        for index, panel in enumerate(panels)
+    ]  # fmt: skip
+    whole, bottom = columns * width, math.ceil(len(panels) / columns) * height
+    if figure.legend:
+        legend, legend_height = _legend(figure, whole)
+        pieces.append(legend.replace("<svg", f'<svg y="{bottom:g}" width="{whole:g}" height="{legend_height:g}"', 1))
+        bottom += legend_height
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="{XLINK}" width="{whole:g}pt" height="{bottom:g}pt"'
+    paper = f'<rect width="100%" height="100%" fill="{style.PAPER}"/>'
+    return "\n".join([f'{head} viewBox="0 0 {whole:g} {bottom:g}">', paper, *pieces, "</svg>\n"]).encode()
+
+
+def _legend(figure: Figure, width: float) -> tuple[str, float]:
+    """The legend with letters as outlines, and its height in points."""
+    per_row = _entries_per_row(figure.legend, width)
+    height = LINE_PT * math.ceil(len(figure.legend) / per_row) + 10
+    with matplotlib.rc_context({**style.RC, "svg.hashsalt": figure.name}):
+        canvas = Canvas(figsize=(width / 72, height / 72))
+        handles = [
+            Line2D([], [], label=series.label, **series.line(has_markers=bool(series.marker)))
+            for series in figure.legend
+        ]
+        canvas.legend(handles=handles, loc="center", ncols=per_row, handlelength=HANDLE_EMS, fontsize=LEGEND_PT)
+        return _element(_svg(canvas, "path"), f"{figure.name}-legend"), height
+
+
+def _entries_per_row(legend: Sequence[Series], width: float) -> int:
+    """As many as fit beside each other, all as wide as the widest."""
+    labels = [TextPath((0, 0), series.label, size=LEGEND_PT).get_extents().width for series in legend]
+    entry_pt = max(labels, default=0.0) + (HANDLE_EMS + 3) * LEGEND_PT  # the handle, and the spaces around it
+    return max(1, min(len(legend), int(width // entry_pt)))
+
+
+def _fit(axis: Axes, canvas: Canvas) -> None:
+    """Give the axes all that their labels leave of the panel: of one panel in a third of a layout engine's time."""
+    outer, inner, page = axis.get_tightbbox(), axis.get_window_extent(), canvas.bbox
+    pad = 0.04 * canvas.dpi
+    assert outer is not None
+    left, bottom = inner.x0 - outer.x0 + pad, inner.y0 - outer.y0 + pad
+    right, top = outer.x1 - inner.x1 + pad, outer.y1 - inner.y1 + pad
+    width, height = page.width - left - right, page.height - bottom - top
+    axis.set_position((left / page.width, bottom / page.height, width / page.width, height / page.height))
+
+
+@cache
+def _swatch(series: Series) -> str:
+    """A short piece of the series' line with its marker."""
+    with matplotlib.rc_context({**style.RC, "svg.hashsalt": "swatch"}):
+        canvas = Canvas(figsize=(0.42, 0.16))
+        axis = canvas.add_axes((0, 0, 1, 1))
+        axis.set_axis_off()
+        axis.plot([0, 1, 2], [0, 0, 0], markevery=[1], **series.line(has_markers=bool(series.marker)))
+        axis.set(xlim=(0, 2), ylim=(-1, 1))
+        return _svg(canvas, "none")
+
+
+def theme_css(column: int) -> str:
+    """The declarations of the colour variables; column 1 is the light page, 2 the dark one."""
+    return " ".join(f"--{row[0]}: {row[column]};" for row in style.THEME)
+
+
+def _svg(canvas: Canvas, fonttype: str) -> str:
+    """Printed without `savefig`, which lays out and draws a figure twice."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": fonttype}):
+        FigureCanvasSVG(canvas).print_svg(buffer, metadata=_NO_METADATA)
+    return buffer.getvalue()
+
+
+def _element(svg: str, prefix: str) -> str:
+    """Make an SVG file a part of another: ids that are unique there, no fixed size."""
+    prefix = re.sub(r"[^a-z0-9-]+", "-", prefix.lower())
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
+    head = rf'<svg viewBox="0 0 \1 \2" xmlns:xlink="{XLINK}">'
+    svg = re.sub(r'<svg [^>]*?width="([\d.]+)pt" height="([\d.]+)pt"[^>]*>', head, svg, count=1)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda match: f' id="{prefix}-{match[1]}"' if match[1] in used else "", svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", svg)
+    return re.sub(r"\s*\n\s*", "\n", svg).strip()
+
+
+def _for_page(svg: str, prefix: str, description: str) -> Markup:
+    """An element in the page's font and colours, with a description."""
+    svg = _element(svg, prefix).replace("<svg", '<svg role="img"', 1)
+    svg = svg.replace(">", f"><title>{escape(description)}</title>", 1)
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # the page's style sheet says the same once
+    svg = re.sub(r"font-family: [^;\"]*(; )?|font: ([\d.]+px) [^;\"]*", _page_font, svg)
+    for name, light, _ in style.THEME:
+        svg = svg.replace(light, f"var(--{name})")
+    return Markup(svg)
+
+
+def _page_font(match: re.Match[str]) -> str:
+    return f"font-size: {match[2]}" if match[2] else ""

@@ -1,0 +1,199 @@
+"""Word problems: accuracy by length, mode and share of hard tokens, and the layers that a length takes.
+
+Models that were tested at their training length only tell how many layers a length takes; the figures by length leave
+them out where others of the task go beyond it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from implicit_llm_report.figures.axes import accuracy_axis, length_axis, mark_training, tell_if_empty, ticks_at
+from implicit_llm_report.figures.charts import Chart, Line, chart_figure, charts_of
+from implicit_llm_report.figures.style import INK, MUTED, Series, mode_series
+from implicit_llm_report.figures.svg import Figure, Panel
+from implicit_llm_report.inputs.frame import (
+    LAST_TEN,
+    Group,
+    Spread,
+    groups,
+    headlines,
+    mode_rank,
+    roles_of,
+    shares_of,
+)
+from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.inputs.layers import LAYERS, fewest_layers
+from implicit_llm_report.inputs.published import Entry as PublishedEntry
+from implicit_llm_report.registry import Entry
+from implicit_llm_report.tables import title_of
+
+CHANCE = Series("chance (best constant answer)", MUTED, "", (1, 2))
+PUBLISHED = Series("published or reference number, same mode", INK, "*", has_line=False)
+TASK, TEST, CELL = ["group", "monoid"], ["group", "monoid", "hard_fraction"], ["name", "data", "mode"]
+TEST_LENGTH = Entry(by=(*TEST, "length"))
+MANY_SHARES = 3
+LABEL_HEIGHT = 0.07  # of the name of a model, in the units of an accuracy
+
+
+def of_lengths(rows: pd.DataFrame) -> pd.DataFrame:
+    """Without the models that were tested at their training length only, where others of the task go beyond it."""
+    beyond = rows[rows["length"] != rows["train_length"]]
+    tasks = set(zip(beyond["group"], beyond["monoid"], strict=True))
+    is_other = np.array([task not in tasks for task in zip(rows["group"], rows["monoid"], strict=True)], bool)
+    return rows[rows["name"].isin(set(beyond["name"])) | is_other]
+
+
+def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
+    """Without the models of a task that stand for one of many shares of hard tokens; they fill a figure of their own.
+
+    The shares at which an implicit model was evaluated in several modes stay.
+    """
+    dropped: set[str] = set()
+    for task in groups(rows, TASK):
+        mine = task.rows
+        if mine["train_hard_fraction"].nunique(dropna=False) > MANY_SHARES:
+            several = mine.groupby("name")["mode"].transform("nunique") > 1
+            kept = set(mine[several]["train_hard_fraction"])
+            dropped |= set(mine[~mine["train_hard_fraction"].isin(kept)]["name"]) if kept else set()
+    return rows[~rows["name"].isin(dropped)]
+
+
+def accuracy_by_length(given: Given) -> Figure | None:
+    """Last-ten accuracy against test length, implicit against explicit. Source: paper, Fig. 1 right and Fig. 3."""
+    rows = headlines(without_fraction_sweep(of_lengths(given.words)))
+    cells = groups(rows, CELL)
+    beside = [entry for entry in given.published.numbers if any(entry.is_beside(cell) for cell in cells)]
+    charts = charts_of(rows, TEST, "length", LAST_TEN, partial(_decorate_lengths, published=beside))
+    marks = [CHANCE, PUBLISHED] if beside else [CHANCE]
+    return chart_figure("accuracy-by-length", "Accuracy by sequence length", charts, marks)
+
+
+def _decorate_lengths(axis: Axes, test: Group, published: Sequence[PublishedEntry]) -> None:
+    known = [one for one in published if all(getattr(one, key) == getattr(test, key) for key in TEST)]
+    cells = test.cells("length")
+    lengths = sorted({*cells, *(one.length for one in known if one.length)})
+    mark_training(axis, set(test.rows["train_length"]), (lengths[0], lengths[-1]), is_log=True)
+    draw_chance(axis, [(length, chance_of(cell)) for length, cell in cells.items()])
+    for one in known:
+        axis.plot(one.length, one.value, **PUBLISHED.line(), zorder=6, clip_on=False)  # type: ignore[arg-type]
+    length_axis(axis, lengths)
+
+
+def chance_of(test: Group) -> float | None:
+    """Accuracy of the best constant answer."""
+    return test.spread("chance_last10", over="record").high
+
+
+def draw_chance(axis: Axes, points: Sequence[tuple[float, float | None]]) -> None:
+    known = [(x, chance) for x, chance in points if chance is not None]
+    if known:
+        axis.plot(*zip(*known, strict=True), **CHANCE.line(has_markers=False) | {"linewidth": 1.2})
+
+
+def accuracy_by_mode(given: Given) -> Figure | None:
+    """Last-ten accuracy against serial steps a token: a panel for each test and length, every model in every mode."""
+    rows = without_fraction_sweep(of_lengths(given.words))
+    if not rows["is_implicit"].any():
+        return None
+    panels, shown = [], []
+    for test in groups(rows, TEST_LENGTH.by):
+        cells, title = groups(test.rows, CELL), title_of(test, TEST_LENGTH)
+        panels.append(Panel(title, partial(_draw_modes, cells=cells), f"{title}: accuracy against serial steps"))
+        shown += cells
+    modes = sorted({cell.mode for cell in shown}, key=lambda mode: (mode == "parallel", mode_rank(mode)))
+    title = "Accuracy against serial depth, by model and mode"
+    return Figure("accuracy-by-mode", title, tuple(panels), tuple(map(mode_series, modes)), roles_of(shown))
+
+
+def _draw_modes(axis: Axes, cells: Sequence[Group]) -> None:
+    """A mark for each model and mode at the mean over seeds, their range as a line; models of one kind are named."""
+    axis.axvline(1, color=MUTED, linewidth=0.8, linestyle=(0, (1.2, 1.2)))
+    kinds = Counter(kind for kind, _ in {(cell.is_implicit, cell.name) for cell in cells})
+    places, labels = [], []
+    for cell in cells:
+        steps, accuracy = cell.spread("serial_steps").mean, cell.spread(LAST_TEN)
+        if steps is None or accuracy.mean is None:
+            continue
+        places.append(steps)
+        series = mode_series(cell.mode)
+        axis.plot([steps, steps], [accuracy.low, accuracy.high], color=series.color, linewidth=1)  # type: ignore[arg-type]
+        axis.plot(steps, accuracy.mean, **series.line() | {"linestyle": "none", "markersize": 6}, clip_on=False)
+        if cell.is_headline and kinds[cell.is_implicit] > 1:
+            labels.append((accuracy.mean, steps, cell.name, series.color))
+    height = -1.0
+    for accuracy_mean, steps, name, color in sorted(labels):  # from below, none on another
+        height = max(accuracy_mean, height + LABEL_HEIGHT)
+        place: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+        axis.annotate(name, (steps, height), **place, fontsize=6, color=color)
+    low, high = min([0.1, *places]) / 1.6, max([2.0, *places]) * 1.6
+    axis.set_xscale("log")
+    ticks_at(axis, [tick for tick in (0.001, 0.01, 0.1, 1, 10, 100) if low <= tick <= high])
+    axis.set(xlim=(low, high), xlabel="serial steps per token (1: a recurrent network)")
+    accuracy_axis(axis, "accuracy, last 10 tokens")
+    tell_if_empty(axis, places)
+
+
+def accuracy_by_hard_fraction(given: Given) -> Figure | None:
+    """A panel for each test of models that differ in the share of hard tokens in training; None without any."""
+    charts = []
+    rows = headlines(given.words)
+    for test in groups(rows[rows["train_hard_fraction"].notna()], TEST_LENGTH.by):
+        lines = [_by_share(kind) for kind in groups(test.rows, ("is_implicit", "train_length"))]
+        if any(len(line.points) > 1 for line in lines):
+            shares = sorted({share for line in lines for share, _ in line.points})
+            decorate = partial(_decorate_shares, shares=shares, chance=chance_of(test))
+            charts.append(Chart(title_of(test, TEST_LENGTH), lines, decorate))
+    title = "Accuracy by the share of hard tokens in training"
+    return chart_figure("accuracy-by-hard-fraction", title, charts, [CHANCE])
+
+
+def _by_share(kind: Group) -> Line:
+    """Of several models that were trained with one share the most accurate."""
+    best: dict[float, tuple[Spread, Group]] = {}
+    for cell in groups(kind.rows, CELL):
+        share, spread = max(shares_of(cell.train_hard_fraction)), cell.spread(LAST_TEN)
+        if share not in best or (spread.mean or -1.0) > (best[share][0].mean or -1.0):
+            best[share] = spread, cell
+    label = f"{'implicit' if kind.is_implicit else 'explicit'}, trained at {kind.train_length}"
+    points = [(share, spread) for share, (spread, _) in sorted(best.items())]
+    return Line(label, bool(kind.is_implicit), points, groups=[cell for _, cell in best.values()])
+
+
+def _decorate_shares(axis: Axes, shares: Sequence[float], chance: float | None) -> None:
+    draw_chance(axis, [(shares[0], chance), (shares[-1], chance)])
+    axis.set_xscale("symlog", linthresh=0.02, linscale=0.4)
+    ticks_at(axis, shares, lambda share: f"{100 * share:g}")
+    axis.set(xlim=(min(0.0, shares[0]) if shares[0] < 0.02 else shares[0] / 1.25, shares[-1] * 1.25))
+    axis.set_xlabel("hard tokens in training (%)")
+
+
+def minimum_layers(given: Given) -> Figure | None:
+    """The fewest layers against the length; a triangle where none of the depths solves it."""
+    config = given.config.minimum_layers
+    if config is None:
+        return None
+    needed = fewest_layers(given.depths, config).drop_duplicates(["is_implicit", "length"])
+    charts = charts_of(
+        needed, ("data",), "length", LAYERS, _decorate_layers, y_label="layers needed", is_accuracy=False
+    )
+    title = f"{config.group}, accuracy ≥ {config.threshold:g}"
+    empty = Chart(title, [], lambda axis: None, "layers needed", is_accuracy=False)
+    return chart_figure("minimum-layers", "Layers needed by length", charts or [empty])
+
+
+def _decorate_layers(axis: Axes, test: Group) -> None:
+    lengths = test.cells("length")
+    length_axis(axis, list(lengths))
+    axis.set_xlabel("length of training and test (tokens)")
+    for length, cell in lengths.items():
+        for value, detail in zip(cell.rows["value"], cell.rows["detail"], strict=True):
+            if detail["words"].startswith(">"):
+                axis.plot(length, value, "^", color=INK, markersize=9, fillstyle="none", zorder=7)

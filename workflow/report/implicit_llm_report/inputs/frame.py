@@ -1,0 +1,447 @@
+"""One table of everything that was measured or is missing: a row a number.
+
+Columns: `kind` of evaluation, `metric` and `value`; what the number is of (run, seed, phase and its solver, model,
+data, length, mode, ...); `role`, the input it comes from; `origin`, "measured" or "missing", and `reason` of a missing
+one. A number that does not exist is NaN in a row of its own, never zero and never left out. What
+does not apply to a kind is None. Curves and other details stay in `detail`, a mapping by name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.hints import natural
+from implicit_llm_report.config import ReportError
+from implicit_llm_report.inputs.training_runs import LANGUAGE_MODEL, TrainingRun, end_loss_of, share_bounded
+
+MEASURED, MISSING = "measured", "missing"
+COSTS = ("f_evaluations_per_token", "unconverged_share")
+# The numbers that a record of a kind has; one that it lacks is missing.
+METRICS = {name: kind.metrics for name, kind in EVALUATION_KINDS.items()}
+# Numbers that only some records of a kind have, beside COSTS.
+EXTRAS = (
+    "logit_std", "against_f_evaluations_per_token", "iterations_per_token", "residual", "token_match_sequential",
+)  # fmt: skip
+ABOUT = (
+    "role", "run", "seed", "phase", "solver", "is_implicit", "model_type", "num_layers", "num_parameters", "source",
+    "train_length", "train_tokens", "train_flops", "setting", "task", "data", "data_set", "split", "protocol",
+    "measure", "mode", "against", "eval_mode", "length", "group", "monoid", "hard_fraction", "train_hard_fraction",
+    "sweep", "num_samples", "num_tokens", "eval_tol", "eval_max_iter", "eval_block_len", "layer", "state_size",
+    "is_hard", "is_checked", "num_documents", "num_fewshot", "task_version", "task_hash", "harness_version",
+    "num_questions",
+)  # fmt: skip
+# What follows from the fields of a record and of those beside it, see `_Derived`.
+DERIVED = (
+    "record", "name", "label", "family", "phase_label", "is_headline", "swept", "base", "at", "extent", "length_factor",
+    "is_harder", "iterations", "budget", "share_bounded", "models", "choice",
+)  # fmt: skip
+COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "origin", "reason", "metric", "value", "detail")
+
+# The mode whose numbers represent a model, in this order, when the config names none.
+HEADLINE_MODES = ("blockwise", "sequential", "simultaneous", "published")
+# Order of modes in tables and legends, by falling work per answer.
+MODE_ORDER = ("parallel", "blockwise", "sequential", "simultaneous", "published")
+LAST_TEN, COST, PERPLEXITY, AVERAGE = "accuracy_last10", "f_evaluations_per_token", "perplexity", "average"
+FAMILIES = {"implicit_mamba2": "Mamba2", "implicit_llama3": "Llama", "mamba2": "Mamba2", "llama": "Llama"}
+LANGUAGE_KINDS = ("perplexity", "lm_eval")
+RECURRENT = ("lstm",)  # families that read a sequence token by token, without a solver
+# Models within this factor are of one size: implicit ones have a few parameters more than explicit ones of their width.
+SAME_SIZE = 1.3
+METRIC_WORDS = {
+    LAST_TEN: "accuracy on the last ten tokens",
+    "accuracy_sequence": "share of sequences with every answer right",
+    "accuracy_token": "accuracy over all tokens",
+    COST: "f-evaluations per token",
+    "serial_steps": "evaluations of the layer stack that wait for one another, for each token",
+    "unconverged_share": "share of unconverged tokens",
+    "token_match_sequential": "share of tokens predicted as in sequential mode",
+    "above_chance": "last-ten accuracy above the best constant answer",
+    "layers": "fewest layers that solve a length",
+    "accuracy": "accuracy at all questions",
+    PERPLEXITY: "perplexity",
+    "acc": "accuracy",
+    "acc_norm": "accuracy, normalised by length",
+    AVERAGE: "average accuracy",
+    "token_agreement": "share of tokens with the same most likely next token in both modes",
+    "settled_early": "share of the predictions that are final after a quarter of the iterations",
+    "off_diagonal_share": "share of the Jacobian off its diagonal, of the Frobenius norm",
+    "relative_difference": "relative difference of the paper's formula and autograd",
+    "f_radius": "spectral radius of ∂f/∂z at the fixed point",
+}
+
+
+def family_of(model_type: str | None) -> str:
+    """The family's name; a type that is none of the known ones is its own name."""
+    return FAMILIES.get(model_type or "", model_type or "model")
+
+
+def shares_of(hard: float | tuple[float, ...]) -> tuple[float, ...]:
+    """Shares of hard tokens; several are mixed in equal parts."""
+    return hard if isinstance(hard, tuple) else (hard,)
+
+
+def is_close(first: float | None, second: float | None, tolerance: float) -> bool:
+    """Whether two positive numbers differ by at most the share `tolerance` of the larger one."""
+    return bool(first and second and abs(first - second) <= tolerance * max(first, second))
+
+
+def short_count(count: float) -> str:
+    """ "131.6M", "1.32B", "41.9k"."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.4g}{letter}"
+    return f"{count:g}"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over seeds: all that were measured; `num_missing` runs gave none."""
+
+    values: tuple[float, ...]
+    num_missing: int = 0
+
+    @property
+    def mean(self) -> float | None:
+        return sum(self.values) / len(self.values) if self.values else None
+
+    @property
+    def low(self) -> float | None:
+        return min(self.values, default=None)
+
+    @property
+    def high(self) -> float | None:
+        return max(self.values, default=None)
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread:
+        present, missing = [], 0
+        for value in values:
+            if value is None:
+                missing += 1
+            else:
+                present.append(value)
+        return cls(tuple(present), missing)
+
+
+def seeds_words(spread: Spread) -> str:
+    """ "3 seeds", and how many of them gave no number."""
+    total = len(spread.values) + spread.num_missing
+    words = f"{total} seed{'' if total == 1 else 's'}"
+    return words + (f", {spread.num_missing} missing" if spread.num_missing else "")
+
+
+@dataclass(frozen=True)
+class BestSeed:
+    """The best of several seeds."""
+
+    value: float
+    seed: int | None
+
+
+def headline_mode(modes: set[str], wanted: str | None) -> str | None:
+    """The one of `modes` that represents a model: the wanted one if it is there, else the first of HEADLINE_MODES."""
+    for mode in (wanted, *HEADLINE_MODES, "parallel"):
+        if mode in modes:
+            return mode
+    return next(iter(sorted(modes)), None)
+
+
+def mode_rank(mode: str) -> tuple[int, str]:
+    """Sorting key: the known modes in MODE_ORDER, others after them by name."""
+    return (MODE_ORDER.index(mode) if mode in MODE_ORDER else len(MODE_ORDER), mode)
+
+
+def frame_of(
+    records: Mapping[str, Sequence[Mapping[str, Any]]],
+    reasons: Mapping[str, str],
+    wanted_mode: str | None = None,
+    training: Sequence[TrainingRun] = (),
+) -> pd.DataFrame:
+    """The rows of all records: by kind, implicit models first, a model's phases by cost, its headline mode first.
+
+    `reasons`: by role, why a result is missing. `wanted_mode`: the mode that is the headline of a model that has it.
+    """
+    language = [record for kind in LANGUAGE_KINDS for record in records.get(kind, ())]
+    models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
+    models |= {
+        one.run: (family_of(one.model_type), one.num_parameters) for one in training if one.task == LANGUAGE_MODEL
+    }
+    titles, rows = model_titles(models), []
+    for kind, mine in records.items():
+        derived = _Derived(kind, [record for record in mine if not record.get("sweep")], wanted_mode, training)
+        for number, record in enumerate(mine):
+            about = dict.fromkeys(COLUMNS) | {key: _hashable(record.get(key)) for key in ABOUT}
+            about |= {"kind": kind, "record": number}
+            about |= derived.of(record) | {"models": titles.get(str(record.get("run")))}
+            about["reason"] = reasons.get(str(record.get("role")))
+            about["detail"] = {key: value for key, value in record.items() if isinstance(value, list | dict)}
+            for task, metric, value in _numbers(kind, record):
+                found = {"origin": MISSING if value is None else MEASURED, "metric": metric, "value": value}
+                rows.append(about | found | ({} if task is None else {"task": task}))
+    _mark_extent(rows)
+    frame = pd.DataFrame(sorted(rows, key=_order), columns=list(COLUMNS), dtype=object)
+    return frame.astype({"value": float})
+
+
+def model_titles(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]:
+    """By run the kind and size of its model, "Mamba2, 214k–226k", which is that of all models of about its size."""
+    found: list[list[str]] = []
+    for run in sorted(models, key=lambda run: (models[run][0], models[run][1] or 0, run)):
+        (family, size), first = models[run], models[found[-1][0]] if found else ("", None)
+        is_same = first[0] == family and (first[1] == size or (size or 0) <= SAME_SIZE * (first[1] or 0))
+        found = [*found[:-1], [*found[-1], run]] if is_same else [*found, [run]]
+    titles: dict[str, str] = {}
+    for runs in found:
+        sizes = [size for run in runs if (size := models[run][1])]
+        words = (
+            list(dict.fromkeys(short_count(float(f"{size:.3g}")) for size in (min(sizes), max(sizes)))) if sizes else []
+        )
+        titles |= dict.fromkeys(runs, ", ".join(filter(None, (models[runs[0]][0], "–".join(words)))))
+    return titles
+
+
+def _numbers(kind: str, record: Mapping[str, Any]) -> Iterator[tuple[str | None, str, float | None]]:
+    """(task, metric, value) of a record; the task is that of one part of its numbers."""
+    numbers = {name: record.get(name) for name in METRICS.get(kind, ())}
+    numbers |= record.get("metrics") or {}  # of lm_eval: those of its task
+    numbers |= {name: record.get(name) for name in COSTS}
+    numbers |= {name: record[name] for name in EXTRAS if record.get(name) is not None}
+    if kind == "word_problem":
+        last_ten, chance = record.get(LAST_TEN), record.get("chance_last10")
+        numbers["above_chance"] = None if last_ten is None or chance is None else last_ten - chance
+        numbers["serial_steps"] = serial_steps(record)
+    if curve := record.get("convergence"):
+        counts = curve["f_evaluations"]
+        numbers["settled_early"] = curve["agreement_with_last"][sum(count <= counts[-1] / 4 for count in counts) - 1]
+    yield from ((None, metric, value) for metric, value in numbers.items())
+    for metric in METRICS.get(kind, ()):
+        yield from ((task, metric, value) for task, value in (record.get(f"{metric}_by_task") or {}).items())
+
+
+def serial_steps(record: Mapping[str, Any]) -> float | None:
+    """How many f-evaluations wait for one another, divided by the length: 1 for a recurrent network."""
+    work, length, mode = record.get(COST), record["length"], record.get("eval_mode")
+    if work is None or family_of(record.get("model_type")) in RECURRENT or mode == "sequential":
+        return work
+    blocks = -(-length // (record.get("eval_block_len") or length)) if mode == "blockwise" else 1
+    return work * blocks / length
+
+
+class _Derived:
+    """What follows from the fields of a record and of the other records of its kind that sweep nothing.
+
+    `name` is the run, with its phase where several phases of the run have results of this kind, `label` the kind of
+    model and its phase. `is_headline` marks the mode that stands for the model in figures and claims. `budget`:
+    "bounded" for the phase of a run with the fewest iterations, "free" for its others. `choice` is the score by which
+    competing runs are chosen, the lower the better: training loss at the end of language models, error on the
+    validation set of CatbAbI.
+    `swept`, `at` and `base` are the setting that a record sweeps, its value and the mode.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        records: Sequence[Mapping[str, Any]],
+        wanted_mode: str | None,
+        training: Sequence[TrainingRun],
+    ) -> None:
+        self.kind, self.wanted_mode, self.training = kind, wanted_mode, training
+        self.modes: defaultdict[tuple, set[str]] = defaultdict(set)
+        self.phases: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
+        self.errors: dict[tuple, float] = {}
+        for record in records:
+            self.modes[_reading(record)].add(record.get("mode") or "")
+            self.phases[str(record.get("run"))][record.get("phase")] = record.get("solver")
+            if record.get("split") == "valid" and record.get("accuracy") is not None:
+                self.errors[_validated(record)] = 1 - record["accuracy"]
+
+    def of(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        solver, sweep, run = record.get("solver"), record.get("sweep"), str(record.get("run"))
+        length, trained, phase = record.get("length"), record.get("train_length"), record.get("phase")
+        name, label = self._named(run, phase, solver)
+        bounds = sorted({one.iterations for one in self.phases[run].values() if one is not None})
+        headline = headline_mode(self.modes[_reading(record)], self.wanted_mode)
+        return {
+            "name": name,
+            "label": label if record.get("is_implicit") else "explicit",
+            "family": family_of(record.get("model_type")),
+            "phase_label": None if solver is None else solver.label,
+            "is_headline": not sweep and record.get("mode") == headline,
+            **({"swept": sweep["key"], "base": sweep["base"], "at": float(sweep["value"])} if sweep else {}),
+            "length_factor": length / trained if length and trained else None,
+            "is_harder": _is_harder(record),
+            "iterations": None if solver is None else solver.iterations,
+            "budget": None
+            if solver is None or len(bounds) < 2
+            else "free"
+            if solver.iterations > bounds[0]
+            else "bounded",
+            "share_bounded": share_bounded(run, phase, self.training),
+            "choice": self._choice(record),
+        }
+
+    def _named(self, run: str, phase: Any, solver: Any) -> tuple[str, str]:
+        labels = [one and one.label for one in self.phases[run].values()]
+        is_unique = solver is not None and labels.count(solver.label) == 1
+        words = (solver.label if is_unique else phase) if len(labels) > 1 else None
+        return (f"{run} {words}", f"implicit {words}") if words else (run, "implicit")
+
+    def _choice(self, record: Mapping[str, Any]) -> float | None:
+        if self.kind == "catbabi":
+            return self.errors.get(_validated(record))
+        if self.kind in ("perplexity", "lm_eval"):
+            return end_loss_of(str(record.get("run")), record.get("phase"), self.training)
+        return None
+
+
+def _is_harder(record: Mapping[str, Any]) -> bool | None:
+    """Whether a test has a larger share of hard tokens than anything in training; None where that is unknown."""
+    hard, trained = (_hashable(record.get(key)) for key in ("hard_fraction", "train_hard_fraction"))
+    return None if hard is None or trained is None else max(shares_of(hard)) > max(shares_of(trained))
+
+
+def _validated(record: Mapping[str, Any]) -> tuple:
+    return tuple(record.get(key) for key in ("run", "phase", "seed", "data_set", "protocol", "mode"))
+
+
+def _mark_extent(rows: Sequence[dict[str, Any]]) -> None:
+    """`extent`: "least" or "most" of the values at which a setting was swept, for a model on a test."""
+    swept: defaultdict[tuple, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row.get("swept"):
+            swept[tuple(row[key] for key in ("kind", "run", "phase", "base", "data", "length", "swept"))].append(row)
+    for mine in swept.values():
+        ends = {max(row["at"] for row in mine): "most", min(row["at"] for row in mine): "least"}
+        for row in mine:
+            row["extent"] = ends.get(row["at"])
+
+
+def _order(row: Mapping[str, Any]) -> tuple:
+    test = (row["group"] or "", row["monoid"] or "", shares_of(row["hard_fraction"] or 0.0), natural(row["data"] or ""))
+    model = (not row["is_implicit"], natural(row["run"] or ""), row["train_flops"] or 0.0, row["phase"] or "")
+    reading = (not row["is_headline"], mode_rank(row["mode"] or ""), row["against"] or "", row["length"] or 0)
+    return (row["kind"], *test[:3], *model, *reading, test[3], -1 if row["seed"] is None else row["seed"])
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _reading(record: Mapping[str, Any]) -> tuple:
+    """What has one headline mode: a model, for CatbAbI in each protocol."""
+    return record.get("run"), record.get("phase"), record.get("protocol")
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The rows of one thing over its seeds; what they share is read as an attribute, None where it does not apply."""
+
+    rows: pd.DataFrame
+
+    @cached_property
+    def _first(self) -> dict[str, Any]:
+        return dict(zip(self.rows.columns, self.rows.iloc[0], strict=True))
+
+    def __getattr__(self, column: str) -> Any:
+        if column not in COLUMNS:
+            raise AttributeError(column)
+        return self._first[column]
+
+    @cached_property
+    def _by_seed(self) -> pd.DataFrame:
+        seeds = [seed or 0 for seed in self.rows["seed"]]
+        return self.rows.iloc[sorted(range(len(seeds)), key=seeds.__getitem__)] if len(set(seeds)) > 1 else self.rows
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(self._by_seed["role"].drop_duplicates())
+
+    @property
+    def metrics(self) -> list[str]:
+        return list(self.rows["metric"].drop_duplicates())
+
+    def spread(self, metric: str, over: str = "seed") -> Spread:
+        """The metric over the seeds, or over the records; one without a number is counted as missing.
+
+        Raises: ReportError where rows differ in more than that: they are not one thing, and have no mean.
+        """
+        found = self._numbers(metric, over)
+        if len({key for key, _ in found}) < len(found):
+            raise ReportError(f"{self.role}: {metric} is in several records of one {over}, which have no mean")
+        return Spread.of(value for _, value in found)
+
+    def mean(self, column: str) -> float | None:
+        """Of a column over the seeds, such as training FLOPs; None where a seed has none."""
+        values = self.rows.drop_duplicates("seed")[column].tolist()
+        return None if any(value is None for value in values) else sum(values) / len(values)
+
+    def by_seed(self, metric: str) -> dict[int | None, float | None]:
+        return dict(self._numbers(metric, "seed"))
+
+    def best(self, metric: str, *, is_low_better: bool = False) -> BestSeed | None:
+        """The seed with the best number; None where there are not several to choose from."""
+        known = [BestSeed(value, seed) for seed, value in self.by_seed(metric).items() if value is not None]
+        return None if len(known) < 2 else (min if is_low_better else max)(known, key=lambda best: best.value)
+
+    def cells(self, column: str) -> dict[Any, Group]:
+        """The rows by their value in a column, in order; a row without one is left out."""
+        if column not in self._cells:
+            found = groups(self.rows[self.rows[column].notna()], (column,))
+            cells = {cell._first[column]: cell for cell in found}
+            self._cells[column] = {value: cells[value] for value in in_order(cells)}
+        return self._cells[column]
+
+    @cached_property
+    def _cells(self) -> dict[str, dict[Any, Group]]:
+        return {}
+
+    @property
+    def num_records(self) -> int:
+        return int(self.rows["record"].nunique())
+
+    @property
+    def details(self) -> list[Mapping[str, Any]]:
+        """One of each record, in the order of the seeds."""
+        return list(self._by_seed.drop_duplicates("record")["detail"])
+
+    def curves(self, name: str) -> list[Any]:
+        """A detail of the records that have it, one of each record."""
+        return [detail[name] for detail in self.details if detail.get(name)]
+
+    def _numbers(self, metric: str, over: str) -> list[tuple[Any, float | None]]:
+        mine = self._by_seed["metric"].to_numpy() == metric
+        columns = (self._by_seed[column].to_numpy()[mine] for column in (over, "value"))
+        return [(key, None if value != value else value) for key, value in zip(*columns, strict=True)]  # NaN
+
+
+def plain(frame: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """The rows of a kind of evaluation that belong to no sweep and to models trained here."""
+    return frame[(frame["kind"] == kind) & frame["sweep"].isna() & frame["source"].isna()]
+
+
+def headlines(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows in the mode that stands for their model."""
+    return rows[rows["is_headline"].astype(bool)]
+
+
+def roles_of(found: Iterable[Group]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(role for group in found for role in group.roles))
+
+
+def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[Group]:
+    """The rows that agree in the columns `by`, in the order of the frame."""
+    return [Group(mine) for _, mine in rows.groupby(list(by), sort=False, dropna=False)]
+
+
+def in_order(values: Iterable[Any]) -> list[Any]:
+    """Numbers by size, then words as they come."""
+    found = list(dict.fromkeys(values))
+    numbers = sorted(value for value in found if not isinstance(value, str))
+    return [*numbers, *(value for value in found if isinstance(value, str))]

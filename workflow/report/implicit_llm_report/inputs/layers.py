@@ -1,0 +1,72 @@
+"""The fewest layers that solve a group at the length they were trained on: Merrill's protocol.
+
+For every kind of model and training length, models of several depths are tested at that very length; the smallest depth
+whose mean accuracy over seeds reaches the threshold counts.
+Source: Schöne et al. 2025, Fig. 1 left; after Merrill, Petty and Sabharwal 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from implicit_llm_report.config import MinimumLayersConfig
+from implicit_llm_report.inputs.frame import COLUMNS, Group, groups, headlines, plain, shares_of
+
+LAYERS = "layers"  # kind and metric of the rows made here
+
+
+def depths(frame: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
+    """The accuracies of each kind of model by length and depth, named by these, in the mode that stands for the model.
+
+    Tested at the length trained on, with no more hard tokens than in training; on the hardest of the tests, and of
+    several models of one depth that of the highest mean.
+    """
+    rows = headlines(plain(frame, "word_problem"))
+    is_meant = (rows["group"] == config.group) & (rows["monoid"] == config.monoid) & rows["num_layers"].notna()
+    rows = rows[is_meant & (rows["length"] == rows["train_length"]) & (rows["metric"] == config.measure)]
+    best: dict[tuple, tuple[tuple, Group]] = {}
+    for model in groups(rows, ("name", "data")):
+        if not model.is_harder and config.hard_fraction in (None, model.hard_fraction):
+            mean, key = model.spread(config.measure).mean, (not model.is_implicit, model.num_layers, model.length)
+            rank = max(shares_of(model.hard_fraction)), -1.0 if mean is None else mean
+            best[key] = max((rank, model), best.get(key, (rank, model)), key=lambda item: item[0])
+    named = [model.rows.assign(name=_named(*key[:2])) for key, (_, model) in sorted(best.items(), key=lambda i: i[0])]
+    return pd.concat([rows[:0], *named])
+
+
+def _named(is_explicit: bool, depth: int) -> str:
+    return f"{'explicit' if is_explicit else 'implicit'}, {depth} layer{'' if depth == 1 else 's'}"
+
+
+def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
+    """A row for each kind of model, length and input: the number, and in `detail` the number in words."""
+    found: list[dict[str, Any]] = []
+    for kind in groups(rows, ("is_implicit",)):
+        name = f"{'implicit' if kind.is_implicit else 'explicit'}: fewest layers"
+        lengths = kind.cells("length")
+        extents = {max(lengths): "most", min(lengths): "least"} if len(lengths) > 1 else {}
+        for length, at in lengths.items():
+            means = {depth: cell.spread(config.measure).mean for depth, cell in at.cells("num_layers").items()}
+            value, words = fewest(means, config.threshold)
+            about = {"kind": LAYERS, "metric": LAYERS, "name": name, "run": name, "is_implicit": kind.is_implicit}
+            about |= {"length": length, "train_length": length, "extent": extents.get(length), "data": at.group}
+            found += [about | {"value": value, "detail": {"words": words}, "role": role} for role in at.roles]
+    frame = pd.DataFrame(found, columns=list(COLUMNS), dtype=object)
+    return frame.where(frame.notna(), None).astype({"value": float})
+
+
+def fewest(values: Mapping[int, float | None], threshold: float) -> tuple[float | None, str]:
+    """The smallest depth that reaches the threshold, with its words.
+
+    "4"; "≤ 4" where a smaller depth is missing; "> 16" where none of the depths does it, which then counts as one layer
+    more than the deepest; "missing" where nothing solves it and a depth gave no number.
+    """
+    known = {depth: value for depth, value in values.items() if value is not None}
+    solved = next((depth for depth, value in known.items() if value >= threshold), None)
+    is_bound = any(value is None for depth, value in values.items() if solved is None or depth < solved)
+    if solved is not None:
+        return solved, f"≤ {solved}" if is_bound else str(solved)
+    return (None, "missing") if is_bound or not known else (max(known) + 1, f"> {max(known)}")

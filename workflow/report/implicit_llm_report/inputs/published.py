@@ -1,0 +1,210 @@
+"""The numbers that others reported, published.yaml, and which of ours are of the same thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_report.config import ReportError, read_yaml
+from implicit_llm_report.inputs.frame import METRIC_WORDS, Group, is_close, short_count
+from implicit_llm_report.inputs.suites import Suite
+
+PUBLISHED = Path(__file__).with_name("published.yaml")
+SAME = 0.1  # sizes and tokens that differ by less count as the same
+NEAR = ("num_parameters", "train_tokens")
+
+Mark = Literal["paper", "other_paper", "secondary", "reference_run", "reference_code", "derived", "not_known"]
+NOT_KNOWN = "not_known"
+MARK_WORDS = {
+    "reference_code": "published code",
+    "derived": "derived",
+    "not_known": "not known",
+    "paper": "paper",
+    "other_paper": "another paper",
+    "secondary": "secondary source",
+    "reference_run": "published code, our run",
+}
+# By kind of evaluation the columns in which a number of ours must agree with a published one.
+COMPARED = {
+    "word_problem": (
+        "group", "monoid", "mode", "is_implicit", "num_layers", "length", "hard_fraction", "train_length",
+        "train_hard_fraction",
+    ),
+    "perplexity": ("family", "num_parameters", "train_tokens", "solver", "length"),
+    "lm_eval": ("family", "num_parameters", "train_tokens", "solver", "task"),
+    "duality": ("family", "num_parameters", "eval_mode", "against"),
+}  # fmt: skip
+# The lists of the file: kind of evaluation and metric of the entries, their part of the page, how numbers are shown.
+PARTS = {
+    "numbers": ("word_problem", "accuracy_last10", "word problems", ".3f"),
+    "perplexities": ("perplexity", "perplexity", "perplexity", ".2f"),
+    "downstream": ("lm_eval", "", "downstream", ".4f"),
+    "babi": (None, "", "CatbAbI", ".2f"),
+    "duality": ("duality", "token_agreement", "duality", ".3f"),
+    "facts": (None, "", "", ""),
+}
+
+
+@dataclass(frozen=True)
+class PublishedSolver:
+    """The most iterations of the phase that a published model ended with, and its phantom steps."""
+
+    max_iter: int
+    phantom_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A number or statement, how far to trust it (`mark`), and the conditions under which it was found.
+
+    The conditions are columns of the frame; `values` is a row of a downstream table by the labels of its suite, `hub`
+    the released model that it belongs to. `value` None and the mark not_known: not found.
+    """
+
+    id: str
+    source: str
+    mark: Mark
+    value: float | str | None = None
+    part: str = ""
+    what: str = ""
+    note: str | None = None
+    kind: str | None = None
+    metric: str = ""
+    form: str = ""
+    group: str | None = None
+    monoid: str | None = None
+    mode: str | None = None
+    is_implicit: bool | None = None
+    num_layers: int | None = None
+    length: int | None = None
+    hard_fraction: float | None = None
+    train_length: int | None = None
+    train_hard_fraction: float | None = None
+    f_evaluations_per_token: float | None = None
+    family: str | None = None
+    num_parameters: float | None = None
+    solver: PublishedSolver | None = None
+    train_data: str | None = None
+    test_data: str | None = None
+    train_tokens: float | None = None
+    eval_mode: str | None = None
+    against: str | None = None
+    num_tokens: float | None = None
+    model: str | None = None
+    training: Literal["qa", "lm"] | None = None
+    task: str | None = None
+    suite: str = "paper"
+    hub: str | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.value is None and not self.values) != (self.mark == NOT_KNOWN):
+            raise ValueError(f"{self.id}: the mark {NOT_KNOWN} goes with the value null, and no other mark does")
+
+    def is_beside(self, cell: Group) -> bool:
+        """Whether a number of ours is of the same thing: the same released model, or equal in all conditions."""
+        if cell.kind != self.kind or cell.task != self.task:
+            return False
+        if cell.source is not None:
+            return self.hub is not None and self.hub == cell.source.get("hub")
+        # A model of this size was trained on so many tokens of no other corpus here.
+        if self.train_data != (self.test_data or ("D-Pile" if self.values else self.train_data)):
+            return False
+        return all(self._agrees(column, getattr(cell, column)) for column in COMPARED[self.kind or ""])
+
+    def _agrees(self, column: str, value: Any) -> bool:
+        mine = getattr(self, column)
+        if column in NEAR:
+            return is_close(mine, value, SAME)
+        if column == "solver":
+            return mine == (value and PublishedSolver(value.max_iter, value.phantom_steps))
+        return bool(mine == value)
+
+    @property
+    def text(self) -> str:
+        """The published value; empty where it is not known."""
+        return f"{self.value:{self.form}}" if isinstance(self.value, float | int) else self.value or ""
+
+
+def _words(entry: Entry) -> str:
+    """What a number is of."""
+    if entry.part == "word problems":
+        task = entry.group if entry.monoid == "none" else f"{entry.group} × {entry.monoid}"
+        kind = "implicit" if entry.is_implicit else "explicit"
+        trained = f"{entry.train_length} with {100 * (entry.train_hard_fraction or 0):g} % hard"
+        tested = f"{entry.length} with {100 * (entry.hard_fraction or 0):g} % hard"
+        model = f"{task}, {entry.num_layers}-layer {kind}, trained at {trained}, tested at {tested}, {entry.mode}"
+        return f"{model}: {METRIC_WORDS[entry.metric]}"
+    if entry.part == "CatbAbI":
+        trained = "answers only" if entry.training == "qa" else "all words"
+        layers = f", {entry.num_layers} layer{'s' if entry.num_layers != 1 else ''}" if entry.num_layers else ""
+        return f"{entry.model}{layers}, trained on {trained}: accuracy at all questions in percent"
+    size = short_count(entry.num_parameters or 0)
+    if entry.part == "duality":
+        return f"{entry.family} {size}: share of tokens alike in simultaneous and sequential mode"
+    kind = f"({entry.solver.max_iter}+{entry.solver.phantom_steps})" if entry.solver else "explicit"
+    model = f"{entry.family} {kind}, {size}, {short_count(entry.train_tokens or 0)} tokens of {entry.train_data}: "
+    return model + (entry.what or f"perplexity on {entry.test_data}, rows of {entry.length}")
+
+
+@dataclass(frozen=True)
+class Published:
+    """All published numbers and what the marks mean."""
+
+    marks: Mapping[str, str]
+    numbers: tuple[Entry, ...] = ()
+    perplexities: tuple[Entry, ...] = ()
+    downstream: tuple[Entry, ...] = ()
+    babi: tuple[Entry, ...] = ()
+    duality: tuple[Entry, ...] = ()
+    facts: tuple[Entry, ...] = ()
+
+    def beside(self, cell: Group, metric: str) -> Entry | None:
+        """The published entry of the same thing, None where there is none."""
+        return next((entry for entry in self.entries if entry.metric == metric and entry.is_beside(cell)), None)
+
+    @property
+    def all_marks(self) -> set[str]:
+        return {entry.mark for entry in self.entries}
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return (*self.numbers, *self.perplexities, *self.downstream, *self.babi, *self.duality, *self.facts)
+
+
+def load_published(suites: tuple[Suite, ...], path: Path = PUBLISHED) -> Published:
+    """Read the file, a row of a downstream table as a number each. Raises: UserError naming file and key."""
+    published = fill(Published, read_yaml(path), str(path))
+    ids = [entry.id for entry in published.entries]
+    twice = next((name for name in ids if ids.count(name) > 1), None)
+    if twice is not None:
+        raise ReportError(f"{path}: the id {twice} stands twice; give every entry an id of its own")
+    unknown = published.all_marks - set(published.marks)
+    if unknown:
+        raise ReportError(f"{path}: the mark {sorted(unknown)[0]} is not explained; add it under marks")
+    placed: dict[str, Any] = {name: _placed(name, getattr(published, name), suites) for name in PARTS}
+    return replace(published, **placed)
+
+
+def _placed(name: str, entries: tuple[Entry, ...], suites: tuple[Suite, ...]) -> tuple[Entry, ...]:
+    """The entries of a list with what is known from the list."""
+    kind, metric, part, form = PARTS[name]
+    found = [
+        replace(entry, kind=kind, metric=entry.metric or metric, part=entry.part or part, form=form)
+        for entry in entries
+        for entry in (_split(entry, suites) if name == "downstream" else [entry])
+    ]
+    return tuple(entry if entry.part and name == "facts" else replace(entry, what=_words(entry)) for entry in found)
+
+
+def _split(row: Entry, suites: tuple[Suite, ...]) -> list[Entry]:
+    """A row of a downstream table as an entry for each column."""
+    columns = {column.label: column for suite in suites if suite.name == row.suite for column in suite.all_columns}
+    return [
+        replace(row, id=f"{row.id}-{label.lower().replace(' ', '-')}", value=value, what=label,
+                task=columns[label].task, metric=columns[label].metric)
+        for label, value in row.values.items()
+    ]  # fmt: skip

@@ -1,0 +1,163 @@
+"""Training runs as the report sees them: phases that follow or branch from one another, with their journals.
+
+A curve is a table with a row for each of equal bins of a phase's steps, so that the bins of all seeds are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from implicit_llm_contracts.runs import journal
+
+STEP, LOSS, TOKENS, FLOPS = "step", "loss", "tokens", "flops"
+LANGUAGE_MODEL = "language_model"
+MAX_POINTS = 120  # bins of a whole run: beyond, a line of 500 pixels shows noise only
+MIN_POINTS = 20  # of a short branch
+END_SHARE = 0.02  # of all steps: so many last ones make the loss at the end
+
+
+@dataclass(frozen=True)
+class Solver:
+    """What the report compares phases by: how a phase finds its fixed points."""
+
+    mode: str | None = None
+    max_iter: int | None = None
+    phantom_steps: int | None = None
+    num_unroll: int | None = None
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any] | None) -> Solver | None:
+        """From the settings of a phase; None for an explicit model."""
+        return None if settings is None else cls(*(settings.get(field.name) for field in fields(cls)))
+
+    @property
+    def iterations(self) -> int:
+        """The most that a phase allows; an unrolled phase differentiates through all of them."""
+        return (self.num_unroll if self.mode == "unrolled" else self.max_iter) or 0
+
+    @property
+    def label(self) -> str:
+        """The paper's short form: "(24+4)"; "(unrolled 4)" for an unrolled phase. For the reader only."""
+        return f"(unrolled {self.num_unroll})" if self.mode == "unrolled" else f"({self.max_iter}+{self.phantom_steps})"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a training run: steps start_step + 1 .. end_step and the points of its journal.
+
+    `start` is the fingerprint of the phase it starts from, `step_tokens` the tokens of one step.
+    """
+
+    role: str
+    name: str
+    start_step: int
+    end_step: int
+    solver: Mapping[str, Any] | None
+    points: tuple[journal.Point, ...]
+    fingerprint: str = ""
+    start: str | None = None
+    step_tokens: int | None = None
+
+    @property
+    def label(self) -> str:
+        """In words: "unrolled 4", "free 16+4"; a model without solver is "explicit"."""
+        if self.solver is None:
+            return "explicit"
+        if self.solver.get("mode") == "unrolled":
+            return f"unrolled {self.solver.get('num_unroll')}"
+        return f"{self.name} {self.solver.get('max_iter')}+{self.solver.get('phantom_steps')}"
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """By step the journal's values, infinite ones as NaN; tokens are counted where the journal has none."""
+        steps = [point.step for point in self.points]
+        table = pd.DataFrame([point.values for point in self.points], index=steps).replace([np.inf, -np.inf], np.nan)
+        if self.step_tokens is not None:
+            counted = pd.Series(steps, steps, float) * self.step_tokens
+            table[TOKENS] = table[TOKENS].fillna(counted) if TOKENS in table else counted
+        return table.assign(step=steps)
+
+    def series(self, key: str) -> pd.Series:
+        """A journal key by global step."""
+        return self.table.get(key, pd.Series(dtype=float)).dropna()
+
+    def curve(self, key: str, x: str = STEP, bins: int = MAX_POINTS) -> pd.DataFrame:
+        """Means over bins of the columns step, x and key; bins without a point are left out."""
+        rows = self.table.reindex(columns=list(dict.fromkeys((STEP, x, key)))).dropna()
+        return rows.groupby((rows[STEP] - self.start_step - 1) * bins // (self.end_step - self.start_step or 1)).mean()
+
+    @cached_property
+    def end_loss(self) -> float | None:
+        """Mean loss of the last steps; None when the journal has none of them."""
+        losses = self.series(LOSS)
+        last = losses[losses.index > (1 - END_SHARE) * self.end_step]
+        return None if last.empty else float(last.mean())
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """The phases of one run and seed, by their start; `data` is the fingerprint of the training set."""
+
+    run: str
+    seed: int | None
+    phases: tuple[Phase, ...]
+    task: str | None = None
+    model_type: str | None = None
+    num_parameters: int | None = None
+    data: str | None = None
+
+    @property
+    def is_implicit(self) -> bool:
+        return any(phase.solver is not None for phase in self.phases)
+
+    @property
+    def end_step(self) -> int:
+        return max(phase.end_step for phase in self.phases)
+
+    def before(self, phase: Phase) -> Phase | None:
+        """The phase that `phase` starts from."""
+        return next((other for other in self.phases if other.fingerprint and other.fingerprint == phase.start), None)
+
+    def path(self, phase: Phase) -> tuple[Phase, ...]:
+        """The phases up to and with `phase`."""
+        before = self.before(phase)
+        return (*(self.path(before) if before is not None else ()), phase)
+
+    @property
+    def last_phases(self) -> list[Phase]:
+        """The phases that none goes on from at their end."""
+        continued = {
+            phase.start for phase in self.phases if (b := self.before(phase)) and b.end_step == phase.start_step
+        }
+        return [phase for phase in self.phases if phase.fingerprint not in continued]
+
+    def along(self, phase: Phase, key: str, x: str = STEP) -> pd.DataFrame:
+        """The smoothed curve from step 0 through the phases before `phase` to its end, by phase and bin."""
+        path = self.path(phase)
+        ends = [following.start_step for following in path[1:]] + [phase.end_step]
+        bins = [max(MIN_POINTS, round(MAX_POINTS * (p.end_step - p.start_step) / self.end_step)) for p in path]
+        curves = {part.name: part.curve(key, x, count) for part, count in zip(path, bins, strict=True)}
+        parts = zip(curves.items(), ends, strict=True)
+        return pd.concat({name: curve[curve[STEP] <= end] for (name, curve), end in parts})
+
+
+def end_loss_of(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
+    """Training loss at the end of a phase, mean over the seeds; None when one of them has none."""
+    losses = [one.end_loss for trained in training if trained.run == run for one in trained.phases if one.name == phase]
+    known = [loss for loss in losses if loss is not None]
+    return sum(known) / len(known) if known and len(known) == len(losses) else None
+
+
+def share_bounded(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
+    """The share of a branch's steps before its last phase began; None where the phase starts from none."""
+    for trained in training:
+        for one in trained.phases:
+            if (trained.run, one.name) == (run, phase) and trained.before(one) is not None and one.end_step:
+                return round(one.start_step / one.end_step, 2)
+    return None

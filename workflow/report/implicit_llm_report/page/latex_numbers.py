@@ -1,0 +1,87 @@
+r"""The report's numbers for a manuscript: \result{kind/run/phase/data/mode/length/metric} in numbers.tex.
+
+A key is made of the record's own words; `.low` and `.high` after it are the range over seeds, `.seeds` their number. A
+number that could not be measured is \resultmissing, and so is, with a warning, one that the report does not have: it is
+never a zero, and a manuscript that asks for it still compiles and shows that it is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from implicit_llm_report.claims.claims import Judgement
+from implicit_llm_report.config import MissingResult
+from implicit_llm_report.inputs.frame import COSTS, METRICS, Group, Spread, groups
+from implicit_llm_report.inputs.sources import Source
+
+FILE_NAME = "numbers.tex"
+# What tells the numbers of one kind apart, in the order of a key.
+PLACES = ("kind", "run", "phase", "setting", "task", "data", "protocol", "against", "mode", "length")
+MISSING = r"\resultmissing"
+HEAD = r"""% Numbers of the experiment {experiment}: \input this file, then \result{{key}}.
+% Made by `implicit-llm report`: do not edit.
+\providecommand{{\resultmissing}}{{\textbf{{??}}}}
+\providecommand{{\resultdef}}[2]{{\expandafter\gdef\csname result@#1\endcsname{{#2}}}}
+\providecommand{{\result}}[1]{{\ifcsname result@#1\endcsname\csname result@#1\endcsname\else
+  \resultmissing\GenericWarning{{}}{{LaTeX Warning: no result `#1' in numbers.tex}}\fi}}
+"""
+
+
+def latex_numbers(
+    experiment: str,
+    frame: pd.DataFrame,
+    sources: Mapping[str, Source],
+    judgements: Sequence[Judgement],
+    missing: Sequence[MissingResult] = (),
+) -> str:
+    """The file as text: a definition a number, with the runs that it comes from in a comment."""
+    lines = [HEAD.format(experiment=experiment)]
+    for item in missing:
+        lines.append(f"% lacks {item.job} ({item.state}); made by: {item.command}")
+    for group in groups(frame, PLACES):
+        known = ((role, sources.get(role)) for role in group.roles)
+        lines.append("% " + "; ".join(f"{role} {at.fingerprint[:16] if at else 'missing'}" for role, at in known))
+        lines += [f"\\resultdef{{{key}}}{{{value}}}" for key, value in _definitions(group)]
+    lines.append("% claims")
+    for judgement in judgements:
+        key = f"claim/{_word(judgement.claim.id)}"
+        lines += [f"\\resultdef{{{key}{end}}}{{{value}}}" for end, value in _spread(judgement.spread)]
+        lines.append(f"\\resultdef{{{key}.verdict}}{{{judgement.verdict}}}")
+    return "\n".join(lines) + "\n"
+
+
+def _definitions(group: Group) -> Iterator[tuple[str, str]]:
+    """Of a group over its seeds, and over its tokens where it has a record for each."""
+    key = "/".join(_word(part) for place in PLACES if not pd.isna(part := getattr(group, place)))
+    metrics = METRICS.get(group.kind) or tuple(sorted(set(group.metrics) - {*COSTS}))
+    spreads = {metric: group.spread(metric, over="record") for metric in (*metrics, *COSTS)}
+    for metric, spread in spreads.items():
+        if metric in metrics or spread.values:
+            yield from ((f"{key}/{_word(metric)}{end}", value) for end, value in _spread(spread))
+
+
+def _spread(spread: Spread) -> Iterator[tuple[str, str]]:
+    yield "", latex_number(spread.mean)
+    if len(spread.values) + spread.num_missing > 1:
+        yield ".low", latex_number(spread.low)
+        yield ".high", latex_number(spread.high)
+        yield ".seeds", str(len(spread.values))
+
+
+def latex_number(value: float | None) -> str:
+    """Four significant digits; powers of ten in mathematics."""
+    if value is None:
+        return MISSING
+    text = f"{value:.4g}"
+    mantissa, has_power, power = text.partition("e")
+    if has_power:
+        return rf"\ensuremath{{{mantissa}\times10^{{{int(power)}}}}}"
+    return rf"\ensuremath{{{text}}}" if text.startswith("-") else text
+
+
+def _word(part: object) -> str:
+    """Letters that \\csname takes as they are."""
+    return re.sub(r"[^A-Za-z0-9._=@+-]+", "-", str(part))

@@ -1,0 +1,221 @@
+"""The page: one HTML file that needs nothing else; behind every number stand the runs that it comes from."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from implicit_llm_report.claims.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement
+from implicit_llm_report.config import FOLDER
+from implicit_llm_report.figures.svg import Drawn, theme_css
+from implicit_llm_report.inputs.frame import LAST_TEN, PERPLEXITY, Spread, seeds_words
+from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.inputs.layers import LAYERS
+from implicit_llm_report.inputs.published import MARK_WORDS
+from implicit_llm_report.inputs.sources import ReportInputs, Source
+from implicit_llm_report.inputs.training_runs import LOSS, TrainingRun
+from implicit_llm_report.page.lineage import command_words, git_words, lineage, origin_linker, sources_of
+from implicit_llm_report.registry import caption_of, registry
+from implicit_llm_report.sections import PublishedRow, Section
+from implicit_llm_report.tables import Cell, num_read
+
+TEMPLATES = FOLDER / "page"
+TEMPLATE = "index.html.j2"
+MISSING_WORD = Markup('<span class="missing">missing</span>')
+SYMBOLS = {HOLDS: "✓", BORDERLINE: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
+
+
+@dataclass(frozen=True)
+class PageContent:
+    """Everything the page shows; `published` is empty for an experiment of its own."""
+
+    title: str
+    given: Given
+    judgements: Sequence[Judgement]
+    sections: Mapping[str, Section]
+    figures: Sequence[Drawn]
+    published: Sequence[PublishedRow]
+    files: Mapping[str, Mapping[str, str]]  # the written tables by name
+
+
+def render(content: PageContent) -> str:
+    """The page as text."""
+    inputs, config = content.given.inputs, content.given.config
+    marks = {row.entry.mark for row in content.published} | {j.claim.mark for j in content.judgements if j.claim.mark}
+    page = (
+        _environment(content.given)
+        .get_template(TEMPLATE)
+        .render(
+            content=content,
+            config=config,
+            light_css=Markup(theme_css(1)),
+            dark_css=Markup(theme_css(2)),
+            counts={
+                verdict: sum(judgement.verdict == verdict for judgement in content.judgements) for verdict in SYMBOLS
+            },
+            glances=glances(content) if config.is_whole else [],
+            entries=registry().tables,
+            lineage=lineage(inputs, config),
+            lost={item.role: item.state for item in config.missing},
+            training=[_training(run, inputs.sources) for run in inputs.training if config.is_whole],
+            settings=hyperparameters(inputs),
+            all_sources=list(inputs.sources.values()),
+            anchors={source.fingerprint: source.anchor for source in inputs.sources.values()},
+            used_marks=sorted(marks),
+            marks=content.given.published.marks,
+        )
+    )
+    return re.sub(r"\n\s*\n+", "\n", page) + "\n"
+
+
+def _environment(given: Given) -> jinja2.Environment:
+    """What the templates have at hand beside the content."""
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "number": number,
+        "minus": minus,
+        "spread": spread_words,
+        "seeds": seeds_words,
+        "notes": lambda cell, table: notes(cell, table.most_tokens(cell), given),
+        "words": cell_words,
+        "caption": caption,
+        "slug": slug,
+        "commas": commas,
+        "by": origin_linker(given.inputs.sources),
+    }
+    environment.globals |= {
+        "sources_of": lambda roles: sources_of(given.inputs, roles),
+        "symbols": SYMBOLS,
+        "not_run": NOT_RUN,
+        "mark_words": MARK_WORDS,
+        "git": git_words,
+        "command": command_words,
+    }
+    return environment
+
+
+def caption(name: str) -> Markup:
+    """A figure's caption: reStructuredText, which also serves `snakemake --report`, with ``code`` its only markup."""
+    return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(caption_of(name))))
+
+
+def number(value: float | None) -> Markup:
+    """Three decimals around 1, else four significant digits; a missing number says so."""
+    if value is None:
+        return MISSING_WORD
+    size = abs(value)
+    form = ".3f" if 1e-3 <= size < 10 or not size else ".4g" if 1e-3 <= size < 10_000 else ".2e"
+    return Markup(minus(f"{value:{form}}"))
+
+
+def cell_words(cell: Cell) -> Markup | str:
+    """The number of a cell; the fewest layers of several inputs in their own words."""
+    assert cell.group is not None
+    if cell.metric == LAYERS:
+        return MISSING_WORD if cell.spread.mean is None else str(cell.group.details[0]["words"])
+    return number(cell.spread.mean)
+
+
+def notes(cell: Cell, most_tokens: int, given: Given) -> list[Markup]:
+    """The small print of a number: range, work, what it lacks, and the published number beside it."""
+    if cell.group is None or cell.metric in (LAYERS, "chance_last10"):
+        return []
+    group, spread = cell.group, cell.spread
+    work, entry = group.spread("f_evaluations_per_token", "record").mean, given.published.beside(group, cell.metric)
+    found = [spread_words(spread)]
+    found += [f"{number(work)} f/token"] if work is not None and cell.metric in (LAST_TEN, PERPLEXITY) else []
+    found += (
+        [f'<span class="missing">{spread.num_missing} missing</span>'] if spread.num_missing and spread.values else []
+    )
+    if num_read(cell) < most_tokens:
+        found.append(f'<span class="missing">first {num_read(cell):,} only</span>')
+    if entry is not None:
+        words = "published code, our run:" if entry.mark == "reference_run" else "published"
+        title = html.escape(given.published.marks[entry.mark])
+        found.append(f'<span class="published" title="{title}">{words} {number(entry.value)}</span>')  # type: ignore[arg-type]
+    return [Markup(words) for words in found if words]
+
+
+def minus(text: str) -> str:
+    """With a minus sign for the hyphen of a negative number, and none before a zero."""
+    return re.sub(r"^-(0\.?0*)$", r"\1", text).replace("-", "−")
+
+
+def commas(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
+
+
+def spread_words(spread: Spread) -> str:
+    """The range over seeds, where there is one."""
+    return f"{number(spread.low)} to {number(spread.high)}" if len(spread.values) > 1 else ""
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def glances(content: PageContent) -> list[dict[str, Any]]:
+    """The first table of each kind of result in the modes that stand for the models, at its ends."""
+    found = []
+    for name in ("accuracy", "perplexity", "babi"):
+        for table in content.sections[name].tables[:3] if name in content.sections else ():
+            columns = [0] if name == "babi" else list(dict.fromkeys((0, len(table.top) - 1)))
+            rows = [
+                (head, [cells[c] for c in columns])
+                for head, cells in zip(table.side, table.cells, strict=True)
+                if head.is_strong
+            ]
+            found.append({"title": table.title, "top": [table.top[c] for c in columns], "rows": rows})
+    return found
+
+
+def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]:
+    """A line of the table of training runs."""
+    records = [sources[phase.role].provenance for phase in run.phases]
+    busy_s = [attempt["busy_s"] for record in records for attempt in record.get("attempts") or []]
+    losses = [phase.series(LOSS) for phase in run.last_phases]
+    return {
+        "run": run.run,
+        "seed": run.seed,
+        "phases": run.phases,
+        "starts": {phase.name: before.name for phase in run.phases if (before := run.before(phase)) is not None},
+        "steps": run.end_step,
+        "losses": [None if loss.empty else loss.iloc[-1] for loss in losses],
+        "minutes": sum(busy_s) / 60 if busy_s else None,
+        "devices": ", ".join(dict.fromkeys(record["device"] for record in records if record.get("device"))),
+    }
+
+
+def hyperparameters(inputs: ReportInputs) -> dict[str, Any]:
+    """A row for each phase of each run with the settings that differ between them, and what all rows share."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for run in inputs.training:
+        for phase in run.phases:
+            config = inputs.sources[phase.role].config
+            values = {key: value for key, value in config.items() if key not in ("seed", "model_files")}
+            about = {"run": run.run, "phase": phase.label, "seeds": [], "settings": dict(_flat(values))}
+            row = rows.setdefault((run.run, phase.name), about)
+            row["seeds"] += [run.seed] if run.seed is not None else []
+    found = [row["settings"] for row in rows.values()]
+    keys = list(dict.fromkeys(key for values in found for key in values))
+    shared = {key: found[0][key] for key in keys if all(values.get(key) == found[0].get(key) for values in found)}
+    differing = [key for key in keys if key not in shared and key not in ("phase.index", "phase.name")]
+    return {"shared": shared, "differing": differing, "rows": list(rows.values())}
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by their path; those without a value are left out."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        elif value is not None:
+            yield before + key, value

@@ -1,0 +1,260 @@
+"""Tables of the frame: models down, and across lengths, tasks, swept values or metrics; for the page, CSV and LaTeX.
+
+registry.yaml says of each table what its rows and columns are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from implicit_llm_report.inputs.frame import (
+    COSTS,
+    EXTRAS,
+    METRICS,
+    PERPLEXITY,
+    Group,
+    Spread,
+    groups,
+    in_order,
+    roles_of,
+    seeds_words,
+    shares_of,
+    short_count,
+)
+from implicit_llm_report.inputs.published import Published
+from implicit_llm_report.registry import Entry
+
+MOST_COLUMNS = 12  # a table with more stands on its side
+LONG = 60  # rows of a table that needs the package longtable
+SYMBOLS = {">": "$>$", "<": "$<$", "≤": r"$\leq$", "×": r"$\times$"}
+# Columns of the frame that stand in front of the numbers in a CSV file; those that a table does not have are left out.
+ABOUT = (
+    "name", "run", "phase", "phase_label", "family", "num_layers", "num_parameters", "train_tokens", "train_flops",
+    "setting", "is_hard", "group", "monoid", "hard_fraction", "suite", "column", "task", "data", "split", "protocol",
+    "length", "train_length", "mode", "against", "swept", "at", "eval_max_iter", "eval_tol", "num_samples",
+    "num_tokens", "num_documents", "num_fewshot", "num_questions", "task_version", "task_hash", "harness_version",
+    "layer", "state_size", "reason",
+)  # fmt: skip
+TASK_NAMES = {  # of CatbAbI: Weston et al. 2015, Table 1
+    "1": "single supporting fact", "2": "two supporting facts", "3": "three supporting facts",
+    "4": "two argument relations", "5": "three argument relations", "6": "yes/no questions", "7": "counting",
+    "8": "lists/sets", "9": "simple negation", "10": "indefinite knowledge", "11": "basic coreference",
+    "12": "conjunction", "13": "compound coreference", "14": "time reasoning", "15": "basic deduction",
+    "16": "basic induction", "17": "positional reasoning", "18": "size reasoning", "19": "path finding",
+    "20": "agent's motivations",
+}  # fmt: skip
+ALL_TASKS = "all questions"
+PROTOCOL_WORDS = {"windowed": "every row from an empty state", "carried": "state carried over all stories"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A metric of a group of rows, None where it was not run."""
+
+    group: Group | None
+    metric: str
+    over: str = "seed"
+
+    @property
+    def spread(self) -> Spread:
+        return Spread(()) if self.group is None else self.group.spread(self.metric, self.over)
+
+    @property
+    def is_low_better(self) -> bool:
+        return self.metric == PERPLEXITY
+
+
+@dataclass(frozen=True)
+class Head:
+    """A row or column: its title with lines of small print; `is_strong` marks the mode that stands for its model."""
+
+    title: str
+    notes: Sequence[str] = ()
+    is_strong: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells by row and column."""
+
+    title: str
+    side: Sequence[Head]
+    top: Sequence[Head]
+    cells: Sequence[Sequence[Cell]]
+    trained: frozenset[str] = frozenset()  # titles of the columns that are the length of training
+    foot: str | None = None  # metric of a last row, which is of the test and not of a model
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return roles_of(cell.group for row in self.cells for cell in row if cell.group is not None)
+
+    def readable(self) -> Table:
+        """On its side where it is wider than the page."""
+        if len(self.top) <= MOST_COLUMNS:
+            return self
+        return Table(self.title, self.top, self.side, list(zip(*self.cells, strict=True)))
+
+    def most_tokens(self, cell: Cell) -> int:
+        """The most tokens or documents behind a cell of its column: with fewer it is not to be compared with those."""
+        column = next(index for row in self.cells for index, one in enumerate(row) if one is cell)
+        return max(num_read(row[column]) for row in self.cells)
+
+
+def num_read(cell: Cell) -> int:
+    """How many tokens or documents of a test a model read."""
+    return 0 if cell.group is None else cell.group.num_documents or cell.group.num_tokens or 0
+
+
+def tables_of(entry: Entry, rows: pd.DataFrame) -> list[Table]:
+    """The tables of an entry of the registry, of its rows of the frame."""
+    tests = groups(rows, entry.by) if entry.by else [Group(rows)] if len(rows) else []
+    return [_table(entry, test) for test in tests]
+
+
+def _table(entry: Entry, test: Group) -> Table:
+    models, metrics = groups(test.rows, entry.rows), list(entry.metrics)
+    side = [_head(model) for model in models]
+    if entry.across is None:
+        cells = [[Cell(model, metric, entry.over) for metric in metrics] for model in models]
+        return Table(title_of(test, entry), side, [Head(head) for head in entry.metrics.values()], cells)
+    values = in_order(test.rows[entry.across].dropna())
+    found = [
+        [Cell(model.cells(entry.across).get(value), metrics[0] if metrics else "") for value in values]
+        for model in models
+    ]
+    if not metrics:  # each column has a metric of its own
+        found = [[Cell(one.group, _metric(one.group), entry.over) for one in row] for row in found]
+    top = [Head(_words(entry.across, value)) for value in values]
+    if entry.foot:
+        side.append(Head("chance: the best constant answer"))
+        found.append([Cell(test.cells(entry.across)[value], entry.foot, "record") for value in values])
+    trained = (
+        frozenset(_words("length", n) for n in test.rows["train_length"].dropna()) if entry.across == "length" else ()
+    )
+    return Table(title_of(test, entry), side, top, found, frozenset(trained), entry.foot)
+
+
+def _metric(group: Group | None) -> str:
+    return "" if group is None else next(metric for metric in group.metrics if metric not in COSTS)
+
+
+def title_of(test: Group, entry: Entry) -> str:
+    """ "S5, 20 % hard, length 128": what the rows of a table or panel share."""
+    return ", ".join(words for column in entry.by if (words := _words(column, getattr(test, column), test)))
+
+
+def _words(column: str, value: Any, test: Group | None = None) -> str:
+    if column == "group" and test is not None and test.monoid not in (None, "none"):
+        return f"{value} × monoid"
+    if column == "hard_fraction" and value is not None:
+        return " / ".join(f"{100 * share:g}" for share in shares_of(value)) + " % hard"  # mixed in equal parts
+    if value is None or column == "monoid" or pd.isna(value):
+        return ""
+    if column == "task" and str(value) in TASK_NAMES:
+        return f"{value}. {TASK_NAMES[str(value)]}"
+    forms = {
+        "length": f"length {value}",
+        "protocol": PROTOCOL_WORDS.get(value, value),
+        "swept": f"by {SWEPT.get(value, value)}",
+    }
+    return str(forms.get(column, f"{value:g}" if isinstance(value, float) else value))
+
+
+SWEPT = {"eval_max_iter": "iterations allowed", "eval_tol": "tolerance"}
+
+
+def _head(model: Group) -> Head:
+    """A model in a mode."""
+    mode = f"{model.base or model.mode or ''}" + (f" against {model.against}" if model.against else "")
+    seeds = seeds_words(Spread.of(model.rows.drop_duplicates("record").drop_duplicates("seed")["value"]))
+    counts = {"parameters": model.num_parameters, "samples": model.num_samples}
+    tokens = None if model.train_tokens is None else f"{short_count(model.train_tokens)} training tokens"
+    notes = [mode, seeds, *(f"{count:,} {name}" for name, count in counts.items() if count is not None), tokens]
+    if model.is_hard is not None:
+        notes.append("hard tokens" if model.is_hard else "identity tokens")
+    notes.append(None if model.source is None else source_words(model.source))
+    return Head(model.name, [note for note in notes if note], bool(model.is_headline))
+
+
+def source_words(source: Mapping[str, Any]) -> str:
+    """ "EleutherAI/pythia-70m at a39f36b1..., sha256 ..." and whether a revision was named."""
+    if not source:
+        return "trained elsewhere"
+    name = str(source.get("hub") or source.get("path"))
+    if "hub" in source:
+        commit = source.get("commit")
+        name += f" at {commit[:12]}" if commit else ""
+        name += "" if source.get("revision") else ", not pinned"
+    weights = [digest for file, digest in sorted((source.get("sha256") or {}).items()) if file != "config.json"]
+    return f"{name}, sha256 {weights[0][:12]}{' and others' if len(weights) > 1 else ''}" if weights else name
+
+
+def files_of(tables: Sequence[Table], published: Published) -> dict[str, str]:
+    """Every number of the cells with its range as one CSV file, and the tables as LaTeX for the package booktabs."""
+    frame = pd.DataFrame([_csv_row(cell, published) for table in tables for cell in _different(table)], dtype=object)
+    about = [column for column in ABOUT if column in frame and frame[column].isna().all()]
+    return {"csv": csv_of(frame.drop(columns=about)), "tex": "\n".join(_latex(table) for table in tables)}
+
+
+def csv_of(frame: pd.DataFrame) -> str:
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
+def _different(table: Table) -> Iterator[Cell]:
+    """One cell of each group of rows."""
+    cells = (cell for row in table.cells for cell in row if cell.group is not None and cell.metric != table.foot)
+    return iter({id(cell.group.rows): cell for cell in cells if cell.group is not None}.values())
+
+
+def _csv_row(cell: Cell, published: Published) -> dict[str, object]:
+    """Every number of a group, and every seed of the first one."""
+    group, first = cell.group, cell.metric
+    assert group is not None
+    known = [metric for metric in (*METRICS.get(group.kind, ()), *COSTS, *EXTRAS) if metric in group.metrics]
+    numbers = {metric: group.spread(metric, cell.over) for metric in dict.fromkeys((first, *known))}
+    best, entry, seeds = group.best(first), published.beside(group, first), group.by_seed(first)
+    by_seed = "; ".join(f"{s}: {'missing' if v is None else f'{v:.6g}'}" for s, v in seeds.items())
+    return {
+        "model": "implicit" if group.is_implicit else "explicit",
+        **{column: _plain(getattr(group, column)) for column in ABOUT},
+        **{"num_seeds": len(numbers[first].values), "num_missing": numbers[first].num_missing, "metric": first},
+        **{f"{m}_{part}": rounded(getattr(s, part)) for m, s in numbers.items() for part in ("mean", "low", "high")},
+        **{"best_seed": best and best.seed, "by_seed": by_seed if len(seeds) > 1 else None},
+        **{"published": entry and entry.value, "published_mark": entry and entry.mark},
+    }
+
+
+def _plain(value: Any) -> object:
+    return " ".join(f"{part:g}" for part in value) if isinstance(value, tuple) else value
+
+
+def _latex(table: Table) -> str:
+    shown = table.readable()
+    names = [", ".join((head.title, *head.notes[:1])) for head in (*shown.side, *shown.top)]
+    rows = [[name, *map(_latex_cell, row)] for name, row in zip(names, shown.cells, strict=False)]
+    return latex_of(table.title, pd.DataFrame(rows, columns=["", *names[len(shown.side) :]], dtype=object))
+
+
+def latex_of(title: str, frame: pd.DataFrame) -> str:
+    text = frame.to_latex(index=False, escape=True, float_format="{:g}".format, longtable=len(frame) > LONG)
+    for symbol, command in SYMBOLS.items():
+        text = text.replace(symbol, command)
+    return f"% {title.replace('×', 'x')}: mean over seeds (range)\n{text}"
+
+
+def _latex_cell(cell: Cell) -> str:
+    spread = cell.spread
+    if cell.group is None or spread.mean is None:
+        return "" if cell.group is None else "missing"
+    form = ".4g" if cell.is_low_better else ".3f" if 1e-3 <= abs(spread.mean) < 10 or not spread.mean else ".3g"
+    is_range = spread.low < spread.high  # type: ignore[operator]
+    return f"{spread.mean:{form}}" + (f" ({spread.low:{form}}--{spread.high:{form}})" if is_range else "")
+
+
+def rounded(value: float | None) -> float | None:
+    """Six significant digits."""
+    return None if value is None else float(f"{value:.6g}")
