@@ -18,7 +18,7 @@ def test_no_entry_of_a_legend_is_cut(num_entries: int) -> None:
     panels = tuple(Panel(str(n), lambda axis: None) for n in range(3))
     root = ElementTree.fromstring(file_svg(drawn(Figure("x", "X", panels, legend, ()))))
     svg = list(root)[-1]  # the legend is the last part, as wide as the figure
-    translated = (re.match(r"translate\((\S+) ", one.attrib.get("transform", "")) for one in svg.iter())
+    translated = (re.match(r"translate\((\S+) \S+ scale\(0\.08", one.attrib.get("transform", "")) for one in svg.iter())
     lefts = [float(place[1]) for place in translated if place]
     assert len(lefts) >= num_entries
     assert min(lefts) >= 0

@@ -205,9 +205,12 @@ def csv_of(frame: pd.DataFrame) -> str:
 
 
 def _different(table: Table) -> Iterator[Cell]:
-    """One cell of each group of rows."""
-    cells = (cell for row in table.cells for cell in row if cell.group is not None and cell.metric != table.foot)
-    return iter({id(cell.group.rows): cell for cell in cells if cell.group is not None}.values())
+    """The first cell of each group of rows."""
+    seen: set[int] = set()
+    for cell in (cell for row in table.cells for cell in row if cell.metric != table.foot):
+        if cell.group is not None and id(cell.group) not in seen:
+            seen.add(id(cell.group))
+            yield cell
 
 
 def _csv_row(cell: Cell, published: Published) -> dict[str, object]:

@@ -33,7 +33,7 @@ def test_a_peer_is_imported_once_and_evaluated_like_a_run(language: ExperimentFi
     assert mine.upstream == {"model": "checkpoint/other", "text-test": "data/text-test"}
     assert plan.nodes["report"].upstream["checkpoint:other"] == "checkpoint/other"
     assert "evaluate/other/checkpoint/questions" not in plan.nodes  # of other data
-    assert "peers" in report_tables(plan.experiment)
+    assert "perplexity" in report_tables(plan.experiment)
 
 
 def test_only_the_peer_is_stale_when_it_changes(language: ExperimentFile) -> None:

@@ -135,7 +135,7 @@ def test_a_template_beside_a_module_counts(library: Path, digest: Callable[[str]
 
 def test_claims_and_captions_count_for_the_report_alone() -> None:
     counted = resource_digests(job_sources(job_code("report", {})).values())
-    assert {f"{REPORT}/claims.yaml", f"{REPORT}/registry.yaml"} <= counted.keys()
+    assert {f"{REPORT}/claims/claims.yaml", f"{REPORT}/registry.yaml"} <= counted.keys()
     data = job_sources(job_code("data", {"kind": "word_problem"}))
     assert not any(name.startswith(REPORT) for name in (*data, *resource_digests(data.values())))
 

@@ -20,7 +20,7 @@ from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR, REPORT, package_dir
 
 TASK_FOLDERS = CONFIG_DIR / "lm_eval"
-SUITES_FILE = package_dir(REPORT) / "downstream.yaml"
+SUITES_FILE = package_dir(REPORT) / "inputs/downstream.yaml"
 IGNORED = "__pycache__"
 
 

@@ -326,7 +326,7 @@ def _mark_extent(rows: Sequence[dict[str, Any]]) -> None:
 def _order(row: Mapping[str, Any]) -> tuple:
     test = (row["group"] or "", row["monoid"] or "", shares_of(row["hard_fraction"] or 0.0), natural(row["data"] or ""))
     model = (not row["is_implicit"], natural(row["run"] or ""), row["train_flops"] or 0.0, row["phase"] or "")
-    reading = (not row["is_headline"], mode_rank(row["mode"] or ""), row["against"] or "", row["length"] or 0)
+    reading = (not row["is_headline"], mode_rank(row["mode"] or ""), row["against"] != "sequential", row["length"] or 0)
     return (row["kind"], *test[:3], *model, *reading, test[3], -1 if row["seed"] is None else row["seed"])
 
 

@@ -94,9 +94,7 @@ def with_suites(frame: pd.DataFrame, suites: Iterable[Suite]) -> pd.DataFrame:
     titles = [suite_of.get(task, "Other tasks") for task, _ in pairs]
     labels = [places[pair][1] if pair in places else None if pair[0] in suite_of else " ".join(pair) for pair in pairs]
     order = {place: index for index, place in enumerate(places.values())}
-    in_order = np.argsort(
-        [order.get((title, label or ""), len(order)) for title, label in zip(titles, labels, strict=True)],
-        kind="stable",
-    )
+    places_shown = [(title, label or "") for title, label in zip(titles, labels, strict=True)]
+    in_order = np.argsort([order.get(place, len(order)) for place in places_shown], kind="stable")
     shown = shown.assign(suite=titles, column=labels).iloc[in_order]
     return pd.concat([frame[~is_downstream], frame[is_downstream & frame["metric"].isin(COSTS)], shown])
