@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
-from toy_project import ToyProject, write_shim
+from toy_project import ToyProject
 
 LOW = {"mem_mb": 500, "runtime": 10, "slurm_partition": "low"}
 pytestmark = pytest.mark.slow
@@ -21,7 +20,6 @@ def assert_no_step_is_lost_or_done_twice(project: ToyProject, steps: int) -> Non
 
 
 def test_a_preempted_job_goes_on_where_it_was(on_slurm: ToyProject) -> None:
-    assert on_slurm.cluster
     before = on_slurm.cluster.job_count()
     on_slurm.start(steps=30, resources=LOW)
     on_slurm.wait_until(lambda: len(on_slurm.steps()) > 3)
@@ -40,11 +38,9 @@ def test_a_preempted_job_goes_on_where_it_was(on_slurm: ToyProject) -> None:
     assert on_slurm.cluster.job_count() == before + 3  # train, the one that preempted it, result
 
 
-def test_a_preempted_job_that_is_only_sent_sigterm_goes_on_where_it_was(on_slurm: ToyProject, tmp_path: Path) -> None:
+def test_a_preempted_job_that_is_only_sent_sigterm_goes_on_where_it_was(on_slurm: ToyProject) -> None:
     """As on clusters that are not set up to send the signal of --signal at a preemption: its steps get it."""
-    assert on_slurm.cluster
-    on_slurm.shims = tmp_path / "shims"
-    write_shim(on_slurm.shims, "scontrol", ['"$REAL" "$@" | grep -v send_user_signal'])
+    on_slurm.shim("scontrol", '"$REAL" "$@" | grep -v send_user_signal')
     on_slurm.start(steps=20, resources={**LOW, "runtime": 11})
     on_slurm.wait_until(lambda: len(on_slurm.steps()) > 3)
     job = on_slurm.record("train")["job_id"]
@@ -64,7 +60,6 @@ def test_a_job_goes_on_after_its_time_limit(on_slurm: ToyProject) -> None:
 
 
 def test_a_job_without_progress_is_stopped_after_two_attempts(on_slurm: ToyProject) -> None:
-    assert on_slurm.cluster
     resources = {"mem_mb": 500, "runtime": 1}
     on_slurm.start(steps=5, pause=0.2, more="--is-stuck", resources=resources)
     for attempt in (1, 2, 3):  # the first one states a progress for the first time
@@ -86,7 +81,6 @@ def test_a_job_that_is_killed_at_its_time_limit_fails_with_its_class(on_slurm: T
 
 
 def test_scancel_is_taken_at_its_word(on_slurm: ToyProject) -> None:
-    assert on_slurm.cluster
     before = on_slurm.cluster.job_count()
     on_slurm.start(steps=100)
     on_slurm.wait_until(lambda: len(on_slurm.steps()) > 2)
@@ -99,18 +93,16 @@ def test_scancel_is_taken_at_its_word(on_slurm: ToyProject) -> None:
 
 
 def test_ctrl_c_cancels_the_jobs(on_slurm: ToyProject) -> None:
-    assert on_slurm.cluster
     on_slurm.start(steps=100)
     on_slurm.wait_until(lambda: len(on_slurm.steps()) > 2)
     os.killpg(on_slurm.drivers[-1].pid, signal.SIGINT)
     assert on_slurm.finish().endswith("exit code 1")
     job = on_slurm.record("train")["job_id"]
-    on_slurm.wait_until(lambda: on_slurm.cluster.states()[job] == "CANCELLED")  # type: ignore[union-attr]
+    on_slurm.wait_until(lambda: on_slurm.cluster.states()[job] == "CANCELLED")
     assert on_slurm.run(steps=4).endswith("exit code 0"), on_slurm.said()
 
 
 def test_ctrl_c_can_leave_the_jobs_to_the_next_driver(on_slurm: ToyProject) -> None:
-    assert on_slurm.cluster
     before = on_slurm.cluster.job_count()
     on_slurm.start("--submitit-on-interrupt", "detach", steps=20)
     on_slurm.wait_until(lambda: len(on_slurm.steps()) > 2)
@@ -123,7 +115,6 @@ def test_ctrl_c_can_leave_the_jobs_to_the_next_driver(on_slurm: ToyProject) -> N
 
 
 def test_a_job_on_a_node_that_goes_down_runs_on_another(on_slurm: ToyProject) -> None:
-    assert on_slurm.cluster
     on_slurm.start(steps=12, resources={"mem_mb": 500, "runtime": 5, "slurm_extra": "--no-requeue"})
     on_slurm.wait_until(lambda: len(on_slurm.steps()) > 2)
     (start,) = on_slurm.starts()
@@ -137,7 +128,6 @@ def test_a_job_on_a_node_that_goes_down_runs_on_another(on_slurm: ToyProject) ->
 
 
 def test_slurms_own_requeue_of_a_job_whose_node_goes_down_is_no_failure(on_slurm: ToyProject) -> None:
-    assert on_slurm.cluster
     before = on_slurm.cluster.job_count()
     on_slurm.start(steps=12)
     on_slurm.wait_until(lambda: len(on_slurm.steps()) > 2)
@@ -163,7 +153,6 @@ def test_a_killed_training_process_is_started_once_more_on_another_node(on_slurm
 
 
 def test_a_job_without_enough_memory_gets_more_once(on_slurm: ToyProject) -> None:
-    assert on_slurm.cluster
     (on_slurm.path / "train.py").write_text("import time\ndata = bytearray(1 << 31)\ntime.sleep(30)\n")
     said = on_slurm.run(resources={"mem_mb": 300, "runtime": 5})
     assert said.endswith("exit code 1")

@@ -1,14 +1,18 @@
-"""A project that is not this one, from its first to its last job."""
+"""Whole workflows: a toy project, and Snakemake's own tests for executor plugins."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import snakemake.common.tests as base
 
+from slurm_cluster import SlurmCluster
+from snakemake_executor_plugin_submitit import ExecutorSettings
 from toy_project import ToyProject
 
 
@@ -41,26 +45,13 @@ def test_each_attempt_of_a_rule_is_a_submission_with_its_own_resources(on_this_m
 
 @pytest.mark.slow
 def test_each_attempt_of_a_rule_is_a_slurm_job_with_its_own_request(on_slurm: ToyProject) -> None:
-    assert on_slurm.cluster
     before = set(on_slurm.cluster.states())
     said = on_slurm.run("grown.txt")
     assert said.endswith("exit code 0"), said
     jobs = sorted(set(on_slurm.cluster.states()) - before, key=int)
     expected = [f"{jobs[0]}|700M", f"{jobs[1]}|900M"]  # 500 MB are for the Snakemake within the job
     accounts = ("sacct", "-nPX", "-o", "JobID,ReqMem", "-j", ",".join(jobs))
-    on_slurm.wait_until(lambda: on_slurm.cluster and on_slurm.cluster.run(*accounts).split() == expected)
-
-
-@pytest.mark.slow
-def test_it_runs_on_slurm_with_a_job_array(on_slurm: ToyProject) -> None:
-    assert on_slurm.cluster
-    before = set(on_slurm.cluster.states())
-    said = on_slurm.run(small=4)
-    assert said.endswith("exit code 0"), said
-    assert (on_slurm.path / "result.txt").read_text().endswith("\n0\n1\n2\n3\n")
-    arrays = {job for job in set(on_slurm.cluster.states()) - before if "_" in job}
-    assert len(arrays) == 4
-    assert len({job.partition("_")[0] for job in arrays}) == 1
+    on_slurm.wait_until(lambda: on_slurm.cluster.run(*accounts).split() == expected)
 
 
 @pytest.mark.slow
@@ -105,11 +96,46 @@ def test_a_job_gets_its_environment_and_a_broken_one_has_its_class(on_this_machi
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "python").write_text('#!/bin/sh\nexec "$ONCE_MORE" "$@"\n')
     (venv / "bin" / "python").chmod(0o755)
-    import sys
-
     resources = {"mem_mb": 500, "runtime": 5, "venv": "venv", "setup": f"export ONCE_MORE={sys.executable}"}
     assert project.run("trained.txt", resources=resources).endswith("exit code 0"), project.said()
     said = project.run("trained.txt", "--force", resources={**resources, "venv": "nowhere"})
     assert said.endswith("exit code 1")
     assert "class env" in said
     assert "nowhere: no virtual environment here" in said
+
+
+class OnThisMachine(base.TestWorkflowsLocalStorageBase):
+    cluster = "local"
+    array_size = 0
+
+    def get_executor(self) -> str:
+        return "submitit"
+
+    def get_executor_settings(self) -> ExecutorSettings:
+        # the tests ask for 5 MB of memory, which would not even hold Python
+        return ExecutorSettings(cluster=self.cluster, poll_interval_s=1, extra_mem_mb=500, array_size=self.array_size)
+
+
+@pytest.mark.slow
+class TestOnThisMachine(OnThisMachine):
+    __test__ = True
+
+
+class OnSlurm(OnThisMachine):
+    cluster = "slurm"
+
+    @pytest.fixture(autouse=True)
+    def use_it(self, slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        slurm.resume_nodes()
+        monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+
+
+@pytest.mark.slow
+class TestOnSlurm(OnSlurm):
+    __test__ = True
+
+
+@pytest.mark.slow
+class TestOnSlurmWithArrays(OnSlurm):
+    __test__ = True
+    array_size = 10

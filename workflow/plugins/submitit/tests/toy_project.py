@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,11 +96,10 @@ rule result:
 
 @dataclass
 class ToyProject:
-    """`cluster`: None for processes of this machine; `shims`: first on PATH; `path_variable`: instead of PATH."""
+    """`cluster`: None for processes of this machine; `path_variable`: in place of PATH."""
 
     path: Path
     cluster: SlurmCluster | None = None
-    shims: Path | None = None
     path_variable: str | None = None
     drivers: list[subprocess.Popen[str]] = field(default_factory=list)
 
@@ -162,11 +162,12 @@ class ToyProject:
     @property
     def env(self) -> dict[str, str]:
         env = dict(self.cluster.env if self.cluster else os.environ)
-        first = [str(self.shims)] if self.shims else []
-        env["PATH"] = os.pathsep.join([*first, str(Path(sys.executable).parent), env["PATH"]])
-        if self.path_variable is not None:
-            env["PATH"] = self.path_variable
-        return env
+        path = os.pathsep.join([f"{self.path}/shims", str(Path(sys.executable).parent), env["PATH"]])
+        return {**env, "PATH": path if self.path_variable is None else self.path_variable}
+
+    def shim(self, program: str, *lines: str) -> None:
+        """Put lines of shell in the place of one of Slurm's programs; $REAL is the real one."""
+        write_shim(self.path / "shims", program, lines)
 
     def journal(self) -> list[dict[str, Any]]:
         path = self.path / "journal"
@@ -193,8 +194,6 @@ class ToyProject:
 
 def write_shim(folder: Path, program: str, lines: Sequence[str]) -> None:
     """A program of the same name, first on PATH, in which $REAL is the real one."""
-    import shutil
-
     folder.mkdir(exist_ok=True)
     path = folder / program
     path.write_text("\n".join(["#!/bin/bash", f"REAL={shutil.which(program)}", *lines, ""]))

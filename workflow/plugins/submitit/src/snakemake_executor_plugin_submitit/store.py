@@ -254,7 +254,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def last_lines(path: Path, number: int = 20, limit_bytes: int = 65536) -> str:
+def last_lines(path: Path, number: int = 30, limit_bytes: int = 65536) -> str:
     """The last lines of a text file, or "" if there is none."""
     try:
         with open(path, "rb") as file:

@@ -1,14 +1,21 @@
-"""Resources and settings, as sbatch gets them."""
+"""What users can set: resources and settings, as sbatch gets them and as docs/further.md lists them."""
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+from argparse import ArgumentParser
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
+from snakemake_executor_plugin_submitit.attempts import CLASSES
 from snakemake_executor_plugin_submitit.request import not_understood, sbatch_options, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 
@@ -140,19 +147,11 @@ def test_the_plugin_costs_nothing_at_every_start_of_snakemake() -> None:
 
 def test_the_catalog_of_plugins_can_write_the_settings_as_json() -> None:
     """As the catalog does for its page of a plugin."""
-    import json
-
-    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
-
     settings = ExecutorPluginRegistry().get_plugin("submitit").get_settings_info()
     assert {"name": "cluster", "default": "slurm"}.items() <= json.loads(json.dumps(settings))[0].items()
 
 
 def test_every_setting_has_a_help_text_and_reads_back_from_the_command_line() -> None:
-    from argparse import ArgumentParser
-
-    from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
-
     plugin = ExecutorPluginRegistry().get_plugin("submitit")
     parser = ArgumentParser()
     plugin.register_cli_args(parser, "executor")
@@ -160,3 +159,26 @@ def test_every_setting_has_a_help_text_and_reads_back_from_the_command_line() ->
     settings = plugin.get_settings(parser.parse_args(given))
     assert (settings.cluster, settings.requeue_limit, settings.partition) == ("local", 3, "gpu")
     assert settings == ExecutorSettings(cluster="local", requeue_limit=3, partition="gpu")
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "further.md"
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Cells of the table below a heading."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_every_setting_stands_there_with_its_default() -> None:
+    shown = {
+        name: default.strip("`") for names, default, _ in rows("Settings") for name in re.findall(r"`([a-z-]+)`", names)
+    }
+    defaults = {field.name.replace("_", "-"): field.default for field in fields(ExecutorSettings)}
+    assert shown == {name: "" if value is None else str(value) for name, value in defaults.items()}
+
+
+def test_every_class_of_failure_has_its_rule() -> None:
+    named = {word for names, *_ in rows("Stopping and resuming") for word in names.split(", ")}
+    assert named == set(CLASSES)
