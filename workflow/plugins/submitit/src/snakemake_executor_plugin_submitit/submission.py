@@ -62,13 +62,6 @@ class Submitted(NamedTuple):
     process: subprocess.Popen[bytes] | None = None
 
 
-class Known(NamedTuple):
-    """States of the jobs on record in Slurm; `is_answered`: False if Slurm gave no answer."""
-
-    states: dict[str, SlurmState]
-    is_answered: bool
-
-
 class Dispatcher:
     """`log`: Snakemake's, so that the user sees which jobs were taken over; it does not format arguments."""
 
@@ -79,18 +72,23 @@ class Dispatcher:
         self.queue = queue
         self.gpus_in_use: set[int] = set()
 
-    def known(self, jobs: Sequence[Prepared]) -> Known:
+    def known(self, jobs: Sequence[Prepared]) -> dict[str, SlurmState | None]:
         """The states of earlier submissions of these jobs, in one question to Slurm."""
         earlier = [store.load(job.files) for job in jobs]
         ids = [found.job_id for found in earlier if found and found.job_id and found.is_open]
-        if not ids or self.settings.cluster != "slurm":
-            return Known({}, True)
-        try:
-            return Known(self.queue.ask(ids), True)
-        except NoAnswer:
-            return Known({}, False)
+        return self._states(ids) if ids and self.settings.cluster == "slurm" else {}
 
-    def dispatch(self, batch: Sequence[Prepared], known: Known) -> tuple[list[Tracked], list[tuple[Prepared, str]]]:
+    def _states(self, ids: Sequence[str]) -> dict[str, SlurmState | None]:
+        """None: Slurm gives no answer, so the job may run. A job that Slurm has forgotten has ended."""
+        try:
+            states = self.queue.ask(ids)
+        except NoAnswer:
+            return dict.fromkeys(ids)
+        return {job_id: states.get(job_id, SlurmState("COMPLETED")) for job_id in ids}
+
+    def dispatch(
+        self, batch: Sequence[Prepared], known: dict[str, SlurmState | None]
+    ) -> tuple[list[Tracked], list[tuple[Prepared, str]]]:
         """Take over the jobs, or submit them together. Returns: the jobs, and those that failed with the reason.
 
         No other driver can decide about the same jobs meanwhile.
@@ -126,12 +124,10 @@ class Dispatcher:
             excluded = tuple(dict.fromkeys([*old.excluded, *nodes]))
             return self._start([prepared], [replace(new, excluded=excluded, memory=memory, retries=retries)])[0]
 
-    def _adopt(self, job: Prepared, known: Known) -> Tracked | None:
+    def _adopt(self, job: Prepared, known: dict[str, SlurmState | None]) -> Tracked | None:
         """The earlier submission of the job, if it runs or has finished. Raises: Busy, NoAnswer."""
         found = store.load(job.files)
         if found is None or not found.is_open:
-            return None
-        if found.cluster != self.settings.cluster and found.cluster == "debug":
             return None
         if not found.job_id:
             found = self._find(job.files, found)
@@ -173,22 +169,13 @@ class Dispatcher:
         store.save(files, found)
         return found
 
-    def _is_alive(self, files: JobFiles, found: Record, known: Known) -> bool:
+    def _is_alive(self, files: JobFiles, found: Record, known: dict[str, SlurmState | None]) -> bool:
         if found.cluster == "slurm":
-            state = known.states.get(found.job_id)
-            if state is None and found.job_id not in known.states:
-                state = self._ask_once(found.job_id)
+            state = (known if found.job_id in known else self._states([found.job_id]))[found.job_id]
             return state is None or not state.is_ended
         if found.host != os.uname().nodename:
             raise Busy(f"process {found.job_id} on {found.host} may still make these outputs; start there, or wait")
         return processes.is_alive(int(found.job_id), found.started) or files.is_running_here()
-
-    def _ask_once(self, job_id: str) -> SlurmState | None:
-        """None: Slurm gives no answer, so the job may run. A job that Slurm has forgotten has ended."""
-        try:
-            return self.queue.ask([job_id]).get(job_id, SlurmState("COMPLETED"))
-        except NoAnswer:
-            return None
 
     def _submit(self, jobs: Sequence[Prepared]) -> list[Tracked]:
         records = []
