@@ -132,11 +132,14 @@ def test_an_sbatch_that_fails_in_passing_is_called_again(on_slurm: ToyProject) -
 
 
 @pytest.mark.slow
-def test_a_refused_submission_says_why(on_slurm: ToyProject) -> None:
+def test_a_partition_that_slurm_refuses_is_named_before_anything_is_submitted(on_slurm: ToyProject) -> None:
+    before = on_slurm.cluster.job_count()
     said = on_slurm.run(resources={"mem_mb": 500, "runtime": 5, "slurm_partition": "moon"})
     assert said.endswith("exit code 1")
-    assert "not submitted: sbatch failed with exit code 1" in said
+    assert "Slurm refuses --partition=moon" in said
     assert "invalid partition specified: moon" in said
+    assert "partitions: mi300x, v100, h100, low" in said
+    assert on_slurm.cluster.job_count() == before
 
 
 @pytest.mark.parametrize(
