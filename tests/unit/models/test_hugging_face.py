@@ -19,6 +19,7 @@ from implicit_llm.models.errors import ModelConfigError
 BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
 KINDS = pytest.mark.parametrize("kind", ["implicit", "explicit"])
 SOLVED = {"tol": 1e-10, "eval_max_iter": 300}
+GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
 @BOTH
@@ -26,7 +27,7 @@ SOLVED = {"tol": 1e-10, "eval_max_iter": 300}
 def test_greedy_generation_repeats_what_single_forward_passes_choose(make_model, family: str, kind: str) -> None:
     model = make_model(family, kind, **SOLVED)
     input_ids = torch.randint(1, 23, (2, 5))
-    generated = model.generate(input_ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+    generated = model.generate(input_ids, max_new_tokens=6, **GREEDY)
     by_hand = input_ids
     for _ in range(6):
         by_hand = torch.cat([by_hand, model(by_hand).logits[:, -1:].argmax(-1)], dim=1)
@@ -39,7 +40,7 @@ def test_generation_with_left_padding_equals_each_prompt_alone(make_model, famil
     short, long = torch.randint(1, 23, (3,)), torch.randint(1, 23, (7,))
     padded = torch.stack([torch.cat([torch.zeros(4, dtype=torch.long), short]), long])
     mask = torch.tensor([[0] * 4 + [1] * 3, [1] * 7])
-    settings = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    settings = GREEDY | {"max_new_tokens": 5}
     together = model.generate(padded, attention_mask=mask, **settings)
     assert torch.equal(together[0, 7:], model.generate(short[None], **settings)[0, 3:])
     assert torch.equal(together[1, 7:], model.generate(long[None], **settings)[0, 7:])
@@ -229,7 +230,7 @@ def test_an_explicit_model_becomes_implicit_with_its_layers(make_model, family: 
 def test_generation_from_embeddings_continues_as_from_their_tokens(make_model, family: str) -> None:
     model = make_model(family, **SOLVED)
     input_ids = torch.randint(1, 23, (2, 5))
-    settings = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    settings = GREEDY | {"max_new_tokens": 5}
     embeddings = model.get_input_embeddings()(input_ids)
     assert torch.equal(
         model.generate(inputs_embeds=embeddings, **settings), model.generate(input_ids, **settings)[:, 5:]
@@ -241,7 +242,7 @@ def test_generation_from_embeddings_continues_as_from_their_tokens(make_model, f
 def test_a_prompt_read_in_chunks_generates_what_it_does_whole(make_model, family: str, kind: str) -> None:
     model = make_model(family, kind, **SOLVED)
     input_ids = torch.randint(1, 23, (2, 7))
-    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    settings = GREEDY | {"max_new_tokens": 4}
     assert torch.equal(
         model.generate(input_ids, prefill_chunk_size=3, **settings), model.generate(input_ids, **settings)
     )
@@ -252,7 +253,7 @@ def test_a_prompt_read_in_chunks_generates_what_it_does_whole(make_model, family
 def test_generation_in_train_mode_is_that_of_evaluation_mode(make_model, family: str, mode: str) -> None:
     model = make_model(family, mode=mode, **SOLVED)
     input_ids = torch.randint(1, 23, (2, 5))
-    settings = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    settings = GREEDY | {"max_new_tokens": 5}
     expected = model.generate(input_ids, **settings)
     model.train()
     model.base.layers[0].eval()  # a part that is frozen stays so
@@ -266,7 +267,7 @@ def test_generation_in_train_mode_is_that_of_evaluation_mode(make_model, family:
 def test_drafted_decoding_equals_greedy_for_llama_and_is_refused_for_mamba2(make_model, kind: str) -> None:
     model, draft = make_model("llama3", kind, **SOLVED), make_model("llama3", "explicit")
     prompt = torch.tensor([[1, 2, 3, 1, 2]])
-    settings = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    settings = GREEDY | {"max_new_tokens": 9}
     greedy = model.generate(prompt, **settings)
     assert torch.equal(model.generate(prompt, prompt_lookup_num_tokens=3, **settings), greedy)
     assert torch.equal(model.generate(prompt, assistant_model=draft, **settings), greedy)
@@ -370,15 +371,6 @@ def test_parameter_counts_are_those_of_the_paper(name: str) -> None:
         model = AutoModelForCausalLM.from_config(implicit_llm.load_config(f"{name}-implicit"))
     count = sum(p.numel() for key, p in model.named_parameters() if not key.endswith(".g"))
     assert count / 1e6 == pytest.approx(COUNTS_MILLION[name], abs=0.06)
-
-
-def test_unknown_names_and_fields_are_one_line_that_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match="mamba2-130m-implicit"):
-        implicit_llm.load_config("mamba2-130-implicit")
-    with pytest.raises(ValueError, match="hidden_size"):
-        implicit_llm.load_config("mamba2-130m-implicit", hiden_size=3)
-    with pytest.raises(ValueError, match="max_iter"):
-        implicit_llm.SolverConfig(max_iters=3)
 
 
 def test_a_state_that_is_not_finite_is_an_error_with_its_position(make_model) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +11,6 @@ from implicit_llm_contracts.runs import faults
 from tests.unit.training.small_runs import Inject, Undisturbed, make_data
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _garbage_is_frozen() -> None:
-    gc.collect()
-    gc.freeze()  # the Trainer collects garbage at every start, and would walk through all modules that are imported
-
-
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run directory of the training set."""
@@ -27,6 +20,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Undisturbed:
     return Undisturbed(tmp_path_factory.mktemp("undisturbed"), data)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Run directory of the one phase of a test."""
+    return tmp_path / "a" / "only"
 
 
 @pytest.fixture

@@ -32,6 +32,11 @@ def one_step(metrics: StepMetrics, loss: float, stats: SimpleNamespace | None = 
     metrics.close_step(torch.tensor(0.5))
 
 
+def means(metrics: StepMetrics) -> dict[str, float]:
+    metrics.pull()
+    return metrics.drain()
+
+
 def test_accuracy_is_that_of_the_last_ten_tokens_with_a_label() -> None:
     labels = torch.zeros(2, 12, dtype=torch.long)
     predictions = labels.clone()
@@ -41,15 +46,13 @@ def test_accuracy_is_that_of_the_last_ten_tokens_with_a_label() -> None:
     metrics = StepMetrics("word_problem")
     metrics.add(torch.tensor(1.0), logits_of(predictions), labels, None)
     metrics.close_step(torch.tensor(0.5))
-    metrics.pull()
-    assert metrics.drain()["accuracy_last10"] == pytest.approx(14 / 19)
+    assert means(metrics)["accuracy_last10"] == pytest.approx(14 / 19)
 
 
 def test_solver_health_is_averaged_over_the_batch_and_the_worst_residual_kept() -> None:
     metrics = StepMetrics("word_problem")
     one_step(metrics, 1.0, solver_stats())
-    metrics.pull()
-    values = metrics.drain()
+    values = means(metrics)
     assert values["num_iter"] == 4.0
     assert values["f_evaluations"] == 8.0
     assert values["residual"] == pytest.approx(0.02)
@@ -62,25 +65,21 @@ def test_micro_batches_add_up_to_the_loss_of_the_step() -> None:
     for loss in (0.25, 0.5):  # each is its share of the loss of the whole batch
         metrics.add(torch.tensor(loss), logits_of(labels), labels, None)
     assert metrics.close_step(torch.tensor(0.5)).tolist() == [0.75, 0.5]
-    metrics.pull()
-    assert metrics.drain() == {"loss": 0.75, "grad_norm": 0.5, "accuracy_last10": 1.0}
+    assert means(metrics) == {"loss": 0.75, "grad_norm": 0.5, "accuracy_last10": 1.0}
 
 
 def test_what_was_not_measured_is_left_out() -> None:
     explicit, unrolled = StepMetrics("word_problem"), StepMetrics("word_problem")
     one_step(explicit, 1.0)
     one_step(unrolled, 1.0, solver_stats(residual=math.nan))
-    explicit.pull()
-    unrolled.pull()
-    assert set(explicit.drain()) == {"loss", "grad_norm", "accuracy_last10"}
-    assert set(unrolled.drain()) == {"loss", "grad_norm", "accuracy_last10", "f_evaluations"}
+    assert set(means(explicit)) == {"loss", "grad_norm", "accuracy_last10"}
+    assert set(means(unrolled)) == {"loss", "grad_norm", "accuracy_last10", "f_evaluations"}
 
 
 def test_a_loss_that_is_not_finite_is_not_left_out() -> None:
     metrics = StepMetrics("word_problem")
     one_step(metrics, math.nan)
-    metrics.pull()
-    assert math.isnan(metrics.drain()["loss"])
+    assert math.isnan(means(metrics)["loss"])
 
 
 def test_a_drain_takes_the_steps_since_the_last_one() -> None:
@@ -88,8 +87,7 @@ def test_a_drain_takes_the_steps_since_the_last_one() -> None:
     for losses, mean in (([1.0, 2.0], 1.5), ([5.0], 5.0)):
         for loss in losses:
             one_step(metrics, loss)
-        metrics.pull()
-        assert metrics.drain()["loss"] == mean
+        assert means(metrics)["loss"] == mean
     assert metrics.drain() == {}
     assert metrics.recent()["loss"] == pytest.approx(8 / 3)
 
@@ -130,8 +128,7 @@ def test_catbabi_counts_every_labelled_position_over_all_micro_batches() -> None
     for labels in ([0, 1, 0, *[IGNORED_LABEL] * 9], [1, *[IGNORED_LABEL] * 11], [IGNORED_LABEL] * 12):
         metrics.add(torch.tensor(0.1), logits_of(predictions), torch.tensor([labels]), None)
     metrics.close_step(torch.tensor(0.5))
-    metrics.pull()
-    values = metrics.drain()
+    values = means(metrics)
     assert values["accuracy"] == pytest.approx(2 / 4)
     assert "accuracy_last10" not in values
 
@@ -142,15 +139,13 @@ def test_a_step_without_any_label_has_no_accuracy_and_spoils_no_mean() -> None:
     for labels in ([IGNORED_LABEL, IGNORED_LABEL], [0, IGNORED_LABEL]):
         metrics.add(torch.tensor(0.1), logits_of(predictions), torch.tensor([labels]), None)
         metrics.close_step(torch.tensor(0.5))
-    metrics.pull()
-    assert metrics.drain()["accuracy"] == 1.0
+    assert means(metrics)["accuracy"] == 1.0
 
 
 def test_a_language_model_has_no_accuracy() -> None:
     metrics = StepMetrics("language_model")
     one_step(metrics, 1.0)
-    metrics.pull()
-    assert metrics.drain() == {"loss": 1.0, "grad_norm": 0.5}
+    assert means(metrics) == {"loss": 1.0, "grad_norm": 0.5}
 
 
 def test_the_worst_residual_is_that_of_all_micro_batches() -> None:
@@ -159,8 +154,7 @@ def test_the_worst_residual_is_that_of_all_micro_batches() -> None:
     for residual in (0.02, 0.7, 0.3):
         metrics.add(torch.tensor(0.1), logits_of(labels), labels, solver_stats(residual))
     metrics.close_step(torch.tensor(0.5))
-    metrics.pull()
-    assert metrics.drain()["residual"] == pytest.approx(0.7)
+    assert means(metrics)["residual"] == pytest.approx(0.7)
 
 
 def test_a_mode_gap_is_logged_with_the_steps_around_it_and_is_not_part_of_the_summary() -> None:
@@ -169,8 +163,7 @@ def test_a_mode_gap_is_logged_with_the_steps_around_it_and_is_not_part_of_the_su
         if gap is not None:
             metrics.add_occasional(mode_gap=torch.tensor(gap))
         one_step(metrics, 1.0, solver_stats())
-    metrics.pull()
-    assert metrics.drain()["mode_gap"] == 0.25
+    assert means(metrics)["mode_gap"] == 0.25
     assert "mode_gap" not in metrics.recent()
 
 

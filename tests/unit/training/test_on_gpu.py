@@ -58,7 +58,7 @@ def test_a_stop_on_a_gpu_costs_no_more_than_rounding(
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_step_that_is_not_finite_never_reaches_the_weights(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     original, clip = TrainingLoop.compute_loss, TrainingLoop.clip_gradients
     weights: dict[int, torch.Tensor] = {}
@@ -74,10 +74,10 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(
     monkeypatch.setattr(TrainingLoop, "clip_gradients", watched)
     config = train_config(precision=precision)
     if precision == "fp16":  # the gradient alone is not finite: one update is left out
-        train(tmp_path / "a" / "only", config, data, log_every_steps=6, **ON_GPU)
+        train(run_dir, config, data, log_every_steps=6, **ON_GPU)
     else:
         with pytest.raises(NonFiniteTraining, match="at step 4 "):
-            train(tmp_path / "a" / "only", config, data, log_every_steps=6, **ON_GPU)
+            train(run_dir, config, data, log_every_steps=6, **ON_GPU)
     assert torch.equal(weights[3], weights[4])
     assert torch.equal(weights[4], weights[5]) == (precision == "bf16")  # bf16 leaves out all later ones too
     assert all(weight.isfinite().all() for weight in weights.values())
@@ -104,9 +104,9 @@ def test_two_gpus_give_the_loss_curve_of_one(tmp_path: Path, data: Path, config:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_what_is_not_finite_on_one_gpu_stops_both(tmp_path: Path, data: Path) -> None:
+def test_what_is_not_finite_on_one_gpu_stops_both(run_dir: Path, data: Path) -> None:
     poison = {"rank": 1, "step": 4, "what": "solver"}
-    done = train_together(tmp_path / "a" / "only", data, 2, "implicit", poison=poison, save_steps=3, **ON_GPU)
+    done = train_together(run_dir, data, 2, "implicit", poison=poison, save_steps=3, **ON_GPU)
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if " stopped: " in line]
     assert len(lines) == 2

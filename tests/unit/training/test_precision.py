@@ -67,24 +67,25 @@ def look_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UpdateGuard, "__init__", make)
 
 
+@pytest.mark.parametrize("low", ["fp16", "bf16"])
 @pytest.mark.parametrize("model", [IMPLICIT, LLAMA])
-def test_fp16_trains_with_weights_in_fp32_and_about_the_losses_of_fp32(
-    tmp_path: Path, data: Path, model: dict[str, Any]
+def test_low_precision_trains_with_weights_in_fp32_and_about_the_losses_of_fp32(
+    tmp_path: Path, data: Path, model: dict[str, Any], low: str
 ) -> None:
-    for name in ("fp16", "fp32"):
+    for name in (low, "fp32"):
         train(tmp_path / name / "only", train_config(model, precision=name), data)
-    stored = load_file(work_of(tmp_path / "fp16" / "only") / "model" / "model.safetensors")
+    stored = load_file(work_of(tmp_path / low / "only") / "model" / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
-    half, full = ([values["loss"] for _, values in logged(tmp_path / name / "only")] for name in ("fp16", "fp32"))
-    assert half == pytest.approx(full, rel=0.02)
+    half, full = ([values for _, values in logged(tmp_path / name / "only")] for name in (low, "fp32"))
+    assert [values["loss"] for values in half] == pytest.approx([values["loss"] for values in full], rel=0.02)
     assert half != full
-    norms = [[values["grad_norm"] for _, values in logged(tmp_path / name / "only")] for name in ("fp16", "fp32")]
-    assert norms[0] == pytest.approx(norms[1], rel=0.1)  # of the unscaled gradient
+    # Of the unscaled gradient.
+    assert [values["grad_norm"] for values in half] == pytest.approx([v["grad_norm"] for v in full], rel=0.1)
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_an_overflow_leaves_out_one_update_and_training_goes_on(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, is_fused: bool
+    tmp_path: Path, run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch, is_fused: bool
 ) -> None:
     if not is_fused:
         adamw = torch.optim.AdamW
@@ -100,7 +101,6 @@ def test_an_overflow_leaves_out_one_update_and_training_goes_on(
         return clip(self)
 
     monkeypatch.setattr(TrainingLoop, "clip_gradients", watched)
-    run_dir = tmp_path / "a" / "only"
     train(run_dir, train_config(precision="fp16"), data)
     assert skipped_steps(run_dir) == [3, 5]
     assert torch.equal(weights[2], weights[3])
@@ -149,12 +149,9 @@ def test_handing_over_with_the_same_solver_equals_no_hand_over_in_fp16(tmp_path:
     assert whole["checkpoint/optimizer.safetensors"] == parts["checkpoint/optimizer.safetensors"]
 
 
-def test_overflows_whatever_the_scale_stop_training(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overflows_whatever_the_scale_stop_training(run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("implicit_llm.training.loop.MAX_SKIPPED_IN_A_ROW", 3)
     overflow_at(monkeypatch, {2, 4, 5, 6, 7})
-    run_dir = tmp_path / "a" / "only"
     with pytest.raises(NonFiniteTraining, match="3 updates in a row were skipped at step 6 ") as caught:
         train(run_dir, train_config(precision="fp16"), data, save_steps=2)
     assert "\n" not in str(caught.value)
@@ -182,18 +179,18 @@ def test_on_an_accelerator_overflows_are_found_when_metrics_are_read_and_the_res
 
 
 def test_overflows_in_a_row_are_counted_over_a_stop(
-    tmp_path: Path, data: Path, inject: Inject, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, data: Path, inject: Inject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("implicit_llm.training.loop.MAX_SKIPPED_IN_A_ROW", 3)
     overflow_at(monkeypatch, {4, 5, 6})
     with inject("train.after_step:sigterm@5"), pytest.raises(Preempted):
-        train(tmp_path / "a" / "only", train_config(precision="fp16"), data)
+        train(run_dir, train_config(precision="fp16"), data)
     with pytest.raises(NonFiniteTraining, match="at step 6 "):
-        train(tmp_path / "a" / "only", train_config(precision="fp16"), data)
+        train(run_dir, train_config(precision="fp16"), data)
 
 
 def test_a_loss_that_is_not_finite_stops_fp16_at_once(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add = StepMetrics.add
     losses: list[torch.Tensor] = []
@@ -204,7 +201,7 @@ def test_a_loss_that_is_not_finite_stops_fp16_at_once(
 
     monkeypatch.setattr(StepMetrics, "add", spoiled)
     with pytest.raises(NonFiniteTraining, match=r"the loss is nan .* at step 3 "):
-        train(tmp_path / "a" / "only", train_config(precision="fp16"), data)
+        train(run_dir, train_config(precision="fp16"), data)
     assert len(losses) == 3
 
 

@@ -35,61 +35,61 @@ from tests.unit.training.small_runs import (
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_a_crash_after_any_step_changes_nothing(
-    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed, step: int
+    run_dir: Path, data: Path, inject: Inject, undisturbed: Undisturbed, step: int
 ) -> None:
     config = train_config()
     with inject(f"train.after_step:raise@{step}"), pytest.raises(FaultInjected):
-        train(tmp_path / "a" / "only", config, data, save_steps=3)
-    assert not (tmp_path / "a" / "only" / "manifest.json").exists()
-    train(tmp_path / "a" / "only", config, data, save_steps=3)
-    assert outcome(tmp_path / "a" / "only") == undisturbed.of(config)
+        train(run_dir, config, data, save_steps=3)
+    assert not (run_dir / "manifest.json").exists()
+    train(run_dir, config, data, save_steps=3)
+    assert outcome(run_dir) == undisturbed.of(config)
 
 
 @pytest.mark.parametrize("micro_step", [1, 2, 7, 10, 31, 32])
 def test_a_crash_in_the_middle_of_an_accumulation_changes_nothing(
-    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed, micro_step: int
+    run_dir: Path, data: Path, inject: Inject, undisturbed: Undisturbed, micro_step: int
 ) -> None:
     config = train_config(LLAMA)
     with inject(f"train.micro_step:raise@{micro_step}"), pytest.raises(FaultInjected):
-        train(tmp_path / "a" / "only", config, data, save_steps=1, micro_batch_size=2)
-    train(tmp_path / "a" / "only", config, data, save_steps=1, micro_batch_size=2)
-    assert outcome(tmp_path / "a" / "only") == undisturbed.of(config, micro_batch_size=2)
+        train(run_dir, config, data, save_steps=1, micro_batch_size=2)
+    train(run_dir, config, data, save_steps=1, micro_batch_size=2)
+    assert outcome(run_dir) == undisturbed.of(config, micro_batch_size=2)
 
 
 @pytest.mark.parametrize("config", [train_config(phase={"solver": UNROLLED}), train_config(LLAMA)])
 def test_a_crash_within_an_unrolled_or_explicit_phase_changes_nothing(
-    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed, config: dict[str, Any]
+    run_dir: Path, data: Path, inject: Inject, undisturbed: Undisturbed, config: dict[str, Any]
 ) -> None:
     for hit in (4, 2):
         with inject(f"train.after_step:raise@{hit}"), pytest.raises(FaultInjected):
-            train(tmp_path / "a" / "only", config, data, save_steps=2)
-    train(tmp_path / "a" / "only", config, data, save_steps=2)
-    assert outcome(tmp_path / "a" / "only") == undisturbed.of(config)
+            train(run_dir, config, data, save_steps=2)
+    train(run_dir, config, data, save_steps=2)
+    assert outcome(run_dir) == undisturbed.of(config)
 
 
 def test_metrics_that_were_not_yet_logged_are_not_lost_by_a_stop(
-    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed
+    run_dir: Path, data: Path, inject: Inject, undisturbed: Undisturbed
 ) -> None:
     config = train_config()
     with inject("train.after_step:sigterm@6"), pytest.raises(Preempted):
-        train(tmp_path / "a" / "only", config, data, log_every_steps=4)
-    train(tmp_path / "a" / "only", config, data, log_every_steps=4)
+        train(run_dir, config, data, log_every_steps=4)
+    train(run_dir, config, data, log_every_steps=4)
     expected = undisturbed.of(config, log_every_steps=4)
     assert [step for step, _ in expected[1]] == [1, 4, 8]
-    assert outcome(tmp_path / "a" / "only") == expected
+    assert outcome(run_dir) == expected
 
 
 def test_results_do_not_depend_on_how_often_is_logged_or_saved(
-    tmp_path: Path, data: Path, undisturbed: Undisturbed
+    run_dir: Path, data: Path, undisturbed: Undisturbed
 ) -> None:
     config = train_config()
-    train(tmp_path / "a" / "only", config, data, log_every_steps=3, save_steps=1)
-    assert artifacts(tmp_path / "a" / "only") == undisturbed.of(config)[0]
+    train(run_dir, config, data, log_every_steps=3, save_steps=1)
+    assert artifacts(run_dir) == undisturbed.of(config)[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
 def test_a_stop_signal_commits_the_step_and_asks_to_be_started_again(
-    tmp_path: Path, data: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    run_dir: Path, data: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     config = train_config()
     original = journal.Journal.metrics
@@ -102,17 +102,17 @@ def test_a_stop_signal_commits_the_step_and_asks_to_be_started_again(
     before = signal.getsignal(number)
     monkeypatch.setattr(journal.Journal, "metrics", signalled)
     with pytest.raises(Preempted, match=f"{number.name} after step 4, which is committed") as caught:
-        train(tmp_path / "a" / "only", config, data)
+        train(run_dir, config, data)
     assert caught.value.exit_code == 75
-    assert [path.name for path in (work_of(tmp_path / "a" / "only") / "checkpoints").iterdir()] == ["step-00000004"]
+    assert [path.name for path in (work_of(run_dir) / "checkpoints").iterdir()] == ["step-00000004"]
     assert signal.getsignal(number) == before
     monkeypatch.undo()
-    train(tmp_path / "a" / "only", config, data)
-    assert outcome(tmp_path / "a" / "only") == undisturbed.of(config)
+    train(run_dir, config, data)
+    assert outcome(run_dir) == undisturbed.of(config)
 
 
 def test_a_second_ctrl_c_ends_training_at_once(
-    tmp_path: Path, data: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, data: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = journal.Journal.metrics
 
@@ -124,36 +124,36 @@ def test_a_second_ctrl_c_ends_training_at_once(
 
     monkeypatch.setattr(journal.Journal, "metrics", interrupted_twice)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "a" / "only", train_config(), data)
-    assert list(work_of(tmp_path / "a" / "only").glob("checkpoints/step-*")) == []
+        train(run_dir, train_config(), data)
+    assert list(work_of(run_dir).glob("checkpoints/step-*")) == []
     monkeypatch.undo()
-    train(tmp_path / "a" / "only", train_config(), data)
-    assert outcome(tmp_path / "a" / "only") == undisturbed.of(train_config())
+    train(run_dir, train_config(), data)
+    assert outcome(run_dir) == undisturbed.of(train_config())
 
 
 @pytest.mark.parametrize(
     ("point", "saved"), [("checkpoint.after_model:sigterm@1", 2), ("checkpoint.after_commit:sigterm@2", 4)]
 )
 def test_a_stop_signal_during_a_save_does_not_save_twice(
-    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed, point: str, saved: int
+    run_dir: Path, data: Path, inject: Inject, undisturbed: Undisturbed, point: str, saved: int
 ) -> None:
     config = train_config()
     with inject(point), pytest.raises(Preempted, match=f"after step {saved}, "):
-        train(tmp_path / "a" / "only", config, data, save_steps=2)
-    train(tmp_path / "a" / "only", config, data, save_steps=2)
-    assert outcome(tmp_path / "a" / "only") == undisturbed.of(config)
+        train(run_dir, config, data, save_steps=2)
+    train(run_dir, config, data, save_steps=2)
+    assert outcome(run_dir) == undisturbed.of(config)
 
 
 def test_a_stop_signal_at_the_last_step_ends_normally(
-    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed
+    run_dir: Path, data: Path, inject: Inject, undisturbed: Undisturbed
 ) -> None:
     with inject(f"train.after_step:sigterm@{STEPS}"):
-        train(tmp_path / "a" / "only", train_config(), data)
-    assert outcome(tmp_path / "a" / "only") == undisturbed.of(train_config())
+        train(run_dir, train_config(), data)
+    assert outcome(run_dir) == undisturbed.of(train_config())
 
 
 def test_a_stop_signal_before_the_first_step_stops_without_a_step(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from implicit_llm.training import stage
 
@@ -165,16 +165,15 @@ def test_a_stop_signal_before_the_first_step_stops_without_a_step(
 
     monkeypatch.setattr(stage, "build_model", signalled)
     with pytest.raises(Preempted, match="before the first step"):
-        train(tmp_path / "a" / "only", train_config(), data)
-    assert logged(tmp_path / "a" / "only") == []
+        train(run_dir, train_config(), data)
+    assert logged(run_dir) == []
 
 
 def test_a_finished_phase_whose_manifest_was_lost_is_published_again_without_training(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from implicit_llm.training import stage
 
-    run_dir = tmp_path / "a" / "only"
     train(run_dir, train_config(), data)
     before = artifacts(run_dir)
     (work_of(run_dir) / "manifest.json").unlink()
@@ -210,9 +209,8 @@ def test_an_explicit_resume_of_another_identity_is_refused_with_the_difference(t
 
 
 def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
-    tmp_path: Path, data: Path, inject: Inject, undisturbed: Undisturbed
+    run_dir: Path, data: Path, inject: Inject, undisturbed: Undisturbed
 ) -> None:
-    run_dir = tmp_path / "a" / "only"
     with inject("train.after_step:raise@7"), pytest.raises(FaultInjected):
         train(run_dir, train_config(), data, save_steps=2)
     newest = work_of(run_dir) / "checkpoints" / "step-00000006" / "model.safetensors"
@@ -236,10 +234,9 @@ def test_accumulation_changes_the_result_by_rounding_only(tmp_path: Path, data: 
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_the_saved_model_is_that_of_the_final_checkpoint(tmp_path: Path, data: Path) -> None:
+def test_the_saved_model_is_that_of_the_final_checkpoint(run_dir: Path, data: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    run_dir = tmp_path / "a" / "only"
     train(run_dir, train_config(), data)
     model = AutoModelForCausalLM.from_pretrained(work_of(run_dir) / "model")
     stored = load_file(work_of(run_dir) / "checkpoint" / "model.safetensors")

@@ -48,13 +48,15 @@ def steps_saved(clock: Clock, work: Path, *, save_s: float, num_steps: int, **ru
     return saved
 
 
-def test_a_quick_save_is_made_at_every_interval(clock: Clock, tmp_path: Path) -> None:
-    assert steps_saved(clock, tmp_path, save_s=0.0, num_steps=31, save_every_s=10.0) == [10, 20, 30]
-
-
-def test_slow_saves_by_the_clock_take_a_fiftieth_of_the_time(clock: Clock, tmp_path: Path) -> None:
-    assert steps_saved(clock, tmp_path, save_s=2.0, num_steps=250, save_every_s=10.0) == [10, 110, 210]
-
-
-def test_saves_at_given_steps_are_made_however_long_they_take(clock: Clock, tmp_path: Path) -> None:
-    assert steps_saved(clock, tmp_path, save_s=60.0, num_steps=30, save_every_s=1000.0, save_steps=10) == [10, 20, 30]
+@pytest.mark.parametrize(
+    ("save_s", "num_steps", "runtime", "saved"),
+    [
+        (0.0, 31, {"save_every_s": 10.0}, [10, 20, 30]),
+        (2.0, 250, {"save_every_s": 10.0}, [10, 110, 210]),  # slow saves by the clock take a fiftieth of the time
+        (60.0, 30, {"save_every_s": 1000.0, "save_steps": 10}, [10, 20, 30]),
+    ],
+)
+def test_saves_are_made_at_every_interval_unless_they_are_slow_and_at_given_steps(
+    clock: Clock, tmp_path: Path, save_s: float, num_steps: int, runtime: dict[str, Any], saved: list[int]
+) -> None:
+    assert steps_saved(clock, tmp_path, save_s=save_s, num_steps=num_steps, **runtime) == saved

@@ -90,8 +90,7 @@ def test_explicit_and_unrolled_steps_and_alarms_that_are_switched_off_are_silent
     assert alarms(tmp_path) == []
 
 
-def test_training_alarms_and_goes_on(tmp_path: Path, data: Path) -> None:
-    run_dir = tmp_path / "a" / "only"
+def test_training_alarms_and_goes_on(run_dir: Path, data: Path) -> None:
     train(run_dir, train_config(phase={"solver": HARD}), data, alarm_window_steps=4, log_every_steps=3)
     events = read_events(work_of(run_dir) / "journal.jsonl")
     assert [event["step"] for event in events if event["name"] == "solver_alarm"] == [6]
@@ -140,7 +139,7 @@ def test_the_gap_is_the_loss_in_evaluation_less_that_in_training_of_the_first_se
 
 
 def test_a_fixed_point_that_is_not_finite_leaves_gap_and_radius_out(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from implicit_llm.models.backbone import ImplicitMamba2Model
 
@@ -153,18 +152,18 @@ def test_a_fixed_point_that_is_not_finite_leaves_gap_and_radius_out(
 
     monkeypatch.setattr(ImplicitMamba2Model, "forward", diverging)
     monkeypatch.setattr(loop, "is_due", lambda step, total_steps: True)
-    train(tmp_path / "a" / "only", train_config(), data)
-    points = logged(tmp_path / "a" / "only")
+    train(run_dir, train_config(), data)
+    points = logged(run_dir)
     assert points
     assert [key for _, values in points for key in OCCASIONAL if key in values] == []
 
 
 def test_a_model_without_a_solver_has_neither_gap_nor_radius(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "is_due", lambda step, total_steps: True)
-    train(tmp_path / "a" / "only", train_config(LLAMA), data)
-    points = logged(tmp_path / "a" / "only")
+    train(run_dir, train_config(LLAMA), data)
+    points = logged(run_dir)
     assert points
     assert [key for _, values in points for key in OCCASIONAL if key in values] == []
 

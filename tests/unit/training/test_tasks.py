@@ -61,6 +61,15 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_rows(tmp_path_factory.mktemp("questions") / "qa-train", vocab_size=VOCAB, ignored_share=0.9)
 
 
+def stored_model(folder: Path, kind: str = "gpt2", seed: int = 0) -> Any:
+    """An untrained model of SMALL, saved to the folder."""
+    torch.manual_seed(seed)
+    fields = dict(SMALL[kind])
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
+    model.save_pretrained(folder)
+    return model
+
+
 def config_of(task: dict[str, Any], model: dict[str, Any] = IMPLICIT, **changes: Any) -> dict[str, Any]:
     return train_config({**model, "vocab_size": VOCAB}, **task, **changes)
 
@@ -107,10 +116,10 @@ def test_questions_among_ignored_positions_are_what_is_learned_and_counted(
     ]
 
 
-def test_a_batch_without_any_label_is_no_error(tmp_path: Path) -> None:
+def test_a_batch_without_any_label_is_no_error(tmp_path: Path, run_dir: Path) -> None:
     nothing = make_rows(tmp_path / "data" / "nothing", vocab_size=VOCAB, ignored_share=1.0)
-    train(tmp_path / "a" / "only", config_of(QA, LLAMA), nothing)
-    assert {values["loss"] for _, values in logged(tmp_path / "a" / "only")} == {0.0}
+    train(run_dir, config_of(QA, LLAMA), nothing)
+    assert {values["loss"] for _, values in logged(run_dir)} == {0.0}
 
 
 @pytest.mark.parametrize("solver", [FREE, UNROLLED])
@@ -153,33 +162,30 @@ def test_computing_activations_again_gives_the_same_numbers(
 
 
 def test_a_model_that_cannot_compute_again_is_refused(
-    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.LlamaPreTrainedModel.supports_gradient_checkpointing", False)
     with pytest.raises(ModelError, match=r"LlamaForCausalLM cannot .*; leave out gradient_checkpointing"):
-        train(tmp_path / "a" / "only", config_of(LM, LLAMA), text, gradient_checkpointing=True)
+        train(run_dir, config_of(LM, LLAMA), text, gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize("kind", SMALL)
 @pytest.mark.parametrize("task", ["word_problem", "catbabi", "language_model"])
 def test_any_pretrained_model_trains_on_any_task(
-    tmp_path: Path, data: Path, text: Path, questions: Path, kind: str, task: str
+    tmp_path: Path, run_dir: Path, data: Path, text: Path, questions: Path, kind: str, task: str
 ) -> None:
-    torch.manual_seed(0)
-    fields = dict(SMALL[kind])
-    stored = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
-    stored.save_pretrained(tmp_path / "stored")
+    stored = stored_model(tmp_path / "stored", kind)
     config = train_config(SMALL[kind], task=task, labels="next_token" if task == "language_model" else "aligned")
     config["model"] = {"pretrained": str(tmp_path / "stored")}
     training_set = {"word_problem": data, "catbabi": questions, "language_model": text}[task]
-    manifest = train(tmp_path / "a" / "only", config, training_set)
-    points = dict(logged(tmp_path / "a" / "only"))
+    manifest = train(run_dir, config, training_set)
+    points = dict(logged(run_dir))
     accuracy = {"word_problem": {"accuracy_last10"}, "catbabi": {"accuracy"}, "language_model": set()}[task]
     common = {"loss", "grad_norm", "learning_rate", "tokens", "flops"}
     assert set(points[8]) == common | accuracy
     assert manifest.summary["num_parameters"] == stored.num_parameters()
     assert manifest.summary["flops"] == 6 * stored.num_parameters() * manifest.summary["tokens"]
-    trained = AutoModelForCausalLM.from_pretrained(work_of(tmp_path / "a" / "only") / "model")
+    trained = AutoModelForCausalLM.from_pretrained(work_of(run_dir) / "model")
     names = dict(stored.named_parameters())
     moved = [(names[name] - tensor).abs().max().item() for name, tensor in trained.named_parameters()]
     assert 0 < max(moved) < 0.1  # from the stored weights, a few steps
@@ -203,18 +209,17 @@ def test_a_model_of_another_package_is_made_once_the_package_is_imported(
         build_model(config, VOCAB, "x")
 
 
-def test_a_pretrained_model_that_is_not_there_is_the_users_error(tmp_path: Path, text: Path) -> None:
+def test_a_pretrained_model_that_is_not_there_is_the_users_error(tmp_path: Path, run_dir: Path, text: Path) -> None:
     config = train_config(LLAMA, **LM)
     config["model"] = {"pretrained": str(tmp_path / "nowhere")}
     with pytest.raises(ModelError, match=r"model\.pretrained: .*nowhere is no folder; .*revision") as caught:
-        train(tmp_path / "a" / "only", config, text)
+        train(run_dir, config, text)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("is_damaged", "named"), [(False, "lack transformer.*c_proj"), (True, "no causal language")])
 def test_a_pretrained_model_that_is_not_whole_is_the_users_error(tmp_path: Path, is_damaged: bool, named: str) -> None:
-    fields = dict(SMALL["gpt2"])
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields)).save_pretrained(tmp_path)
+    stored_model(tmp_path)
     path = tmp_path / "model.safetensors"
     weights = load_file(path)
     del weights["transformer.h.0.attn.c_proj.bias"]
@@ -229,9 +234,7 @@ def test_a_pretrained_model_that_is_not_whole_is_the_users_error(tmp_path: Path,
 
 def test_a_pretrained_model_is_the_one_that_was_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path))
-    fields = dict(SMALL["gpt2"])
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
-    model.save_pretrained(tmp_path / "mine")
+    model = stored_model(tmp_path / "mine")
     path = tmp_path / "mine" / "model.safetensors"
     planned = {"pretrained": "mine", "sha256": {path.name: sha256_of(path)}}
     config = fill(TrainConfig, train_config(SMALL["gpt2"], **LM) | {"model": planned}, "x")
@@ -247,10 +250,7 @@ def test_a_pretrained_model_of_the_hub_is_the_fetched_one_of_that_commit(
     monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path / "downloads"))
     folder = tmp_path / "downloads" / "models" / "owner" / "gpt2"
     for commit, seed in (("a" * 40, 0), ("b" * 40, 1)):
-        torch.manual_seed(seed)
-        fields = dict(SMALL["gpt2"])
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
-        model.save_pretrained(folder / commit)
+        model = stored_model(folder / commit, seed=seed)
     config = train_config(SMALL["gpt2"], **LM)
 
     def start(commit: str) -> torch.Tensor:
