@@ -110,12 +110,12 @@ def test_runs_that_tell_of_depth_stay_out_of_the_figures_of_length(made: Path) -
     assert "s5-implicit-l4" not in sources[0]
 
 
-def test_the_table_of_test_time_compute_has_mean_spread_and_best_seed_and_leaves_the_missing_empty(made: Path) -> None:
+def test_the_table_of_test_time_compute_has_mean_spread_and_seeds_and_leaves_the_missing_empty(made: Path) -> None:
     rows = {(row["length"], row["swept"], row["at"], row["run"]): row for row in table(made, "test-time")}
     most = rows["64", "eval_max_iter", "16.0", "s5-implicit"]
     parts = ("mean", "low", "high")
     assert [most[f"accuracy_last10_{part}"] for part in parts] == ["0.995", "0.99", "1.0"]
-    assert (most["best_seed"], most["num_seeds"], most["mode"]) == ("0", "2", "blockwise@eval_max_iter=16")
+    assert (most["by_seed"], most["mode"]) == ("0: 1; 1: 0.99", "blockwise@eval_max_iter=16")
     lost = rows["64", "eval_max_iter", "4.0", "s5-implicit"]
     assert (lost["accuracy_last10_mean"], lost["num_missing"]) == ("", "2")
     assert rows["64", "eval_tol", "as trained", "s5-implicit"]["mode"] == "blockwise"

@@ -63,10 +63,6 @@ class Cell:
     def spread(self) -> Spread:
         return Spread(()) if self.group is None else self.group.spread(self.metric, self.over)
 
-    @property
-    def is_low_better(self) -> bool:
-        return self.metric == PERPLEXITY
-
 
 @dataclass(frozen=True)
 class Head:
@@ -219,14 +215,14 @@ def _csv_row(cell: Cell, published: Published) -> dict[str, object]:
     assert group is not None
     known = [metric for metric in (*METRICS.get(group.kind, ()), *COSTS, *EXTRAS) if metric in group.metrics]
     numbers = {metric: group.spread(metric, cell.over) for metric in dict.fromkeys((first, *known))}
-    best, entry, seeds = group.best(first), published.beside(group, first), group.by_seed(first)
+    entry, seeds = published.beside(group, first), group.by_seed(first)
     by_seed = "; ".join(f"{s}: {'missing' if v is None else f'{v:.6g}'}" for s, v in seeds.items())
     return {
         "model": "implicit" if group.is_implicit else "explicit",
         **{column: _plain(getattr(group, column)) for column in ABOUT},
         **{"num_seeds": len(numbers[first].values), "num_missing": numbers[first].num_missing, "metric": first},
         **{f"{m}_{part}": rounded(getattr(s, part)) for m, s in numbers.items() for part in ("mean", "low", "high")},
-        **{"best_seed": best and best.seed, "by_seed": by_seed if len(seeds) > 1 else None},
+        "by_seed": by_seed if len(seeds) > 1 else None,
         **{"published": entry and entry.value, "published_mark": entry and entry.mark},
     }
 
@@ -253,7 +249,7 @@ def _latex_cell(cell: Cell) -> str:
     spread = cell.spread
     if cell.group is None or spread.mean is None:
         return "" if cell.group is None else "missing"
-    form = ".4g" if cell.is_low_better else ".3f" if 1e-3 <= abs(spread.mean) < 10 or not spread.mean else ".3g"
+    form = ".4g" if cell.metric == PERPLEXITY else ".3f" if 1e-3 <= abs(spread.mean) < 10 or not spread.mean else ".3g"
     is_range = spread.low < spread.high  # type: ignore[operator]
     return f"{spread.mean:{form}}" + (f" ({spread.low:{form}}--{spread.high:{form}})" if is_range else "")
 

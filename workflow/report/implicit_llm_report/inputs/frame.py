@@ -137,14 +137,6 @@ def seeds_words(spread: Spread) -> str:
     return words + (f", {spread.num_missing} missing" if spread.num_missing else "")
 
 
-@dataclass(frozen=True)
-class BestSeed:
-    """The best of several seeds."""
-
-    value: float
-    seed: int | None
-
-
 def headline_mode(modes: set[str], wanted: str | None) -> str | None:
     """The one of `modes` that represents a model: the wanted one if it is there, else the first of HEADLINE_MODES."""
     for mode in (wanted, *HEADLINE_MODES, "parallel"):
@@ -384,11 +376,6 @@ class Group:
 
     def by_seed(self, metric: str) -> dict[int | None, float | None]:
         return dict(self._numbers(metric, "seed"))
-
-    def best(self, metric: str, *, is_low_better: bool = False) -> BestSeed | None:
-        """The seed with the best number; None where there are not several to choose from."""
-        known = [BestSeed(value, seed) for seed, value in self.by_seed(metric).items() if value is not None]
-        return None if len(known) < 2 else (min if is_low_better else max)(known, key=lambda best: best.value)
 
     def cells(self, column: str) -> dict[Any, Group]:
         """The rows by their value in a column, in order; a row without one is left out."""
