@@ -36,8 +36,8 @@ GOALS_S = {"dry run of the paper": 10.0, "a job, local": 0.1, "a job, submitit, 
 
 
 def main() -> None:
-    write_line(f"Python {platform.python_version()}, {platform.machine()}; seconds, median of {REPEATS}")
-    write_line(f"{'row':26}{'s':>8}{'min':>8}{'max':>8}{'goal':>8}")
+    print(f"Python {platform.python_version()}, {platform.machine()}; seconds, median of {REPEATS}")
+    print(f"{'row':26}{'s':>8}{'min':>8}{'max':>8}{'goal':>8}")
     row("dry run of the paper", [dry_run_s() for _ in range(REPEATS)])
     for name, options in EXECUTORS.items():
         row(f"a job, {name}", [job_s(options) for _ in range(REPEATS)])
@@ -65,12 +65,7 @@ def seconds(arguments: list[str], folder: Path) -> float:
 
 def row(name: str, taken_s: list[float]) -> None:
     median = statistics.median(taken_s)
-    write_line(f"{name:26}{median:8.2f}{min(taken_s):8.2f}{max(taken_s):8.2f}{GOALS_S[name]:8.1f}")
-
-
-def write_line(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    print(f"{name:26}{median:8.2f}{min(taken_s):8.2f}{max(taken_s):8.2f}{GOALS_S[name]:8.1f}")
 
 
 if __name__ == "__main__":

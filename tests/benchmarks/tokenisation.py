@@ -103,9 +103,9 @@ def main() -> None:
         "datasets": datasets.__version__,
         "python": platform.python_version(),
     }
-    write_line(f"{processor()}, {len(CORES)} cores; {about}; million tokens/s")
+    print(f"{processor()}, {len(CORES)} cores; {about}; million tokens/s")
     heads = "".join(f"{head:>{width}}" for head, width in HEADS)
-    write_line(f"{'corpus':22}{heads}   peer")
+    print(f"{'corpus':22}{heads}   peer")
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure(case, path, Path(folder), Path(data)) for case, path in cases(Path(folder), Path(data))]
     memory = [memory_of(copies) for copies in COPIES]
@@ -159,7 +159,7 @@ def measure(case: str, path: Path, folder: Path, data: Path) -> dict[str, Any]:
     walls = [timing.wall_s for timing in ours]
     our_cpu_s, peer_cpu_s = median_of(ours, "cpu_s"), median_of(theirs[best], "cpu_s")
     rates = [tokens / seconds / 1e6 for seconds in (our_s, max(walls), min(walls), peer_s, map_s)]
-    write_line(
+    print(
         f"{case:22}{tokens:10}{rates[0]:8.2f}{rates[1]:7.2f}{rates[2]:7.2f}{rates[3]:8.2f}{rates[4]:8.2f}"
         f"{peer_s / our_s:7.1f}x{map_s / our_s:7.1f}x{peer_cpu_s / our_cpu_s:7.1f}x"
         f"   processes {best[0]}, batch {best[1]}"
@@ -218,9 +218,7 @@ def memory_of(copies: int) -> dict[str, Any]:
     command = [sys.executable, __file__, "--memory", str(copies)]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     rate, peak, growth = found["million_tokens_per_s"], found["peak_mib"], found["growth_mib"]
-    write_line(
-        f"{copies:2} x books: {found['tokens']} tokens, {rate} million/s, {peak} MiB, {growth} of them for the job"
-    )
+    print(f"{copies:2} x books: {found['tokens']} tokens, {rate} million/s, {peak} MiB, {growth} of them for the job")
     return {"copies": copies, **found}
 
 
@@ -234,7 +232,7 @@ def measure_memory(data: Path, copies: int) -> None:
         timing = timed(lambda: (project.make_shard(files), 0.0))
     rate = round(timing.tokens / timing.wall_s / 1e6, 2)
     found = {"tokens": timing.tokens, "million_tokens_per_s": rate, "peak_mib": round(peak_mib())}
-    write_line(json.dumps({**found, "growth_mib": round(peak_mib() - before)}))
+    print(json.dumps({**found, "growth_mib": round(peak_mib() - before)}))
 
 
 def peak_mib() -> float:
@@ -254,11 +252,6 @@ def processor() -> str:
 def commit() -> str:
     command = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def write_line(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

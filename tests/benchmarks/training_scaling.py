@@ -74,19 +74,17 @@ def compare(options: argparse.Namespace) -> None:
         done = subprocess.run([*command, __file__, *sys.argv[1:]], stdout=subprocess.PIPE, text=True, check=False)
         lines = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
         if not lines:
-            write_line(f"{count} processes: failed with exit code {done.returncode}; see above")
+            print(f"{count} processes: failed with exit code {done.returncode}; see above")
             continue
         results.append(json.loads(lines[-1].removeprefix(RESULT)))
     if not results:
         sys.exit(1)
-    write_line(f"{results[0]['about']}")
-    write_line(
-        f"{'devices':>8}{'tokens/s':>12}{'ms a step':>12}{'min':>8}{'max':>8}{'GiB':>7}{'mfu':>7}{'efficiency':>12}"
-    )
+    print(f"{results[0]['about']}")
+    print(f"{'devices':>8}{'tokens/s':>12}{'ms a step':>12}{'min':>8}{'max':>8}{'GiB':>7}{'mfu':>7}{'efficiency':>12}")
     first = results[0]["tokens_per_s"] / results[0]["processes"]
     for found in results:
         share = found["tokens_per_s"] / found["processes"] / first
-        write_line(
+        print(
             f"{found['processes']:8}{found['tokens_per_s']:12,.0f}{found['ms']:12.1f}{found['min_ms']:8.1f}"
             f"{found['max_ms']:8.1f}{shown(found['memory_gib'], '.1f'):>7}{shown(found['mfu'], '.1%'):>7}{share:12.1%}"
         )
@@ -121,8 +119,8 @@ def measure(options: argparse.Namespace) -> None:
         points = train(model, device, Path(work), config, runtime, data)
     if dist.get_rank() == 0:
         found = result(options, points[WARM_UP:])
-        write_line(RESULT + json.dumps(found))
-        write_line(f"{found['processes']} devices: {found['tokens_per_s']:,.0f} tokens/s, {found['ms']:.1f} ms a step")
+        print(RESULT + json.dumps(found))
+        print(f"{found['processes']} devices: {found['tokens_per_s']:,.0f} tokens/s, {found['ms']:.1f} ms a step")
     dist.destroy_process_group()
 
 
@@ -236,11 +234,6 @@ class RandomTokens:
 
 def shown(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def write_line(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -85,12 +85,12 @@ def main() -> None:
             f"{name:26}{found['ms']:8.1f}{spread:>14}{row.reference_ms:10.1f}{row.reference_ms / found['ms']:6.1f}x"
             f"{row.goal_ms:6.0f}{row.floor_ms:7.1f}{found['peak_gib']:6.1f}{iterations:>6}"
         )
-        write_line(lines[-1])
+        print(lines[-1])
         if options.out:  # after every row: a run that is cut off leaves what it has measured
             write_results(options.out, results)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, tiny rows: the times mean nothing"
-    write_line(f"{device}, torch {torch.__version__}, {selected_kernels()} kernels")
-    write_line("\n".join(lines))
+    print(f"{device}, torch {torch.__version__}, {selected_kernels()} kernels")
+    print("\n".join(lines))
 
 
 def write_results(path: Path, results: list[dict[str, Any]]) -> None:
@@ -222,14 +222,9 @@ def show_profile(step: Callable[[], torch.Tensor], count: int) -> None:
     kernels = [event for event in kernels if event.device_type == torch.autograd.DeviceType.CUDA]
     kernels.sort(key=lambda event: -event.self_device_time_total)
     total_ms = sum(event.self_device_time_total for event in kernels) / 1e3
-    write_line(f"kernels: {total_ms:.1f} ms, {sum(event.count for event in kernels)} launches")
+    print(f"kernels: {total_ms:.1f} ms, {sum(event.count for event in kernels)} launches")
     for event in kernels[:count]:
-        write_line(f"  {event.self_device_time_total / 1e3:8.2f} ms {event.count:6d} x  {event.key[:110]}")
-
-
-def write_line(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+        print(f"  {event.self_device_time_total / 1e3:8.2f} ms {event.count:6d} x  {event.key[:110]}")
 
 
 if __name__ == "__main__":

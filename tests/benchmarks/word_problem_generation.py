@@ -13,7 +13,6 @@ import os
 import platform
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -48,8 +47,10 @@ CASES: tuple[tuple[str, Literal["none", "aperiodic"], float | tuple[float, ...],
 def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    write_line(f"numpy {np.__version__}, Python {platform.python_version()}, {processor()}, one core; million tokens/s")
-    write_line(f"{'case':34}{'ours':>8}{'min':>8}{'max':>8}{'plain':>8}{'ratio':>8}{'of goal':>9}{'write':>8}")
+    print(
+        f"numpy {np.__version__}, Python {platform.python_version()}, {platform.machine()}, one core; million tokens/s"
+    )
+    print(f"{'case':34}{'ours':>8}{'min':>8}{'max':>8}{'plain':>8}{'ratio':>8}{'of goal':>9}{'write':>8}")
     for group, monoid, hard_fraction, length in CASES:
         samples = TOKENS // length
         config = WordProblemConfig(group, monoid, hard_fraction, length, samples, "train", 0, samples)
@@ -61,7 +62,7 @@ def main() -> None:
             write.append(TOKENS / stage_seconds(config) / 1e6)
         median = statistics.median(ours)
         case = f"{group} {monoid} h={hard_fraction} L={length}"
-        write_line(
+        print(
             f"{case:34}{median:8.1f}{min(ours):8.1f}{max(ours):8.1f}"
             f"{statistics.median(plain):8.2f}{median / statistics.median(plain):7.0f}x"
             f"{median * 1e6 / GOAL:8.1f}x{statistics.median(write):8.1f}"
@@ -108,19 +109,6 @@ def seconds(action: Callable[[], object]) -> float:
     start_s = time.perf_counter()
     action()
     return time.perf_counter() - start_s
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def write_line(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -6,15 +6,11 @@ import json
 import os
 import re
 import signal
-import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
 from implicit_llm_workflow.rules.snakemake_driver import hold_lock
-from tests.workflow.tiny_project import NOTHING, ROOT, Project, make_project
-
-DEADLINE_S = 60
+from tests.workflow.tiny_project import DEADLINE_S, NOTHING, ROOT, Project, make_project
 
 
 def test_a_mistake_in_the_configuration_is_one_line_and_exit_code_2(project: Project) -> None:
@@ -82,21 +78,8 @@ def test_a_second_driver_is_refused_but_may_look(built: Project) -> None:
 
 def test_after_a_kill_of_everything_the_next_call_goes_on(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    hold = project.dir / "hold"
-    hold.touch()
-    environment = project.environment | {"TINY_HOLD": str(hold)}
-    with subprocess.Popen(
-        [*project.driver, "--cores", "1"],  # so that the held job is the only one that the kill can interrupt
-        cwd=project.dir,
-        env=environment,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.STDOUT,
-    ) as driver:
-        try:
-            wait_for(project.dir / "hold.reached")
-        finally:
-            os.killpg(driver.pid, signal.SIGKILL)
+    with project.held() as driver:
+        os.killpg(driver.pid, signal.SIGKILL)
     assert not (project.results / "report" / "manifest.json").exists()
     done = sorted(path.stat().st_mtime_ns for path in project.results.glob("data/*/manifest.json"))
     project.snakemake()
@@ -106,37 +89,18 @@ def test_after_a_kill_of_everything_the_next_call_goes_on(tmp_path: Path) -> Non
 
 def test_ctrl_c_waits_for_what_runs_and_a_second_one_shows_no_traceback(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    hold = project.dir / "hold"
-    hold.touch()
-    with subprocess.Popen(
-        [*project.driver, "--cores", "1"],
-        cwd=project.dir,
-        env=project.environment | {"TINY_HOLD": str(hold)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as driver:
-        try:
-            wait_for(project.dir / "hold.reached")
-            driver.send_signal(signal.SIGINT)
-            assert driver.stdout is not None
-            output = ""
-            while "Terminating processes on user request" not in output:
-                line = driver.stdout.readline()
-                assert line, output
-                output += line
-            driver.send_signal(signal.SIGINT)
-        finally:
-            hold.unlink()
+    with project.held() as driver:
+        driver.send_signal(signal.SIGINT)
+        assert driver.stdout is not None
+        output = ""
+        while "Terminating processes on user request" not in output:
+            line = driver.stdout.readline()
+            assert line, output
+            output += line
+        driver.send_signal(signal.SIGINT)
+        project.release()
         output += driver.communicate(timeout=DEADLINE_S)[0]
     assert driver.returncode == 1
     assert "Traceback" not in output
     assert json.loads((project.results / ".driver.json").read_text()) == {"profile": "profiles/local"}
     assert len(list(project.results.glob("train/*/*/manifest.json"))) == 1  # the job that ran has finished
-
-
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} did not appear"
-        time.sleep(0.02)

@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 
 import pytest
 
-from tests.workflow.test_driver import wait_for
-from tests.workflow.tiny_project import NOTHING, Project
+from tests.workflow.tiny_project import DEADLINE_S, NOTHING, Project
 
 UNROLLED, FREE, EXPLICIT = "train/implicit-s0/unrolled", "train/implicit-s0/free", "train/explicit-s0/explicit"
 EVALUATIONS = {phase: f"{phase.replace('train/', 'evaluate/')}/word-problem" for phase in (FREE, EXPLICIT)}
@@ -44,22 +42,10 @@ def test_code_that_is_edited_while_jobs_wait_is_never_published_under_the_digest
 ) -> None:
     stack = project.library / "models" / "stack.py"
     project.edit(stack, "tol / 2", "tol / 4")
-    hold = project.dir / "hold"
-    hold.touch()
-    with subprocess.Popen(
-        [*project.driver, "--cores", "1"],  # so that one job runs and the others wait
-        cwd=project.dir,
-        env=project.environment | {"TINY_HOLD": str(hold)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as driver:
-        try:
-            wait_for(hold.with_suffix(".reached"))
-            project.edit(stack, "tol / 4", "tol / 8")
-        finally:
-            hold.unlink()
-        output, _ = driver.communicate(timeout=120)
+    with project.held() as driver:
+        project.edit(stack, "tol / 4", "tol / 8")
+        project.release()
+        output, _ = driver.communicate(timeout=DEADLINE_S)
     assert driver.returncode == 1
     assert "the code was changed since the job was planned" in output
     published = solved_by_code(project)

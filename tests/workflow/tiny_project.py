@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "implicit_llm"
 DATA = Path(__file__).parent / "data"
 NOTHING = "Nothing to be done"
+DEADLINE_S = 120
 
 
 @dataclass
@@ -71,6 +76,33 @@ class Project:
             output = "".join(path.read_text() for path in streams.values() if path.exists())
         assert ended == code, output
         return output
+
+    @contextmanager
+    def held(self) -> Iterator[subprocess.Popen[str]]:
+        """A call of Snakemake that has reached its first training, which waits for `release`; killed in the end."""
+        hold = self.dir / "hold"
+        hold.touch()
+        with subprocess.Popen(
+            [*self.driver, "--cores", "1"],  # so that this job runs and the others wait
+            cwd=self.dir,
+            env=self.environment | {"TINY_HOLD": str(hold)},
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as driver:
+            try:
+                end = time.monotonic() + DEADLINE_S
+                while not hold.with_suffix(".reached").exists():
+                    assert time.monotonic() < end
+                    time.sleep(0.05)
+                yield driver
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(driver.pid, signal.SIGKILL)
+
+    def release(self) -> None:
+        (self.dir / "hold").unlink()
 
     def edit(self, path: Path, old: str, new: str) -> None:
         """Replace text that must be there."""

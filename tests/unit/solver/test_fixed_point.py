@@ -211,6 +211,13 @@ def test_a_solve_that_does_not_converge_returns_the_iterate_of_lowest_residual_a
     assert not stats.is_converged.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_residuals_are_kept_in_fp32_or_in_the_wider_precision_of_the_states(dtype: torch.dtype) -> None:
+    f = Scaled(torch.tensor([[0.5]], dtype=dtype), normal(1, 1, 3).to(dtype))
+    _, stats = run(f, torch.zeros_like(f.x_BLD), tol=0.1)
+    assert stats.residual.dtype == torch.promote_types(dtype, torch.float32)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_state_that_is_not_finite_is_named_by_sequence_and_position(bad: float) -> None:
     f = scaled([[0.5] * 4, [0.5] * 4])
