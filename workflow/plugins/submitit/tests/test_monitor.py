@@ -91,6 +91,13 @@ def test_what_the_job_wrote_counts_whatever_slurm_says(job: Tracked) -> None:
     assert look(slurm, job) == Verdict(True)
 
 
+def test_an_outcome_with_a_class_of_another_version_is_a_bug(job: Tracked) -> None:
+    write_json(job.files.outcome(1), {"exit_code": 1, "failure_class": "moon"})
+    verdict = look(Slurm(), job)
+    assert verdict.failure is not None
+    assert "class bug" in message(job, verdict.failure)
+
+
 def test_while_slurm_does_not_answer_nothing_is_decided(job: Tracked) -> None:
     slurm = Slurm()
     slurm.states = None

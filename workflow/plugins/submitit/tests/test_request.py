@@ -136,10 +136,17 @@ def test_the_signal_comes_within_the_time_limit() -> None:
     assert request(runtime=600)["signal"] == "B:USR2@120"
 
 
-def test_the_plugin_costs_nothing_at_every_start_of_snakemake() -> None:
-    """Snakemake imports it at every start, within each job too."""
-    heavy = {"torch", "numpy", "submitit", "cloudpickle", "mlflow", "datasets", "implicit_llm", "snakemake"}
-    load = "import sys; from snakemake_executor_plugin_submitit import Executor"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        # Snakemake imports the executor at every start, within each job too
+        ("Executor", {"torch", "numpy", "submitit", "cloudpickle", "mlflow", "datasets", "implicit_llm", "snakemake"}),
+        # the process of each job imports only its own side
+        ("step", {"submitit", "yaml", "snakemake_interface_common", "snakemake_interface_executor_plugins"}),
+    ],
+)
+def test_imports_cost_little_at_the_start_of_snakemake_and_of_each_job(module: str, heavy: set[str]) -> None:
+    load = f"import sys; from snakemake_executor_plugin_submitit import {module}"
     code = f"{load}; print(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

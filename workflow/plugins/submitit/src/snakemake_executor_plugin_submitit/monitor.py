@@ -127,7 +127,8 @@ def verdict_of(outcome: dict[str, Any], state: str = "") -> Verdict:
     if kind is None and exit_code == 0:
         return SUCCEEDED
     message = str(outcome.get("message") or "")
-    return Verdict(True, Failure(str(kind), message, state, exit_code, str(outcome.get("nodes") or "")))
+    kind = kind if kind in CLASSES else "bug"
+    return Verdict(True, Failure(kind, message, state, exit_code, str(outcome.get("nodes") or "")))
 
 
 def failure_of(job: Tracked, state: str) -> Failure:
