@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from implicit_llm_contracts.config import text
 from implicit_llm_contracts.config.evaluation import (
     CatbabiConfig,
     DualityConfig,
@@ -34,12 +35,12 @@ SECTIONS: dict[str, list[type]] = {
     "CatbAbI": [catbabi.Catbabi, catbabi.SimulatedText, catbabi.ArchiveText, catbabi.Stories],
     "Text": [
         language_model.LanguageModel,
-        language_model.LibraryCorpus,
-        language_model.CorpusFiles,
-        language_model.HubCorpus,
-        language_model.TokenizerFile,
-        language_model.HubTokenizer,
-        language_model.TrainedTokenizer,
+        text.LibraryCorpus,
+        text.CorpusFiles,
+        text.HubCorpus,
+        text.TokenizerFile,
+        text.HubTokenizer,
+        text.TrainedTokenizer,
         language_model.TrainLength,
         language_model.TestLengths,
     ],
@@ -87,9 +88,9 @@ def keys() -> Iterator[str]:
 
 def type_of(item: Field[Any]) -> str:
     """The annotation as it is written, without its checks."""
-    text = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
+    shown = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
     return (
-        re.sub(r"Annotated\[((?:[^\[\],]|\[[^\]]*\])+),.*\]", r"\1", text).replace("|", "or").replace("_Entry", "dict")
+        re.sub(r"Annotated\[((?:[^\[\],]|\[[^\]]*\])+),.*\]", r"\1", shown).replace("|", "or").replace("_Entry", "dict")
     )
 
 

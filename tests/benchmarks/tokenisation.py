@@ -36,11 +36,12 @@ import datasets  # noqa: E402
 import tokenizers  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
+from implicit_llm_contracts.config.text import LibraryCorpus  # noqa: E402
 from implicit_llm_contracts.runs.journal import Journal  # noqa: E402
 from implicit_llm_contracts.runs.manifest import Manifest  # noqa: E402
 from implicit_llm_contracts.runs.stage_context import Input, StageContext  # noqa: E402
 from implicit_llm_data.stages import token_shard, tokenizer  # noqa: E402
-from implicit_llm_data.text.corpus import CorpusConfig, open_share  # noqa: E402
+from implicit_llm_data.text.corpus import open_share  # noqa: E402
 
 BOOKS, TOKENIZER = "public_domain_books.jsonl.gz", "gpt-neox-20b_tokenizer.json"
 VOCAB_SIZE = 50_288
@@ -133,7 +134,7 @@ def cases(folder: Path, data: Path) -> Iterator[tuple[str, Path]]:
 
 
 def library_lines() -> bytes:
-    documents = open_share(CorpusConfig("python_library"), Path()).documents()
+    documents = open_share(LibraryCorpus("python_library"), Path()).documents()
     return b"".join(json.dumps({"text": document.text}).encode() + b"\n" for document in documents)
 
 

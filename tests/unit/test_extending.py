@@ -197,7 +197,7 @@ def _swap_rows(folder: Path) -> None:
     ("old", "new", "message"),
     [
         ("[gated_rnn.py]", "[gated.py]", "gated.py: the plugin cannot be read"),
-        ("group: S3", "group: D6", "data.s3.group: unknown group 'D6'; use S<n>"),
+        ("group: S3", "group: D6", "data.s3.group: 'D6' is no group"),
         ("[gated_rnn.py]", "[gated_rnn.py, gated_rnn.py]", "both add 'gated_rnn'"),
         ("max_iter: 16", "method: heavy_bal", "solver.method: 'heavy_bal' is none of plain"),
     ],

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from implicit_llm_contracts.runs.errors import ConfigError, UserError
-from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_data.babi.catbabi import (
     CatbabiConfig,
     InvalidCatbabi,
@@ -150,22 +148,3 @@ def test_a_split_of_which_all_stories_are_dropped_is_refused(text: Path) -> None
         path.write_text("1 A b.\n")
     with pytest.raises(InvalidCatbabi, match="drop_last_story: false"):
         read_stories(text, replace(BASE, drop_last_story=True))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"length": 0}, "length: 0 is out of range"),
-        ({"seed": -1}, "seed: -1 is out of range"),
-        ({"vocab_size": 70_000}, "vocab_size: 70000 tokens do not fit uint16"),
-        ({"mode": "ra"}, "mode.*qa, lm"),
-        ({"split": "dev"}, "split.*train, valid, test"),
-        ({"drop_last_story": 1}, "drop_last_story"),
-        ({"lenght": 3}, "length"),
-    ],
-)
-def test_a_wrong_configuration_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=f"babi-train.*{message}") as caught:
-        fill(CatbabiConfig, {**asdict(BASE), **changes}, where="babi-train")
-    assert isinstance(caught.value, ConfigError)
-    assert "\n" not in str(caught.value)

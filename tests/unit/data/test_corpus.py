@@ -10,11 +10,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_data.text import corpus_file
-from implicit_llm_data.text.corpus import CorpusConfig, DocumentSplit, Share, open_share
+from implicit_llm_data.text.corpus import CorpusShare, DocumentSplit, open_share
 from implicit_llm_data.text.corpus_file import CorpusError
 from tests.unit.data.text_samples import sentence, write_jsonl
 
@@ -36,17 +36,17 @@ def write_table(path: Path, texts: list[Any], field: str = "text") -> None:
     pyarrow.parquet.write_table(pyarrow.table({field: texts}), path)
 
 
-def files(*names: str, **changes: Any) -> CorpusConfig:
-    return fill(CorpusConfig, {"source": "files", "files": list(names), **changes}, where="corpus")
+def files(*names: str, **changes: Any) -> CorpusFiles:
+    return fill(CorpusFiles, {"source": "files", "files": list(names), **changes}, where="corpus")
 
 
-def texts_of(share: Share) -> list[str]:
+def texts_of(share: CorpusShare) -> list[str]:
     documents = list(share.documents())
     assert all(document.utf8.decode() == document.text for document in documents)
     return [document.text for document in documents]
 
 
-def refusal(config: CorpusConfig, downloads: Path) -> str:
+def refusal(config: Corpus, downloads: Path) -> str:
     with pytest.raises(CorpusError) as caught:
         list(open_share(config, downloads).documents())
     assert "\n" not in str(caught.value)
@@ -199,25 +199,8 @@ def test_files_that_are_missing_or_of_unknown_kind_are_named(tmp_path: Path) -> 
         open_share(files("x.pdf"), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"source": "files"}, "corpus.files: give the list"),
-        ({"source": "python_library", "files": ["a"]}, "corpus.files: give the list"),
-        ({"source": "hub"}, "corpus.dataset: give the data set's name"),
-        ({"source": "files", "files": ["a"], "split_by": "text"}, "corpus.split_by: name another field"),
-        ({"source": "files", "files": ["a"], "max_document_bytes": 0}, "corpus.max_document_bytes: 0 is out of range"),
-        ({"source": "web"}, "corpus.source: the text 'web' is not one of"),
-    ],
-)
-def test_a_wrong_configuration_names_its_key(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        fill(CorpusConfig, fields, where="corpus")
-    assert str(caught.value).startswith(message)
-
-
 def test_the_python_library_is_a_corpus_without_tests_packages_and_machine_facts(tmp_path: Path) -> None:
-    share = open_share(CorpusConfig("python_library"), tmp_path)
+    share = open_share(LibraryCorpus("python_library"), tmp_path)
     names = [file.name for file in share.files]
     assert {"json/decoder.py", "argparse.py", "pydoc/booleans"} <= set(names)
     assert not [name for name in names if "/test" in name or "site-packages" in name or "sysconfigdata" in name]
@@ -234,12 +217,12 @@ def test_fetched_files_of_a_hub_data_set_are_taken_by_split(tmp_path: Path) -> N
     for split in ("train", "test"):
         write_table(data / f"{split}-00000-of-00001.parquet", [split])
     (data.parent / "README.md").write_text("no data")
-    config = CorpusConfig("hub", dataset="who/what", split="test")
+    config = HubCorpus("hub", dataset="who/what", split="test")
     assert texts_of(open_share(config, tmp_path)) == ["test"]
 
 
 def test_a_data_set_that_was_not_fetched_says_what_to_type(tmp_path: Path) -> None:
-    message = refusal(CorpusConfig("hub", dataset="who/what"), tmp_path)
+    message = refusal(HubCorpus("hub", dataset="who/what"), tmp_path)
     assert message.startswith(f"who/what: it has not been fetched to {tmp_path / 'hub' / 'who' / 'what'}")
     assert "`implicit-llm prefetch --config FILE`" in message
 

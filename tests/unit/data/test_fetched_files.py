@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from implicit_llm_contracts.config.text import HubCorpus
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import Fetched, HubFiles, fetched_files
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_data.stages.tokenizer import TokenizerConfig, make_tokenizer
-from implicit_llm_data.text.corpus import CorpusConfig, open_share
+from implicit_llm_data.text.corpus import open_share
 from tests.unit.data.text_samples import write_corpus, write_jsonl
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -40,7 +42,7 @@ def record(downloads: Path, *names: str, **need: Any) -> Path:
 
 
 def names(downloads: Path, **changes: Any) -> list[str]:
-    config = CorpusConfig("hub", dataset="who/what", **changes)
+    config = HubCorpus("hub", dataset="who/what", **changes)
     return [file.name for file in open_share(config, downloads).files]
 
 
@@ -102,7 +104,7 @@ def test_a_damaged_record_is_named(downloads: Path, text: str) -> None:
 
 
 def test_a_fetched_tokenizer_is_of_the_revision_that_the_config_names(tmp_path: Path) -> None:
-    trained = TokenizerConfig("trained", 300, corpus=CorpusConfig(**write_corpus(tmp_path)))
+    trained = fill(TokenizerConfig, {"source": "trained", "vocab_size": 300, "corpus": write_corpus(tmp_path)}, "x")
     text, _ = make_tokenizer(trained, tmp_path)
     folder_of(tmp_path).mkdir(parents=True)
     (folder_of(tmp_path) / "tokenizer.json").write_text(text)

@@ -125,23 +125,6 @@ def test_a_tokenizer_that_is_not_usable_is_refused(tmp_path: Path, fields: dict[
     assert message in refusal(tmp_path, **{"vocab_size": 300, **fields})
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"source": "file", "file": "x", "vocab_size": 65_537}, "65537 tokens do not fit uint16"),
-        ({"source": "file", "vocab_size": 300}, "file: give it together with `source: file`"),
-        ({"source": "file", "file": "x", "name": "y", "vocab_size": 300}, "name: give it together with `source: hub`"),
-        ({**TRAINED, "corpus": {"source": "python_library"}, "vocab_size": 100}, "vocab_size: 100 is out of range"),
-        ({**TRAINED, "corpus": {"source": "python_library"}, "max_bytes": 0}, "max_bytes: 0 is out of range"),
-    ],
-)
-def test_a_wrong_configuration_names_its_key(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        config_of(**fields)
-    assert str(caught.value).startswith("x-tokenizer")
-    assert message in str(caught.value)
-
-
 def test_the_stage_writes_the_tokenizer_and_says_which_id_ends_a_text(tmp_path: Path) -> None:
     project = Project(tmp_path)
     corpus = write_corpus(project.downloads)

@@ -8,7 +8,7 @@ from implicit_llm_contracts.config.evaluation import (
     EvaluateConfigError,
     ModeConfig,
     SweepConfig,
-    check_modes,
+    modes_of,
     swept_modes,
 )
 from implicit_llm_contracts.config.solver import SolverConfig
@@ -86,20 +86,24 @@ def test_the_record_of_a_mode_has_the_settings_that_were_used_and_none_for_an_ex
         ((), "no mode"),
         ((ModeConfig("a", "blockwise"), ModeConfig("a", "sequential")), "'a' is taken"),
         ((ModeConfig("parallel", "blockwise"),), "'parallel' is taken"),
-        ((ModeConfig("a", "blockwise", eval_max_iter=0),), r"evaluate\.modes\.a\.eval_max_iter"),
-        ((ModeConfig("a", "blockwise", eval_tol=1.5),), r"evaluate\.modes\.a\.eval_tol"),
-        ((ModeConfig("a", "blockwise", eval_stop="tokn"),), "eval_stop: there is no 'tokn'; did you mean 'token'"),
     ],
 )
 def test_impossible_modes_are_refused_by_key(modes: tuple[ModeConfig, ...], named: str) -> None:
     with pytest.raises(EvaluateConfigError, match=named):
-        check_modes(modes, "evaluate.modes")
+        modes_of(modes, None, "evaluate")
 
 
-def test_unknown_key_of_a_mode_names_the_nearest_valid_one() -> None:
-    with pytest.raises(ConfigError, match="eval_max_iter"):
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"eval_maxiter": 3}, "did you mean 'eval_max_iter'"),
+        ({"eval_max_iter": 0}, r"modes\[0\]\.eval_max_iter: expected an integer of at least 1 or null, found 0"),
+        ({"eval_tol": 1.5}, r"modes\[0\]\.eval_tol: expected a number above 0 and below 1 or null, found 1\.5"),
+        ({"eval_stop": "tokn"}, "eval_stop: there is no 'tokn'; did you mean 'token'"),
+    ],
+)
+def test_a_wrong_setting_of_a_mode_is_named(setting: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         fill(
-            EvaluateConfig,
-            {"kind": "word_problem", "modes": [{"name": "a", "eval_mode": "blockwise", "eval_maxiter": 3}]},
-            "x",
+            EvaluateConfig, {"kind": "word_problem", "modes": [{"name": "a", "eval_mode": "blockwise", **setting}]}, "x"
         )

@@ -183,9 +183,9 @@ def test_rows_of_another_vocabulary_are_refused(tmp_path: Path, s3_test: Path, m
     ("settings", "error", "words"),
     [
         ({"positions": [3, 13]}, EvaluateInputError, "positions: 13 is beyond the 12 tokens"),
-        ({"positions": [1]}, ConfigError, "from the second on"),
+        ({"positions": [1]}, ConfigError, "1 is not allowed; give an integer of at least 2"),
         ({"layer": 1}, EvaluateInputError, "an earlier `layer`"),
-        ({"num_sequences": 0}, ConfigError, "num_sequences: 0 is not a positive integer"),
+        ({"num_sequences": 0}, ConfigError, "num_sequences: 0 is not allowed"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

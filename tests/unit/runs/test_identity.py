@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import (
     Identity,
-    IdentityError,
     canonical_json,
     compute_fingerprint,
     run_and_phase,
@@ -51,28 +51,27 @@ def test_the_fingerprint_depends_on_every_part_and_on_nothing_else(values: dict[
     ("change", "message"),
     [
         ({"config": {"length": 17, "p": 0.2}}, r"fingerprint [0-9a-f]{16} does not belong to the rest"),
-        ({"code": None}, "'code' must be a string"),
-        ({"config": []}, "'config' must be an object"),
-        ({"upstream": {"data": 3}}, "upstream.data must be a fingerprint"),
+        ({"code": None}, "code: expected a string, found null"),
+        ({"config": []}, "config: expected a mapping, found a list"),
+        ({"upstream": {"data": 3}}, "upstream.data: expected a string, found 3"),
         ({"colour": "red"}, "unknown key 'colour'"),
-        ({"name": "../../etc"}, "do not make a path"),
     ],
 )
 def test_a_wrong_identity_is_refused_by_key(values: dict[str, Any], change: dict[str, Any], message: str) -> None:
-    with pytest.raises(IdentityError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         Identity.parse(json.dumps({**values, **change}))
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_key_is_named(values: dict[str, Any]) -> None:
     del values["code"]
-    with pytest.raises(IdentityError, match="the key 'code' is missing"):
+    with pytest.raises(UserError, match="the key 'code' is missing"):
         Identity.parse(json.dumps(values))
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "@/nowhere/identity.json"])
 def test_what_is_no_identity_is_refused(text: str) -> None:
-    with pytest.raises(IdentityError):
+    with pytest.raises(UserError):
         Identity.parse(text)
 
 

@@ -68,7 +68,7 @@ def test_a_summary_that_is_not_json_is_refused_by_name() -> None:
         (b"\xff\xfe", "found no JSON"),
         (b"[]", "expected a manifest of format 1, found 'list'"),
         (b'{"format": 2}', "expected a manifest of format 1, found 2"),
-        (b'{"format": 1, "stage": 3}', "expected 'stage' of type str, found 3"),
+        (b'{"format": 1, "stage": 3}', "stage: expected a string, found 3"),
     ],
 )
 def test_a_damaged_manifest_is_absent_for_find_and_a_one_line_error_for_read(

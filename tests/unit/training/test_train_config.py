@@ -22,20 +22,10 @@ def filled(config: dict[str, Any]) -> TrainConfig:
         ({"batch_size": 0}, "batch_size: 0"),
         ({"labels": "shifted"}, "aligned, next_token"),
         ({"precision": "fp8"}, "fp32, bf16, fp16"),
-        ({"task": "catbab"}, "task: 'catbab' is unknown; did you mean 'catbabi'"),
-        ({"phase": {"keep": [0]}}, r"phase.*keep: 0 is not above 0 and at most 8"),
-        ({"phase": {"keep": [9]}}, "keep: 9"),
         ({"phase": {"solver": {**FREE, "max_itr": 3}}}, "phase.solver: .*max_iter"),
         ({"phase": {"solver": {**FREE, "tol": 3.0}}}, "phase.solver.tol: 3.0"),
-        ({"phase": {"keep": [6, 3]}}, "not in order, each once"),
-        ({"phase": {"keep": [3, 3]}}, "not in order, each once"),
         ({"seed": -1}, "seed: -1"),
         ({"seed": 2**32}, "seed"),
-        ({"total_steps": 7}, "total_steps: 7 is less than phase.end_step 8"),
-        ({"phase": {"index": 1}}, "start_step"),
-        ({"phase": {"start_step": 8}}, "do not enclose"),
-        ({"model": {"hidden_size": 16}}, "model_type"),
-        ({"model": {**IMPLICIT, "solver": FREE}}, "phase.solver"),
         ({"optimizer": {"beta1": 0.9, "beta2": 1.0, "eps": 1e-8, "weight_decay": 0.0, "max_grad_norm": 1.0}}, "beta2"),
         (
             {"optimizer": {"beta1": 0.9, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.0, "max_grad_norm": 0.0}},
@@ -54,7 +44,11 @@ def test_a_wrong_value_is_refused_by_key_in_one_line(changes: dict[str, Any], me
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"threads": 0}, "threads: 0"), ({"device": "gpu"}, "auto, cpu, cuda"), ({"save_evry_s": 1}, "save_every_s")],
+    [
+        ({"threads": 0}, r"threads: .*found 0"),
+        ({"device": "gpu"}, "auto, cpu, cuda"),
+        ({"save_evry_s": 1}, "save_every_s"),
+    ],
 )
 def test_a_wrong_runtime_option_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -16,18 +16,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from implicit_llm_contracts.config.registry import NameTaken
-from implicit_llm_contracts.config.tasks import BUILTIN_GROUP, GROUP_ORDERS
+from implicit_llm_contracts.config.tasks import (
+    BUILTIN_GROUP,
+    GROUP_ORDERS,
+    MAX_ORDER,
+    MONOID_ORDERS,
+    UnknownGroup,
+    group_order,
+    product_order,
+)
 from implicit_llm_contracts.runs.errors import UserError
-
-# A table of 64 MiB in uint16: S7 still fits (5,040 elements), and no table takes more than about a second to build.
-MAX_ORDER = 5792
-LARGEST_N = {"S": 7, "A": 7, "Z": MAX_ORDER}
-VALID_GROUPS = f"S1 to S{LARGEST_N['S']}, A1 to A{LARGEST_N['A']}, Z1 to Z{LARGEST_N['Z']}"
-MONOIDS = ("none", "aperiodic")
-
-
-class UnknownGroup(UserError, ValueError):
-    """A name is no group that this module can build."""
 
 
 class InvalidTable(UserError, ValueError):
@@ -91,17 +89,8 @@ def load_group(name: str) -> Algebra:
     """
     if name in _OWN:
         return _OWN[name]
-    match = BUILTIN_GROUP.fullmatch(name)
-    if match is None:
-        raise UnknownGroup(f"group: {name[:20]!r} is no known group; use one of {VALID_GROUPS}")
-    family, digits = match.groups()
-    # The length is looked at first because int() refuses numbers of thousands of digits with an error of its own.
-    if len(digits) > 4 or int(digits) > LARGEST_N[family]:
-        raise UnknownGroup(
-            f"group: {name[:20]!r} is too large, its table would have more than {MAX_ORDER}^2 entries; "
-            f"use one of {VALID_GROUPS}"
-        )
-    return _build_group(family, int(digits))
+    group_order(name)  # for its errors
+    return _build_group(name[0], int(name[1:]))
 
 
 def load_monoid(name: str) -> Algebra:
@@ -115,7 +104,7 @@ def load_monoid(name: str) -> Algebra:
     if name == "aperiodic":
         E, A, B, X = range(4)
         return _algebra("aperiodic", np.array([[E, A, B, X], [A, X, X, X], [B, A, B, X], [X, X, X, X]]), tuple("EABX"))
-    raise UnknownGroup(f"monoid: {name!r} is unknown; use one of {', '.join(MONOIDS)}")
+    raise UnknownGroup(f"monoid: {name!r} is unknown; use one of {', '.join(MONOID_ORDERS)}")
 
 
 @lru_cache(maxsize=8)
@@ -124,12 +113,9 @@ def load_product(group: str, monoid: str) -> Algebra:
 
     Raises: UnknownGroup, for an unknown name and for a product whose table would be too large.
     """
-    left, right = load_group(group), load_monoid(monoid)
-    if left.order * right.order > MAX_ORDER:
-        raise UnknownGroup(
-            f"group: {group} x {monoid} has {left.order * right.order} elements and at most {MAX_ORDER} fit a table; "
-            f"use a smaller group or monoid: none"
-        )
+    right = load_monoid(monoid)
+    product_order(group, monoid)  # for its errors
+    left = load_group(group)
     return left if monoid == "none" else direct_product(left, right)
 
 

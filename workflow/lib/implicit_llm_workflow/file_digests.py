@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from implicit_llm_contracts.runs.atomic import write_once
+from implicit_llm_contracts.runs.atomic import read_object, write_once
+from implicit_llm_contracts.runs.manifest import sha256_of
 from implicit_llm_contracts.runs.places import local_folder
 
 CONFIG_FILE = "config.json"
@@ -17,38 +19,53 @@ INDEX_FILE = "model.safetensors.index.json"
 PICKLE_FILE = "pytorch_model.bin"
 
 
+class Remembered:
+    """What was found in files, by key, each for one state of a file; kept at `path`, or None for this process alone.
+
+    It only saves time: a file that cannot be read or written is done without.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._is_changed = False
+
+    @cached_property
+    def _known(self) -> dict[str, Any]:
+        return {} if self._path is None else read_object(self._path)
+
+    def find(self, key: str, state: Any, look: Callable[[], Any]) -> Any:
+        """What `look` finds; it is called if nothing is known of this state. Both must be JSON."""
+        match self._known.get(key):
+            case [known, found] if known == state:
+                return found
+        found = look()
+        self._known[key] = [state, found]
+        self._is_changed = True
+        return found
+
+    def save(self) -> None:
+        """Write it down, if anything new was found."""
+        if self._path is not None and self._is_changed:
+            with suppress(OSError):
+                write_once(self._path, json.dumps(self._known, sort_keys=True))
+            self._is_changed = False
+
+
 class FileDigests:
-    """sha256 of files, remembered in `cache` with size and time of change: checkpoints have gigabytes."""
+    """sha256 of files, remembered at `cache` with size and time of change: checkpoints have gigabytes."""
 
     def __init__(self, cache: Path) -> None:
-        self._cache = cache
+        self._cache = Remembered(cache)
 
     def __call__(self, path: Path) -> str | None:
         """The digest; None for what is no file."""
-        try:
-            status = path.stat()
-        except OSError:
-            return None
         if not path.is_file():
             return None
-        key, state = str(path.resolve()), [status.st_size, status.st_mtime_ns]
-        known = self._read()
-        if known.get(key, [None])[:-1] != state:
-            with open(path, "rb") as file:
-                known[key] = [*state, hashlib.file_digest(file, "sha256").hexdigest()]
-            self._write(known)
-        return known[key][-1]
-
-    def _read(self) -> dict[str, list]:
-        try:
-            values = json.loads(self._cache.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return values if isinstance(values, dict) else {}
-
-    def _write(self, values: dict[str, list]) -> None:
-        with suppress(OSError):  # it is only faster with it
-            write_once(self._cache, json.dumps(values, indent=1))
+        status = path.stat()
+        state = [status.st_size, status.st_mtime_ns]
+        digest: str = self._cache.find(str(path.resolve()), state, lambda: sha256_of(path))
+        self._cache.save()
+        return digest
 
 
 def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str, str]:

@@ -198,7 +198,7 @@ def test_a_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[
     tiny.edit("group: S3", "group: Q3")
     code, out, err = run(capsys, "status", "--config", str(tiny.path))
     assert (code, out) == (2, "")
-    assert re.fullmatch(r"error: .*data\.s3\.group: unknown group 'Q3'.*\n", err)
+    assert re.fullmatch(r"error: .*data\.s3\.group: 'Q3' is no group.*\n", err)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_an_identity_that_no_job_has_is_one_line(
 def test_debug_shows_the_traceback_wherever_it_stands(tiny: ExperimentFile) -> None:
     tiny.edit("group: S3", "group: Q3")
     for words in (["--debug", "status"], ["status", "--debug"]):
-        with pytest.raises(Exception, match="unknown group"):
+        with pytest.raises(Exception, match="is no group"):
             console.main([*words, "--config", str(tiny.path)])
 
 

@@ -16,9 +16,9 @@ CASES = [
     ("name: tiny", 'name: "tiny\\n"', r"name: 'tiny\n' is not allowed; give lower-case letters"),
     ("  implicit:\n", '  "implicit\\n":\n', r"runs: 'implicit\n' is not allowed; give lower-case letters"),
     ("name: tiny", "nam: tiny", "unknown key 'nam'; did you mean 'name'?"),
-    ("group: S3", "group: Q3", "data.s3.group: unknown group 'Q3'; use S<n>, A<n> or Z<n>"),
-    ("group: S3", "group: S9", "data.s3.group: S9 with monoid 'none' has 362880 tokens, at most 65536 fit uint16"),
-    ("group: S3", "group: S300", "data.s3.group: S300 is too large"),
+    ("group: S3", "group: Q3", "data.s3.group: 'Q3' is no group, built in or of a plugin; use one of S1 to S7"),
+    ("group: S3", "group: S9", "data.s3.group: 'S9' is too large"),
+    ("group: S3", "group: S7\n    monoid: aperiodic", "data.s3.group: S7 x aperiodic has 20160 elements"),
     ("group: S3", "group: 3", "data.s3.group: expected a string, found 3"),
     ("[0.5, 1]", "1.5", "data.s3.train.hard_fraction: expected a number from 0 to 1 or a list with"),
     ("[0.5, 1]", "[0.5, -1]", "data.s3.train.hard_fraction[1]: -1 is not allowed; give a number from 0 to 1"),
@@ -49,7 +49,7 @@ CASES = [
     (
         "batch_size: 8",
         "optimizer: {beta1: 2}",
-        "override.task.optimizer.beta1: 2.0 is not in [0, 1)",
+        "override.task.optimizer.beta1: 2 is not allowed; give a number from 0 to below 1",
     ),
     (
         "batch_size: 8",

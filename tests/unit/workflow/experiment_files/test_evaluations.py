@@ -91,7 +91,9 @@ def test_a_number_that_two_evaluations_would_give_is_refused(tiny: ExperimentFil
 
 def test_a_value_that_the_job_would_refuse_is_refused_with_the_experiment(language: ExperimentFile) -> None:
     language.edit("max_tokens: 4096", "max_tokens: 0")
-    with pytest.raises(ConfigError, match=r"evaluations\.perplexity\.max_tokens: 0 is not a positive integer; use 1"):
+    with pytest.raises(
+        ConfigError, match=r"evaluations\.perplexity\.max_tokens: expected an integer of at least 1 or null"
+    ):
         language.load()
 
 

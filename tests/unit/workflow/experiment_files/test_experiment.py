@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from implicit_llm_contracts.config.tasks import group_order
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.config_files import experiment_path
-from implicit_llm_workflow.experiment_files.data_sets.word_problem import group_order
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.models import model_fields, override_fields
 from implicit_llm_workflow.experiment_files.runs import overlay

@@ -27,10 +27,10 @@ from implicit_llm_workflow.planning.code_digest import (
     PLUMBING,
     job_code,
     job_sources,
+    require_submitted_code,
 )
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.project_sources import Source
-from implicit_llm_workflow.planning.submitted_code import require_submitted_code
 from implicit_llm_workflow.project_dirs import LIBRARY, package_dir
 from tests.unit.data.text_samples import write_corpus
 

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from implicit_llm_workflow.file_digests import Remembered
 from implicit_llm_workflow.planning import code_digest as digests
+from implicit_llm_workflow.planning import project_sources
 from implicit_llm_workflow.planning.code_digest import code_digest
 from implicit_llm_workflow.planning.project_sources import Project, Source
-from implicit_llm_workflow.planning.source_cache import SourceCache
 
 ENTRY = "library.stage"
 
@@ -24,7 +25,7 @@ def library(tmp_path: Path) -> Path:
 
 def digest(library: Path, path: Path | None = None) -> str:
     """As a new process computes it, with what an earlier one left at `path`."""
-    cache = SourceCache(path)
+    cache = Remembered(path)
     found = code_digest(ENTRY, Project({"library": library}, cache))
     cache.save()
     return found
@@ -72,5 +73,5 @@ def test_what_other_code_found_does_not_count(library: Path, tmp_path: Path, mon
     first = digest(library, tmp_path / "kept")
     monkeypatch.setattr(digests, "tree_text", lambda tree: "something else")
     assert digest(library, tmp_path / "kept") == first
-    monkeypatch.setattr(SourceCache, "_version", b"of other code")
+    monkeypatch.setattr(project_sources, "_finders", lambda: b"of other code")
     assert digest(library, tmp_path / "kept") != first

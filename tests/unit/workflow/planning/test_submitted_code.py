@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.planning import code_digest, submitted_code
-from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
+from implicit_llm_workflow.planning import code_digest
+from implicit_llm_workflow.planning.code_digest import CodeChanged, JobCode, job_digest, require_submitted_code
 from implicit_llm_workflow.planning.project_sources import Project
-from implicit_llm_workflow.planning.submitted_code import CodeChanged, require_submitted_code
 
 SOURCES = {
     "__init__.py": "",
@@ -71,4 +70,4 @@ def test_a_changed_comment_is_no_change_also_in_code_that_cannot_be_loaded_here(
         file.write("# a comment\n")
     require_submitted_code(STAGE, code, "train/x")
     assert "waiting_library.broken" not in sys.modules
-    assert "waiting_library.broken" in submitted_code.job_sources(JobCode(STAGE))
+    assert "waiting_library.broken" in code_digest.job_sources(JobCode(STAGE))

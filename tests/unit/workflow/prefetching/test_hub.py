@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from implicit_llm_contracts.config.text import HubCorpus
 from implicit_llm_contracts.runs.fetched_files import FetchedFilesError, HubFiles
-from implicit_llm_data.text.corpus import CorpusConfig, open_share
+from implicit_llm_data.text.corpus import open_share
 from implicit_llm_workflow.prefetching.hub import (
     FetchError,
     fetched_before,
@@ -143,7 +144,7 @@ def test_the_jobs_read_what_was_fetched_split_by_split(hub: FileServer, tmp_path
     for split in ("train", "test"):
         assert satisfy(hub, replace(DATASET, split=split), tmp_path)[0] == "fetched"
     for split, count in (("train", 2), ("test", 1)):
-        corpus = CorpusConfig("hub", dataset=DATASET.name, split=split, revision=COMMIT)
+        corpus = HubCorpus("hub", dataset=DATASET.name, split=split, revision=COMMIT)
         assert [file.name for file in open_share(corpus, tmp_path).files] == [name for name in TEXTS if split in name]
         assert f"{count} files" in str(fetched_before(replace(DATASET, split=split), tmp_path))
 
@@ -155,7 +156,7 @@ def test_while_another_commit_is_fetched_the_record_of_the_last_one_is_gone(hub:
     hub.files.pop(f"/datasets/{DATASET.name}/resolve/{newer}/data/train-00002-of-00002.jsonl")
     assert satisfy(hub, replace(DATASET, revision=newer), tmp_path)[0] == "failed"
     with pytest.raises(FetchedFilesError, match=r"a fetch into it was not finished"):
-        open_share(CorpusConfig("hub", dataset=DATASET.name), tmp_path)
+        open_share(HubCorpus("hub", dataset=DATASET.name), tmp_path)
 
 
 def test_of_a_tokenizer_only_its_file_is_fetched(hub: FileServer, tmp_path: Path) -> None:

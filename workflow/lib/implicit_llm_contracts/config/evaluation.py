@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.solver import STOPS, SolverConfig
+from implicit_llm_contracts.config.values import DISTINCT, SOME, Count, Names, Number, Share
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError, refuse_if
+from implicit_llm_contracts.runs.fill import Only
 
 PARALLEL = "parallel"  # the one mode of an explicit model
 SEQUENTIAL = "sequential"
@@ -19,6 +21,8 @@ PUBLISHED = "published"  # simultaneous, with the published stopping rule: one n
 COUPLED_BATCH_SIZE = 64
 # Draws behind the standard error of a perplexity; the harness's own number.
 BOOTSTRAP_DRAWS = 100_000
+AtLeastTwo = Annotated[int, Only(lambda value: value >= 2, "an integer of at least 2")]
+EXAMPLE = "{name: blockwise, eval_mode: blockwise}"
 
 
 class EvaluateConfigError(UserError):
@@ -45,13 +49,17 @@ class ModeConfig:
 
     name: str
     eval_mode: Literal["simultaneous", "blockwise", "sequential"]
-    eval_max_iter: int | None = None
-    eval_tol: float | None = None
+    eval_max_iter: Count | None = None
+    eval_tol: Share | None = None
     eval_stop: str | None = None
-    eval_block_len: int | None = None
-    max_samples: int | None = None
-    batch_size: int | None = None
+    eval_block_len: Count | None = None
+    max_samples: Count | None = None
+    batch_size: Count | None = None
     sweep: SweptSetting | None = None  # set by `swept_modes`
+
+    def __post_init__(self) -> None:
+        rule = self.eval_stop
+        refuse_if(rule not in (None, *STOPS), f"eval_stop: there is no {rule!r}; {nearest(str(rule), STOPS)}")
 
     def coupled_batch_size(self, trained: SolverConfig | None) -> int | None:
         """The batch size that belongs to the result, None when the sequences do not influence each other.
@@ -98,15 +106,20 @@ class ModeConfig:
 class SweepConfig:
     """Values of a mode's fields, for test-time compute."""
 
-    eval_max_iter: tuple[int, ...] = ()
-    eval_tol: tuple[float, ...] = ()
+    eval_max_iter: tuple[Count, ...] = ()
+    eval_tol: tuple[Share, ...] = ()
 
 
 def modes_of(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None, where: str) -> tuple[ModeConfig, ...]:
     """The modes that are evaluated: those of the config, or those of its sweep. Raises: EvaluateConfigError."""
-    check_modes(modes, f"{where}.modes")
     swept = swept_modes(modes, sweep)
-    check_modes(swept, f"{where}.{'modes' if sweep is None else 'sweep'}")
+    names = [PARALLEL, *(mode.name for mode in (*modes, *(swept if sweep else ())))]
+    for name in names:
+        if names.count(name) > 1:
+            raise EvaluateConfigError(f"{where}.modes: mode name {name!r} is taken; give every mode a name of its own")
+    if not swept:
+        key = "modes" if sweep is None else "sweep"
+        raise EvaluateConfigError(f"{where}.{key}: no mode given; name at least one, for example {EXAMPLE}")
     return swept
 
 
@@ -133,7 +146,7 @@ class EvaluateConfig:
 
     kind: Literal["word_problem"]
     modes: tuple[ModeConfig, ...]
-    lengths: tuple[int, ...] | None = None
+    lengths: tuple[Count, ...] | None = None
     sweep: SweepConfig | None = None
 
 
@@ -146,16 +159,9 @@ class CatbabiConfig:
 
     kind: Literal["catbabi"]
     modes: tuple[ModeConfig, ...]
-    protocols: tuple[Literal["windowed", "carried"], ...] = ("windowed",)
-    carried_max_tokens: int | None = None
+    protocols: Annotated[tuple[Literal["windowed", "carried"], ...], DISTINCT] = ("windowed",)
+    carried_max_tokens: Count | None = None
     sweep: SweepConfig | None = None
-
-    def __post_init__(self) -> None:
-        refuse_if(
-            not self.protocols or len(set(self.protocols)) < len(self.protocols),
-            f"protocols: {list(self.protocols)} must name windowed, carried or both, each once",
-        )
-        _check_positive("carried_max_tokens", self.carried_max_tokens)
 
 
 @dataclass(frozen=True)
@@ -168,21 +174,10 @@ class PerplexityConfig:
 
     kind: Literal["perplexity"]
     modes: tuple[ModeConfig, ...]
-    lengths: tuple[int, ...]
-    max_tokens: int | None = None
+    lengths: Annotated[tuple[AtLeastTwo, ...], DISTINCT]
+    max_tokens: Count | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     sweep: SweepConfig | None = None
-
-    def __post_init__(self) -> None:
-        refuse_if(
-            not self.lengths or min(self.lengths) < 2,
-            f"lengths: {list(self.lengths)} must name at least one length, each of 2 tokens or more",
-        )
-        refuse_if(
-            len(set(self.lengths)) < len(self.lengths),
-            f"lengths: {list(self.lengths)} names a length twice; remove one",
-        )
-        _check_positive("max_tokens", self.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -197,19 +192,11 @@ class DualityConfig:
 
     kind: Literal["duality"]
     modes: tuple[ModeConfig, ...]
-    lengths: tuple[int, ...] | None = None
-    max_tokens: int | None = None
-    trace_tokens: int = 16384
+    lengths: Annotated[tuple[Count, ...], SOME] | None = None
+    max_tokens: Count | None = None
+    trace_tokens: Count = 16384
     precision: Literal["fp32", "bf16"] = "fp32"
     sweep: SweepConfig | None = None
-
-    def __post_init__(self) -> None:
-        refuse_if(
-            self.lengths is not None and (not self.lengths or min(self.lengths) < 1),
-            f"lengths: {list(self.lengths or ())} must name at least one length of 1 or more, or be left out",
-        )
-        _check_positive("max_tokens", self.max_tokens)
-        _check_positive("trace_tokens", self.trace_tokens)
 
 
 @dataclass(frozen=True)
@@ -223,19 +210,10 @@ class JacobianConfig:
     """
 
     kind: Literal["jacobian"]
-    positions: tuple[int, ...] = ()
-    num_sequences: int = 9
-    layer: int = 0
-    checked_rows: int = 4
-
-    def __post_init__(self) -> None:
-        refuse_if(
-            self.positions and min(self.positions) < 2,
-            f"positions: {list(self.positions)} must name tokens from the second on, which have a state before them",
-        )
-        for key in ("num_sequences", "checked_rows"):
-            refuse_if(getattr(self, key) < 1, f"{key}: {getattr(self, key)} is not a positive integer; use 1 or more")
-        refuse_if(self.layer < 0, f"layer: {self.layer} is negative; layers count from 0")
+    positions: tuple[AtLeastTwo, ...] = ()  # the first token has no state before it
+    num_sequences: Count = 9
+    layer: Number = 0
+    checked_rows: Count = 4
 
 
 @dataclass(frozen=True)
@@ -249,57 +227,11 @@ class LmEvalConfig:
 
     kind: Literal["lm_eval"]
     modes: tuple[ModeConfig, ...]
-    tasks: tuple[str, ...]
-    num_fewshot: int = 0
-    limit: int | None = None
+    tasks: Names
+    num_fewshot: Number = 0
+    limit: Count | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     task_path: str | None = None
-    task_files: Mapping[str, str] | None = field(default=None)
-    bootstrap_draws: int = BOOTSTRAP_DRAWS
+    task_files: Mapping[str, str] | None = None
+    bootstrap_draws: Number = BOOTSTRAP_DRAWS  # 0 gives no standard error
     sweep: SweepConfig | None = None
-
-    def __post_init__(self) -> None:
-        refuse_if(not self.tasks, "tasks: names no task; name at least one, for example arc_easy")
-        refuse_if(
-            len(set(self.tasks)) < len(self.tasks), f"tasks: {', '.join(self.tasks)} names a task twice; remove one"
-        )
-        refuse_if(
-            self.num_fewshot < 0, f"num_fewshot: {self.num_fewshot} is negative; the paper's tables are zero-shot, 0"
-        )
-        _check_positive("limit", self.limit)
-        refuse_if(
-            self.bootstrap_draws < 0, f"bootstrap_draws: {self.bootstrap_draws} is negative; 0 gives no standard error"
-        )
-
-
-def _check_positive(key: str, value: int | None) -> None:
-    refuse_if(
-        value is not None and value < 1, f"{key}: {value} is not a positive integer; use 1 or more, or leave it out"
-    )
-
-
-def check_modes(modes: Iterable[ModeConfig], where: str) -> None:
-    """Refuse what would be ambiguous or impossible. Raises: EvaluateConfigError."""
-    seen: set[str] = set()
-    for mode in modes:
-        if mode.name in seen or mode.name == PARALLEL:
-            raise EvaluateConfigError(f"{where}: mode name {mode.name!r} is taken; give every mode a name of its own")
-        seen.add(mode.name)
-        for key in ("eval_max_iter", "eval_block_len", "max_samples", "batch_size"):
-            value = getattr(mode, key)
-            if value is not None and value < 1:
-                raise EvaluateConfigError(
-                    f"{where}.{mode.name}.{key}: {value} is not a positive integer; use 1 or more, or leave it out"
-                )
-        if mode.eval_stop is not None and mode.eval_stop not in STOPS:
-            raise EvaluateConfigError(
-                f"{where}.{mode.name}.eval_stop: there is no {mode.eval_stop!r}; {nearest(mode.eval_stop, STOPS)}"
-            )
-        if mode.eval_tol is not None and not 0 < mode.eval_tol < 1:
-            raise EvaluateConfigError(
-                f"{where}.{mode.name}.eval_tol: {mode.eval_tol} is outside (0, 1); the published value is 0.05"
-            )
-    if not seen:
-        raise EvaluateConfigError(
-            f"{where}: no mode given; name at least one, for example {{name: blockwise, eval_mode: blockwise}}"
-        )

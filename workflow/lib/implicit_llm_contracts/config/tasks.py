@@ -6,11 +6,13 @@ A task is a kind of data. A new one is an entry here, a module with its data set
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
 
 from implicit_llm_contracts.config.registry import Registry
+from implicit_llm_contracts.runs.errors import UserError
 
 WORD_PROBLEM, CATBABI, LANGUAGE_MODEL = "word_problem", "catbabi", "language_model"
 LAST_TOKENS = 10  # of a word problem: those whose accuracy the published experiments give
@@ -57,3 +59,41 @@ TASKS: Registry[TaskKind] = Registry("task", _BUILTIN)
 # Groups of word problems. The library makes the tables of the built-in ones; of others it is given them.
 BUILTIN_GROUP = re.compile(r"([SAZ])([1-9][0-9]*)")
 GROUP_ORDERS: dict[str, int] = {}  # elements of the others
+MONOID_ORDERS = {"none": 1, "aperiodic": 4}
+# A table of 64 MiB in uint16: S7 still fits (5,040 elements), and no table takes more than about a second to build.
+MAX_ORDER = 5792
+LARGEST_N = {"S": 7, "A": 7, "Z": MAX_ORDER}
+VALID_GROUPS = f"S1 to S{LARGEST_N['S']}, A1 to A{LARGEST_N['A']}, Z1 to Z{LARGEST_N['Z']}"
+
+
+class UnknownGroup(UserError, ValueError):
+    """A name is no group whose table can be built."""
+
+
+def group_order(name: str) -> int:
+    """Elements of "S5", "A5", "Z60" or a plugin's group. Raises: UnknownGroup, naming the valid forms."""
+    if name in GROUP_ORDERS:
+        return GROUP_ORDERS[name]
+    match = BUILTIN_GROUP.fullmatch(name)
+    if match is None:
+        raise UnknownGroup(f"group: {name[:20]!r} is no group, built in or of a plugin; use one of {VALID_GROUPS}")
+    family, digits = match.groups()
+    # The length is looked at first because int() refuses numbers of thousands of digits with an error of its own.
+    if len(digits) > 4 or int(digits) > LARGEST_N[family]:
+        raise UnknownGroup(
+            f"group: {name[:20]!r} is too large, its table would have more than {MAX_ORDER}^2 entries; "
+            f"use one of {VALID_GROUPS}"
+        )
+    size = int(digits)
+    return size if family == "Z" else max(1, math.factorial(size) // (2 if family == "A" else 1))
+
+
+def product_order(group: str, monoid: str) -> int:
+    """Elements of the direct product. Raises: UnknownGroup, also for a product whose table would be too large."""
+    order = group_order(group) * MONOID_ORDERS[monoid]
+    if order > MAX_ORDER:
+        raise UnknownGroup(
+            f"group: {group} x {monoid} has {order} elements and at most {MAX_ORDER} fit a table; "
+            "use a smaller group or monoid: none"
+        )
+    return order

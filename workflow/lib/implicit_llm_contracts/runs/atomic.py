@@ -9,6 +9,7 @@ On a network file system, files of another machine may come into sight late; `wa
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import secrets
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.errors import UserError
@@ -107,6 +108,15 @@ def write_once(path: Path, data: bytes | str) -> None:
         finally:
             tmp.unlink(missing_ok=True)
         fsync_directory(path.parent)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file that one can do without; empty where there is none that can be read."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def replace_file(source: Path, target: Path) -> None:

@@ -118,8 +118,9 @@ def _convert_union(wanted: Any, value: Any, where: str) -> Any:
     members = get_args(wanted)
     if type(value) in members:  # exact first: an integer given to float | int stays one
         return value
-    if isinstance(value, Mapping) and all(is_dataclass(member) for member in members):
-        return fill(_selected(members, value, where), value, where)
+    classes = [member for member in members if isinstance(member, type) and is_dataclass(member)]
+    if isinstance(value, Mapping) and len(classes) > 1:
+        return fill(_selected(classes, value, where), value, where)
     errors = []
     for member in members:
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from implicit_llm_contracts.runs.atomic import wait_for_files
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.fill import fill
 
 
 class IdentityError(UserError):
@@ -42,7 +43,7 @@ class Identity:
     def parse(cls, text: str) -> Identity:
         """Read the JSON text, or the file named after `@`.
 
-        Raises: IdentityError for a missing or unknown key, or a fingerprint that does not belong to the rest.
+        Raises: ConfigError for a wrong key; IdentityError for a fingerprint that does not belong to the rest.
         """
         where = "--identity"
         if text.startswith("@"):
@@ -59,47 +60,14 @@ class Identity:
             values = json.loads(text)
         except ValueError as error:
             raise IdentityError(f"{where}: not JSON ({error}); give JSON text or @FILE") from error
-        return cls._from_values(values, where)
-
-    @classmethod
-    def _from_values(cls, values: Any, where: str) -> Identity:
-        if not isinstance(values, dict):
+        given = values.pop("fingerprint", None) if isinstance(values, dict) else None
+        identity = fill(cls, values, where)
+        if given != identity.fingerprint:
             raise IdentityError(
-                f"{where}: expected a JSON object, found {type(values).__name__}; give JSON text or @FILE"
+                f"{where}: fingerprint {str(given)[:16]} does not belong to the rest, which gives "
+                f"{identity.fingerprint[:16]}; do not edit an identity, let the workflow make it"
             )
-        kinds = {field.name: str for field in fields(cls)} | {"fingerprint": str, "config": dict, "upstream": dict}
-        for key, kind in kinds.items():
-            if key not in values:
-                raise IdentityError(f"{where}: the key '{key}' is missing; let the workflow make the identity")
-            if not isinstance(values[key], kind):
-                shown = "an object" if kind is dict else "a string"
-                raise IdentityError(f"{where}: '{key}' must be {shown}; let the workflow make the identity")
-        unknown = sorted(values.keys() - kinds.keys())
-        if unknown:
-            raise IdentityError(
-                f"{where}: unknown key '{unknown[0]}'; remove it, or let the workflow make the identity"
-            )
-        given = values.pop("fingerprint")
-        identity = cls(**values)
-        identity._check(where, given)
         return identity
-
-    def _check(self, where: str, given: str) -> None:
-        for role, fingerprint in self.upstream.items():
-            if not isinstance(fingerprint, str):
-                raise IdentityError(
-                    f"{where}: upstream.{role} must be a fingerprint; let the workflow make the identity"
-                )
-        parts = Path(self.stage, self.name).parts
-        if not self.stage or "/" in self.stage or ".." in parts or Path(self.name).is_absolute():
-            raise IdentityError(
-                f"{where}: stage '{self.stage}' and name '{self.name}' do not make a path; rename the run"
-            )
-        if given != self.fingerprint:
-            raise IdentityError(
-                f"{where}: fingerprint {given[:16]} does not belong to the rest, which gives {self.fingerprint[:16]}; "
-                "do not edit an identity, let the workflow make it"
-            )
 
 
 def again_file(identity_file: Path) -> Path:

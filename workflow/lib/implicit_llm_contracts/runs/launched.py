@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.atomic import read_object, write_atomic
 from implicit_llm_contracts.runs.errors import Preempted, failure_class_of
 
 FOLDER_VARIABLE, NODE_VARIABLE = "IMPLICIT_LLM_LAUNCH_FOLDER", "IMPLICIT_LLM_LAUNCH_NODE"
@@ -106,9 +106,10 @@ class LaunchFolder:
 
     def verdict(self, code: int) -> End:
         """Why the job ended whose launcher ended with `code`, of all that is known here; code 0 for what is done."""
-        ends = sorted(map(_read_end, self.path.glob("end-*.json")), key=lambda end: (end.time_s, end.rank))
-        deaths = [Death(**item) for path in sorted(self.path.glob("deaths-*.json")) for item in _read_json(path)]
-        return judge(code, ends, deaths)
+        ends = [End(**json.loads(path.read_bytes())) for path in self.path.glob("end-*.json")]
+        told = [item for path in sorted(self.path.glob("deaths-*.json")) for item in json.loads(path.read_bytes())]
+        deaths = [Death(**item) for item in told]
+        return judge(code, sorted(ends, key=lambda end: (end.time_s, end.rank)), deaths)
 
     def _end(self, rank: int) -> Path:
         return self.path / f"end-{rank}.json"
@@ -153,14 +154,6 @@ def _silent(death: Death) -> End:
     return End(death.rank, death.code, None, message, 0.0)
 
 
-def _read_end(path: Path) -> End:
-    return End(**json.loads(path.read_text(encoding="utf-8")))
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def start_attempt() -> None:
     """Forget why an earlier attempt failed; its progress stays."""
     _change(lambda values: {key: value for key, value in values.items() if key == "progress"})
@@ -187,11 +180,7 @@ def _change(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     if not os.environ.get(STATUS_VARIABLE):
         return
     path = Path(os.environ[STATUS_VARIABLE])
-    try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        values = {}
-    values = values if isinstance(values, dict) else {}
+    values = read_object(path)
     changed = change(values)
     if changed != values:
         with suppress(OSError):  # a job that works does not end because nobody hears of it

@@ -20,15 +20,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError, refuse_if
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import Identity
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
 Level = Literal["size", "sha256"]
 Reads = Callable[[PurePosixPath], bool]  # of a path below a run directory
-_KEYS = {"stage": str, "name": str, "fingerprint": str, "identity": dict, "files": list, "summary": dict}
-_IDENTITY = {"config": dict, "code": str, "upstream": dict}
 
 
 class ManifestError(UserError):
@@ -163,20 +162,28 @@ class Manifest:
 
     @classmethod
     def _from_content(cls, content: Any, path: Path) -> Manifest:
-        def refuse(what: str) -> ManifestError:
-            return ManifestError(f"{path}: {what}; {_rebuild(path.parent)}", path)
+        try:
+            found = content.pop("format", None) if isinstance(content, dict) else type(content).__name__
+            refuse_if(found != FORMAT, f"expected a manifest of format {FORMAT}, found {found!r}")
+            manifest = fill(cls, content, str(path))
+            fill(_Parts, manifest.identity, f"{path}: identity")
+            for record in manifest.files:
+                inside = PurePosixPath(record.path)
+                is_out = inside.is_absolute() or ".." in inside.parts
+                refuse_if(is_out, f"the path {record.path!r} leads out of the run directory")
+        except UserError as error:
+            reason = str(error).removeprefix(f"{path}: ").partition(";")[0]
+            raise ManifestError(f"{path}: {reason}; {_rebuild(path.parent)}", path) from error
+        return manifest
 
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            found = content.get("format") if isinstance(content, dict) else type(content).__name__
-            raise refuse(f"expected a manifest of format {FORMAT}, found {found!r}")
-        for key, kind in _KEYS.items():
-            if not isinstance(content.get(key), kind):
-                raise refuse(f"expected '{key}' of type {kind.__name__}, found {content.get(key)!r:.60}")
-        for key, kind in _IDENTITY.items():
-            if not isinstance(content["identity"].get(key), kind):
-                raise refuse(f"expected 'identity.{key}' of type {kind.__name__}")
-        files = tuple(_record(value, refuse) for value in content["files"])
-        return cls(**{**{key: content[key] for key in _KEYS}, "files": files})
+
+@dataclass(frozen=True)
+class _Parts:
+    """The keys of `identity` in a manifest."""
+
+    config: dict[str, Any]
+    code: str
+    upstream: dict[str, str]
 
 
 def sha256_of(path: Path) -> str:
@@ -201,19 +208,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     raise TypeError(f"{value!r:.60} is not JSON")
-
-
-def _record(value: Any, refuse: Callable[[str], ManifestError]) -> FileRecord:
-    try:
-        record = FileRecord(**value)
-        is_good = isinstance(record.path, str) and isinstance(record.size, int) and isinstance(record.sha256, str)
-    except TypeError:
-        is_good = False
-    if not is_good:
-        raise refuse(f"expected a file record (path, size, sha256), found {value!r:.60}")
-    if PurePosixPath(record.path).is_absolute() or ".." in PurePosixPath(record.path).parts:
-        raise refuse(f"the path {record.path!r} leads out of the run directory")
-    return record
 
 
 def _rebuild(run_dir: Path) -> str:

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 PROVENANCE = "provenance.json"
 WORK, DECLARED = "work", "declared"
 FREED = "freed.json"
+METRICS, MLFLOW = "metrics.json", "mlflow.json"
 FINGERPRINT_DIGITS = 16  # of a fingerprint, enough to tell results apart
 _held_locks: set[int] = set()
 

@@ -21,7 +21,8 @@ from typing import Literal
 
 import numpy as np
 
-from implicit_llm_contracts.runs.errors import UserError, refuse_if
+from implicit_llm_contracts.config.values import Length, Number, VocabSize
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_data.babi.stories import EOS, PAD, SPLITS, find_files, parse_stories, words_of
 from implicit_llm_data.shard_format import token_dtype
 
@@ -41,21 +42,15 @@ class CatbabiConfig:
     collection: "simulated", "en-valid" (1k) or "en-valid-10k"; length: tokens of a row; vocab_size: of the model, at
     least as large as that of the text; drop_last_story: leave out the last story of every file, as the published
     preprocessing does.
-    Raises: InvalidCatbabi, naming the key.
     """
 
     collection: str
     split: Literal["train", "valid", "test"]
     mode: Literal["qa", "lm"]
-    length: int
-    vocab_size: int
-    seed: int
+    length: Length
+    vocab_size: VocabSize
+    seed: Number
     drop_last_story: bool
-
-    def __post_init__(self) -> None:
-        refuse_if(self.length < 1, f"length: {self.length} is out of range; use a whole number of at least 1")
-        refuse_if(self.seed < 0, f"seed: {self.seed} is out of range; use a whole number of at least 0")
-        token_dtype(self.vocab_size)  # for its error
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,17 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from implicit_llm_contracts.config.text import Corpus
+from implicit_llm_contracts.config.values import Seed, VocabSize
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError, refuse_if
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.shard_format import TOKEN_TYPE, ShardFile, rebuild_hint, token_dtype
+from implicit_llm_data.shard_format import TOKEN_TYPE, ShardFile, rebuild_hint
 from implicit_llm_data.shard_writer import HashedFile
 from implicit_llm_data.stages.tokenizer import FILE_NAME as TOKENIZER_NAME
 from implicit_llm_data.stages.tokenizer import load_tokenizer, require_ids_below
-from implicit_llm_data.text.corpus import SPLITS, CorpusConfig, DocumentSplit, Listing, Share, Split, open_share
+from implicit_llm_data.text.corpus import SPLITS, CorpusShare, DocumentSplit, Listing, Split, open_share
 from implicit_llm_data.text.corpus_file import Document
 from implicit_llm_data.text.encoding import Encoder, encoder_for
 
@@ -44,25 +46,14 @@ class TokenShardError(UserError):
 
 @dataclass(frozen=True)
 class TokenShardConfig:
-    """Shard `shard` of `num_shards`. Every field is part of its identity.
+    """Shard `shard` of `num_shards`. Every field is part of its identity."""
 
-    Raises: ValueError, naming the key.
-    """
-
-    corpus: CorpusConfig
+    corpus: Corpus
     shard: int
     num_shards: int
-    vocab_size: int
+    vocab_size: VocabSize
     test_fraction: float = 0.001
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        token_dtype(self.vocab_size)  # for its error
-        refuse_if(
-            not 0 <= self.shard < self.num_shards,
-            f"shard: {self.shard} is not one of the {self.num_shards} shards, which count from 0",
-        )
-        DocumentSplit(self.test_fraction, self.seed)  # for its errors
+    seed: Seed = 0
 
     @property
     def split(self) -> DocumentSplit:
@@ -104,7 +95,7 @@ def _encoder(context: StageContext, config: TokenShardConfig) -> tuple[Encoder, 
     return encoder_for(tokenizer), int(given.manifest.summary["end_of_text_id"])
 
 
-def _report(context: StageContext, share: Share, steps: Iterable[Progress]) -> None:
+def _report(context: StageContext, share: CorpusShare, steps: Iterable[Progress]) -> None:
     """Take all steps; tell how far they are and how fast."""
     context.journal.rewind(0)  # points of an interrupted attempt do not count
     last: Progress | None = None

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.values import Count
 from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.errors import UserError, refuse_if
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_data.shard_format import ShardFile
 from implicit_llm_data.shard_writer import HashedFile, write_index
@@ -34,10 +35,7 @@ class TokenStreamConfig:
     """length: tokens of a row unless a reader wants another."""
 
     split: Split
-    length: int
-
-    def __post_init__(self) -> None:
-        refuse_if(self.length < 1, f"length: {self.length} is out of range; use a whole number of at least 1")
+    length: Count
 
 
 def run(context: StageContext) -> StageResult:

@@ -11,12 +11,13 @@ from typing import Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from implicit_llm_contracts.config.text import Corpus
+from implicit_llm_contracts.config.values import Count, Seed, VocabSize
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError, refuse_if
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, find_fetched
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.shard_format import token_dtype
-from implicit_llm_data.text.corpus import CorpusConfig, DocumentSplit, open_share
+from implicit_llm_data.text.corpus import DocumentSplit, open_share
 
 FILE_NAME = "tokenizer.json"
 
@@ -27,38 +28,23 @@ class TokenizerError(UserError):
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """One tokenizer. Every field is part of its identity.
+    """One tokenizer, as `source` says: `file`, with an optional sha256; `name` and revision on the hub; or trained.
 
-    vocab_size: of the model, at least as many as the tokenizer has ids, at most 65,536; a trained one gets so many,
-    unless the text gives fewer. file, with an optional sha256; or name and revision on the hub; or corpus, of which
-    about max_bytes are read, without the test documents of the split.
-    Raises: ValueError, naming the key.
+    A trained one reads about `max_bytes` of `corpus`, without the test documents of the split. `vocab_size`: of the
+    model, at least as many as the tokenizer has ids; a trained one gets so many, unless the text gives fewer.
     """
 
     source: Literal["file", "hub", "trained"]
-    vocab_size: int
+    vocab_size: VocabSize
     end_of_text: str = "<|endoftext|>"
-    file: str | None = None
+    file: str = ""
     sha256: str | None = None
-    name: str | None = None
+    name: str = ""
     revision: str | None = None
-    corpus: CorpusConfig | None = None
-    max_bytes: int = 100_000_000
+    corpus: Corpus | None = None
+    max_bytes: Count = 100_000_000
     test_fraction: float = 0.001
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        token_dtype(self.vocab_size)  # for its error
-        for source, key in (("file", "file"), ("hub", "name"), ("trained", "corpus")):
-            refuse_if(
-                (self.source == source) != bool(getattr(self, key)),
-                f"{key}: give it together with `source: {source}`, and only with it",
-            )
-        refuse_if(
-            self.source == "trained" and self.vocab_size < 257,
-            f"vocab_size: {self.vocab_size} is out of range; bytes and end of text need at least 257",
-        )
-        refuse_if(self.max_bytes < 1, f"max_bytes: {self.max_bytes} is out of range; use at least 1")
+    seed: Seed = 0
 
     @property
     def split(self) -> DocumentSplit:
@@ -111,7 +97,6 @@ def require_ids_below(tokenizer: Tokenizer, vocab_size: int) -> int:
 
 
 def _from_file(config: TokenizerConfig, downloads: Path) -> str:
-    assert config.file is not None
     paths = [downloads / config.file, Path(config.file)]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
@@ -129,7 +114,6 @@ def _from_file(config: TokenizerConfig, downloads: Path) -> str:
 
 def _from_hub(config: TokenizerConfig, downloads: Path) -> str:
     """From the folder of fetched files. Raises: FetchedFilesError."""
-    assert config.name is not None
     wanted = HubFiles("tokenizer", config.name, config.revision)
     path = wanted.folder(downloads) / FILE_NAME
     if not path.is_file():

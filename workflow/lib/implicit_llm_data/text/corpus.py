@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from implicit_llm_contracts.runs.errors import refuse_if
+from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
 from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_files
 from implicit_llm_data.text.corpus_file import CorpusError, CorpusFile, Document, TextFile, TextFormat
 from implicit_llm_data.text.corpus_library import library_files
@@ -30,63 +30,11 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 @dataclass(frozen=True)
-class CorpusConfig:
-    """Which documents. Every field is part of the identity of what is made of them.
-
-    files: names and patterns (source `files`); field: the text's name in JSON lines and tables; dataset, revision,
-    split: of the hub; max_document_bytes: of a document as it is stored (a line of JSON, a text file), at least 1;
-    split_by: a second field of JSON lines and tables, such as a directory: documents in which it is the same are all
-    in the training split or all in the test split.
-    Raises: ValueError, naming the key.
-    """
-
-    source: Literal["python_library", "files", "hub"]
-    files: tuple[str, ...] = ()
-    dataset: str | None = None
-    revision: str | None = None
-    split: str = "train"
-    field: str = "text"
-    max_document_bytes: int = MAX_DOCUMENT_BYTES
-    split_by: str | None = None
-
-    def __post_init__(self) -> None:
-        refuse_if(
-            self.max_document_bytes < 1,
-            f"max_document_bytes: {self.max_document_bytes} is out of range; use at least 1",
-        )
-        refuse_if(
-            (self.source == "files") != bool(self.files),
-            "files: give the list of file names together with `source: files`, and only with it",
-        )
-        refuse_if(
-            (self.source == "hub") != bool(self.dataset),
-            "dataset: give the data set's name together with `source: hub`, and only with it",
-        )
-        refuse_if(
-            self.split_by is not None and (self.source == "python_library" or self.split_by == self.field),
-            "split_by: name another field than that of the text, of JSON lines or tables",
-        )
-
-    @property
-    def text_format(self) -> TextFormat:
-        return TextFormat(self.field, self.max_document_bytes, self.split_by)
-
-
-@dataclass(frozen=True)
 class DocumentSplit:
-    """A share of `test_fraction`, in [0, 1), of the documents; those with equal keys are on one side.
-
-    Raises: ValueError, naming the key.
-    """
+    """A share of `test_fraction`, in [0, 1), of the documents; those with equal keys are on one side."""
 
     test_fraction: float
     seed: int
-
-    def __post_init__(self) -> None:
-        refuse_if(
-            not 0 <= self.test_fraction < 1, f"test_fraction: {self.test_fraction} is out of range; use 0 to below 1"
-        )
-        refuse_if(not 0 <= self.seed < 1 << 64, f"seed: {self.seed} is out of range; use a whole number from 0")
 
     def of(self, key: bytes) -> Split:
         """The split of the documents with this `Document.split_key`."""
@@ -111,7 +59,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Share:
+class CorpusShare:
     """The files of one shard; listing: of those of all shards."""
 
     files: Sequence[CorpusFile]
@@ -132,28 +80,27 @@ class Share:
             before += file.size or 0
 
 
-def open_share(config: CorpusConfig, downloads: Path, shard: int = 0, num_shards: int = 1) -> Share:
+def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int = 1) -> CorpusShare:
     """The files number `shard`, `shard + num_shards`, ... of the corpus; `downloads` is the folder of fetched files.
 
     Raises: CorpusError when there are none, or fewer than shards.
     """
-    if not 0 <= shard < num_shards:
-        raise CorpusError(f"shard: {shard} is not one of the {num_shards} shards, which count from 0")
+    limit = config.max_document_bytes or MAX_DOCUMENT_BYTES
     files: Sequence[CorpusFile]
-    if config.source == "python_library":
-        files = library_files(config.text_format)
-    elif config.source == "files":
-        files = find_files(config.files, downloads, config.text_format)
-    else:
-        assert config.dataset is not None
-        wanted = HubFiles("dataset", config.dataset, config.revision, config.split)
-        files = hub_files(wanted, downloads, config.text_format)
+    match config:
+        case LibraryCorpus():
+            files = library_files(TextFormat("text", limit))
+        case CorpusFiles():
+            files = find_files(config.files, downloads, TextFormat(config.field, limit, config.split_by))
+        case HubCorpus():
+            wanted = HubFiles("dataset", config.dataset, config.revision, config.split)
+            files = hub_files(wanted, downloads, TextFormat(config.field, limit))
     if num_shards > len(files):
         raise CorpusError(
             f"num_shards: {num_shards} shards are more than the corpus has files, {len(files)}; "
             f"use at most {len(files)}, or cut the corpus into more files"
         )
-    return Share(files[shard::num_shards], Listing.of(files))
+    return CorpusShare(files[shard::num_shards], Listing.of(files))
 
 
 def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> list[TextFile]:

@@ -19,11 +19,11 @@ from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.places import downloads_folder
+from implicit_llm_contracts.runs.run_directory import METRICS
 from implicit_llm_workflow.commands.jobs import BatchSize, Device, Job, Kernels, Log, Threads, run_job
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
-from implicit_llm_workflow.planning.recorded import METRICS
 
 ROOT = Path("results") / "by-hand"
 SHOWN_DIGITS = 8

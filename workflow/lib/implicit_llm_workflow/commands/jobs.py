@@ -23,9 +23,8 @@ from implicit_llm_contracts.runs.manifest import ManifestError
 from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.launching.launch import LaunchRequest, launch, leave_other_processes
-from implicit_llm_workflow.planning.code_digest import STAGES, plugin_paths, stage_module
-from implicit_llm_workflow.planning.freed import PAGES
-from implicit_llm_workflow.planning.submitted_code import require_submitted_code
+from implicit_llm_workflow.planning.code_digest import STAGES, plugin_paths, require_submitted_code, stage_module
+from implicit_llm_workflow.planning.staleness import PAGES
 
 DEVICES = ("auto", "cpu", "cuda")
 EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from implicit_llm_contracts.config.solver import SolverConfig
+from implicit_llm_contracts.config.values import SOME, Name, Share
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_workflow.experiment_files.values import SOME, Name, Only, Share, as_given, check_keys
+from implicit_llm_contracts.runs.fill import Only, fill
+from implicit_llm_workflow.experiment_files.values import as_given, check_keys
 
 _TRAINING = [key for key in SolverConfig.__dataclass_fields__ if not key.startswith("eval_")]
 

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 from implicit_llm_contracts.config.evaluation import modes_of
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL
+from implicit_llm_contracts.config.values import SOME, Text
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
-from implicit_llm_workflow.experiment_files.values import SOME, Text, as_given, check_keys, selected
+from implicit_llm_workflow.experiment_files.values import as_given, check_keys, selected
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR, REPORT, package_dir
 

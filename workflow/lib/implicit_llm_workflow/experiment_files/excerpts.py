@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated
 
+from implicit_llm_contracts.config.values import DISTINCT, SOME, Text
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.values import DISTINCT, SOME, Text, check_keys
+from implicit_llm_workflow.experiment_files.values import check_keys
 from implicit_llm_workflow.node import Node
 
 STAGE = "excerpt"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.config.values import SOME, Name, RunName, matching
 from implicit_llm_contracts.plugins import Plugin, declare_plugin
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
@@ -20,7 +21,7 @@ from implicit_llm_workflow.experiment_files.excerpts import Excerpt, check_origi
 from implicit_llm_workflow.experiment_files.grids import GridPoint, expand_grids
 from implicit_llm_workflow.experiment_files.peers import Peer, build_peer, check_peers
 from implicit_llm_workflow.experiment_files.runs import Override, Run, RunBuilder, RunEntry
-from implicit_llm_workflow.experiment_files.values import SOME, Name, RunName, check_keys, fill_entry, matching
+from implicit_llm_workflow.experiment_files.values import check_keys, fill_entry
 
 _Entry = dict[str, Any]
 _ExcerptName = Annotated[

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from implicit_llm_contracts.config.values import SOME, matching
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.values import SOME, matching
 
 _ROOTS = ("curriculum", "data", "model", "override", "task")
 _LABEL = re.compile(r"[A-Za-z0-9._-]+")

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL, PERPLEXITY
 from implicit_llm_contracts.config.tasks import CATBABI, WORD_PROBLEM
+from implicit_llm_contracts.config.values import SOME, Digest, Text
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation
-from implicit_llm_workflow.experiment_files.values import SOME, Digest, Text, as_config, fill_entry
+from implicit_llm_workflow.experiment_files.values import as_config, fill_entry
 from implicit_llm_workflow.file_digests import safe_digests
 from implicit_llm_workflow.node import Node
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
+from implicit_llm_contracts.config.values import DISTINCT, Count, Seed
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
@@ -18,7 +19,7 @@ from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.grids import Axis, AxisName
 from implicit_llm_workflow.experiment_files.models import PretrainedModel, check_widths, fill_model, override_fields
-from implicit_llm_workflow.experiment_files.values import DISTINCT, Count, Seed, check_keys
+from implicit_llm_workflow.experiment_files.values import check_keys
 from implicit_llm_workflow.file_digests import safe_digests
 
 

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.fill import Only, fill, fill_keys
+from implicit_llm_contracts.runs.fill import fill, fill_keys
 from implicit_llm_workflow.experiment_files.yaml_files import plain
 
 T = TypeVar("T")
-
-_MAX_LENGTH = _MAX_VOCABULARY = 1 << 16  # tokens are stored as uint16 at most
-
-
-def matching(pattern: str, allowed: str) -> Only:
-    """Texts that match the pattern from their beginning to their end."""
-    return Only(re.compile(pattern).fullmatch, allowed)
-
-
-Text = Annotated[str, Only(bool, "a text that is not empty")]
-Name = Annotated[str, matching(r"[a-z][a-z0-9-]*", "lower-case letters, digits and hyphens, beginning with a letter")]
-RunName = Annotated[
-    str, matching(r"[a-z][a-z0-9.-]*", "lower-case letters, digits, hyphens and dots, beginning with a letter")
-]
-Digest = Annotated[str, matching(r"[0-9a-f]{64}", "a sha256 in 64 hexadecimal digits")]
-Count = Annotated[int, Only(lambda value: value >= 1, "an integer of at least 1")]
-Length = Annotated[int, Only(lambda value: 1 <= value <= _MAX_LENGTH, f"an integer from 1 to {_MAX_LENGTH}")]
-VocabSize = Annotated[int, Only(lambda value: 2 <= value <= _MAX_VOCABULARY, f"an integer from 2 to {_MAX_VOCABULARY}")]
-Seed = Annotated[int, Only(lambda value: 0 <= value < 1 << 32, f"an integer from 0 to {(1 << 32) - 1}")]
-Fraction = Annotated[float, Only(lambda value: 0 <= value <= 1, "a number from 0 to 1")]
-Share = Annotated[float, Only(lambda value: 0 < value < 1, "a number above 0 and below 1")]
-DISTINCT = Only(lambda items: items and len({*items}) == len(items), "a list with at least one entry, none twice")
-Names = Annotated[tuple[Text, ...], DISTINCT]
-SOME = Only(bool, "at least one entry")
 
 
 def fill_entry(cls: type[T], name: str, item: Mapping[str, Any], at: str) -> T:

@@ -11,15 +11,19 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.plugins import owner_of, read_plugin
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_workflow.file_digests import Remembered
 from implicit_llm_workflow.planning.project_sources import Imported, Project, Source, SourceError
-from implicit_llm_workflow.planning.source_cache import SourceCache
 from implicit_llm_workflow.project_dirs import LIBRARY, REPORT, package_dir
 
 PLUMBING = (
@@ -59,6 +63,10 @@ OF_IMPLICIT = ("implicit_llm.solver",)
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".rst", ".svg", ".txt", ".yaml"}
 
 
+class CodeChanged(UserError):
+    """The code on disk is not the code with which the job was planned."""
+
+
 @dataclass(frozen=True)
 class JobCode:
     """The code that a job can run: `module` and the files `plugins` with all their imports, except `left_out`."""
@@ -85,7 +93,7 @@ def job_sources(code: JobCode) -> dict[str, Source]:
 def _library() -> Project:
     """One for all stages, which share most of what they import."""
     folders = {name: package_dir(name) for name in PACKAGES}
-    return Project(folders, SourceCache(folders[LIBRARY] / "__pycache__" / "code-digests"))
+    return Project(folders, Remembered(folders[LIBRARY] / "__pycache__" / "code-digests"))
 
 
 def _project(plugins: tuple[str, ...]) -> Project:
@@ -118,6 +126,23 @@ def possible_codes(module: str, plugins: tuple[str, ...] = ()) -> set[JobCode]:
     """The codes of all jobs that run this module, one for each kind of model."""
     models = [{"model_type": family, "is_implicit": it} for family in (None, *OF_FAMILY) for it in (True, False)]
     return {JobCode(module, _left_out(model), plugins) for model in models}
+
+
+def require_submitted_code(module: str, code: str, name: str, plugins: tuple[str, ...] = ()) -> None:
+    """Load all code that the stage's module can run, then check that one of its digests is the identity's.
+
+    In this order, and with what is imported inside functions: an edit after the comparison reaches the process no more.
+    Raises: CodeChanged, before anything of the job has begun.
+    """
+    for source in job_sources(JobCode(module, plugins=plugins)):
+        if source not in sys.modules:
+            with suppress(Exception):  # kernels for another device, say: what cannot be loaded here is not run here
+                importlib.import_module(source)
+    if code not in map(job_digest, possible_codes(module, plugins)):
+        raise CodeChanged(
+            f"{name}: the code was changed since the job was planned (digest {code[:12]} then); run the workflow again "
+            "to plan with this code, or bring the old code back to resume from what was saved"
+        )
 
 
 def _left_out(model: Mapping[str, Any]) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.peers import PHASE, Peer
 from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.freed import PAGES
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
+from implicit_llm_workflow.planning.staleness import PAGES
 
 
 def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = lambda path: None) -> dict[str, Node]:

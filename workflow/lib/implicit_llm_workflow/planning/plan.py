@@ -12,23 +12,21 @@ from functools import cached_property
 from pathlib import Path
 
 from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity, again_file
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, WORK
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, MLFLOW, WORK
 from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.file_digests import FileDigests
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.accepted import Acceptance, find_acceptance, with_code_of
-from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
+from implicit_llm_workflow.planning.code_digest import JobCode, job_code, job_digest
 from implicit_llm_workflow.planning.code_record import record_code
-from implicit_llm_workflow.planning.fingerprint import code_of_node, identify
-from implicit_llm_workflow.planning.freed import needed_again
 from implicit_llm_workflow.planning.graph import build_graph
-from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
-from implicit_llm_workflow.planning.staleness import Status, status_of
+from implicit_llm_workflow.planning.staleness import Status, needed_again, status_of
 
 RESULTS = Path("results")
 LOCAL_PROFILE = "profiles/local"
@@ -38,6 +36,7 @@ _ID = re.compile(r"[0-9a-f]{8,64}")  # the first digits of a fingerprint, or the
 
 # Jobs with more inputs are told them in a file: one word of a command holds 128 KB on Linux.
 MAX_INPUT_OPTIONS = 8
+MODEL_ROLE = "model"
 FORCED = "forced, or made from what was forced"
 
 
@@ -61,7 +60,16 @@ class Plan:
     @cached_property
     def identities(self) -> dict[str, Identity]:
         """What each job is asked to make; of a result that was accepted with other code, what it is."""
-        return identify(self.nodes, self.code_of, self.settle)
+        return self.identify(self.settle)
+
+    def identify(self, settle: Callable[[str, Identity], Identity]) -> dict[str, Identity]:
+        """The identity of each job; `settle` may give a job another one than follows from config, code and inputs."""
+        found: dict[str, Identity] = {}
+        for key, node in self.nodes.items():  # what a node reads from comes before it
+            upstream = {role: found[source].fingerprint for role, source in node.upstream.items()}
+            code = self.code_of(self.code(node))
+            found[key] = settle(key, Identity(node.stage, node.name, node.config, code, upstream))
+        return found
 
     def settle(self, key: str, wanted: Identity) -> Identity:
         """The identity that stands: the wanted one, unless a result with other code was accepted in its place."""
@@ -83,7 +91,8 @@ class Plan:
 
     def code(self, node: Node) -> JobCode:
         """What the node's job can run."""
-        return code_of_node(self.nodes, node)
+        source = self.nodes[node.upstream[MODEL_ROLE]] if MODEL_ROLE in node.upstream else node
+        return job_code(node.stage, node.config, source.config.get("model"))
 
     def record_code(self) -> None:
         """Write down what the code of the jobs is, so that a later change of it can be named."""

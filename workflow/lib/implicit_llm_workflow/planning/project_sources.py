@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_workflow.planning.source_cache import SourceCache
+from implicit_llm_workflow.file_digests import Remembered
 
 
 class SourceError(UserError):
@@ -32,7 +34,7 @@ class Source:
     module: str
     path: Path
     is_package: bool
-    cache: SourceCache = field(default_factory=SourceCache, compare=False)
+    cache: Remembered = field(default_factory=lambda: Remembered(None), compare=False)
 
     @cached_property
     def content(self) -> bytes:
@@ -62,7 +64,8 @@ class Source:
 
     def find(self, what: str, look: Callable[[], Any]) -> Any:
         """What `look` finds in it, or found at an earlier time; it must be JSON. Raises: SourceError."""
-        return self.cache.find(f"{self.module} {self.is_package}", self.content, what, look)
+        state = hashlib.sha256(_finders() + self.content).hexdigest()
+        return self.cache.find(f"{self.module} {self.is_package} {what}", state, look)
 
     def _find_imports(self) -> Iterator[Imported]:
         for node in _running_nodes(self.tree):
@@ -86,14 +89,20 @@ class Source:
             yield Imported(self.package + name if name.startswith(".") else name, None)
 
 
+@functools.cache
+def _finders() -> bytes:
+    """The modules on which findings depend too."""
+    return b"".join(Path(__file__).with_name(name).read_bytes() for name in ("code_digest.py", "project_sources.py"))
+
+
 class Project:
     """The packages below `roots`: {"implicit_llm": its folder}. `cache`: what is known of their files."""
 
     plugins: tuple[str, ...] = ()  # modules that are single files
 
-    def __init__(self, roots: dict[str, Path], cache: SourceCache | None = None) -> None:
+    def __init__(self, roots: dict[str, Path], cache: Remembered | None = None) -> None:
         self._roots = roots
-        self.cache = cache or SourceCache()
+        self.cache = cache or Remembered(None)
         self._found: dict[str, Source | None] = {}
 
     def with_plugins(self, paths: Iterable[Path]) -> Project:

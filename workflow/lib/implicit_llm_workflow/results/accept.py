@@ -12,7 +12,6 @@ from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances, with_code_of, write_acceptances
 from implicit_llm_workflow.planning.code_record import changed_files, code_now, read_code_record
-from implicit_llm_workflow.planning.fingerprint import identify
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import difference_of
 
@@ -65,7 +64,7 @@ def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, 
         found[key] = acceptance
         return identity
 
-    identify(plan.nodes, plan.code_of, settle)
+    plan.identify(settle)
     return found
 
 

@@ -18,14 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from implicit_llm_contracts.hints import natural, nearest
+from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity, canonical_json
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, PROVENANCE, work_directory
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, MLFLOW, PROVENANCE, work_directory
 from implicit_llm_workflow.estimates.cost import recorded_cost
 from implicit_llm_workflow.planning.code_record import changed_files, read_code_record
-from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
 from implicit_llm_workflow.results.job_states import LOG, MODEL_STAGES, run_and_phase
 from implicit_llm_workflow.results.journals import JOURNAL, Point, read_points
 from implicit_llm_workflow.results.lineage import NoLineage, Result, ResultIndex, commit_text

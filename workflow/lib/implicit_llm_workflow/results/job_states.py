@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import psutil
 
+from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.run_directory import PROVENANCE, WORK, work_directory
+from implicit_llm_contracts.runs.run_directory import MLFLOW, PROVENANCE, WORK, work_directory
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.freed import PAGES
 from implicit_llm_workflow.planning.plan import RESULTS, Plan
-from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
-from implicit_llm_workflow.planning.staleness import Status
+from implicit_llm_workflow.planning.staleness import PAGES, Status
 from implicit_llm_workflow.results.journals import JOURNAL, Point, Tail, read_tail
 
 if TYPE_CHECKING:

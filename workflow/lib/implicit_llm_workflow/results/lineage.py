@@ -11,13 +11,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
-from implicit_llm_contracts.runs.run_directory import DECLARED, FINGERPRINT_DIGITS, PROVENANCE, WORK, work_directory
+from implicit_llm_contracts.runs.run_directory import (
+    DECLARED,
+    FINGERPRINT_DIGITS,
+    MLFLOW,
+    PROVENANCE,
+    WORK,
+    work_directory,
+)
 from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances
-from implicit_llm_workflow.planning.recorded import MLFLOW, read_object
 from implicit_llm_workflow.results.verify import Broken, RecordedFile, recorded_files
 
 if TYPE_CHECKING:

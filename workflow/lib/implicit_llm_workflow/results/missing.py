@@ -13,13 +13,11 @@ from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest, sha256_of
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, METRICS
 from implicit_llm_report.registry import registry
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import job_code
-from implicit_llm_workflow.planning.fingerprint import MODEL_ROLE
-from implicit_llm_workflow.planning.plan import LOCAL_PROFILE, Plan
-from implicit_llm_workflow.planning.recorded import METRICS
+from implicit_llm_workflow.planning.plan import LOCAL_PROFILE, MODEL_ROLE, Plan
 from implicit_llm_workflow.results.job_states import ObservedJob, observe
 
 WITH_MISSING = "-with-missing"

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
-from implicit_llm_workflow.planning.freed import PAGES
 from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.staleness import PAGES
 from implicit_llm_workflow.results import job_states
 from implicit_llm_workflow.results.job_states import (
     DRIVER_LOCK,

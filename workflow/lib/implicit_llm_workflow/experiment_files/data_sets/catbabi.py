@@ -6,16 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from implicit_llm_workflow.experiment_files.values import (
-    DISTINCT,
-    Count,
-    Length,
-    Only,
-    Seed,
-    VocabSize,
-    as_config,
-    matching,
-)
+from implicit_llm_contracts.config.values import DISTINCT, Count, Length, Seed, VocabSize, matching
+from implicit_llm_contracts.runs.fill import Only
+from implicit_llm_workflow.experiment_files.values import as_config
 from implicit_llm_workflow.node import Node
 
 _Family = Annotated[int, Only(lambda value: 1 <= value <= 20, "a number of a bAbI task, 1 to 20")]

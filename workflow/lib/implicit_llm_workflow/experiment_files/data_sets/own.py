@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from implicit_llm_contracts.config.tasks import TASKS
+from implicit_llm_contracts.config.values import SOME, Name, Seed, VocabSize
 from implicit_llm_contracts.plugins import OwnTask, settings_class
 from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_workflow.experiment_files.values import SOME, Name, Seed, VocabSize, as_config
+from implicit_llm_workflow.experiment_files.values import as_config
 from implicit_llm_workflow.node import Node
 
 

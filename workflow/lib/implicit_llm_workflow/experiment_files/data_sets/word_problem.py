@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from implicit_llm_contracts.config.tasks import BUILTIN_GROUP, GROUP_ORDERS
-from implicit_llm_workflow.experiment_files.values import DISTINCT, Count, Fraction, Length, Seed
+from implicit_llm_contracts.config.tasks import product_order
+from implicit_llm_contracts.config.values import DISTINCT, Count, Fraction, Length, Seed
 from implicit_llm_workflow.node import Node
-
-MONOID_ORDER = {"none": 1, "aperiodic": 4}
-MAX_VOCABULARY = 1 << 16  # tokens are stored as uint16 at most
 
 
 @dataclass(frozen=True)
@@ -57,16 +53,12 @@ class WordProblem:
     shard_samples: Count = 131_072
 
     def __post_init__(self) -> None:
-        if self.vocab_size > MAX_VOCABULARY:
-            raise ValueError(
-                f"group: {self.group} with monoid {self.monoid!r} has {self.vocab_size} tokens, at most "
-                f"{MAX_VOCABULARY} fit uint16; choose a smaller group"
-            )
+        product_order(self.group, self.monoid)  # for its errors
 
     @cached_property
     def vocab_size(self) -> int:
         """Number of tokens: elements of the product."""
-        return group_order(self.group) * MONOID_ORDER[self.monoid]
+        return product_order(self.group, self.monoid)
 
     def nodes(self) -> Iterator[Node]:
         yield self.train_node()
@@ -96,19 +88,3 @@ class WordProblem:
             "seed": self.seed,
             "shard_samples": self.shard_samples,
         }
-
-
-def group_order(group: str) -> int:
-    """Number of elements of "S5", "A5", "Z60", ... Raises: ValueError that names the valid forms."""
-    match = BUILTIN_GROUP.fullmatch(group)
-    if match is None:
-        if group in GROUP_ORDERS:
-            return GROUP_ORDERS[group]
-        raise ValueError(f"group: unknown group {group!r}; use S<n>, A<n> or Z<n>, for example A5, or that of a plugin")
-    family, degree = match[1], int(match[2])
-    if family == "Z":
-        return degree
-    if degree > 20:  # far beyond any table; keeps the factorial small
-        raise ValueError(f"group: {group} is too large; choose a smaller degree, for example {family}5")
-    order = math.factorial(degree)
-    return max(1, order // 2) if family == "A" else order
