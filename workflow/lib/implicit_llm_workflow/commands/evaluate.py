@@ -30,8 +30,8 @@ HANDED_OVER = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_
 
 evaluate = typer.Typer(
     name="evaluate",
-    help="Evaluate a model that is in no experiment: one sub-command for each kind of evaluation.\n\n"
-    "It takes any model: a run directory, or a checkpoint of transformers, of the published layout, or of the original "
+    help="Evaluate any model manually: one sub-command for each kind of evaluation.\n\n"
+    "The model is a run directory, or a checkpoint of transformers, of the published layout, or of the original "
     "Mamba2 release. The result gets a run directory of its own, so that the same call finds it there. Evaluations of "
     "an experiment are run by Snakemake, each by one call of `implicit-llm job`.",
     no_args_is_help=True,

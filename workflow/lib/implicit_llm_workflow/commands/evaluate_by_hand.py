@@ -1,4 +1,4 @@
-"""Evaluating a model that is in no experiment: as a job of its own, so that the same call finds its result there."""
+"""Evaluate a model manually, as a job of its own: the same call finds its result again."""
 
 from __future__ import annotations
 

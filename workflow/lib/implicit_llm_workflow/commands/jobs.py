@@ -214,12 +214,16 @@ def job(
     """Run one job of an experiment, as the rules do: make data, import or evaluate a model, or make the report.
 
     The identity says what the job is. An interrupted job resumes after what it has finished. Training has a command of
-    its own, `implicit-llm train`. The options of the machine are for evaluations; of data, --threads.
+    its own, `implicit-llm train`. Data jobs use --threads and --downloads. Evaluations use the options of the machine.
 
     **Example**
 
         implicit-llm explain --identity data/a5-train --config demo > id.json
         implicit-llm job --run-dir results/demo/data/a5-train --identity @id.json
+        implicit-llm explain --identity checkpoint/pythia-70m \\
+            --config mine.yaml > id.json
+        implicit-llm job --identity @id.json \\
+            --run-dir results/mine/checkpoint/pythia-70m
     """
     runtime = {"threads": threads or None, "device": device, "batch_size": batch_size or None, "kernels": kernels}
     run_job(Job(run_dir, identity, inputs, log, {**runtime, "downloads": downloads}))
