@@ -104,6 +104,13 @@ def test_a_finished_file_moves_across_file_systems(tmp_path: Path, other_file_sy
     assert names(tmp_path) == ["b", "other"]
 
 
+def test_a_finished_file_moves_into_folders_that_are_made_for_it(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"new")
+    replace_file(tmp_path / "a", tmp_path / "x" / "y" / "b")
+    assert (tmp_path / "x" / "y" / "b").read_bytes() == b"new"
+    assert names(tmp_path) == ["x"]
+
+
 def test_a_finished_directory_moves_across_file_systems(tmp_path: Path, other_file_system: Path) -> None:
     (other_file_system / "d" / "sub").mkdir(parents=True)
     (other_file_system / "d" / "sub" / "a").write_bytes(b"new")

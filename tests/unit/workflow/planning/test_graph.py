@@ -52,6 +52,11 @@ def test_the_roles_of_the_inputs_say_what_they_are_for(tiny: ExperimentFile) -> 
     assert len(report) == 8
 
 
+def test_the_report_knows_of_each_data_set_whose_split_it_is(language: ExperimentFile) -> None:
+    splits = {name: about["split"] for name, about in build_graph(language.load())["report"].config["data"].items()}
+    assert {"text-tokenizer": "tokenizer", "text-train": "train", "text-test": "test"}.items() <= splits.items()
+
+
 def test_data_are_described_for_the_library(tiny: ExperimentFile) -> None:
     from implicit_llm_contracts.runs.fill import fill
     from implicit_llm_data.stages.word_problem import WordProblemConfig

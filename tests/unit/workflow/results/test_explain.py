@@ -85,6 +85,11 @@ def test_lists_of_numbers_are_compared_by_entry(old: list[int], new: list[int], 
     assert list(config_differences({"lengths": old}, {"lengths": new})) == [said]
 
 
+def test_a_value_of_more_than_forty_characters_is_cut() -> None:
+    (said,) = config_differences({"text": "x" * 38}, {"text": "y" * 39})
+    assert said == 'text "' + "x" * 38 + '" -> "' + "y" * 36 + "..."
+
+
 def test_machines_find_a_job_by_one_word(finished: ExperimentFile) -> None:
     found = as_json(explain(finished.edit("tol: 0.1", "tol: 0.2").plan()))
     assert {job["job"] for job in [*found["jobs"], *found["kept"]]} == ALL
