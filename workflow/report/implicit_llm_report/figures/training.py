@@ -89,7 +89,7 @@ def _line(seeds: Sequence[tuple[TrainingRun, Phase]], key: str, x: str) -> Line:
     (run, phase), *_ = seeds
     curves = pd.concat([one.along(last, key, x) for one, last in seeds])
     bins = curves.groupby(level=[0, 1], sort=False)
-    points = [(rows[x].mean(), Spread(tuple(rows[key]))) for _, rows in bins]
+    points = list(zip(bins[x].mean(), map(Spread, bins[key].agg(tuple)), strict=True))
     names = [run.run, phase.label] if len(run.last_phases) > 1 else [run.run]
     kind = "implicit" if run.is_implicit else "explicit"
     width = None if key == SPECTRAL_RADIUS else 1.5
