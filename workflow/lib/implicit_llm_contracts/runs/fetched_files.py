@@ -10,6 +10,7 @@ The record is written after the last file, so that nobody takes an interrupted f
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,19 @@ from pathlib import Path
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 
+TEXT_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".txt")
 FETCH = "type `implicit-llm prefetch --config FILE` with the experiment's FILE where there is a network"
+
+
+def is_text(path: str) -> bool:
+    """Whether a file holds documents: data sets bring a README and descriptions too."""
+    name = path.rpartition("/")[2].lower().removesuffix(".gz").removesuffix(".zst")
+    return name.endswith(TEXT_SUFFIXES) and not name.startswith(".")
+
+
+def words_of(path: str) -> set[str]:
+    """The words of a name: "data/train-00000-of-01650.parquet" has "train" among them."""
+    return set(re.split("[-/._]", path))
 
 
 class FetchedFilesError(UserError):

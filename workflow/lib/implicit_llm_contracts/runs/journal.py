@@ -173,11 +173,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
     Raises: JournalError for a damaged line.
     """
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    return list(parse_lines(raw.split(b"\n")[:-1], path))
+    return JournalTail(path).new_records()
 
 
 def parse_lines(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterable[dict[str, Any]]:

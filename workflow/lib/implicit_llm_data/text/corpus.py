@@ -10,14 +10,13 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
-from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_files
+from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_files, is_text, words_of
 from implicit_llm_data.text.corpus_file import CorpusError, CorpusFile, Document, TextFile, TextFormat
 from implicit_llm_data.text.corpus_library import library_files
 
@@ -131,8 +130,8 @@ def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat
 
 def _hand_put_files(folder: Path, split: str) -> list[Path]:
     """Files of a data set that somebody put there: those with `split` in their name, or all, if none of them says."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and _is_text(path)]
-    return [path for path in paths if split in _words(path.relative_to(folder))] or paths
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and is_text(path.name)]
+    return [path for path in paths if split in words_of(path.relative_to(folder).as_posix())] or paths
 
 
 def _matches(pattern: str, downloads: Path) -> list[tuple[str, Path]]:
@@ -147,13 +146,3 @@ def _matches(pattern: str, downloads: Path) -> list[tuple[str, Path]]:
             return files
     places = " or ".join(str(root.absolute()) for root in roots)
     raise CorpusError(f"files: nothing matches '{pattern}' in {places}; correct the name, or fetch the file")
-
-
-def _is_text(path: Path) -> bool:
-    """Whether it holds documents: data sets bring a README and descriptions too."""
-    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
-    return name.endswith((".parquet", ".jsonl", ".ndjson", ".txt")) and not name.startswith(".")
-
-
-def _words(path: Path) -> set[str]:
-    return set(re.split("[-/._]", path.as_posix()))

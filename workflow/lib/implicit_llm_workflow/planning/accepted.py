@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import ConfigError, UserError
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 
@@ -49,10 +50,10 @@ def read_acceptances(run_dir: Path) -> list[Acceptance]:
         values = json.loads(path.read_bytes())
         if values["format"] != FORMAT:
             raise ValueError(f"format {values['format']!r}")
-        return [_acceptance(**entry) for entry in values["accepted"]]
+        return [fill(Acceptance, entry, "accepted") for entry in values["accepted"]]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
         raise AcceptedUnreadable(
             f"{path}: is not a list of accepted exceptions ({error}); delete the file to revoke them"
         ) from error
@@ -85,9 +86,3 @@ def with_code_of(acceptance: Acceptance, wanted: Identity) -> Identity | None:
     """The accepted identity; None when it is not the wanted one with other code."""
     identity = replace(wanted, code=acceptance.recorded_code)
     return identity if identity.fingerprint == acceptance.recorded else None
-
-
-def _acceptance(changed: list[str] | None, **values: str) -> Acceptance:
-    if not all(isinstance(value, str) for value in values.values()):
-        raise ValueError("a value is no text")
-    return Acceptance(changed=None if changed is None else tuple(changed), **values)

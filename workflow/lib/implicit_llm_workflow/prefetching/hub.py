@@ -13,7 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.fetched_files import Fetched, FetchedFilesError, HubFiles, find_fetched
+from implicit_llm_contracts.runs.fetched_files import (
+    TEXT_SUFFIXES,
+    Fetched,
+    FetchedFilesError,
+    HubFiles,
+    find_fetched,
+    is_text,
+    words_of,
+)
 from implicit_llm_workflow.file_digests import CONFIG_FILE, INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE
 
 MODEL_FILES = (
@@ -27,7 +35,6 @@ MODEL_FILES = (
     "vocab.json",
     "merges.txt",
 )
-TEXT_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".txt")
 TOKENIZER_FILE = "tokenizer.json"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
@@ -52,7 +59,7 @@ def put_by_hand(need: HubFiles, downloads: Path) -> int:
     paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     if need.kind == "model":
         return len(paths) if CONFIG_FILE in paths else 0
-    return sum(path == TOKENIZER_FILE if need.kind == "tokenizer" else _is_text(path) for path in paths)
+    return sum(path == TOKENIZER_FILE if need.kind == "tokenizer" else is_text(path) for path in paths)
 
 
 def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
@@ -100,8 +107,8 @@ def wanted_files(need: HubFiles, sizes: Mapping[str, int]) -> dict[str, int]:
     elif need.kind == "tokenizer":
         found = [path for path in sizes if path == TOKENIZER_FILE]
     else:
-        texts = [path for path in sizes if _is_text(path)]
-        found = [path for path in texts if need.split in _words(path)] or texts
+        texts = [path for path in sizes if is_text(path)]
+        found = [path for path in texts if need.split in words_of(path)] or texts
     if not found:
         what = TOKENIZER_FILE if need.kind == "tokenizer" else f"file of text ({', '.join(TEXT_SUFFIXES)})"
         raise FetchError(f"{need.kind} {need.name}: has no {what} on the hub; name another in the config")
@@ -137,16 +144,6 @@ def require_space(folder: Path, sizes: Mapping[str, int]) -> None:
 
 def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
-def _is_text(path: str) -> bool:
-    name = path.rpartition("/")[2].lower().removesuffix(".gz").removesuffix(".zst")
-    return name.endswith(TEXT_SUFFIXES) and not name.startswith(".")
-
-
-def _words(path: str) -> list[str]:
-    """As the jobs read the names: "data/train-00000-of-01650.parquet" has "train" among them."""
-    return re.split(r"[-/._]", path)
 
 
 def _advice(need: HubFiles, folder: Path) -> str:
