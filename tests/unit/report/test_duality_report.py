@@ -18,7 +18,6 @@ from implicit_llm_report.inputs.published import load_published
 from implicit_llm_report.inputs.suites import load_suites
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import Record, finish, make_context
-from tests.unit.report.test_report_stage import Page
 
 MAMBA2 = family("mamba2", "implicit_mamba2", seeds=(0, 1))[:2]
 PAIRS = (("blockwise", "sequential"), ("simultaneous", "sequential"), ("simultaneous", "blockwise"))
@@ -201,9 +200,3 @@ def test_protocols_of_catbabi_are_tables_of_their_own_and_the_windowed_one_speak
     assert "<h4>babi-test, every row from an empty state</h4>" in text
     assert "<h4>babi-test, state carried over all stories</h4>" in text
     assert "0.300" not in figure_of(made, "accuracy-by-babi-task")
-
-
-def test_page_is_whole(made: Path) -> None:
-    page = Page((made / "index.html").read_text())
-    assert page.open == []
-    assert len(page.ids) == len(set(page.ids))

@@ -47,7 +47,6 @@ TASK_NAMES = {  # of CatbAbI: Weston et al. 2015, Table 1
     "16": "basic induction", "17": "positional reasoning", "18": "size reasoning", "19": "path finding",
     "20": "agent's motivations",
 }  # fmt: skip
-ALL_TASKS = "all questions"
 PROTOCOL_WORDS = {"windowed": "every row from an empty state", "carried": "state carried over all stories"}
 
 

@@ -390,10 +390,6 @@ class Group:
         return {}
 
     @property
-    def num_records(self) -> int:
-        return int(self.rows["record"].nunique())
-
-    @property
     def details(self) -> list[Mapping[str, Any]]:
         """One of each record, in the order of the seeds."""
         return list(self._by_seed.drop_duplicates("record")["detail"])
