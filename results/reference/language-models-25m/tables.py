@@ -1,0 +1,67 @@
+"""Write the tables of this folder from `inputs.tar.xz`.
+
+python results/reference/language-models-25m/tables.py [FOLDER]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+HERE = Path(__file__).parent
+KEYS = ["run", "phase", "seed"]
+MEASURED = [
+    *["length", "mode", "num_tokens", "loss", "f_evaluations_per_token", "unconverged_share", "train_tokens"],
+    *["train_flops", "num_parameters"],
+]
+
+
+def main(folder: Path = HERE) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        with tarfile.open(HERE / "inputs.tar.xz") as archive:
+            archive.extractall(scratch, filter="data")
+        results = Path(scratch, "results/language-models-25m")
+        curves = pd.DataFrame(row for job in sorted(results.glob("train/*/*")) for row in curve(job))
+        tests = pd.DataFrame(row for job in sorted(results.glob("evaluate/*/*/perplexity")) for row in losses(job))
+    curves.to_csv(folder / "training_loss.csv", index=False, float_format="%.6g")
+    tests.to_csv(folder / "test_loss.csv", index=False, float_format="%.6g")
+
+
+def named(job: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What names a training job or an evaluation of it, and its manifest."""
+    manifest = json.loads((job / "manifest.json").read_text())
+    run, phase = manifest["name"].split("/")[:2]
+    name, _, seed = run.rpartition("-s")
+    return {"run": name, "phase": phase, "seed": int(seed)}, manifest
+
+
+def curve(job: Path) -> Iterator[dict[str, Any]]:
+    """The loss of each logged step, by the last attempt that made it."""
+    name, _ = named(job)
+    steps: dict[int, dict[str, Any]] = {}
+    for journal in sorted(job.glob("work/*/journal.jsonl")):
+        for line in journal.read_text().splitlines():
+            record = json.loads(line)
+            if record["kind"] == "metrics" and "loss" in record["values"]:
+                steps[record["step"]] = record["values"]
+    for step, values in sorted(steps.items()):
+        yield name | {"step": step} | {key: values[key] for key in ("tokens", "flops", "loss")}
+
+
+def losses(job: Path) -> Iterator[dict[str, Any]]:
+    """A row for each length and mode."""
+    name, manifest = named(job)
+    metrics = json.loads((job / manifest["files"][0]["path"]).read_text())
+    for record in metrics["records"]:
+        yield name | {key: record[key] for key in MEASURED}
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
