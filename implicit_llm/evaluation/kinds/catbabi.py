@@ -46,7 +46,7 @@ WINDOWED = "windowed"
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
+    """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
     config = fill(CatbabiConfig, context.config, f"evaluate/{context.name}")
     datasets = {role: open_dataset(source.work) for role, source in data_inputs(context).items()}
     questions = {role: question_id(dataset) for role, dataset in datasets.items()}

@@ -46,7 +46,7 @@ KEEP_EVERY_S = 60.0
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
+    """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
     config = fill(DualityConfig, context.config, f"evaluate/{context.name}")
     test_sets = data_inputs(context)
     evaluation = ModelEvaluation(

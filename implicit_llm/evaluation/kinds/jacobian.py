@@ -58,7 +58,7 @@ TRAINED, RANDOM = "trained", "random layer"
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
+    """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
     where = f"evaluate/{context.name}"
     config = fill(JacobianConfig, context.config, where)
     trained = model_input(context)

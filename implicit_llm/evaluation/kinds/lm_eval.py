@@ -29,7 +29,7 @@ TOKENIZER_ROLE = "tokenizer"
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of `implicit-llm evaluate`: writes metrics.json, a record for each task and mode. Raises: UserError."""
+    """Body of the stage evaluate: writes metrics.json, a record for each task and mode. Raises: UserError."""
     config = fill(LmEvalConfig, context.config, f"evaluate/{context.name}")
     tasks = load_tasks(config)
     evaluation = ModelEvaluation(

@@ -50,7 +50,7 @@ BATCH_TOKENS = 32768  # the default batch; another library's model makes 6.6 GB 
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
+    """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
     config = fill(PerplexityConfig, context.config, f"evaluate/{context.name}")
     test_sets = data_inputs(context)
     tracked = ("loss", "perplexity", "perplexity_within_documents", *COSTS)

@@ -32,7 +32,7 @@ TASK_FIELDS = ("group", "monoid", "length", "hard_fraction")
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of `implicit-llm evaluate`: writes metrics.json. Raises: UserError."""
+    """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
     config = fill(EvaluateConfig, context.config, f"evaluate/{context.name}")
     test_sets = _test_sets(context, config.lengths)
     evaluation = ModelEvaluation(

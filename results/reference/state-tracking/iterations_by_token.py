@@ -2,7 +2,7 @@
 
     python results/reference/state-tracking/iterations_by_token.py MODEL DATA [--samples 256] [--length 64] [--tol 0.05]
 
-MODEL: a folder with config.json and model.safetensors; DATA: the run directory of a data set of `implicit-llm data`.
+MODEL: a folder with config.json and model.safetensors; DATA: the run directory of a data set.
 Prints one JSON object: iterations by kind of token, accuracy by position, and the iterations of a sequence one after
 another, its serial depth.
 """

@@ -403,8 +403,6 @@ def preflight(
         srun --partition=h100 --gpus=1 \\
             implicit-llm preflight --hardware h100 --device cuda
     """
-    import json
-
     from implicit_llm_contracts.runs import logs
     from implicit_llm_contracts.runs.atomic import write_atomic
     from implicit_llm_workflow.launching.preflight import Preflight

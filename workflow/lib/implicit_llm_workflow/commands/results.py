@@ -57,7 +57,6 @@ def report(
         implicit-llm report --config paper --list
         implicit-llm report --config paper --only figure_1_right --missing
     """
-    from implicit_llm_contracts.hints import nearest
     from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
     from implicit_llm_workflow.results.missing import find_missing, report_with_missing
 
@@ -258,9 +257,9 @@ def compare(
 ) -> None:
     """Compare runs: settings, code, inputs and metrics.
 
-    Of inputs (the phase before, the data) only what differs in them is shown. Numbers: those of the manifest at the end
-    of the phase, those of its evaluations, and the last ones in the journal, also of a run that still works. Of several
-    seeds the mean, the lowest and the highest. Curves are in MLflow and in the report.
+    For inputs (the phase before, the data) it shows only what differs. Numbers come from the manifest at the end of the
+    phase, from its evaluations, and from the last line of the journal, also while the run is working. Several seeds
+    show mean, lowest and highest. Curves are in MLflow and in the report.
 
     **Example**
 
@@ -298,8 +297,8 @@ def lineage(
 ) -> None:
     """Show where a result came from: the runs behind it, back to the data.
 
-    Of each run the fingerprint, the MLflow run, commit, device and time, and whether it was accepted with other code
-    than the one wanted. With --verify, ends with exit code 1 if a file is missing or changed.
+    It prints the fingerprint, MLflow run, commit, device and time of each run, and whether it was accepted with other
+    code than the one wanted. With --verify, ends with exit code 1 if a file is missing or changed.
 
     **Example**
 

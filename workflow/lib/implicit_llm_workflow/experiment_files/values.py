@@ -1,4 +1,4 @@
-"""Types of the values in experiment files, with the ranges that they allow, and lookups by name."""
+"""Lookups by name in experiment files, and settings as plain mappings."""
 
 from __future__ import annotations
 
