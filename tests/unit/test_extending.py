@@ -246,9 +246,11 @@ def test_an_own_family_learns_s3_through_the_workflow_and_its_explicit_twin_does
 def test_an_own_task_is_made_trained_evaluated_and_drawn(tmp_path: Path) -> None:
     records = records_of(tmp_path, "parity")
     assert {record["length"]: record["accuracy_token"] > 0.95 for record in records} == {8: True, 16: True}
-    figure = tmp_path / "results" / "parity" / "report" / "figures" / "parity-by-length.svg"
-    assert "accuracy" in figure.read_text()
-    assert "Accuracy on parity by the number of bits." in (tmp_path / "results/parity/report/index.html").read_text()
+    report = tmp_path / "results" / "parity" / "report"
+    assert "parity-by-length-0" in (report / "figures" / "parity-by-length.svg").read_text()
+    page = (report / "index.html").read_text()
+    assert "Accuracy on parity by the number of bits." in page
+    assert ">bits</text>" in page
 
 
 def records_of(tmp_path: Path, name: str) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ def test_the_fingerprint_depends_on_every_part_and_on_nothing_else(values: dict[
         ({"config": {"length": 17, "p": 0.2}}, r"fingerprint [0-9a-f]{16} does not belong to the rest"),
         ({"code": None}, "code: expected a string, found null"),
         ({"config": []}, "config: expected a mapping, found a list"),
+        ({"name": "../../etc"}, "lead out of the folder"),
         ({"upstream": {"data": 3}}, "upstream.data: expected a string, found 3"),
         ({"colour": "red"}, "unknown key 'colour'"),
     ],

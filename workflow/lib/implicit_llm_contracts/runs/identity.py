@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from implicit_llm_contracts.runs.atomic import wait_for_files
@@ -43,7 +43,8 @@ class Identity:
     def parse(cls, text: str) -> Identity:
         """Read the JSON text, or the file named after `@`.
 
-        Raises: ConfigError for a wrong key; IdentityError for a fingerprint that does not belong to the rest.
+        Raises: ConfigError for a wrong key; IdentityError for a name that leads out of the folder of results, and for a
+            fingerprint that does not belong to the rest.
         """
         where = "--identity"
         if text.startswith("@"):
@@ -62,6 +63,9 @@ class Identity:
             raise IdentityError(f"{where}: not JSON ({error}); give JSON text or @FILE") from error
         given = values.pop("fingerprint", None) if isinstance(values, dict) else None
         identity = fill(cls, values, where)
+        path = PurePosixPath(identity.stage, identity.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise IdentityError(f"{where}: stage '{identity.stage}' and name '{identity.name}' lead out of the folder")
         if given != identity.fingerprint:
             raise IdentityError(
                 f"{where}: fingerprint {str(given)[:16]} does not belong to the rest, which gives "
