@@ -12,8 +12,8 @@ import pytest
 from implicit_llm.evaluation.answers import EvaluationJob
 from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.kinds import word_problem as stage
-from implicit_llm_contracts.config.evaluation import EvaluateConfigError
 from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_data.stages import word_problem as data_stage
 from implicit_llm_jobs.stage import run_stage
@@ -156,7 +156,7 @@ def test_a_value_out_of_range_in_a_sweep_is_refused_before_anything_is_evaluated
     tmp_path: Path, tests_by_role: dict[str, Path]
 ) -> None:
     inputs = {"model": train(tmp_path, "implicit"), **tests_by_role}
-    with pytest.raises(EvaluateConfigError, match=r"sweep\.simultaneous@eval_tol=2\.eval_tol: 2.0 is outside"):
+    with pytest.raises(ConfigError, match=r"sweep\.eval_tol\[1\]: 2\.0 is not allowed; give a number above 0"):
         evaluate(tmp_path, inputs, MODES[:1], sweep={"eval_tol": [0.2, 2.0]})
     assert not list(tmp_path.rglob("partial"))
 

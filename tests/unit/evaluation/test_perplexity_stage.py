@@ -129,8 +129,8 @@ def test_max_tokens_takes_the_first_rows_and_at_least_one(tmp_path: Path, text: 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"lengths": []}, "at least one length"),
-        ({"lengths": [1]}, "2 tokens or more"),
+        ({"lengths": []}, "at least one entry"),
+        ({"lengths": [1]}, "at least 2"),
         ({"lengths": [16, 16]}, "twice"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"precision": "fp8"}, "fp8"),
