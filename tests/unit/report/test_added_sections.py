@@ -54,7 +54,8 @@ def jacobian_records(is_implicit: bool) -> list[Record]:
     unreached = dict.fromkeys(("off_diagonal_share", "transition_radius", "f_radius", "relative_difference", "entries"))
     hard = trained | measured | {"position": 9, "is_hard": True, "off_diagonal_share": 2 * share}
     identity = trained | {"is_hard": False} | measured
-    return [identity, hard, random | {"seed": 0} | measured, random | {"seed": 1} | unreached]
+    harder = hard | {"position": 10, "off_diagonal_share": 3 * share}
+    return [identity, hard, harder, random | {"seed": 0} | measured, random | {"seed": 1} | unreached]
 
 
 def added_runs(results: Path) -> dict[str, Path]:
@@ -65,9 +66,10 @@ def added_runs(results: Path) -> dict[str, Path]:
         name, files = f"s5-implicit-s{seed}/free/test-time", {"metrics.json": {"records": swept_records(results, seed)}}
         finish(folder, "evaluate", name, {"kind": "word_problem"}, {}, files)
         roles[SWEPT.format(seed=seed)] = folder
-    for kind in ("implicit", "explicit"):
+    for kind, seed in (("implicit", 0), ("implicit", 1), ("explicit", 0)):
         phase = "free" if kind == "implicit" else "explicit"
-        folder, name = results / f"evaluate/s5-{kind}-s0/{phase}/jacobian", f"s5-{kind}-s0/{phase}/jacobian"
+        name = f"s5-{kind}-s{seed}/{phase}/jacobian"
+        folder = results / "evaluate" / name
         files = {"metrics.json": {"records": jacobian_records(kind == "implicit")}}
         finish(folder, "evaluate", name, {"kind": "jacobian"}, {}, files)
         roles[f"evaluate:{name}"] = folder
@@ -122,13 +124,22 @@ def test_the_table_of_test_time_compute_has_mean_spread_and_seeds_and_leaves_the
     assert rows["64", "eval_tol", "as trained", "s5-explicit"]["mode"] == "parallel"
 
 
-def test_the_table_of_jacobians_counts_the_tokens_without_a_fixed_point(made: Path) -> None:
+def test_the_fewest_layers_are_of_no_seed(made: Path) -> None:
+    rows = {row["name"]: row for row in table(made, "minimum-layers")}
+    assert rows["implicit: fewest layers"]["num_seeds"] == ""
+    assert rows["implicit, 1 layer"]["num_seeds"] == "2"
+
+
+def test_the_table_of_jacobians_counts_seeds_and_the_tokens_without_a_fixed_point(made: Path) -> None:
     rows = {(row["name"], row["is_hard"]): row for row in table(made, "jacobian")}
     random = rows["random layer, implicit", ""]
-    assert (random["num_seeds"], random["num_missing"], random["off_diagonal_share_mean"]) == ("1", "1", "0.25")
+    assert (random["num_records"], random["num_reached"], random["off_diagonal_share_mean"]) == ("2", "1", "0.25")
+    assert (random["num_seeds"], random["num_missing"], random["by_seed"]) == ("1", "0", "")
+    hard = rows["s5-implicit", "True"]
+    assert (hard["num_seeds"], hard["num_records"], hard["by_seed"]) == ("2", "4", "0: 0.625; 1: 0.625")
     assert rows["s5-explicit", "True"]["off_diagonal_share_mean"] == "0.0"
     shares = [rows["s5-implicit", is_hard]["off_diagonal_share_mean"] for is_hard in ("True", "False")]
-    assert shares == ["0.5", "0.25"]
+    assert shares == ["0.625", "0.25"]
 
 
 def test_heat_maps_are_drawn_in_the_colours_of_their_legend(made: Path) -> None:

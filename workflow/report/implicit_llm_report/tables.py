@@ -6,7 +6,7 @@ registry.yaml says of each table what its rows and columns are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -91,7 +91,7 @@ class Table:
         """On its side where it is wider than the page."""
         if len(self.top) <= MOST_COLUMNS:
             return self
-        return Table(self.title, self.top, self.side, list(zip(*self.cells, strict=True)))
+        return replace(self, side=self.top, top=self.side, cells=list(zip(*self.cells, strict=True)))
 
     def most_tokens(self, cell: Cell) -> int:
         """The most tokens or documents behind a cell of its column: with fewer it is not to be compared with those."""
@@ -100,8 +100,11 @@ class Table:
 
 
 def num_read(cell: Cell) -> int:
-    """How many tokens or documents of a test a model read."""
-    return 0 if cell.group is None else cell.group.num_documents or cell.group.num_tokens or 0
+    """How many tokens or documents of a test a model read: the most of its seeds, zero where all are missing."""
+    if cell.group is None:
+        return 0
+    counts = zip(cell.group.rows["num_documents"], cell.group.rows["num_tokens"], strict=True)
+    return max(documents or tokens or 0 for documents, tokens in counts)
 
 
 def tables_of(entry: Entry, rows: pd.DataFrame) -> list[Table]:
@@ -112,7 +115,7 @@ def tables_of(entry: Entry, rows: pd.DataFrame) -> list[Table]:
 
 def _table(entry: Entry, test: Group) -> Table:
     models, metrics = groups(test.rows, entry.rows), list(entry.metrics)
-    side = [_head(model) for model in models]
+    side = [_head(model, metrics[0] if metrics else _metric(model)) for model in models]
     if entry.across is None:
         cells = [[Cell(model, metric, entry.over) for metric in metrics] for model in models]
         return Table(title_of(test, entry), side, [Head(head) for head in entry.metrics.values()], cells)
@@ -162,10 +165,11 @@ def _words(column: str, value: Any, test: Group | None = None) -> str:
 SWEPT = {"eval_max_iter": "iterations allowed", "eval_tol": "tolerance"}
 
 
-def _head(model: Group) -> Head:
-    """A model in a mode."""
+def _head(model: Group, metric: str) -> Head:
+    """A model in a mode, with the seeds that have the metric."""
     mode = f"{model.base or model.mode or ''}" + (f" against {model.against}" if model.against else "")
-    seeds = seeds_words(Spread.of(model.rows.drop_duplicates("record").drop_duplicates("seed")["value"]))
+    by_seed = model.by_seed(metric)
+    seeds = None if set(by_seed) == {None} else seeds_words(Spread.of(by_seed.values()))
     counts = {"parameters": model.num_parameters, "samples": model.num_samples}
     tokens = None if model.train_tokens is None else f"{short_count(model.train_tokens)} training tokens"
     notes = [mode, seeds, *(f"{count:,} {name}" for name, count in counts.items() if count is not None), tokens]
@@ -215,11 +219,17 @@ def _csv_row(cell: Cell, published: Published) -> dict[str, object]:
     known = [metric for metric in (*METRICS.get(group.kind, ()), *COSTS, *EXTRAS) if metric in group.metrics]
     numbers = {metric: group.spread(metric, cell.over) for metric in dict.fromkeys((first, *known))}
     entry, seeds = published.beside(group, first), group.by_seed(first)
+    spread, records = Spread.of(seeds.values()), numbers[first]
+    counts = {"num_seeds": None if set(seeds) == {None} else len(spread.values), "num_missing": spread.num_missing}
+    if cell.over == "record":
+        reached = len(records.values)
+        counts |= {"num_records": reached + records.num_missing, "num_reached": reached}
     by_seed = "; ".join(f"{s}: {'missing' if v is None else f'{v:.6g}'}" for s, v in seeds.items())
     return {
         "model": "implicit" if group.is_implicit else "explicit",
         **{column: _plain(getattr(group, column)) for column in ABOUT},
-        **{"num_seeds": len(numbers[first].values), "num_missing": numbers[first].num_missing, "metric": first},
+        **counts,
+        "metric": first,
         **{f"{m}_{part}": rounded(getattr(s, part)) for m, s in numbers.items() for part in ("mean", "low", "high")},
         "by_seed": by_seed if len(seeds) > 1 else None,
         **{"published": entry and entry.value, "published_mark": entry and entry.mark},

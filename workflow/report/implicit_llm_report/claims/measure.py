@@ -184,7 +184,7 @@ def _is_pair(measure: Measure, first: Group, other: Group) -> bool:
 
 
 def _alone(measure: Measure, cell: Group) -> Found:
-    spread = Spread.of(_by_seed(cell).values())
+    spread = Spread.of(cell.by_seed(measure.metric).values())
     modes = tuple(filter(None, (cell.mode, cell.against)))
     is_count = measure.metric in COUNTED
     num_samples = min(number or 0 for number in cell.rows["num_samples"]) if is_count else None
@@ -196,7 +196,8 @@ def _pair(measure: Measure, *choices: Choice) -> Found:
     """Without a number where nothing chooses: the test set must not."""
     first, second = (choice.cell or choice.rivals[0] for choice in choices)
     is_chosen = all(choice.cell is not None for choice in choices)
-    sides = [_tasks_by_seed(cell) if measure.by == "tasks" else _by_seed(cell) for cell in (first, second)]
+    is_tasks = measure.by == "tasks"
+    sides = [_tasks_by_seed(cell) if is_tasks else cell.by_seed(measure.metric) for cell in (first, second)]
     pairs = [
         (mine, its)
         for (seed, mine), (other, its) in product(*(side.items() for side in sides))
@@ -223,12 +224,6 @@ def _test(cell: Group) -> str:
     hard = None if cell.hard_fraction is None else f"{100 * shares_of(cell.hard_fraction)[-1]:g} % hard"
     length = None if cell.length is None else f"length {cell.length:g}"
     return "".join(f"{word}, " for word in (cell.column, cell.data, length, hard) if word)
-
-
-def _by_seed(cell: Group) -> dict[Any, float | None]:
-    """A value a seed: the mean over those of its records that have one; a seed is missing if none has."""
-    means = {seed: rows["value"].mean() for seed, rows in _seeds(cell)}
-    return {seed: None if pd.isna(mean) else float(mean) for seed, mean in means.items()}
 
 
 def _seeds(cell: Group) -> Iterator[tuple[Any, pd.DataFrame]]:

@@ -375,7 +375,11 @@ class Group:
         return None if any(value is None for value in values) else sum(values) / len(values)
 
     def by_seed(self, metric: str) -> dict[int | None, float | None]:
-        return dict(self._numbers(metric, "seed"))
+        """A value a seed: the mean over those of its records that have one; a seed is missing if none has."""
+        values: defaultdict[int | None, list[float | None]] = defaultdict(list)
+        for seed, value in self._numbers(metric, "seed"):
+            values[seed].append(value)
+        return {seed: Spread.of(mine).mean for seed, mine in values.items()}
 
     def cells(self, column: str) -> dict[Any, Group]:
         """The rows by their value in a column, in order; a row without one is left out."""

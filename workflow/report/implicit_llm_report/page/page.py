@@ -136,7 +136,7 @@ def notes(cell: Cell, most_tokens: int, given: Given) -> list[Markup]:
     found += (
         [f'<span class="missing">{spread.num_missing} missing</span>'] if spread.num_missing and spread.values else []
     )
-    if num_read(cell) < most_tokens:
+    if 0 < num_read(cell) < most_tokens:
         found.append(f'<span class="missing">first {num_read(cell):,} only</span>')
     if entry is not None:
         words = "published code, our run:" if entry.mark == "reference_run" else "published"
