@@ -214,6 +214,10 @@ def test_a_damaged_file_is_named_and_leaves_nothing_half_written(project: Projec
     ("changes", "message"),
     [
         ({"vocab_size": 299}, "vocab_size: 299 is less than the tokenizer's 300 ids"),
+        ({"shard": 2}, ".shard: 2 is out of range; give less than num_shards, 2"),
+        ({"shard": -1}, ".shard: -1 is not allowed; give an integer of at least 0"),
+        ({"num_shards": 0}, "x-shard-00000.num_shards: 0 is not allowed; give an integer of at least 1"),
+        ({"test_fraction": 1.0}, "x-shard-00000.test_fraction: 1.0 is not allowed; give a number from 0 to below 1"),
         ({"num_shards": 9}, "num_shards: 9 shards are more than the corpus has files, 3"),
         ({"corpus": {"source": "files", "files": ["no"]}}, "nothing matches 'no'"),
         ({"corpus": {**CORPUS, "field": "body"}}, "line 1: no field 'body' (found: text)"),

@@ -116,6 +116,7 @@ def test_a_hub_tokenizer_is_taken_from_the_fetched_files(tmp_path: Path) -> None
         ({"source": "file", "file": "broken.json"}, "no tokenizer.json that `tokenizers` reads"),
         ({"source": "file", "file": "small.json", "end_of_text": "<eos>"}, "end_of_text: the tokenizer has no token"),
         ({"source": "file", "file": "small.json", "vocab_size": 299}, "vocab_size: 299 is less than"),
+        ({"source": "file", "test_fraction": -0.1}, "x-tokenizer.test_fraction: -0.1 is not allowed; give a number"),
         ({"source": "hub", "name": "who/nobody"}, "hub/who/nobody; type `implicit-llm prefetch"),
     ],
 )

@@ -251,6 +251,26 @@ def test_a_job_is_run_from_its_identity_alone(capsys: pytest.CaptureFixture[str]
     assert "done" in (run_dir / "job.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("stage", "option", "value"),
+    [
+        ("data", "device", "cpu"),
+        ("data", "batch-size", "4"),
+        ("checkpoint", "threads", "2"),
+        ("evaluate", "downloads", "elsewhere"),
+        ("report", "kernels", "torch"),
+        ("excerpt", "threads", "2"),
+    ],
+)
+def test_an_option_that_does_nothing_in_a_job_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, stage: str, option: str, value: str
+) -> None:
+    identity = Identity(stage, "x", {}, "c0de", {}).to_json()
+    code, _, err = run(capsys, "job", "--run-dir", str(tmp_path / "x"), "--identity", identity, f"--{option}", value)
+    assert (code, err) == (2, f"error: --{option}: does nothing in a job of the stage {stage}; remove it\n")
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("0", "0")])
 def test_jobs_do_not_look_at_the_hub_unless_told_to(
     capsys: pytest.CaptureFixture[str],

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.solver import SolverConfig
-from implicit_llm_contracts.config.values import Count, Fraction, Seed
-from implicit_llm_contracts.runs.errors import refuse_if
+from implicit_llm_contracts.config.values import COMMIT, BelowOne, Count, Fraction, Number, Seed
+from implicit_llm_contracts.runs.errors import refuse_if, require
 from implicit_llm_contracts.runs.fill import Only
 
 Positive = Annotated[float, Only(lambda value: value > 0, "a number above 0")]
 NotNegative = Annotated[float, Only(lambda value: value >= 0, "a number of at least 0")]
-BelowOne = Annotated[float, Only(lambda value: 0 <= value < 1, "a number from 0 to below 1")]
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,14 @@ class PhaseConfig:
 
     name: str
     index: int
-    start_step: int
+    start_step: Number
     end_step: int
     solver: SolverConfig | None
     keep: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        start, end = self.start_step, self.end_step
+        require("end_step", end, start < end, f"give more than start_step, {start}")
 
     @property
     def couples_sequences(self) -> bool:
@@ -92,6 +95,14 @@ class TrainConfig:
     batch_size: Count
     precision: Literal["fp32", "bf16", "fp16"]
     seed: Seed
+
+    def __post_init__(self) -> None:
+        end, revision = self.phase.end_step, self.model.get("revision")
+        require("total_steps", self.total_steps, end <= self.total_steps, f"give at least phase.end_step, {end}")
+        refuse_if(
+            revision is not None and not COMMIT.accepts(str(revision)),
+            f"model.revision: {revision!r} is no commit; give its 40 lower-case hexadecimal digits",
+        )
 
 
 @dataclass(frozen=True)

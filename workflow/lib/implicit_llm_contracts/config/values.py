@@ -21,13 +21,15 @@ RunName = Annotated[
     str, matching(r"[a-z][a-z0-9.-]*", "lower-case letters, digits, hyphens and dots, beginning with a letter")
 ]
 Digest = Annotated[str, matching(r"[0-9a-f]{64}", "a sha256 in 64 hexadecimal digits")]
-Commit = Annotated[str, matching(r"[0-9a-f]{40}", "a commit in 40 lower-case hexadecimal digits")]
+COMMIT = matching(r"[0-9a-f]{40}", "a commit in 40 lower-case hexadecimal digits")
+Commit = Annotated[str, COMMIT]
 Count = Annotated[int, Only(lambda value: value >= 1, "an integer of at least 1")]
 Number = Annotated[int, Only(lambda value: value >= 0, "an integer of at least 0")]
 Length = Annotated[int, Only(lambda value: 1 <= value <= _MAX_LENGTH, f"an integer from 1 to {_MAX_LENGTH}")]
 VocabSize = Annotated[int, Only(lambda value: 2 <= value <= _MAX_VOCABULARY, f"an integer from 2 to {_MAX_VOCABULARY}")]
 Seed = Annotated[int, Only(lambda value: 0 <= value < 1 << 32, f"an integer from 0 to {(1 << 32) - 1}")]
 Fraction = Annotated[float, Only(lambda value: 0 <= value <= 1, "a number from 0 to 1")]
+BelowOne = Annotated[float, Only(lambda value: 0 <= value < 1, "a number from 0 to below 1")]
 Share = Annotated[float, Only(lambda value: 0 < value < 1, "a number above 0 and below 1")]
 DISTINCT = Only(lambda items: items and len({*items}) == len(items), "a list with at least one entry, none twice")
 Names = Annotated[tuple[Text, ...], DISTINCT]

@@ -20,10 +20,10 @@ import numpy as np
 from tqdm import tqdm
 
 from implicit_llm_contracts.config.text import Corpus
-from implicit_llm_contracts.config.values import Seed, VocabSize
+from implicit_llm_contracts.config.values import BelowOne, Count, Number, Seed, VocabSize
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import UserError, require
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_format import TOKEN_TYPE, ShardFile, rebuild_hint
 from implicit_llm_data.shard_writer import HashedFile
@@ -49,11 +49,14 @@ class TokenShardConfig:
     """Shard `shard` of `num_shards`. Every field is part of its identity."""
 
     corpus: Corpus
-    shard: int
-    num_shards: int
+    shard: Number
+    num_shards: Count
     vocab_size: VocabSize
-    test_fraction: float = 0.001
+    test_fraction: BelowOne = 0.001
     seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        require("shard", self.shard, self.shard < self.num_shards, f"give less than num_shards, {self.num_shards}")
 
     @property
     def split(self) -> DocumentSplit:

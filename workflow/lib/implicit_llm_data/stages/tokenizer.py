@@ -12,7 +12,7 @@ from typing import Literal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from implicit_llm_contracts.config.text import Corpus
-from implicit_llm_contracts.config.values import Count, Seed, VocabSize
+from implicit_llm_contracts.config.values import BelowOne, Count, Seed, VocabSize
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, find_fetched
@@ -43,7 +43,7 @@ class TokenizerConfig:
     revision: str | None = None
     corpus: Corpus | None = None
     max_bytes: Count = 100_000_000
-    test_fraction: float = 0.001
+    test_fraction: BelowOne = 0.001
     seed: Seed = 0
 
     @property

@@ -20,7 +20,7 @@ from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
 from implicit_llm_contracts.runs import signals
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import ManifestError
-from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS
+from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS, downloads_folder
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.launching.launch import LaunchRequest, launch, leave_other_processes
 from implicit_llm_workflow.planning.code_digest import STAGES, plugin_paths, require_submitted_code, stage_module
@@ -28,6 +28,14 @@ from implicit_llm_workflow.planning.staleness import PAGES
 
 DEVICES = ("auto", "cpu", "cuda")
 EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays
+# Which options of `implicit-llm job` a stage reads; it refuses the others.
+OPTIONS_OF_JOB = {
+    "data": ("threads", "downloads"),
+    "checkpoint": ("downloads",),
+    "evaluate": ("threads", "device", "batch_size", "kernels"),
+    "report": (),
+    "excerpt": (),
+}
 
 
 MACHINE_PANEL, STOPS, PROGRESS = "Use of the machine", "Checkpoints and stops", "Progress and alarms"
@@ -113,6 +121,8 @@ def run_job(job: Job) -> None:
     if (stage == "train") != job.is_training:
         command = "job" if job.is_training else "train"
         raise OptionError(f"--identity: is that of a job of the stage {stage}; type `implicit-llm {command}`")
+    if idle := [name for name in options if name not in OPTIONS_OF_JOB.get(stage, options)]:
+        raise OptionError(f"--{idle[0].replace('_', '-')}: does nothing in a job of the stage {stage}; remove it")
     if stage == "data" and options.get("threads"):
         os.environ["RAYON_NUM_THREADS"] = str(options["threads"])  # of the tokenizers
     plugins = plugin_paths(config)
@@ -214,7 +224,8 @@ def job(
     """Run one job of an experiment, as the rules do: make data, import or evaluate a model, or make the report.
 
     The identity says what the job is. An interrupted job resumes after what it has finished. Training has a command of
-    its own, `implicit-llm train`. Data jobs use --threads and --downloads. Evaluations use the options of the machine.
+    its own, `implicit-llm train`. Data jobs use --threads and --downloads, imports --downloads. Evaluations use
+    --threads, --device, --batch-size and --kernels. An option that does nothing in a job is refused.
 
     **Example**
 
@@ -225,8 +236,14 @@ def job(
         implicit-llm job --identity @id.json \\
             --run-dir results/mine/checkpoint/pythia-70m
     """
-    runtime = {"threads": threads or None, "device": device, "batch_size": batch_size or None, "kernels": kernels}
-    run_job(Job(run_dir, identity, inputs, log, {**runtime, "downloads": downloads}))
+    runtime = {
+        "threads": threads or None,
+        "device": None if device == "auto" else device,
+        "batch_size": batch_size or None,
+        "kernels": None if kernels == "auto" else kernels,
+        "downloads": None if downloads == downloads_folder() else downloads,
+    }
+    run_job(Job(run_dir, identity, inputs, log, runtime))
 
 
 def train(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from implicit_llm_contracts.config.values import Text, matching
+from implicit_llm_contracts.config.values import Commit, Text, matching
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
@@ -28,7 +28,7 @@ class PretrainedModel:
     """
 
     pretrained: Text
-    revision: Annotated[str, matching(r"[0-9a-f]{40}", "a commit in 40 lower-case hexadecimal digits")] | None = None
+    revision: Commit | None = None
 
     def fields(self, path: str) -> dict[str, Any]:
         """The model as its job is given it. Raises: ConfigError."""
