@@ -35,7 +35,7 @@ def test_the_whole_slice_runs_from_the_data_to_the_report(tmp_path: Path) -> Non
     assert "<svg" in (project.results / "report" / "index.html").read_text()
     assert NOTHING in project.snakemake()
     headline = project.command("implicit-llm", "report", "--numbers", "--config", "tiny.yaml")
-    assert re.search(r"implicit-s0 +blockwise +[0-9.]+ % +[0-9.]+ %", headline)
+    assert re.search(r"implicit/free +blockwise +[0-9.]+ % +[0-9.]+ %", headline)
     with sqlite3.connect(project.dir / "results" / "mlflow.db") as store:
         statuses = [status for (status,) in store.execute("select status from runs")]
     assert statuses == ["FINISHED"] * 10, "nine jobs and their invocation"
