@@ -157,6 +157,9 @@ def test_derived_numbers_are_rows_of_the_frame() -> None:
     curve = {"f_evaluations": [1, 2, 4, 8, 16], "agreement_with_last": [0.1, 0.5, 0.95, 1.0, 1.0]}
     record = {"role": "r", "run": "m", "measure": "convergence", "convergence": curve}
     assert of_claim("few-tokens-need-all-iterations", [record], "duality").spread.values == (0.95,)
+    late = {"f_evaluations": [8, 16], "agreement_with_last": [0.9, 1.0]}  # nothing after a quarter of the iterations
+    missing = of_claim("few-tokens-need-all-iterations", [record | {"convergence": late}], "duality")
+    assert (missing.spread.values, missing.spread.num_missing) == ((), 1)
 
 
 def test_records_of_a_seed_are_averaged_and_a_seed_is_missing_only_if_none_has_a_number() -> None:

@@ -57,6 +57,17 @@ def test_one_size_without_branches_has_neither(tmp_path: Path, language: dict[st
     assert not {"perplexity-by-parameters", "curriculum"} & names(make_report(tmp_path, small), "figures")
 
 
+def test_branches_that_leave_at_one_share_are_points_of_their_own(tmp_path: Path) -> None:
+    def num_points(*branches: float) -> int:
+        run = LanguageRun("text-implicit", "implicit_mamba2", True, steps=200, seeds=(0,), branches=branches)
+        folder = tmp_path / str(len(branches))
+        roles = make_language_runs(folder / "results", [run])
+        svg = make_report(folder, roles, figures=["curriculum"]) / "figures" / "curriculum.svg"
+        return svg.read_text().count("<use ")
+
+    assert num_points(0.7, 0.8, 0.802) > num_points(0.7, 0.8)  # 0.802 is also step 160 of 200
+
+
 def test_a_report_of_one_figure_shows_and_writes_nothing_else(tmp_path: Path, language: dict[str, Path]) -> None:
     declared = make_report(tmp_path, language, figures=["curriculum", "jacobian"], tables=["perplexity"])
     assert names(declared, "figures") == {"curriculum"}

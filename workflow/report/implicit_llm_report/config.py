@@ -81,7 +81,7 @@ class DataPart:
 class ReportConfig:
     """`experiment` (demo, miniature, h200, paper, ...) says which claims can be judged.
 
-    `headline_mode` is the evaluation mode that speaks for an implicit model; None takes blockwise, sequential,
+    `headline_mode` is the evaluation mode that represents an implicit model; None takes blockwise, sequential,
     simultaneous or published, the first that was run.
     `jobs` says by role what each input and each missing result is, `data` what each data set is by its name.
     """

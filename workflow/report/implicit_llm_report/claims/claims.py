@@ -1,7 +1,7 @@
 """Checking the statements of claims.yaml against the measured numbers.
 
 A claim names what to measure (measure.py) and a bound on it; one rule judges the numbers of all models that compete. A
-claim that speaks for the best run holds when all numbers of that run keep the bound, so a sweep of settings, some of
+claim that the best run decides holds when all numbers of that run keep the bound, so a sweep of settings, some of
 them bad, does not refute what one of them shows; every other claim must be met by all, and the one that meets it least
 is shown.
 
@@ -142,7 +142,7 @@ def load_claims(path: Path = CLAIMS) -> tuple[Claim, ...]:
     ids = [claim.id for claim in claims]
     for name in ids:
         if ids.count(name) > 1:
-            raise ReportError(f"{path}: the claim id {name} stands twice; give every claim an id of its own")
+            raise ReportError(f"{path}: the claim id {name} is used twice; give every claim an id of its own")
     return claims
 
 

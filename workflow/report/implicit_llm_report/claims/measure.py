@@ -1,6 +1,6 @@
 """What a claim measures: a number of models, or of one model beside another, as rows of the frame (inputs/frame.py).
 
-Of two models one run speaks for each side. Where several runs compete, equal in all that the claim compares by, the one
+Of two models one run represents each side. Where several runs compete, equal in all that the claim compares by, the one
 with the best score in training or on a validation set is chosen (the frame's column `choice`), never by what comes out
 of the pair; without scores there is no number.
 
@@ -32,7 +32,7 @@ from implicit_llm_report.inputs.frame import (
 
 # Columns by which models can be compared, and the share by which they may differ there.
 EQUAL = {"num_parameters": 0.1, "train_tokens": 0.01, "train_flops": 0.1}
-# What tells the numbers of one metric apart.
+# Columns that identify a number of a metric.
 CELL = ("name", "data", "protocol", "length", "mode", "against", "column", "swept", "at")
 COUNTED = ("accuracy_last10", "accuracy_sequence", "accuracy_token")  # shares of what was asked
 WORDS = {"difference": "minus", "ratio": "over", "tasks": "against"}
@@ -98,7 +98,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Choice:
-    """The cell that speaks for its rivals, None where nothing chooses; `words` says how it was chosen."""
+    """The cell that represents its rivals, None where nothing chooses; `words` says how it was chosen."""
 
     cell: Group | None
     rivals: Sequence[Group]
@@ -154,7 +154,7 @@ def find(measure: Measure, frame: pd.DataFrame) -> list[Found]:
 
 
 def _rivals(measure: Measure, cells: Sequence[Group]) -> list[list[Group]]:
-    """Cells that a claim compares by nothing all speak for themselves."""
+    """Cells do not compete where the claim compares by nothing."""
     if not measure.equal:
         return [[cell] for cell in cells]
     return in_rivals(cells, (*measure.same, "train_length"), (*measure.equal, "num_parameters"))

@@ -105,7 +105,8 @@ def curriculum(given: Given) -> Figure | None:
         branches = Group(run.rows.assign(name=run.run, label="implicit", share_bounded=shares)).cells("share_bounded")
         if len([share for share in branches if share < 1]) < 2:
             continue
-        points = [(share, branch.spread(PERPLEXITY)) for share, branch in branches.items()]
+        ends = [(share, one) for share, branch in branches.items() for one in groups(branch.rows, ("phase",))]
+        points = [(share, one.spread(PERPLEXITY)) for share, one in ends]
         mine = Line(run.run, True, points, groups=list(branches.values()))
         same = rows[(rows["models"] == run.models) & (rows["data"] == run.data) & (~rows["is_implicit"].astype(bool))]
         explicit = [one for one in groups(same, ("name",)) if one.train_tokens == run.train_tokens]

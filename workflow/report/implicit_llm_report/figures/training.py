@@ -42,7 +42,7 @@ WORDS = {STEP: "training step", TOKENS: "training tokens", FLOPS: "training FLOP
 def training_curves(given: Given) -> Figure | None:
     """Loss against the global step, phases shaded, and training accuracy of word problems; a row of panels a task.
 
-    Of all runs but those that only tell how many layers a length takes.
+    Leaves out runs that only show how many layers a length needs.
     """
     left_out = set(given.words["run"]) - set(of_lengths(given.words)["run"])
     runs = [run for run in given.inputs.training if run.run not in left_out] or given.inputs.training

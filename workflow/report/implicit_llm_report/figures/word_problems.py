@@ -1,6 +1,6 @@
-"""Word problems: accuracy by length, mode and share of hard tokens, and the layers that a length takes.
+"""Word problems: accuracy by length, mode and share of hard tokens, and the layers that a length needs.
 
-Models that were tested at their training length only tell how many layers a length takes; the figures by length leave
+Models that were tested at their training length only show how many layers a length needs; the figures by length leave
 them out where others of the task go beyond it.
 """
 

@@ -210,8 +210,9 @@ def _numbers(kind: str, record: Mapping[str, Any]) -> Iterator[tuple[str | None,
         numbers["above_chance"] = None if last_ten is None or chance is None else last_ten - chance
         numbers["serial_steps"] = serial_steps(record)
     if curve := record.get("convergence"):
-        counts = curve["f_evaluations"]
-        numbers["settled_early"] = curve["agreement_with_last"][sum(count <= counts[-1] / 4 for count in counts) - 1]
+        counts, agreement = curve["f_evaluations"], curve["agreement_with_last"]
+        early = sum(count <= counts[-1] / 4 for count in counts)
+        numbers["settled_early"] = agreement[early - 1] if early else None  # None: no evaluation is early enough
     yield from ((None, metric, value) for metric, value in numbers.items())
     for metric in METRICS.get(kind, ()):
         yield from ((task, metric, value) for task, value in (record.get(f"{metric}_by_task") or {}).items())

@@ -181,7 +181,7 @@ def load_published(suites: tuple[Suite, ...], path: Path = PUBLISHED) -> Publish
     ids = [entry.id for entry in published.entries]
     twice = next((name for name in ids if ids.count(name) > 1), None)
     if twice is not None:
-        raise ReportError(f"{path}: the id {twice} stands twice; give every entry an id of its own")
+        raise ReportError(f"{path}: the id {twice} is used twice; give every entry an id of its own")
     unknown = published.all_marks - set(published.marks)
     if unknown:
         raise ReportError(f"{path}: the mark {sorted(unknown)[0]} is not explained; add it under marks")

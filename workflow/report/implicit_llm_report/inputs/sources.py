@@ -33,7 +33,7 @@ def find_data(inputs: Iterable[Input], wanted: Collection[str]) -> dict[str, Inp
         try:
             manifest = Manifest.read(path)
         except ManifestError:
-            continue  # of no input; `implicit-llm verify` tells
+            continue  # not an input; `implicit-llm verify` reports it
         if manifest.fingerprint in wanted:
             found.setdefault(manifest.fingerprint, Input(path.parent, manifest))
     return found

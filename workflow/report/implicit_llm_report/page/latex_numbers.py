@@ -18,7 +18,7 @@ from implicit_llm_report.inputs.frame import COSTS, METRICS, Group, Spread, grou
 from implicit_llm_report.inputs.sources import Source
 
 FILE_NAME = "numbers.tex"
-# What tells the numbers of one kind apart, in the order of a key.
+# Columns that identify a number of a kind, in the order of a key.
 PLACES = ("kind", "run", "phase", "setting", "task", "data", "protocol", "against", "mode", "length")
 MISSING = r"\resultmissing"
 HEAD = r"""% Numbers of the experiment {experiment}: \input this file, then \result{{key}}.
