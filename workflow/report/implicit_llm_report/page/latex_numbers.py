@@ -54,10 +54,10 @@ def latex_numbers(
 
 
 def _definitions(group: Group) -> Iterator[tuple[str, str]]:
-    """Of a group over its seeds, and over its tokens where it has a record for each."""
+    """Of a group over its seeds; a seed's number is the mean over its records, where it has one for each token."""
     key = "/".join(_word(part) for place in PLACES if not pd.isna(part := getattr(group, place)))
     metrics = METRICS.get(group.kind) or tuple(sorted(set(group.metrics) - {*COSTS}))
-    spreads = {metric: group.spread(metric, over="record") for metric in (*metrics, *COSTS)}
+    spreads = {metric: Spread.of(group.by_seed(metric).values()) for metric in (*metrics, *COSTS)}
     for metric, spread in spreads.items():
         if metric in metrics or spread.values:
             yield from ((f"{key}/{_word(metric)}{end}", value) for end, value in _spread(spread))
