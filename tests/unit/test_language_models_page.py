@@ -50,6 +50,20 @@ def test_the_differences_to_a_single_pass_on_the_page_are_the_kept_ones() -> Non
         assert f"+{mean:.2f} nats (95 % interval {mean - half:.2f} to {mean + half:.2f})" in PAGE, label
 
 
+def test_the_losses_on_held_out_text_are_the_kept_ones() -> None:
+    frame = pd.read_csv(KEPT / "test_loss.csv")
+    whole = frame[frame["mode"].isin(["parallel", "simultaneous"])].groupby(["run", "phase", "length"]).loss
+    cells = {at: f"{of.mean():.2f} ({of.min():.2f} to {of.max():.2f})" for at, of in whole}
+    for label, key in ROWS.items():
+        if label == "implicit, a single pass":
+            assert f"its loss is {cells[(*key, 2048)][:4]}." in PAGE
+        else:
+            assert f"| {label} | {cells[(*key, 2048)]} | {cells[(*key, 8192)]} |" in PAGE
+    by_mode = frame.pivot_table(index=["run", "phase", "seed", "length"], columns="mode", values="loss")
+    of_iterated = by_mode.drop(index=ROWS["implicit, a single pass"][0])
+    assert (of_iterated.blockwise - of_iterated.simultaneous).abs().max() < 0.025
+
+
 def test_the_tables_are_those_of_the_archive(tmp_path: Path) -> None:
     subprocess.run([sys.executable, KEPT / "tables.py", tmp_path], check=True)
     for name in ("training_loss.csv", "test_loss.csv"):
