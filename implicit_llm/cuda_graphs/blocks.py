@@ -96,7 +96,7 @@ class BlockGraph:
     ) -> None:
         self.setting = setting
         self.length = 0 if prefix is None else prefix.length
-        self._model = cast("ImplicitModel", weakref.proxy(model))  # whose runner keeps this object
+        self._model = cast("ImplicitModel", weakref.proxy(model))  # its runner owns this object
         self.room = room
         parameter = next(model.parameters())
         shape = (setting.batch, setting.width, model.config.hidden_size)

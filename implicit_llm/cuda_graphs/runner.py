@@ -1,4 +1,4 @@
-"""The runner that replays a model's passes on a GPU from CUDA graphs, captured at first use and anew where none fits.
+"""Replay a model's passes on a GPU from CUDA graphs. A graph is captured at its first use, and again where none fits.
 
 Shapes: `B` batch, `L` length, `W` tokens of a block, `D` model.
 """
@@ -43,7 +43,7 @@ def can_capture(model: ImplicitModel, device: torch.device) -> bool:
 
 
 def can_solve(model: ImplicitModel, device: torch.device) -> bool:
-    """Whether graphs can solve blocks: also not with a method that remembers iterates."""
+    """Whether graphs can solve blocks; they cannot with a method that remembers iterates."""
     has_memory = model.solver is not None and model.solver.method not in ("plain", "damped")
     return not has_memory and can_capture(model, device)
 
@@ -123,7 +123,7 @@ class GraphRunner(Runner):
             return None
 
     def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor) -> bool:
-        """Whether a training step can come from a graph: wanted, and without what asks the host on the way.
+        """Whether a training step can come from a graph: it is wanted, and no part of it has to ask the host.
 
         fp16 is left out: its loss is scaled before the backward pass, which the graph would not know.
         """

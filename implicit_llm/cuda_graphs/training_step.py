@@ -55,7 +55,7 @@ class StepGraph:
 
     def __init__(self, setting: StepSetting, model: ImplicitForCausalLM, ids_BL: Tensor) -> None:
         self.setting = setting
-        self._reference = weakref.ref(model)  # whose runner keeps this object
+        self._reference = weakref.ref(model)  # weak, because the model's runner owns this object
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._ids, self._labels = torch.zeros_like(ids_BL), torch.zeros_like(ids_BL)
         self._is_free = setting.solver is not None and setting.solver.mode == "fixed_point"

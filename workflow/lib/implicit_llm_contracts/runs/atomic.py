@@ -111,7 +111,7 @@ def write_once(path: Path, data: bytes | str) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file that one can do without; empty where there is none that can be read."""
+    """The object in an optional JSON file; empty if it cannot be read."""
     try:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError):

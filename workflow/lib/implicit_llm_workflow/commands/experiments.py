@@ -163,7 +163,7 @@ def status(
 
 
 def _watched(look: Callable[[], Snapshot], console: Console, every_s: float) -> Snapshot:
-    """Look until nothing moves, or Ctrl-C. Returns: the last look."""
+    """Refresh until no job moves, or until Ctrl-C. Returns: the last state."""
     import time
     from contextlib import nullcontext, suppress
 
@@ -335,7 +335,7 @@ def prefetch(
     """Fetch what the jobs of an experiment need from the network: data sets, tokenizers, evaluation data.
 
     Run it where there is a network, on a cluster the login node. It resumes an interrupted call; what is
-    there already is not fetched again. Ends with exit code 1 if something could not be had.
+    there already is not fetched again. Ends with exit code 1 if something could not be fetched.
 
     **Example**
 
@@ -361,7 +361,7 @@ def prefetch(
     if not needs:
         console.print(f"{plan.experiment.name} needs nothing from the network")
     if failed:
-        console.print(f"{failed} of {len(needs)} could not be had; the rest is in {folder}", soft_wrap=True)
+        console.print(f"{failed} of {len(needs)} could not be fetched; the rest is in {folder}", soft_wrap=True)
         raise typer.Exit(EXIT_FAILED)
 
 

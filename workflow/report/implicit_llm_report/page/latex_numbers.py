@@ -54,7 +54,7 @@ def latex_numbers(
 
 
 def _definitions(group: Group) -> Iterator[tuple[str, str]]:
-    """Of a group over its seeds; a seed's number is the mean over its records, where it has one for each token."""
+    """The numbers of a group, over its seeds. Where a seed has a record for each token, its number is their mean."""
     key = "/".join(_word(part) for place in PLACES if not pd.isna(part := getattr(group, place)))
     metrics = METRICS.get(group.kind) or tuple(sorted(set(group.metrics) - {*COSTS}))
     spreads = {metric: Spread.of(group.by_seed(metric).values()) for metric in (*metrics, *COSTS)}
