@@ -32,6 +32,7 @@ setup: $(READY)  ## Make the virtual environment, if it is not there
 
 try: $(READY)  ## See a trained model read long words, within a minute
 	@$(ACTIVATE); implicit-llm try
+	@echo "Before it, in each new shell: source $(VENV)/bin/activate"
 
 demo: $(READY)  ## Run the word-problem slice of the paper on this machine, from the data to the report
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/demo.yaml
