@@ -7,9 +7,8 @@ import numpy as np
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.shard_format import DatasetSpec
 from implicit_llm_data.shard_writer import ShardWriter
-from implicit_llm_data.shards import open_dataset
+from implicit_llm_data.shards import DatasetSpec, open_dataset
 
 PLUGIN = {
     "tasks": {

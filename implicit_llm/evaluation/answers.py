@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from implicit_llm.evaluation.tallies import SolverTally
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_data.shard_format import IGNORED_LABEL, Sequences
+from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 from implicit_llm_jobs.progress import Progress
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from implicit_llm_contracts.config.evaluation import PARALLEL, ModeConfig, modes
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.shard_format import Sequences
+from implicit_llm_data.shards import Sequences
 
 log = logging.getLogger(__name__)
 

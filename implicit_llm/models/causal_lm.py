@@ -21,7 +21,7 @@ from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Conf
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import EvalMode
-from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_data.shards import IGNORED_LABEL
 
 
 @dataclass

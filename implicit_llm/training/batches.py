@@ -14,7 +14,7 @@ import torch
 
 from implicit_llm.training.sampler import StepSampler
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_data.shard_format import IGNORED_LABEL, Sequences
+from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 
 
 class BatchSizeError(UserError):

@@ -53,7 +53,7 @@ from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.journal import Journal
-from implicit_llm_data.shard_format import IGNORED_LABEL, Sequences
+from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from implicit_llm.training.distributed import max_tensor_over_ranks, mean_over_r
 from implicit_llm_contracts.config.flops import training_flops
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.tasks import TASKS
-from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_data.shards import IGNORED_LABEL
 
 RECENT_STEPS = 50
 _SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_data.shards import IGNORED_LABEL
 
 # An evaluation takes up to four times max_iter iterations for every block of tokens, so it is kept small: in a phase
 # without fixed points yet, more would cost minutes. Models are causal: what follows a token does not change its loss.

@@ -53,8 +53,7 @@ from implicit_llm_contracts.runs.errors import Preempted, UserError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.logs import wants_bar
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
-from implicit_llm_data.shard_format import Sequences
-from implicit_llm_data.shards import open_dataset
+from implicit_llm_data.shards import Sequences, open_dataset
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"
 DATA_ROLE, START_ROLE = "data", "start"

@@ -32,8 +32,7 @@ from implicit_llm_contracts.config.evaluation import CatbabiConfig
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.story_batches import StoryBatcher, StoryStream
-from implicit_llm_data.shard_format import IGNORED_LABEL
-from implicit_llm_data.shards import open_dataset
+from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
 
 __all__ = ["reads_of_inputs", "run"]
 

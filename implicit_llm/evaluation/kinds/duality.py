@@ -29,8 +29,7 @@ from implicit_llm_contracts.config.evaluation import SEQUENTIAL, DualityConfig, 
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.shard_format import Sequences
-from implicit_llm_data.shards import open_dataset
+from implicit_llm_data.shards import Sequences, open_dataset
 from implicit_llm_jobs.progress import Progress
 
 __all__ = ["reads_of_inputs", "run"]

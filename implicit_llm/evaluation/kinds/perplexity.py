@@ -39,8 +39,7 @@ from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm_contracts.config.evaluation import PerplexityConfig
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
-from implicit_llm_data.shard_format import IGNORED_LABEL
-from implicit_llm_data.shards import open_dataset
+from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
 
 __all__ = ["reads_of_inputs", "run"]
 

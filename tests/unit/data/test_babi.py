@@ -2,10 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from implicit_llm_data.babi.stories import (
-    BabiFormatError,
     Line,
     file_name,
     find_files,
@@ -26,30 +23,30 @@ TEXT = (
 
 
 def test_stories_begin_at_lines_numbered_one() -> None:
-    assert parse_stories(TEXT.encode(), "qa1_train.txt") == [
-        (
+    assert parse_stories(TEXT.encode()) == [
+        [
             Line(1, "Ann and Bob went up."),
             Line(2, "Where is Ann?", "up", (1,)),
             Line(3, "The Box of Nails fell."),
             Line(4, "What does Bob hold?", "Nail,Hammer", (1, 3)),
-        ),
-        (Line(1, "Bob slept."), Line(2, "Who slept?", "bob", ())),
+        ],
+        [Line(1, "Bob slept."), Line(2, "Who slept?", "bob", ())],
     ]
 
 
 def test_what_is_written_is_read_back() -> None:
-    stories = parse_stories(TEXT.encode(), "first")
-    assert parse_stories(format_stories(stories).encode(), "second") == stories
+    stories = parse_stories(TEXT.encode())
+    assert parse_stories(format_stories(stories).encode()) == stories
 
 
 def test_a_missing_line_end_and_windows_line_ends_do_no_harm() -> None:
-    stories = parse_stories(TEXT.encode(), "unix")
-    assert parse_stories(TEXT.removesuffix("\n").encode(), "no end") == stories
-    assert parse_stories(TEXT.replace("\n", "\r\n").encode(), "windows") == stories
+    stories = parse_stories(TEXT.encode())
+    assert parse_stories(TEXT.removesuffix("\n").encode()) == stories
+    assert parse_stories(TEXT.replace("\n", "\r\n").encode()) == stories
 
 
 def test_words_are_lower_case_with_the_mark_apart_and_the_answer_as_one_word() -> None:
-    story = parse_stories(TEXT.encode(), "file")[0]
+    story = parse_stories(TEXT.encode())[0]
     assert " ".join(words_of(story)) == (
         "ann and bob went up . where is ann ? up the box of nails fell . what does bob hold ? nail,hammer"
     )
@@ -66,34 +63,3 @@ def test_files_of_a_split_come_by_task_number(tmp_path: Path) -> None:
     assert list(find_files(tmp_path, "train").items()) == [
         (task, tmp_path / f"qa{task}_train.txt") for task in (1, 2, 10)
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "what"),
-    [
-        (b"", 1, "line number"),
-        (b"1 A b.\n\n2 C d.\n", 2, "line number"),
-        (b"2 A b.\n", 1, "expected line number 1"),
-        (b"1 A b.\n3 C d.\n", 2, "expected line number 2"),
-        (b"1 A b.\nC d.\n", 2, "line number"),
-        (b"1 A b.\n-2 C d.\n", 2, "line number"),
-        (b"1 A b\n", 1, "full stop"),
-        (b"1 .\n", 1, "full stop"),
-        (b"1 A b.\n2 Who?\ta\n", 2, "question"),
-        (b"1 A b.\n2 Who\ta\t1\n", 2, "question"),
-        (b"1 A b.\n2 Who?\t\t1\n", 2, "question"),
-        (b"1 A b.\n2 Who?\ta b\t1\n", 2, "question"),
-        (b"1 A b.\n2 Who?\ta\t1\t1\n", 2, "question"),
-        (b"1 A b.\n2 Who?\ta\t2\n", 2, "supporting lines"),
-        (b"1 A b.\n2 Who?\ta\t0\n", 2, "supporting lines"),
-        (b"1 A b.\n2 Who?\ta\tone\n", 2, "supporting lines"),
-        (b"1 A b.\n2 Who?\ta\t1\n3 Who?\ta\t2\n", 3, "supporting lines"),
-        (b"1 A b.\n1 Who?\ta\t1\n", 2, "supporting lines"),
-        (b"1 A b.\n2 C \xff.\n", 2, "UTF-8"),
-    ],
-)
-def test_a_wrong_line_is_named_with_its_file(text: bytes, line: int, what: str) -> None:
-    with pytest.raises(BabiFormatError, match=rf"^folder/qa1_train\.txt, line {line}: .*{what}") as caught:
-        parse_stories(text, "folder/qa1_train.txt")
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == 2

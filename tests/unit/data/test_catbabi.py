@@ -121,13 +121,6 @@ def made(mode: Any, length: int) -> dict[str, np.ndarray]:
     return rows(stream, VOCABULARY.index("?"), replace(BASE, mode=mode, length=length))
 
 
-def test_a_word_outside_of_the_vocabulary_is_named() -> None:
-    with pytest.raises(InvalidCatbabi, match="the word 'd' is not in the vocabulary"):
-        join(STORIES, [word for word in VOCABULARY if word != "d"])
-    with pytest.raises(InvalidCatbabi, match="starts with"):
-        join(STORIES, VOCABULARY[1:])
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -10,9 +10,8 @@ import pytest
 
 from implicit_llm_data.babi.catbabi import COLUMNS, PAD_ID, STORIES_NAME, shuffled
 from implicit_llm_data.babi.story_batches import StoryBatch, StoryBatcher, StoryStream
-from implicit_llm_data.shard_format import DatasetSpec
 from implicit_llm_data.shard_writer import ShardWriter
-from implicit_llm_data.shards import DatasetError
+from implicit_llm_data.shards import DatasetError, DatasetSpec
 
 IGNORED = -100
 

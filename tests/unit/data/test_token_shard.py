@@ -197,7 +197,13 @@ def damaged(project: Project, damage: str) -> None:
         path.write_bytes(gzip.compress(b'{"text": "a"}\n{"text": "\xff"}\n'))
 
 
-@pytest.mark.parametrize(("damage", "message"), [("cut", "cut off; fetch it again"), ("utf8", "line 2: invalid UTF-8")])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("cut", "(Truncated compressed stream); check or fetch it again"),
+        ("utf8", "line 2: invalid UTF-8"),
+    ],
+)
 def test_a_damaged_file_is_named_and_leaves_nothing_half_written(project: Project, damage: str, message: str) -> None:
     make(project, shard=1)
     damaged(project, damage)

@@ -101,28 +101,19 @@ def test_an_open_stream_reaches_a_worker_process_as_its_path(project: Project) -
     np.testing.assert_array_equal(pickle.loads(sent).fetch(np.arange(9))["input_ids"], rows)  # noqa: S301
 
 
-def flip_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def test_a_changed_byte_is_found_and_its_shard_named_with_the_command_that_rebuilds_it(
+def test_a_short_file_is_named_with_the_command_that_rebuilds_it(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project.root)
-    for split in ("train", "test"):
-        stream_of(project, split).verify()
-    flip_a_byte(project.work("x-shard-00001") / "train.bin")
-    with pytest.raises(
-        DatasetError, match=r"shard 1 \(.*x-shard-00001/work/\w+/train.bin\) is damaged: sha256"
-    ) as caught:
-        stream_of(project, "train").verify()
-    assert "type `rm -f results/data/x-shard-00001/manifest.json` and run the workflow again" in str(caught.value)
+    os.truncate(project.work("x-shard-00001") / "train.bin", 10)
+    with pytest.raises(DatasetError, match=r"shard 1 \(.*x-shard-00001/work/\w+/train.bin\) has 10 bytes") as caught:
+        stream_of(project, "train")
+    manifests = "results/data/x-shard-00001/manifest.json results/data/x-train/manifest.json"
+    assert f"type `rm -f {manifests}` and run the workflow again" in str(caught.value)
     assert "\n" not in str(caught.value)
-    flip_a_byte(project.work("x-test") / "tokens.bin")
+    os.truncate(project.work("x-test") / "tokens.bin", 10)
     with pytest.raises(DatasetError, match=r"rm -f results/data/x-test/manifest.json"):
-        stream_of(project, "test").verify()
+        stream_of(project, "test")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +145,7 @@ def test_for_a_shard_made_anew_with_other_content_the_stream_is_to_be_made_again
     write_jsonl(project.downloads / "part-1.jsonl.gz", ["another text than before " * 20] * 99)
     for shard in range(3):
         make_again(project, shard)
-    message = r"shard 1 \(.*\) has \d+ bytes instead of \d+; type `rm -f results/data/x-train/manifest.json` and run"
+    message = r"shard 1 \(.*\) has \d+ bytes instead of \d+; type `rm -f .* results/data/x-train/manifest.json` and run"
     with pytest.raises(DatasetError, match=message):
         stream_of(project, "train")
     project.run("x-train", {"kind": "token_stream", "split": "train", "length": LENGTH}, ROLES)  # as it says
@@ -236,9 +227,6 @@ def test_what_cannot_be_made_is_refused_in_one_line(project: Project) -> None:
     assert "or raise test_fraction" in refusal(project, split="test", length=100_000)
     assert "y.split: the text 'valid' is not one of train, test" in refusal(project, split="valid")
     assert "no shards given" in refusal(project, roles={})
-    (project.work("x-shard-00001") / "shard.json").write_text("{")
-    assert "shard.json: no record of a shard" in refusal(project)
-    assert "x-shard-00001/manifest.json` and run the workflow again" in refusal(project)
 
 
 def test_shards_of_different_vocabularies_do_not_make_a_stream(project: Project) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from implicit_llm_contracts.runs.manifest import sha256_of
-from implicit_llm_data.shard_format import ShardFile
+from implicit_llm_contracts.runs.manifest import FileRecord, sha256_of
 from implicit_llm_data.shard_writer import write_index
 
 VOCAB, END_OF_TEXT = 12, 0
@@ -19,7 +18,7 @@ def write_stream(folder: Path, tokens: Sequence[int] | np.ndarray, vocab_size: i
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tokens.bin"
     path.write_bytes(np.asarray(tokens).astype("<u2").tobytes())
-    part = ShardFile("tokens.bin", path.stat().st_size, sha256_of(path))
+    part = FileRecord("tokens.bin", path.stat().st_size, sha256_of(path))
     source = {"kind": "token_stream", "split": "test", "end_of_text": END_OF_TEXT}
     return [path, write_index(folder, {"vocab_size": vocab_size, "length": 16, "source": source}, [part])]
 

@@ -9,7 +9,7 @@ import torch
 
 from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
 from implicit_llm.evaluation.kinds.catbabi import AnswerTally, evaluate_catbabi
-from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_data.shards import IGNORED_LABEL
 from tests.unit.evaluation.small_models import Rows, small_model
 from tests.unit.evaluation.stand_ins import stand_in
 

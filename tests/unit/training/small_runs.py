@@ -17,8 +17,8 @@ from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.shard_format import DatasetSpec
 from implicit_llm_data.shard_writer import ShardWriter
+from implicit_llm_data.shards import DatasetSpec
 from implicit_llm_data.stages import word_problem as data_stage
 from implicit_llm_jobs.stage import StageRequest, run_stage
 

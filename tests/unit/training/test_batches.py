@@ -8,7 +8,7 @@ import torch
 
 from implicit_llm.training.batches import BatchLayout, BatchSizeError, MicroBatches
 from implicit_llm.training.sampler import StepSampler
-from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_data.shards import IGNORED_LABEL
 
 
 class Numbered:

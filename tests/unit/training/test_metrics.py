@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from implicit_llm.training.metrics import StepMetrics
-from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_data.shards import IGNORED_LABEL
 
 VOCAB = 5
 

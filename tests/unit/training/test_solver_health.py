@@ -18,7 +18,7 @@ from implicit_llm.training.mode_gap import SEQUENCES, is_due, mode_gap
 from implicit_llm.training.operations.solver_alarm import SolverAlarm
 from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.runs.journal import Journal, read_events
-from implicit_llm_data.shard_format import IGNORED_LABEL
+from implicit_llm_data.shards import IGNORED_LABEL
 from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,

@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,17 @@ from typing import Any
 import numpy as np
 
 from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.atomic import replace_file, storage_errors, temporary_name, write_atomic
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_data.shard_format import (
-    FORMAT,
-    INDEX_NAME,
-    STREAM,
-    DatasetSpec,
-    ShardFile,
-    ShardRecord,
-    damage_of,
-    token_dtype,
+from implicit_llm_contracts.runs.atomic import (
+    read_object,
+    replace_file,
+    storage_errors,
+    temporary_name,
+    write_atomic,
 )
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.manifest import FileRecord, sha256_of
+from implicit_llm_data.shards import FORMAT, INDEX_NAME, STREAM, DatasetSpec, ShardRecord, token_dtype
 
 
 class OutOfSpace(UserError):
@@ -40,16 +40,16 @@ class ShardWriter:
         self._spec = spec
         (directory / "shards").mkdir(parents=True, exist_ok=True)
 
-    def find(self, shard: int, num_samples: int) -> ShardRecord | None:
+    def find(self, shard: int) -> ShardRecord | None:
         """Return the record of a shard that an earlier attempt finished, if its files still have their digests."""
-        try:
-            fields = json.loads(self._record_path(shard).read_text(encoding="utf-8"))
-            record = ShardRecord.from_dict(fields)
-            is_same = fields["spec"] == self._spec.to_json() and record.num_samples == num_samples
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # no record or half a record: the shard is made again
-        if not is_same or any(damage_of(self._directory, file, is_deep=True) for file in record.files.values()):
+        kept = read_object(self._record_path(shard))
+        if kept.pop("spec", None) != self._spec.to_json():
             return None
+        record = fill(ShardRecord, kept, f"shard {shard}")
+        for file in record.files.values():
+            path = self._directory / file.path
+            if not path.is_file() or sha256_of(path) != file.sha256:
+                return None
         return record
 
     def write(self, shard: int, columns: Mapping[str, np.ndarray]) -> ShardRecord:
@@ -66,7 +66,7 @@ class ShardWriter:
             path = f"shards/{column}-{shard:05d}.npy"
             faults.point("shard.before_file")
             write_atomic(self._directory / path, data)
-            files[column] = ShardFile(path, len(data), hashlib.sha256(data).hexdigest())
+            files[column] = FileRecord(path, len(data), hashlib.sha256(data).hexdigest())
         record = ShardRecord(len(columns[self._spec.columns[0]]), files)
         faults.point("shard.before_record")
         write_atomic(self._record_path(shard), _to_json({**asdict(record), "spec": self._spec.to_json()}))
@@ -99,7 +99,7 @@ class ShardWriter:
         return self._directory / "shards" / f"{shard:05d}.json"
 
 
-def write_index(directory: Path, fields: Mapping[str, Any], parts: Sequence[ShardFile]) -> Path:
+def write_index(directory: Path, fields: Mapping[str, Any], parts: Sequence[FileRecord]) -> Path:
     """Write the index of a stream, the paths of `parts` being relative to `directory`; return its path.
 
     fields: vocab_size, length and source.
@@ -135,12 +135,9 @@ class HashedFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._file.close()  # also writes what is buffered
-        except OSError:
-            pass  # the error that ended the block says it already
-        finally:
-            self._temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of writing what is buffered: the error that ended the block says it already
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
 
     def write(self, data: bytes) -> None:
         with storage_errors(self.path, len(data)):
@@ -149,9 +146,9 @@ class HashedFile:
         self._digest.update(data)
         self.size += len(data)
 
-    def commit(self) -> ShardFile:
+    def commit(self) -> FileRecord:
         """Give the file its name; return its record, with the path relative to its directory."""
         with storage_errors(self.path):
             self._file.close()
         replace_file(self._temporary, self.path)
-        return ShardFile(self.path.name, self.size, self._digest.hexdigest())
+        return FileRecord(self.path.name, self.size, self._digest.hexdigest())

@@ -1,12 +1,15 @@
-"""Reading a data set, memory-mapped: shards of rows, or streams of tokens that are cut into rows of any length.
+"""A data set on disk, memory-mapped: shards of equally long rows, or a stream of tokens cut into rows of any length.
 
-The index of a stream is
+    index.json                      what is there, written last: readers start here
+    shards/<column>-00000.npy       (samples of the shard, length), uint8 or uint16 by vocabulary
+    shards/00000.json               record of a finished shard, so that a restart keeps it
 
-    index.json      {"format": 1, "layout": "stream", "vocab_size", "length", "source", "parts": [...]}
+The index of a stream has `"layout": "stream"` and lists parts. A part is a file of little-endian uint16, named relative
+to the index, which may point into other run directories: a copy of the whole results folder works like the original.
+Each part is cut into rows of its own, and what is left at its end is dropped, so that another length needs no copy and
+a part is never waited for by its neighbour.
 
-A part is a file of little-endian uint16, named relative to the index, which may point into other run directories: a
-copy of the whole results folder works like the original. Each part is cut into rows of its own, and what is left at
-its end is dropped, so that another length needs no copy and a part is never waited for by its neighbour.
+Every file appears atomically, and equal data sets are equal byte for byte.
 """
 
 from __future__ import annotations
@@ -14,28 +17,107 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST_NAME
-from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_data.shard_format import (
-    FORMAT,
-    IGNORED_LABEL,
-    INDEX_NAME,
-    STREAM,
-    TOKEN_TYPE,
-    DatasetError,
-    DatasetSpec,
-    LengthError,
-    ShardFile,
-    ShardRecord,
-    damage_of,
-    rebuild_hint,
-    token_dtype,
-)
+from implicit_llm_contracts.runs.errors import UserError, refuse_if
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.manifest import FileRecord
+
+INDEX_NAME = "index.json"
+FORMAT = 1
+IGNORED_LABEL = -100  # of a position that does not count, as in torch's cross entropy
+STREAM = "stream"  # the layout of a stream of tokens
+TOKEN_TYPE = np.dtype("<u2")  # of a stream of tokens, whatever the vocabulary
+
+
+class DatasetError(UserError):
+    """A data set on disk is missing, incomplete or damaged; the message names the file and how to rebuild it."""
+
+
+class LengthError(UserError, ValueError):
+    """The data set has no rows of the wanted length."""
+
+
+class VocabularyTooLarge(UserError, ValueError):
+    """Token ids do not fit the largest storage type."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Return the smallest storage type for ids below `vocab_size`.
+
+    Raises: VocabularyTooLarge above 65,536.
+    """
+    if vocab_size > 1 << 16:
+        raise VocabularyTooLarge(
+            f"vocab_size: {vocab_size} tokens do not fit uint16, at most {1 << 16} do; use a smaller vocabulary"
+        )
+    return np.dtype(np.uint8 if vocab_size <= 1 << 8 else np.uint16)
+
+
+class Sequences(Protocol):
+    """What training and evaluation need of a data set: rows of at most `length` tokens, as columns of integers (B, L).
+
+    `fetch` may give fewer rows than it was asked for, the first ones, where those after them have another length.
+    """
+
+    vocab_size: int
+    length: int
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """What a data set holds; `source` (plain JSON values) says what it was made from.
+
+    ignored_id: the token that stands in the column `labels` where there is nothing to learn, None if there is none.
+    """
+
+    vocab_size: int
+    length: int
+    columns: tuple[str, ...]
+    source: Mapping[str, Any]
+    ignored_id: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain JSON values; `ignored_id` only where there is one."""
+        fields = json.loads(json.dumps(asdict(self)))  # tuples become lists, as in what is read back
+        if self.ignored_id is None:
+            del fields["ignored_id"]
+        return fields
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """A finished shard; `files` has one entry per column, with paths relative to the data set's directory."""
+
+    num_samples: int
+    files: Mapping[str, FileRecord]
+
+
+@dataclass(frozen=True)
+class _Index:
+    """The content of the index: `columns` and `shards` of rows, or `layout` and `parts` of a stream."""
+
+    format: int
+    vocab_size: int
+    length: int
+    source: Mapping[str, Any]
+    columns: tuple[str, ...] = ()
+    ignored_id: int | None = None
+    shards: tuple[ShardRecord, ...] = ()
+    layout: str | None = None
+    parts: tuple[FileRecord, ...] = ()
+
+    def __post_init__(self) -> None:
+        refuse_if(self.format != FORMAT, f"format {self.format} is unknown, expected {FORMAT}")
+        refuse_if(not (self.shards or self.parts), "it lists no shards")
 
 
 class TokenDataset:
@@ -54,8 +136,7 @@ class TokenDataset:
         self._shards = shards
         self._ends = np.cumsum([shard.num_samples for shard in shards])
         self._open: dict[int, dict[str, np.ndarray]] = {}
-        for shard in range(len(shards)):
-            self._check(shard, is_deep=False)
+        self._check_sizes()
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -85,19 +166,14 @@ class TokenDataset:
             labels_BL[labels_BL == self._ignored_id] = IGNORED_LABEL
         return batch
 
-    def verify(self) -> None:
-        """Recompute every digest.
-
-        Raises: DatasetError for the first shard that differs.
-        """
-        for shard in range(len(self._shards)):
-            self._check(shard, is_deep=True)
-
-    def _check(self, shard: int, is_deep: bool) -> None:
-        for file in self._shards[shard].files.values():
-            damage = damage_of(self.directory, file, is_deep)
-            if damage:
-                raise self._error(shard, file, damage, self._run_to_repeat(file, is_deep))
+    def _check_sizes(self) -> None:
+        for shard, record in enumerate(self._shards):
+            for file in record.files.values():
+                path = self._path(file)
+                size = path.stat().st_size if path.is_file() else None
+                if size != file.size:
+                    damage = "is missing" if size is None else f"has {size} bytes instead of {file.size}"
+                    raise self._error(shard, file, damage)
 
     def _load(self, shard: int) -> dict[str, np.ndarray]:
         if shard not in self._open:
@@ -105,43 +181,34 @@ class TokenDataset:
             self._open[shard] = {column: self._map(shard, record.files[column]) for column in self._columns}
         return self._open[shard]
 
-    def _map(self, shard: int, file: ShardFile) -> np.ndarray:
+    def _map(self, shard: int, file: FileRecord) -> np.ndarray:
         expected = (self._shards[shard].num_samples, self.length)
         try:
             array = self._mapped(self._path(file), expected)
         except (OSError, ValueError) as error:
-            raise self._error(shard, file, f"cannot be read ({error})", self._home(file)) from error
-        if array.shape != expected or array.dtype != self._dtype:
-            raise self._error(shard, file, f"holds {array.dtype} {array.shape}, not {expected}", self._home(file))
+            raise self._error(shard, file, f"cannot be read ({error})") from error
+        if array.shape != expected:
+            raise self._error(shard, file, f"holds {array.dtype} {array.shape}, not {expected}")
         return array.view(np.ndarray)  # np.memmap's own indexing is several times slower
 
     def _mapped(self, path: Path, shape: tuple[int, int]) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
-    @property
-    def _dtype(self) -> np.dtype:
-        return token_dtype(self.vocab_size)
-
-    def _path(self, file: ShardFile) -> Path:
+    def _path(self, file: FileRecord) -> Path:
         return Path(os.path.normpath(self.directory / file.path))
 
-    def _home(self, file: ShardFile) -> Path:
-        """The directory whose job wrote the file."""
-        return self.directory
-
-    def _run_to_repeat(self, file: ShardFile, is_deep: bool) -> Path:
-        """The directory whose job is to run again when the file is not as the index says."""
-        return self._home(file)
-
-    def _error(self, shard: int, file: ShardFile, damage: str, to_rebuild: Path) -> DatasetError:
-        return DatasetError(f"shard {shard} ({self._path(file)}) {damage}; {rebuild_hint(to_rebuild)}")
+    def _error(self, shard: int, file: FileRecord, damage: str) -> DatasetError:
+        path = self._path(file)
+        # A part of a stream is made by a job of its own. When that has made it anew, the index is out of date.
+        directories = [path.parent, self.directory] if file.path.startswith("..") else [self.directory]
+        return DatasetError(f"shard {shard} ({path}) {damage}; {rebuild_hint(*directories)}")
 
 
 class TokenStream(TokenDataset):
     """A finished stream as rows of `length` tokens, whose labels are the rows themselves."""
 
     def __init__(
-        self, directory: Path, vocab_size: int, length: int, source: Mapping[str, Any], parts: Sequence[ShardFile]
+        self, directory: Path, vocab_size: int, length: int, source: Mapping[str, Any], parts: Sequence[FileRecord]
     ) -> None:
         if length < 1:
             raise ValueError(f"length: {length} is out of range; use at least 1")
@@ -159,31 +226,6 @@ class TokenStream(TokenDataset):
     def _mapped(self, path: Path, shape: tuple[int, int]) -> np.ndarray:
         return np.memmap(path, dtype=TOKEN_TYPE, mode="r", shape=shape)
 
-    @property
-    def _dtype(self) -> np.dtype:
-        return TOKEN_TYPE
-
-    def _home(self, file: ShardFile) -> Path:
-        return self._path(file).parent
-
-    def _run_to_repeat(self, file: ShardFile, is_deep: bool) -> Path:
-        """A part that is as its own job made it, after the index, is right, and the index is to be made again."""
-        path = self._path(file)
-        return self.directory if _is_as_made(path, is_deep) else path.parent
-
-
-def _is_as_made(path: Path, is_deep: bool) -> bool:
-    """Whether a part, `<run>/work/<fingerprint>/<file>`, is what its own run's manifest says."""
-    if path.parent.parent.name != "work":  # not below a run directory
-        return False
-    run_dir = path.parents[2]
-    manifest = Manifest.find(run_dir / MANIFEST_NAME)
-    name = path.relative_to(run_dir).as_posix()
-    found = [] if manifest is None else [record for record in manifest.files if record.path == name]
-    return any(
-        damage_of(run_dir, ShardFile(record.path, record.size, record.sha256), is_deep) is None for record in found
-    )
-
 
 def open_dataset(directory: Path, length: int | None = None) -> TokenDataset:
     """Open a finished data set and check the sizes of its files.
@@ -194,33 +236,26 @@ def open_dataset(directory: Path, length: int | None = None) -> TokenDataset:
     """
     path = directory / INDEX_NAME
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-        if index["format"] != FORMAT:
-            raise DatasetError(
-                f"{path}: format {index['format']} is unknown, expected {FORMAT}; {rebuild_hint(directory)}"
-            )
-        is_stream = index.get("layout") == STREAM
-        spec, files = _spec_of(index), index["parts" if is_stream else "shards"]
-        parts = [ShardFile(**file) for file in files] if is_stream else []
-        shards = [] if is_stream else [ShardRecord.from_dict(fields) for fields in files]
-        if not files or any(set(shard.files) != set(spec.columns) for shard in shards):
-            raise ValueError("it lists no shards, or not every column of each")
+        index = fill(_Index, json.loads(path.read_bytes()), INDEX_NAME)
     except OSError as error:
         raise DatasetError(f"{path}: no data set here ({error.strerror}); {rebuild_hint(directory)}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, UserError) as error:
         raise DatasetError(f"{path}: the index is damaged ({error}); {rebuild_hint(directory)}") from error
-    if is_stream:
-        return TokenStream(directory, spec.vocab_size, spec.length if length is None else length, spec.source, parts)
-    if length not in (None, spec.length):
+    if index.layout == STREAM:
+        wanted = index.length if length is None else length
+        return TokenStream(directory, index.vocab_size, wanted, index.source, index.parts)
+    if length not in (None, index.length):
         raise LengthError(
-            f"{directory}: its rows have {spec.length} tokens and cannot be cut to {length}; leave the length out, "
+            f"{directory}: its rows have {index.length} tokens and cannot be cut to {length}; leave the length out, "
             "or make a data set of that length"
         )
-    return TokenDataset(directory, spec, shards)
+    spec = DatasetSpec(index.vocab_size, index.length, index.columns, index.source, index.ignored_id)
+    return TokenDataset(directory, spec, index.shards)
 
 
-def _spec_of(index: Mapping[str, Any]) -> DatasetSpec:
-    ignored_id = index.get("ignored_id")
-    columns = tuple(index["columns"]) if "parts" not in index else ()
-    fields = (int(index["vocab_size"]), int(index["length"]), columns, index["source"])
-    return DatasetSpec(*fields, ignored_id=None if ignored_id is None else int(ignored_id))
+def rebuild_hint(*directories: Path) -> str:
+    """Name the command that makes what is missing and keeps the rest."""
+    if any(directory.parent.name != "work" for directory in directories):  # not below a run directory
+        return "write the data set again"
+    manifests = " ".join(os.path.relpath(directory.parent.parent / "manifest.json") for directory in directories)
+    return f"type `rm -f {manifests}` and run the workflow again: it rebuilds what is damaged and keeps the rest"

@@ -23,8 +23,7 @@ from typing import Literal
 import numpy as np
 
 from implicit_llm_data.babi.catbabi import PAD_ID, STORIES_NAME, shuffled
-from implicit_llm_data.shard_format import IGNORED_LABEL
-from implicit_llm_data.shards import DatasetError, open_dataset, rebuild_hint
+from implicit_llm_data.shards import IGNORED_LABEL, DatasetError, open_dataset, rebuild_hint
 
 _ROWS_AT_ONCE = 4096
 

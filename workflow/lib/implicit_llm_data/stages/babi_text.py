@@ -43,7 +43,7 @@ class ArchiveConfig:
 def run(context: StageContext) -> StageResult:
     """Write `text/<collection>/qa<task>_<split>.txt` and `vocabulary.json`, a list of words by id.
 
-    Raises: ConfigError for a wrong configuration; BabiArchiveError; BabiFormatError.
+    Raises: ConfigError for a wrong configuration; BabiArchiveError.
     """
     source = context.config.get("source")
     if source == "simulated":
@@ -77,7 +77,7 @@ def _archived(context: StageContext, config: ArchiveConfig) -> Iterator[tuple[st
     context.log.info("reading %s", archive)
     contents: Mapping[str, bytes] = read_archive(archive, config.missing_files)
     for name, data in tqdm(contents.items(), desc=context.name, unit="file", disable=None):
-        yield name, data, parse_stories(data, where=f"{archive}: {name}")
+        yield name, data, parse_stories(data)
 
 
 def _count(counts: dict[str, dict[str, int]], name: str, stories: list[Story]) -> None:

@@ -26,8 +26,8 @@ from implicit_llm_data.babi.catbabi import (
     rows,
 )
 from implicit_llm_data.babi.stories import VOCABULARY_NAME
-from implicit_llm_data.shard_format import DatasetSpec
 from implicit_llm_data.shard_writer import ShardWriter
+from implicit_llm_data.shards import DatasetSpec
 
 SHARD_ROWS = 8192
 
@@ -35,7 +35,7 @@ SHARD_ROWS = 8192
 def run(context: StageContext) -> StageResult:
     """Make the data set that the configuration describes; shards of an interrupted attempt are kept.
 
-    Raises: ConfigError for a wrong configuration; InvalidCatbabi; BabiFormatError; OutOfSpace.
+    Raises: ConfigError for a wrong configuration; InvalidCatbabi; OutOfSpace.
     """
     config = context.settings(CatbabiConfig)
     upstream = context.inputs["text"].work
@@ -71,8 +71,7 @@ def _write(context: StageContext, config: CatbabiConfig, columns: dict[str, np.n
     records = []
     for shard, start in enumerate(range(0, num_rows, SHARD_ROWS)):
         of_shard = {column: values_NL[start : start + SHARD_ROWS] for column, values_NL in columns.items()}
-        kept = writer.find(shard, len(of_shard["input_ids"]))
-        records.append(kept or writer.write(shard, of_shard))
+        records.append(writer.find(shard) or writer.write(shard, of_shard))
     return writer.finish(records)
 
 

@@ -6,6 +6,7 @@ rows of every length can run over its shards' borders.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass, replace
@@ -15,11 +16,11 @@ from typing import Any
 from implicit_llm_contracts.config.values import Count
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.manifest import FileRecord
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
-from implicit_llm_data.shard_format import ShardFile
 from implicit_llm_data.shard_writer import HashedFile, write_index
 from implicit_llm_data.shards import open_dataset
-from implicit_llm_data.stages.token_shard import read_record
+from implicit_llm_data.stages.token_shard import RECORD_NAME
 from implicit_llm_data.text.corpus import Split
 
 MERGED_NAME = "tokens.bin"
@@ -44,7 +45,9 @@ def run(context: StageContext) -> StageResult:
     Raises: ConfigError; StreamError; StorageError.
     """
     config = context.settings(TokenStreamConfig)
-    records = {role: read_record(given.work) for role, given in sorted(context.inputs.items())}
+    records = {
+        role: json.loads((given.work / RECORD_NAME).read_bytes()) for role, given in sorted(context.inputs.items())
+    }
     shared = _shared(context.name, records)
     _check_listings(context, records)
     parts = [_part(context.work, context.inputs[role], record, config.split) for role, record in records.items()]
@@ -103,13 +106,13 @@ def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -
         )
 
 
-def _part(work: Path, given: Input, record: dict[str, Any], split: Split) -> ShardFile:
+def _part(work: Path, given: Input, record: dict[str, Any], split: Split) -> FileRecord:
     """The shard's file, its path relative to `work`."""
-    file: ShardFile = record["files"][split]
+    file = FileRecord(**record["files"][split])
     return replace(file, path=Path(os.path.relpath(given.work / file.path, work)).as_posix())
 
 
-def _merge(work: Path, parts: list[ShardFile]) -> ShardFile:
+def _merge(work: Path, parts: list[FileRecord]) -> FileRecord:
     """One file with the tokens of all parts in their order."""
     with HashedFile(work / MERGED_NAME) as merged:
         for part in parts:

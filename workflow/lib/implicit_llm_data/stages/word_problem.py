@@ -25,16 +25,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from tqdm import tqdm
 
-from implicit_llm_contracts.runs.errors import require
+from implicit_llm_contracts.config.values import SOME, Count, Fraction, Number
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.groups import Algebra, load_group, load_product
-from implicit_llm_data.shard_format import DatasetSpec, ShardRecord, token_dtype
 from implicit_llm_data.shard_writer import ShardWriter
+from implicit_llm_data.shards import DatasetSpec, token_dtype
 
 # Part of the seed of every shard: changing a number changes all data.
 SPLIT_KEYS = {"train": 0, "test": 1}
@@ -55,26 +55,19 @@ class WordProblemConfig:
     group: S<n>, A<n> or Z<n>; hard_fraction: one number in [0, 1], or several, of which sample i has number
     i modulo their count (equal shares); length: tokens per sample; shard_samples: the last shard may hold fewer.
     train and test of one seed come from separate random streams; very short words can still be equal by chance.
-    Raises: InvalidValue or UnknownGroup, naming the key.
+    Raises: UnknownGroup.
     """
 
     group: str
     monoid: Literal["none", "aperiodic"]
-    hard_fraction: float | tuple[float, ...]
-    length: int
-    num_samples: int
+    hard_fraction: Fraction | Annotated[tuple[Fraction, ...], SOME]
+    length: Count
+    num_samples: Count
     split: Literal["train", "test"]
-    seed: int
-    shard_samples: int
+    seed: Number
+    shard_samples: Count
 
     def __post_init__(self) -> None:
-        for key in ("length", "num_samples", "shard_samples"):
-            require(key, getattr(self, key), getattr(self, key) >= 1, "use a whole number of at least 1")
-        require("seed", self.seed, self.seed >= 0, "use a whole number of at least 0")
-        require("split", self.split, self.split in SPLIT_KEYS, f"use one of {', '.join(SPLIT_KEYS)}")
-        require("hard_fraction", self.hard_fraction, len(self.hard_fractions) > 0, "give at least one number")
-        for fraction in self.hard_fractions:
-            require("hard_fraction", fraction, 0 <= fraction <= 1, "use 0 (identity only) to 1 (all hard)")
         load_product(self.group, self.monoid)  # for its errors
 
     @property
@@ -104,13 +97,20 @@ def run(context: StageContext) -> StageResult:
     vocab_size = config.algebra.order
     source = {"kind": "word_problem", **asdict(config)}
     writer = ShardWriter(context.work, DatasetSpec(vocab_size, config.length, ("input_ids", "labels"), source))
-    sizes = [config.samples_in_shard(shard) for shard in range(config.num_shards)]
-    records = {shard: record for shard, size in enumerate(sizes) if (record := writer.find(shard, size)) is not None}
+    records = {shard: record for shard in range(config.num_shards) if (record := writer.find(shard)) is not None}
     missing = [shard for shard in range(config.num_shards) if shard not in records]
     if records:
         context.log.info("kept %d of %d shards of an earlier attempt", len(records), config.num_shards)
-    writer.require_space(sum(sizes[shard] for shard in missing))
-    records |= _make_missing(context, config, writer, missing)
+    num_missing = sum(config.samples_in_shard(shard) for shard in missing)
+    writer.require_space(num_missing)
+    start_s = time.perf_counter()
+    for shard in tqdm(missing, desc=context.name, unit="shard", disable=None):  # None: a bar only on a terminal
+        inputs_NL, labels_NL = generate(config, shard)
+        records[shard] = writer.write(shard, {"input_ids": inputs_NL, "labels": labels_NL})
+    num_tokens, elapsed_s = num_missing * config.length, time.perf_counter() - start_s
+    context.log.info(
+        "made %d shards, %d tokens: %.1f million tokens/s", len(missing), num_tokens, num_tokens / elapsed_s / 1e6
+    )
     files = writer.finish([records[shard] for shard in range(config.num_shards)])
     summary = {
         "num_samples": config.num_samples,
@@ -119,26 +119,6 @@ def run(context: StageContext) -> StageResult:
         "vocab_size": vocab_size,
     }
     return StageResult(files, summary)
-
-
-def _make_missing(
-    context: StageContext, config: WordProblemConfig, writer: ShardWriter, missing: list[int]
-) -> dict[int, ShardRecord]:
-    records = {}
-    num_tokens, generate_s, start_s = 0, 0.0, time.perf_counter()
-    for shard in tqdm(missing, desc=context.name, unit="shard", disable=None):  # None: a bar only on a terminal
-        shard_start_s = time.perf_counter()
-        inputs_NL, labels_NL = generate(config, shard)
-        generate_s += time.perf_counter() - shard_start_s
-        records[shard] = writer.write(shard, {"input_ids": inputs_NL, "labels": labels_NL})
-        num_tokens += inputs_NL.size
-    total_s = time.perf_counter() - start_s
-    if missing:
-        context.log.info(
-            "made %d shards, %d tokens: %.1f million tokens/s (%.1f without writing)",
-            *(len(missing), num_tokens, num_tokens / total_s / 1e6, num_tokens / generate_s / 1e6),
-        )
-    return records
 
 
 def generate(config: WordProblemConfig, shard: int) -> tuple[np.ndarray, np.ndarray]:

@@ -13,11 +13,11 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
 from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_files, is_text, words_of
-from implicit_llm_data.text.corpus_file import CorpusError, CorpusFile, Document, TextFile, TextFormat
+from implicit_llm_data.text.corpus_file import CorpusError, CorpusFile, Document, TextFormat, stored_file
 from implicit_llm_data.text.corpus_library import library_files
 
 # With its copies, chunks and tokens a document takes about six times its size in memory (measured on 34 MiB of prose),
@@ -42,33 +42,16 @@ class DocumentSplit:
 
 
 @dataclass(frozen=True)
-class Listing:
-    """All files of a corpus in brief: what shards that make up one data set must agree on.
-
-    sha256: of names and sizes in their order.
-    """
-
-    num_files: int
-    sha256: str
-
-    @classmethod
-    def of(cls, files: Sequence[CorpusFile]) -> Listing:
-        lines = json.dumps([[file.name, file.size] for file in files])
-        return cls(len(files), hashlib.sha256(lines.encode("ascii")).hexdigest())
-
-
-@dataclass(frozen=True)
 class CorpusShare:
-    """The files of one shard; listing: of those of all shards."""
+    """The files of one shard. listing: all files of the corpus in brief, which the shards of a data set agree on."""
 
     files: Sequence[CorpusFile]
-    listing: Listing
+    listing: dict[str, Any]
 
     @property
-    def size(self) -> int | None:
-        """Bytes of the files as they are stored; None when they are not here."""
-        sizes = [file.size for file in self.files]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+    def size(self) -> int:
+        """Bytes of the files as they are stored."""
+        return sum(file.size for file in self.files)
 
     def documents(self) -> Iterator[Document]:
         """Every document, in a fixed order; `position` counts over all files. Raises: CorpusError."""
@@ -76,7 +59,7 @@ class CorpusShare:
         for file in self.files:
             for document in file.read():
                 yield document._replace(position=before + document.position)
-            before += file.size or 0
+            before += file.size
 
 
 def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int = 1) -> CorpusShare:
@@ -85,7 +68,6 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
     Raises: CorpusError when there are none, or fewer than shards.
     """
     limit = config.max_document_bytes or MAX_DOCUMENT_BYTES
-    files: Sequence[CorpusFile]
     match config:
         case LibraryCorpus():
             files = library_files(TextFormat("text", limit))
@@ -99,10 +81,12 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
             f"num_shards: {num_shards} shards are more than the corpus has files, {len(files)}; "
             f"use at most {len(files)}, or cut the corpus into more files"
         )
-    return CorpusShare(files[shard::num_shards], Listing.of(files))
+    names_and_sizes = json.dumps([[file.name, file.size] for file in files])
+    listing = {"num_files": len(files), "sha256": hashlib.sha256(names_and_sizes.encode("ascii")).hexdigest()}
+    return CorpusShare(files[shard::num_shards], listing)
 
 
-def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> list[TextFile]:
+def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> list[CorpusFile]:
     """The files of a data set of the hub, named relative to its folder: so they are the same on every machine.
 
     Raises: CorpusError when none is there; FetchedFilesError when they are not what was fetched.
@@ -112,19 +96,19 @@ def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> lis
         paths = _hand_put_files(folder, str(wanted.split))
     if not paths:
         raise CorpusError(f"{wanted.name}: it has not been fetched to {folder}; {FETCH}")
-    return [TextFile(path.relative_to(folder).as_posix(), path, text_format) for path in paths]
+    return [stored_file(path.relative_to(folder).as_posix(), path, text_format) for path in paths]
 
 
-def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat) -> list[TextFile]:
+def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat) -> list[CorpusFile]:
     """The files in the order of `patterns`, those of one pattern sorted by name; none twice.
 
     A relative name is looked up in `downloads` and, if nothing is there, in the working directory.
     Raises: CorpusError for a pattern without files, or a file of an unknown kind.
     """
-    found: dict[Path, TextFile] = {}
+    found: dict[Path, CorpusFile] = {}
     for pattern in patterns:
         for name, path in _matches(pattern, downloads):
-            found.setdefault(path.resolve(), TextFile(name, path, text_format))
+            found.setdefault(path.resolve(), stored_file(name, path, text_format))
     return list(found.values())
 
 

@@ -6,15 +6,14 @@ rows) is in memory.
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
-import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 from implicit_llm_contracts.runs.errors import UserError
 
@@ -53,33 +52,18 @@ class TextFormat:
         return {self.field: "field"} | ({self.split_by: "split_by"} if self.split_by else {})
 
 
-class CorpusFile(Protocol):
-    """name: the same on every machine; size: bytes as stored, None when not known."""
+@dataclass(frozen=True)
+class CorpusFile:
+    """name: the same on every machine; size: bytes as stored; read: gives the documents in order, empty ones too."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def size(self) -> int | None: ...
-
-    def read(self) -> Iterator[Document]:
-        """The documents in their order, empty ones too. Raises: CorpusError."""
-        ...
+    name: str
+    size: int
+    read: Callable[[], Iterator[Document]]
 
 
-class TextFile:
-    """A file on disk."""
-
-    def __init__(self, name: str, path: Path, text_format: TextFormat) -> None:
-        self.name = name
-        self.path = path
-        self.size = path.stat().st_size
-        self._format = text_format
-        self._reader = reader_of(path)
-
-    def read(self) -> Iterator[Document]:
-        with damage_named(self.path):
-            yield from self._reader(self.path, self._format)
+def stored_file(name: str, path: Path, text_format: TextFormat) -> CorpusFile:
+    """A file on disk. Raises: CorpusError for an unknown ending, and, when it is read, for what is wrong in it."""
+    return CorpusFile(name, path.stat().st_size, partial(_read, reader_of(path), path, text_format))
 
 
 Reader = Callable[[Path, TextFormat], Iterator[Document]]
@@ -99,15 +83,9 @@ def reader_of(path: Path) -> Reader:
     return reader
 
 
-@contextmanager
-def damage_named(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while reading `path` into a CorpusError."""
+def _read(reader: Reader, path: Path, text_format: TextFormat) -> Iterator[Document]:
     try:
-        yield
-    except EOFError as error:
-        raise CorpusError(f"{path}: the compressed file is cut off; fetch it again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise CorpusError(f"{path}: the compressed file is damaged ({error}); fetch it again") from error
+        yield from reader(path, text_format)
     except OSError as error:
         reason = error.strerror or str(error).splitlines()[0]
         raise CorpusError(f"{path}: cannot be read ({reason}); check or fetch it again") from error
@@ -209,19 +187,18 @@ def _read_parquet(path: Path, text_format: TextFormat) -> Iterator[Document]:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[io.BufferedIOBase, BinaryIO]]:
     """The decompressed file, and the one below it, whose `tell` says how far the stored file is read."""
-    with ExitStack() as stack:
-        raw = stack.enter_context(path.open("rb"))
-        compression = COMPRESSIONS.get(path.suffix.lower())
-        if compression == "gzip":
-            unpacked = stack.enter_context(gzip.GzipFile(fileobj=raw))
-            yield stack.enter_context(io.BufferedReader(unpacked, 1 << 20)), raw
-        elif compression == "zstd":
-            import pyarrow  # has zstd at hand, which the standard library of this Python has not
-
-            stream = stack.enter_context(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
-            yield stack.enter_context(io.BufferedReader(stream, 1 << 20)), raw
-        else:
+    compression = COMPRESSIONS.get(path.suffix.lower())
+    with path.open("rb") as raw:
+        if compression is None:
             yield raw, raw
+            return
+        import pyarrow  # has zstd at hand, which the standard library of this Python has not
+
+        with (
+            pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), compression) as stream,
+            io.BufferedReader(stream, 1 << 20) as file,
+        ):
+            yield file, raw
 
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}

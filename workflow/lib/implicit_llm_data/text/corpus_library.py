@@ -10,49 +10,20 @@ import os
 import sysconfig
 import tokenize
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from implicit_llm_data.text.corpus_file import CorpusError, Document, TextFormat, checked, damage_named
+from implicit_llm_data.text.corpus_file import CorpusError, CorpusFile, Document, TextFormat, checked
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 TOPICS = "pydoc_data/topics.py"  # its texts are documents of their own; their spelling as Python strings is not wanted
 
 
-class SourceFile:
-    """A module or text file of the library."""
+def library_files(text_format: TextFormat) -> list[CorpusFile]:
+    """All files, then all chapters of the language reference, in a fixed order.
 
-    def __init__(self, name: str, path: Path, text_format: TextFormat) -> None:
-        self.name = name
-        self.path = path
-        self.size = path.stat().st_size
-        self._format = text_format
-
-    def read(self) -> Iterator[Document]:
-        with damage_named(self.path):
-            data = self.path.read_bytes()
-        try:
-            encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0] if self.path.suffix == ".py" else "utf-8"
-            text = data.decode(encoding)
-        except (SyntaxError, UnicodeDecodeError):
-            return  # a few files are there to be in another encoding
-        yield checked(text, str(self.path), self._format, self.size)
-
-
-class Topic:
-    """A chapter of the language reference, as `help()` shows it."""
-
-    def __init__(self, topic: str, text: str, text_format: TextFormat) -> None:
-        self.name = f"pydoc/{topic}"
-        self.size = len(text.encode("utf-8"))
-        self._text = text
-        self._format = text_format
-
-    def read(self) -> Iterator[Document]:
-        yield checked(self._text, self.name, self._format, self.size)
-
-
-def library_files(text_format: TextFormat) -> list[SourceFile | Topic]:
-    """All files and topics in a fixed order. Raises: CorpusError for a Python that has no sources."""
+    Raises: CorpusError for a Python that has no sources.
+    """
     root = Path(sysconfig.get_path("stdlib"))
     names = []
     for folder, folder_names, file_names in os.walk(root):
@@ -61,10 +32,30 @@ def library_files(text_format: TextFormat) -> list[SourceFile | Topic]:
         names += [path.relative_to(root).as_posix() for path in paths if _is_wanted(path)]
     if not names:
         raise CorpusError(f"{root}: this Python has no sources; install them, or use a corpus with `source: files`")
-    files: list[SourceFile | Topic] = [SourceFile(name, root / name, text_format) for name in sorted(names)]
-    return [file for file in files if file.name != TOPICS] + [
-        Topic(topic, text, text_format) for topic, text in sorted(_topics().items())
+    files = [
+        CorpusFile(name, (root / name).stat().st_size, partial(_read_source, root / name, text_format))
+        for name in sorted(names)
+        if name != TOPICS
     ]
+    return files + [
+        CorpusFile(f"pydoc/{topic}", len(text.encode()), partial(_read_topic, topic, text, text_format))
+        for topic, text in sorted(_topics().items())
+    ]
+
+
+def _read_source(path: Path, text_format: TextFormat) -> Iterator[Document]:
+    data = path.read_bytes()
+    try:
+        encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0] if path.suffix == ".py" else "utf-8"
+        text = data.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError):
+        return  # a few files are there to be in another encoding
+    yield checked(text, str(path), text_format, len(data))
+
+
+def _read_topic(topic: str, text: str, text_format: TextFormat) -> Iterator[Document]:
+    """A chapter of the language reference, as `help()` shows it."""
+    yield checked(text, f"pydoc/{topic}", text_format, len(text.encode()))
 
 
 def _is_wanted(path: Path) -> bool:

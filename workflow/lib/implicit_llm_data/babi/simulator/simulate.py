@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from implicit_llm_contracts.runs.errors import require
+from implicit_llm_contracts.config.values import DISTINCT, Count, Number
+from implicit_llm_contracts.runs.fill import Only
 from implicit_llm_data.babi.simulator.carrying import Counting, Lists, RoomBefore, RoomOfThing
 from implicit_llm_data.babi.simulator.people import Conjunction, Coreference, Walks, YesOrNo
 from implicit_llm_data.babi.simulator.relations import Deduction, Sizes, Village
@@ -30,6 +32,9 @@ FAMILIES: Mapping[int, Callable[[Dice, int], World]] = {
     19: Village,
 }
 
+Family = Annotated[int, Only(FAMILIES.__contains__, f"some of {', '.join(map(str, FAMILIES))}")]
+Stories = Annotated[dict[str, Count], Only(lambda stories: set(stories) == set(SPLITS), "train, valid and test")]
+
 
 @dataclass(frozen=True)
 class SimulatorConfig:
@@ -38,23 +43,12 @@ class SimulatorConfig:
     A story of family 11 can be one statement longer, and very short ones longer by what their first question needs.
     Every story has a random stream of its own, so that the splits are independent and more stories leave the first
     ones as they are; very short stories can still be equal by chance.
-    Raises: InvalidValue, naming the key.
     """
 
-    seed: int
-    families: tuple[int, ...]
-    stories: dict[str, int]
-    story_length: int
-
-    def __post_init__(self) -> None:
-        known = ", ".join(map(str, FAMILIES))
-        unknown = [family for family in self.families if family not in FAMILIES]
-        require("families", self.families, not unknown and len(self.families) > 0, f"use some of {known}")
-        require("families", self.families, len(set(self.families)) == len(self.families), "use each number once")
-        require("stories", self.stories, set(self.stories) == set(SPLITS), f"use the keys {', '.join(SPLITS)}")
-        require("stories", self.stories, min(self.stories.values()) >= 1, "use whole numbers of at least 1")
-        require("story_length", self.story_length, self.story_length >= 1, "use a whole number of at least 1")
-        require("seed", self.seed, self.seed >= 0, "use a whole number of at least 0")
+    seed: Number
+    families: Annotated[tuple[Family, ...], DISTINCT]
+    stories: Stories
+    story_length: Count
 
 
 def simulate(config: SimulatorConfig, family: int, split: str) -> list[Story]:

@@ -96,4 +96,4 @@ def tell_story(world: World, dice: Dice, length: int) -> Story:
         is_due = left_until_question <= 0 or story.num_statements >= length
         if is_due and world.ask(story):
             left_until_question = 1 + dice.below(_MOST_STATEMENTS_BETWEEN_QUESTIONS)
-    return tuple(story.lines)
+    return story.lines
