@@ -71,7 +71,7 @@ CASES = [
         "unrolled: {stps: 4}",
         "override.curriculum.unrolled: unknown key 'stps'; did you mean 'steps'?",
     ),
-    ("steps: 4}", "steps: 10}", "runs.implicit.curriculum: no step of the 10 is left for phase 'free'"),
+    ("steps: 4}", "steps: 10}", "runs.implicit.curriculum.free.steps: no step of the 10 is left"),
     ("steps: 4}", "steps: most}", "override.curriculum.unrolled.steps: 'most' is not allowed; give a number of steps"),
     ("free: {solver", "fre: {solver", "runs.implicit.override.curriculum: unknown key 'fre'; did you mean 'free'?"),
     (

@@ -30,13 +30,9 @@ def test_phases_without_after_follow_each_other() -> None:
     assert [phase.after for phase in found.values()] == [None, "a", "b"]
 
 
-def test_a_phase_in_the_middle_takes_what_the_others_leave() -> None:
-    assert spans(phases({"steps": 100}, {"steps": "rest"}, {"steps": 200}))["b"] == (1, 100, 800)
-
-
 def test_branches_leave_the_trunk_where_it_is_kept() -> None:
     found = phases(
-        {"steps": "all", "keep": [0.9, 0.7]},
+        {"steps": "rest", "keep": [0.9, 0.7]},
         {"after": "a", "start": 0.7, "steps": "rest"},
         {"after": "a", "start": 900, "steps": "rest"},
     )
@@ -49,21 +45,8 @@ def test_a_branch_may_start_at_the_end_and_have_phases_of_its_own() -> None:
     assert spans(found) == {"a": (0, 0, 500), "b": (1, 500, 1000), "c": (1, 500, 600), "d": (2, 600, 1000)}
 
 
-def test_a_start_can_be_a_share_of_the_phase_that_it_leaves() -> None:
-    found = phases(
-        {"steps": 500, "keep": [400]}, {"steps": "rest"}, {"after": "a", "start_of_phase": 0.8, "steps": "rest"}
-    )
-    assert spans(found)["c"] == (1, 400, 1000)
-
-
-def test_a_phase_may_stand_before_the_one_it_follows() -> None:
-    found = phases({"steps": 0.5}, {"after": "c", "steps": "rest"}, {"after": "a", "steps": 0.25})
-    assert list(found) == ["a", "c", "b"]
-    assert spans(found)["b"] == (2, 750, 1000)
-
-
 def test_the_steps_of_the_published_schedule_are_rounded_alike() -> None:
-    trunk = {"steps": "all", "keep": [0.7, 0.8, 0.9]}
+    trunk = {"steps": "rest", "keep": [0.7, 0.8, 0.9]}
     found = phases(
         trunk, *({"after": "a", "start": share, "steps": "rest"} for share in (0.7, 0.8, 0.9)), total_steps=197_411
     )
@@ -71,37 +54,32 @@ def test_the_steps_of_the_published_schedule_are_rounded_alike() -> None:
 
 
 def test_only_kept_steps_are_added_to_the_identity() -> None:
-    plain, kept = phases({"steps": "all"})["a"], phases({"steps": "all", "keep": [10]})["a"]
+    plain, kept = phases({"steps": "rest"})["a"], phases({"steps": "rest", "keep": [10]})["a"]
     assert plain.identity() == {"name": "a", "index": 0, "start_step": 0, "end_step": 1000, "solver": None}
     assert kept.identity() == {**plain.identity(), "keep": [10]}
 
 
 CASES: list[tuple[list[dict[str, Any]], str]] = [
-    ([{"steps": 0.5}, {"after": "aa", "steps": "rest"}], "b.after: there is no phase 'aa'; did you mean 'a'?"),
-    ([{"steps": 0.5, "after": "b"}, {"steps": "rest"}], "a.after: a after b after a goes in a circle"),
-    ([{"steps": "all"}, {"after": "b", "steps": "rest"}], "b.after: b after b goes in a circle"),
     (
-        [{"steps": "all", "keep": [0.8]}, {"start": 0.7, "steps": "rest"}],
-        "b.start: phase 'a' does not keep step 700; add 0.7 to the list `keep` of 'a'",
+        [{"steps": 0.5}, {"after": "aa", "steps": "rest"}],
+        "after: there is no phase 'aa' before this one; did you mean 'a'?",
     ),
+    ([{"steps": 0.5, "after": "b"}, {"steps": "rest"}], "a.after: there is no phase 'b' before this one"),
+    ([{"steps": "rest"}, {"after": "b", "steps": "rest"}], "b.after: there is no phase 'b' before this one"),
     (
-        [{"steps": 500}, {"steps": "rest"}, {"after": "a", "start_of_phase": 0.5, "steps": "rest"}],
-        "c.start_of_phase: phase 'a' does not keep step 250; add 250 to the list `keep` of 'a'",
+        [{"steps": "rest", "keep": [0.8]}, {"start": 0.7, "steps": "rest"}],
+        "b.start: phase 'a' does not keep step 700; add 0.7 to the list `keep` of 'a'",
     ),
     ([{"steps": 500}, {"start": 600, "steps": "rest"}], "b.start: step 600 is outside of phase 'a', steps 0 to 500"),
     ([{"steps": "rest", "start": 5}], "a.start: the first phase starts at step 0; remove the key"),
-    (
-        [{"steps": "all", "keep": [5]}, {"start": 5, "start_of_phase": 0.5, "steps": "rest"}],
-        "b.start: start and start_of_phase exclude each other",
-    ),
     (
         [{"steps": 500, "keep": [0.6]}, {"steps": "rest"}],
         "a.keep: step 600 is not between the phase's start 0 and end 500",
     ),
     ([{"steps": 1001}], "a.steps: the phase ends at step 1001, the task has total_steps 1000"),
-    ([{"steps": 500}, {"steps": "all"}], "b.steps: the phase ends at step 1500, the task has total_steps 1000"),
-    ([{"steps": "all"}, {"steps": "rest"}], "no step of the 1000 is left for phase 'b'"),
-    ([{"steps": "rest"}, {"steps": 10}, {"steps": "rest"}], "phases a and c both have steps 'rest'"),
+    ([{"steps": 500}, {"steps": 1000}], "b.steps: the phase ends at step 1500, the task has total_steps 1000"),
+    ([{"steps": "rest"}, {"steps": "rest"}], "b.steps: no step of the 1000 is left"),
+    ([{"steps": "rest"}, {"steps": 10}], "b.steps: no step of the 1000 is left"),
     (
         [{"steps": 900, "keep": [700]}, {"start": 700, "steps": "rest"}],
         "the phases up to 'a' have 900 steps, the task has total_steps 1000",
@@ -153,7 +131,7 @@ def test_another_branch_at_a_kept_step_makes_nothing_stale_but_the_report(langua
     folder.mkdir()
     solver = "{mode: fixed_point, max_iter: 4, phantom_steps: 1}"
     one = (
-        f"phases:\n- {{name: bounded, steps: all, keep: [0.7, 0.8], solver: {solver}}}\n"
+        f"phases:\n- {{name: bounded, steps: rest, keep: [0.7, 0.8], solver: {solver}}}\n"
         f"- {{name: free-70, after: bounded, start: 0.7, steps: rest, solver: {solver}}}\n"
     )
     path = folder / "bounded-then-free-branches.yaml"
