@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -170,62 +163,3 @@ def test_a_preflight_that_failed_is_told(capsys: pytest.CaptureFixture[str], tin
     log.with_suffix(".json").touch()
     _, out, _ = run(capsys, "status", *where(tiny))
     assert "failed preflight" not in out
-
-
-def test_watching_into_a_pipe_writes_a_line_for_each_change_and_ends(
-    capsys: pytest.CaptureFixture[str], failed: ExperimentFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = real_plan(failed)
-    looks = 0
-
-    def pause(seconds: float) -> None:
-        nonlocal looks
-        assert seconds == 2.5
-        looks += 1
-        if looks == 2:
-            finish_with(plan, FREE, {})
-        if looks == 4:
-            driver.__exit__(None, None, None)
-
-    driver = held(plan.root / ".driver.lock", DRIVER)
-    driver.__enter__()
-    monkeypatch.setattr(time, "sleep", pause)
-    code, out, _ = run(capsys, "status", *where(failed), "--watch", "--every-s", "2.5")
-    lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in out.splitlines()[:3]]
-    assert code == 0
-    assert [line.partition(" jobs")[0] for line in lines] == ["2 of 12", "3 of 12", "tiny: 3 of 12"]
-    assert "no driver" in lines[2]
-    assert "next: snakemake" in out
-
-
-def test_watching_on_a_terminal_draws_anew_and_ends(failed: ExperimentFile) -> None:
-    plan = real_plan(failed)
-    command = ["status", *where(failed), "--watch", "--every-s", "0.1"]
-    code = f"from implicit_llm_workflow.console import main; main({command!r})"
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
-    primary, secondary = pty.openpty()
-    with (
-        held(plan.root / ".driver.lock", DRIVER) as driver,
-        subprocess.Popen([sys.executable, "-c", code], stdout=secondary, stderr=secondary, env=environment) as process,
-        open(primary, "rb", buffering=0) as screen,
-    ):
-        os.close(secondary)
-        try:
-            seen = read_until(screen, b"nothing to type")
-            os.kill(driver, signal.SIGKILL)
-            seen += read_until(screen, b"next: snakemake")
-            assert process.wait(DEADLINE_S) == 0
-        finally:
-            process.kill()
-    assert b"driver is process" in seen
-    assert b"no driver" in seen
-
-
-def read_until(screen: IO[bytes], wanted: bytes) -> bytes:
-    """What the terminal shows up to these words."""
-    seen, end = b"", time.monotonic() + DEADLINE_S
-    while wanted not in seen:
-        assert time.monotonic() < end, seen
-        if select.select([screen], [], [], 1)[0]:
-            seen += screen.read(65536)
-    return seen

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
-from implicit_llm_workflow.planning.code_record import CodeRecord
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.compare import Comparison, NotComparable, find_columns
+from implicit_llm_workflow.results.compare import Column, NotComparable, differences, find_columns, number_rows
+from implicit_llm_workflow.results.lineage import NoLineage
 from tests.unit.workflow.console_calls import run, where
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import event, finish_with, metrics, real_plan, write_journal
@@ -48,24 +47,22 @@ def finished(tiny: ExperimentFile) -> ExperimentFile:
     return tiny
 
 
-def compared(experiment: ExperimentFile, *names: str) -> Comparison:
-    return Comparison.of(find_columns(names, real_plan(experiment)))
+def compared(experiment: ExperimentFile, *names: str) -> list[Column]:
+    return find_columns(names, real_plan(experiment))
 
 
-def shown(comparison: Comparison) -> dict[str, tuple[str, ...]]:
-    return {row.shown: row.values for row in comparison.differences}
+def shown(columns: list[Column]) -> dict[str, tuple[str, ...]]:
+    return {row.shown: row.values for row in differences(columns)}
 
 
-def numbers(comparison: Comparison, section: str) -> dict[str, list[str]]:
-    return {row.name: row.cells()[: len(row.values)] for row in comparison.numbers if row.section.startswith(section)}
+def numbers(columns: list[Column], section: str) -> dict[str, list[str]]:
+    return {row.name: row.cells() for row in number_rows(columns) if row.section.startswith(section)}
 
 
 def test_a_seed_is_all_that_differs_between_two_seeds_and_is_said_once(finished: ExperimentFile) -> None:
     found = compared(finished, "implicit-s0", "implicit-s1")
     assert shown(found) == {"seed (and of start)": ("0", "1")}
-    assert found.num_equal > 20
     assert numbers(found, "at the end")["loss"] == ["1", "2"]
-    assert next(row for row in found.numbers if row.name == "loss").cells()[-1] == "+1"
 
 
 def test_of_an_input_only_what_differs_in_it_is_shown(finished: ExperimentFile) -> None:
@@ -76,33 +73,9 @@ def test_of_an_input_only_what_differs_in_it_is_shown(finished: ExperimentFile) 
     shutil.rmtree(plan.root / "train")
     finish_all(real_plan(finished))
     old = finished.path.parent / "before" / FREE
-    found = Comparison.of(find_columns([str(old), str(plan.root / FREE)], None))
+    found = find_columns([str(old), str(plan.root / FREE)], None)
     assert shown(found) == {"data: num_samples": ("64", "48")}
-    assert [column.label for column in found.columns] == [str(old), str(plan.root / FREE)]
-
-
-def test_code_that_changed_is_named_where_it_was_recorded(finished: ExperimentFile) -> None:
-    plan = real_plan(finished)
-    comparison = compared(finished, "implicit-s0/unrolled", "implicit-s1/unrolled")
-    record = CodeRecord("m", {"m": "1", "solver": "2"}, {"m": {"run": "1"}, "solver": {"solve": "2"}})
-    other = replace(record, files={**record.files, "solver": "3"}, parts={**record.parts, "solver": {"solve": "3"}})
-    for item in (record, other):
-        path = plan.root / ".code" / f"{item.digest[:16]}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"module": item.module, "files": item.files, "parts": item.parts}))
-    columns = [
-        replace(column, members=(replace(column.first, identity=replace(column.first.identity, code=item.digest)),))
-        for column, item in zip(comparison.columns, (record, other), strict=True)
-    ]
-    (row,) = [row for row in Comparison.of(columns).differences if row.setting == "code"]
-    assert (row.shown, row.detail) == ("code", "solver (solve)")
-    unknown = [
-        replace(column, members=(replace(column.first, identity=replace(column.first.identity, code=digit * 64)),))
-        for column, digit in zip(comparison.columns, "12", strict=True)
-    ]
-    assert [row.detail for row in Comparison.of(unknown).differences if row.setting == "code"] == [
-        "what changed is not recorded"
-    ]
+    assert [column.label for column in found] == [str(old), str(plan.root / FREE)]
 
 
 def test_a_solver_that_only_one_has_is_no_difference_of_null(finished: ExperimentFile) -> None:
@@ -115,7 +88,6 @@ def test_a_solver_that_only_one_has_is_no_difference_of_null(finished: Experimen
 def test_seeds_are_put_together_with_their_spread(finished: ExperimentFile) -> None:
     found = compared(finished, "implicit", "explicit")
     assert numbers(found, "at the end")["loss"] == ["1.5 (1 to 2)", "1"]
-    assert dict(found.facts)["seed"] == ("0\n1", "0")
     assert shown(found)["seed"] == ("0, 1", "0")
 
 
@@ -133,15 +105,9 @@ def test_evaluations_of_this_very_model_are_set_side_by_side(finished: Experimen
     )
 
 
-def test_a_run_at_work_is_compared_by_its_journal(tiny: ExperimentFile) -> None:
-    plan = real_plan(tiny)
-    plan.write_job_files()
-    finish_with(plan, OTHER, {"metrics": {"loss": 1.0}})
-    write_journal(plan, FREE, event("stage_started"), metrics(5, 1, loss=2.5), torn='{"kind": "metrics", "st')
-    found = compared(tiny, "implicit-s0", "implicit-s1")
-    assert numbers(found, "last values") == {"step": ["5", "-"], "loss": ["2.5", "-"]}
-    assert numbers(found, "at the end") == {"loss": ["-", "1"]}
-    assert shown(found) == {"seed (and of start)": ("0", "1")}
+def test_a_run_that_has_not_finished_is_refused_with_the_command(tiny: ExperimentFile) -> None:
+    with pytest.raises(NotComparable, match=r"implicit-s0: has not finished; type: snakemake .*/implicit-s0/free/"):
+        compared(tiny, "implicit-s0", "implicit-s1")
 
 
 def test_what_an_unknown_input_was_is_not_invented(finished: ExperimentFile) -> None:
@@ -155,7 +121,7 @@ def test_what_an_unknown_input_was_is_not_invented(finished: ExperimentFile) -> 
 def test_a_damaged_manifest_is_one_line(finished: ExperimentFile) -> None:
     plan = real_plan(finished)
     (plan.root / FREE / "manifest.json").write_text("{")
-    with pytest.raises(NotComparable, match=r"manifest\.json: cannot be read"):
+    with pytest.raises(NoLineage, match=r"manifest\.json: expected a manifest, found no JSON"):
         find_columns([str(plan.root / FREE)], None)
 
 
@@ -163,13 +129,13 @@ def test_the_command_prints_tables_and_json(capsys: pytest.CaptureFixture[str], 
     code, out, err = run(capsys, "compare", "implicit-s0", "explicit", *where(finished))
     assert code == 0, err
     assert re.search(r"^phase\.solver\.tol +0\.1 +- *$", out, re.MULTILINE)
-    assert re.search(r"^accuracy_last10 s3-test-L8-h0\.5 blockwise +0\.75 +- +-$", out, re.MULTILINE)
+    assert re.search(r"^accuracy_last10 s3-test-L8-h0\.5 blockwise +0\.75 +-$", out, re.MULTILINE)
     assert "@" not in out
     assert "2 numbers of sweeps are in --json" in out
     _, out, _ = run(capsys, "compare", "implicit", "explicit", *where(finished))
     assert "implicit/free (2 seeds)" in out
     _, out, _ = run(capsys, "compare", "implicit", "explicit", *where(finished), "--json")
     values = json.loads(out)
-    assert [len(column["members"]) for column in values["columns"]] == [2, 1]
+    assert [len(members) for members in values["columns"].values()] == [2, 1]
     (loss,) = [row["values"] for row in values["numbers"] if row["name"] == "loss" and "end" in row["section"]]
     assert loss == [[1.0, 2.0], [1.0]]

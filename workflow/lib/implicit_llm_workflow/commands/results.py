@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_contracts.hints import natural, nearest
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import Job, run_job
@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 
     from implicit_llm_workflow.node import Node
     from implicit_llm_workflow.planning.plan import Plan
-    from implicit_llm_workflow.results.job_states import ObservedJob
     from implicit_llm_workflow.results.missing import MissingResult
 
 
 EXIT_MISSING, EXIT_BROKEN = 2, 1
-SORTED_BY = ("file", "name", "status", "loss", "age")
 _STYLE = {"failed": "red", "stale": "yellow", "missing": "dim"}
 
 
@@ -167,10 +165,6 @@ def runs(
             show_default=False,
         ),
     ] = None,
-    sort: Annotated[
-        str,
-        typer.Option(help=f"By {', '.join(SORTED_BY)}. `file`: as in the experiment.", metavar="ORDER"),
-    ] = "file",
     results: options.Results = options.DEFAULT_RESULTS,
     submitit_folder: options.SubmititFolder = None,
     as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
@@ -186,59 +180,24 @@ def runs(
 
         implicit-llm runs
         implicit-llm runs 'a5-*/free' --status running --status failed
-        implicit-llm runs --config miniature '*llama3*' --sort loss
+        implicit-llm runs --config miniature '*llama3*'
         implicit-llm runs --json | jq '.runs[] | select(.status == "failed") | .why'
     """
     from implicit_llm_workflow.results import status as view
-    from implicit_llm_workflow.results.job_states import STATES, observe
+    from implicit_llm_workflow.results.job_states import STATES, chosen_models, observe
 
-    if sort not in SORTED_BY:
-        raise options.OptionError(f"--sort {sort}: is not an order; choose one of {', '.join(SORTED_BY)}")
     for state in status or ():
         if state not in STATES:
             raise options.OptionError(f"--status {state}: is not a status; {nearest(state, STATES)}")
     plan = options.make_plan(config, results)
-    chosen = observe(plan, chosen_keys(plan, names or []), submitit_folder).values()
-    jobs = _ordered([job for job in chosen if job.state in (status or STATES)], sort)
+    chosen = observe(plan, chosen_models(plan, names or ["*"]), submitit_folder).values()
+    jobs = [job for job in chosen if job.state in (status or STATES)]
     if as_json:
         options.print_json({"experiment": plan.experiment.name, "runs": [*map(view.job_json, jobs)]})
         return
     console = options.wide_console()
     console.print(view.counts_text(jobs), markup=False)
     console.print(view.runs_table(jobs, console.width))
-
-
-def chosen_keys(plan: Plan, patterns: list[str]) -> list[str]:
-    """The models that match a pattern; all without one. Raises: OptionError for a pattern that no model matches."""
-    from fnmatch import fnmatchcase
-
-    from implicit_llm_workflow.results.job_states import MODEL_STAGES, run_and_phase
-
-    names: dict[str, list[str]] = {}
-    for node in plan.nodes.values():
-        if node.stage in MODEL_STAGES:
-            run, phase = run_and_phase(node.key)
-            names[node.key] = [node.key, run, f"{run}/{phase}", *([node.run] if node.run else [])]
-    chosen: set[str] = set()
-    for pattern in patterns:
-        found = {key for key in names if any(fnmatchcase(name, pattern) for name in names[key])}
-        if not found:
-            hint = nearest(pattern, {run for _, run, *_ in names.values()})
-            raise options.OptionError(f"{pattern}: experiment {plan.experiment.name} has no such run; {hint}")
-        chosen |= found
-    return [key for key in names if key in chosen or not patterns]
-
-
-def _ordered(jobs: list[ObservedJob], sort: str) -> list[ObservedJob]:
-    from implicit_llm_workflow.results.job_states import STATES
-
-    order: dict[str, Any] = {
-        "name": lambda job: natural(job.node.name),
-        "status": lambda job: STATES.index(job.state),
-        "loss": lambda job: job.metrics.get("loss", float("inf")),
-        "age": lambda job: -(job.unix_s or 0.0),
-    }
-    return sorted(jobs, key=order[sort]) if sort in order else jobs
 
 
 def compare(
@@ -255,11 +214,10 @@ def compare(
     results: options.Results = options.DEFAULT_RESULTS,
     as_json: Annotated[bool, options.as_json("with every number of every seed")] = False,
 ) -> None:
-    """Compare runs: settings, code, inputs and metrics.
+    """Compare finished runs: settings, code, inputs and metrics.
 
-    For inputs (the phase before, the data) it shows only what differs. Numbers come from the manifest at the end of the
-    phase, from its evaluations, and from the last line of the journal, also while the run is working. Several seeds
-    show mean, lowest and highest. Curves are in MLflow and in the report.
+    For inputs (the phase before, the data) it shows only what differs. Numbers are those at the end of the phase and of
+    its evaluations. Several seeds show mean, lowest and highest. Curves are in MLflow and in the report.
 
     **Example**
 
@@ -271,12 +229,12 @@ def compare(
     from implicit_llm_workflow.results import compare as results_of
 
     plan = None if all(results_of.is_folder(name) for name in names) else options.make_plan(config, results)
-    comparison = results_of.Comparison.of(results_of.find_columns(names, plan))
+    columns = results_of.find_columns(names, plan)
     if as_json:
-        options.print_json(results_of.as_json(comparison))
+        options.print_json(results_of.as_json(columns))
         return
     console = options.wide_console()
-    for part in results_of.view(comparison):
+    for part in results_of.view(columns):
         console.print(part)
 
 

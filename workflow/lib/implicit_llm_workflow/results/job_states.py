@@ -5,26 +5,30 @@ Reads only and takes no lock, so that it may look at any time, however often.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import psutil
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object
+from implicit_llm_contracts.runs.journal import Point
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import MLFLOW, PROVENANCE, WORK, work_directory
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.plan import RESULTS, Plan
+from implicit_llm_workflow.planning.plan import RESULTS, Plan, UnknownTarget
 from implicit_llm_workflow.planning.staleness import PAGES, Status
-from implicit_llm_workflow.results.journals import JOURNAL, Point, Tail, read_tail
+from implicit_llm_workflow.results.journals import JOURNAL, Tail, read_tail, unix_s
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_submitit.records import Submitted
@@ -95,6 +99,26 @@ def run_and_phase(key: str) -> tuple[str, str]:
     stage, _, name = key.partition("/")
     run, _, phase = name.rpartition("/")
     return (run, phase) if run else (name, stage)
+
+
+def chosen_models(plan: Plan, patterns: Iterable[str]) -> list[str]:
+    """Jobs that make a model, by patterns of their keys, runs, or runs with phases, each with or without the seed.
+
+    Raises: UnknownTarget for a pattern that no model matches.
+    """
+    names: dict[str, set[str]] = {}
+    for node in plan.nodes.values():
+        if node.stage in MODEL_STAGES:
+            found = {key: run_and_phase(key) for key in (node.key, node.seedless_key)}
+            names[node.key] = {name for key, (run, phase) in found.items() for name in (key, run, f"{run}/{phase}")}
+    chosen: set[str] = set()
+    for pattern in patterns:
+        matching = {key for key in names if any(fnmatchcase(name, pattern) for name in names[key])}
+        if not matching:
+            hint = nearest(pattern, {run_and_phase(key)[0] for key in names})
+            raise UnknownTarget(f"{pattern}: experiment {plan.experiment.name} has no such run; {hint}")
+        chosen |= matching
+    return [key for key in names if key in chosen]
 
 
 def driver_of(plan: Plan) -> Holder | None:
@@ -202,6 +226,7 @@ class _Job:
         is_running = state == "running"
         is_at_work = is_running and (tail.is_open or self.is_held)
         written = _modified(self.log) if state in ("failed", "running", "stopped") else None
+        values = tail.last.values if tail.last is not None else {}
         nodes = self.submitted.nodes if self.submitted is not None else ""
         return ObservedJob(
             self.node,
@@ -209,7 +234,7 @@ class _Job:
             why,
             failure_class,
             _progress(self.node, tail, is_running=is_at_work),
-            tail.last.values if tail.last is not None else {},
+            {key: value for key, value in values.items() if math.isfinite(value)},
             tail.unix_s or written,
             read_object(work / MLFLOW).get("run_id"),
             self.submitted,
@@ -330,12 +355,12 @@ def _progress(node: Node, tail: Tail, *, is_running: bool) -> Progress:
     return Progress(tail.last.step, start, end, rate, remaining)
 
 
-def _rate(points: tuple[Point, ...]) -> float | None:
+def _rate(points: Sequence[Point]) -> float | None:
     """Steps a second over the later half of the points, at least two: the first steps of a job are slow."""
     if len(points) < 2:
         return None
     first, last = points[min(len(points) // 2, len(points) - 2)], points[-1]
-    steps, seconds = last.step - first.step, last.unix_s - first.unix_s
+    steps, seconds = last.step - first.step, unix_s(last.time) - unix_s(first.time)
     return steps / seconds if steps > 0 and seconds > 0 else None
 
 

@@ -83,11 +83,6 @@ class Snapshot:
         return self.driver is not None and bool(self.driver.is_alive)
 
     @property
-    def is_moving(self) -> bool:
-        """Whether anything may still change without somebody who starts something."""
-        return self.is_driven or bool(self.of("running", "queued"))
-
-    @property
     def is_done(self) -> bool:
         """Whether the targets are there, and nothing is to be made again; their inputs may be gone."""
         return not self.of("running", "queued", "failed", "stopped", "stale") and all(
