@@ -125,7 +125,7 @@ def fill_phase(phase: Mapping[str, Any], at: str) -> PhaseEntry:
     return replace(entry, solver=as_given(solver, entry.solver))
 
 
-def _place(entry: PhaseEntry, placed: Mapping[str, Phase], total_steps: int, at: str) -> Phase:
+def _place(entry: PhaseEntry, placed: dict[str, Phase], total_steps: int, at: str) -> Phase:
     name = entry.after or next(reversed(placed), None)
     if name is not None and name not in placed:
         raise ConfigError(f"{at}.after: there is no phase {name!r} before this one; {nearest(name, placed)}")
