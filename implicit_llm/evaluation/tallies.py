@@ -44,7 +44,9 @@ class SolverTally:
             values = {
                 "iterations_per_token": finite(self.iterations / self.num_tokens),
                 "residual": finite(self.residual_max),
-                "unconverged_share": self.unconverged_tokens / self.num_tokens,
+                "unconverged_share": None
+                if math.isnan(self.residual_max)
+                else self.unconverged_tokens / self.num_tokens,
             }
         return values | {"f_evaluations_per_token": self.f_evaluations_per_token}
 

@@ -25,7 +25,7 @@ from implicit_llm.models.runner import Runner
 from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, StackMap
 from implicit_llm.solver.passes import differentiated_steps, free_stats, unrolled_pass, with_gradient
 from implicit_llm.solver.stats import SolverStats
-from implicit_llm_contracts.config.solver import EvalMode, SolverConfig
+from implicit_llm_contracts.config.solver import AS_TRAINED, EvalMode, SolverConfig
 
 _log = logging.getLogger(__name__)
 NORM_EPS = 1e-5  # of a family whose configuration has no layer_norm_epsilon
@@ -146,7 +146,10 @@ class ImplicitModel(ImplicitPreTrainedModel):
             h_BLD, prefix, stats = self._implicit_pass(h_BLD, x, solver, output_positions)
         if cache is not None:
             if prefix is None:
-                raise ValueError("a cache of converged states is made in evaluation mode; call model.eval() first")
+                raise ValueError(
+                    "a training pass neither reads nor fills a cache of converged states: call model.eval() and take "
+                    "another eval_mode than 'as_trained', or pass use_cache=False"
+                )
             cache.advance(prefix if padding is None else padding.move_back_keys(prefix))
         if padding is not None:
             h_BLD = padding.move_back(h_BLD)
@@ -253,14 +256,12 @@ class ImplicitModel(ImplicitPreTrainedModel):
         self, embedding_BLD: Tensor, x: StackInput, solver: SolverConfig, positions: bool
     ) -> tuple[Tensor, Prefix | None, SolverStats]:
         f = StackMap(self, x)
-        if not self.training:
+        if not self.training and solver.eval_mode != AS_TRAINED:
             with torch.no_grad():
                 z_BLD, prefix, stats = self.runner.evaluation_pass(f, embedding_BLD, solver, positions=positions)
             if torch.is_grad_enabled() and (is_reference() or embedding_BLD.requires_grad or self._is_trainable()):
                 z_BLD = with_gradient(f, z_BLD, solver)
             return z_BLD, prefix, stats
-        if x.prefix is not None:
-            raise ValueError("training starts from an empty state; drop past_key_values or call model.eval()")
         if solver.mode == "unrolled":
             z_BLD, stats = unrolled_pass(f, torch.zeros_like(embedding_BLD), solver)
             return z_BLD, None, stats

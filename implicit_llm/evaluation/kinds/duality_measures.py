@@ -33,7 +33,7 @@ from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, ModeC
 from implicit_llm_contracts.config.solver import SolverConfig, solver_of
 
 # How near a mode is to generation: the nearer one of a pair is the reference.
-_NEARNESS = {"sequential": 0, "blockwise": 1, "simultaneous": 2}
+_NEARNESS = {"sequential": 0, "blockwise": 1, "simultaneous": 2, "as_trained": 3}
 
 
 @dataclass(frozen=True)

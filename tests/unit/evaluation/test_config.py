@@ -39,6 +39,12 @@ def test_a_model_saved_with_the_published_rule_has_a_batch_size_that_is_part_of_
     assert ModeConfig("blockwise", "blockwise", eval_stop="sequence").coupled_batch_size(saved) is None
 
 
+def test_a_model_read_as_trained_couples_its_batch_where_its_training_did() -> None:
+    mode = ModeConfig("as_trained", "as_trained")
+    assert mode.coupled_batch_size(SolverConfig(stop="batch")) == COUPLED_BATCH_SIZE
+    assert mode.coupled_batch_size(SolverConfig(eval_stop="batch")) is None
+
+
 def test_the_record_says_the_iterations_allowed_even_where_they_follow_from_training() -> None:
     assert ModeConfig("blockwise", "blockwise").record(SolverConfig(max_iter=16))["eval_max_iter"] == 64
 
@@ -99,6 +105,7 @@ def test_impossible_modes_are_refused_by_key(modes: tuple[ModeConfig, ...], name
         ({"eval_maxiter": 3}, "did you mean 'eval_max_iter'"),
         ({"eval_max_iter": 0}, r"modes\[0\]\.eval_max_iter: expected an integer of at least 1 or null, found 0"),
         ({"eval_tol": 1.5}, r"modes\[0\]\.eval_tol: expected a number above 0 and below 1 or null, found 1\.5"),
+        ({"eval_mode": "as_trained", "eval_tol": 0.1}, "eval_tol: the mode as_trained is all as in training"),
         ({"eval_stop": "tokn"}, "eval_stop: there is no 'tokn'; did you mean 'token'"),
     ],
 )

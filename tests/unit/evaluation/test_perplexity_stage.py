@@ -88,6 +88,18 @@ def test_manifest_has_the_headline_by_length(implicit_run: Path) -> None:
     assert not list(implicit_run.rglob("partial"))
 
 
+def test_a_model_read_as_trained_has_the_loss_of_its_training_pass(tmp_path: Path, text: Path) -> None:
+    trained = train(tmp_path, "implicit")
+    modes = [{"name": "as_trained", "eval_mode": "as_trained"}]
+    (record,) = records(evaluate(tmp_path, {"model": trained, ROLE: text}, config_of([199], modes=modes)))
+    model = AutoModelForCausalLM.from_pretrained(next(trained.rglob("model")), local_files_only=True).train()
+    row = torch.as_tensor(np.fromfile(next(text.rglob("tokens.bin")), dtype="<u2").astype(np.int64))[None]
+    out = model(input_ids=row[:, :-1], labels=row[:, 1:], aligned=True)
+    assert record["loss"] == pytest.approx(float(out.loss), rel=1e-5)
+    assert record["f_evaluations_per_token"] == pytest.approx(float(out.solver_stats.f_evaluations))
+    assert (record["eval_mode"], record["eval_max_iter"], record["eval_tol"]) == ("as_trained", None, None)
+
+
 def test_explicit_perplexity_equals_a_loop_over_the_stream_with_hugging_faces_loss(tmp_path: Path, text: Path) -> None:
     trained = train(tmp_path, "explicit")
     (record,) = records(evaluate(tmp_path, {"model": trained, ROLE: text}, config_of([25])))

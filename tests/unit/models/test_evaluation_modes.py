@@ -192,3 +192,51 @@ def test_training_blockwise_gives_the_loss_and_gradient_of_solving_the_whole_seq
         other_loss, other_gradient = run(block_len)
         torch.testing.assert_close(other_loss, loss, atol=1e-9, rtol=1e-9)
         torch.testing.assert_close(other_gradient, gradient, atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("num_unroll", [1, 3])
+def test_a_model_read_as_trained_iterates_f_as_often_as_in_training(make_model, family: str, num_unroll: int) -> None:
+    model = make_model(family, num_hidden_layers=2, mode="unrolled", num_unroll=num_unroll, eval_mode="as_trained")
+    input_ids = torch.randint(0, 23, (2, 9))
+    with torch.no_grad():
+        embedding = model.get_input_embeddings()(input_ids)
+        x = model.base.stack_input(embedding, None, None, None)
+        z = model.base.apply_stack(torch.zeros_like(embedding), x)[0]
+        for _ in range(num_unroll - 1):
+            z = torch.lerp(z, model.base.apply_stack(z, x)[0], model.solver.tau)
+        output = model(input_ids)
+    torch.testing.assert_close(output.logits, model.lm_head(z), rtol=0, atol=0)
+    assert (output.solver_stats.f_evaluations == num_unroll).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "phase",
+    [
+        {"mode": "unrolled", "num_unroll": 1},
+        {"max_iter": 4, "phantom_steps": 1},
+        {"max_iter": 32, "phantom_steps": 4, "block_len": 4},
+        {"gradient": "implicit"},
+    ],
+)
+def test_a_model_read_as_trained_answers_as_in_training(make_model, family: str, phase: dict) -> None:
+    model = loosely_solved(make_model, family)
+    _, batch, mask = padded("left", "right")
+    model.solver = replace(model.solver, **phase)
+    for given in ({}, {"attention_mask": mask}):
+        trained = model.train()(batch, **given)
+        with torch.no_grad():
+            read = model.eval()(batch, eval_mode="as_trained", **given)
+        torch.testing.assert_close(read.logits, trained.logits, rtol=0, atol=0)
+        assert torch.equal(read.solver_stats.f_evaluations, trained.solver_stats.f_evaluations)
+
+
+def test_a_model_read_as_trained_leaves_no_state_and_says_so(make_model) -> None:
+    model = make_model("mamba2", mode="unrolled", num_unroll=1, eval_mode="as_trained", num_hidden_layers=2)
+    input_ids = torch.randint(1, 23, (2, 5))
+    settings = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    with pytest.raises(ValueError, match="use_cache=False"):
+        model.generate(input_ids, **settings)
+    words = model.generate(input_ids, use_cache=False, **settings)
+    assert torch.equal(words[:, -1], model(words[:, :-1]).logits[:, -1].argmax(-1))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from implicit_llm_contracts.config.solver import STOPS, SolverConfig
+from implicit_llm_contracts.config.solver import AS_TRAINED, STOPS, EvalMode, SolverConfig
 from implicit_llm_contracts.config.values import DISTINCT, SOME, Count, Names, Number, Share
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError, refuse_if
@@ -42,13 +42,14 @@ class SweptSetting:
 class ModeConfig:
     """One way of solving an implicit model; None keeps what the model was saved with.
 
+    "as_trained" is the pass of the phase the model was saved in, with all of its settings.
     `eval_tol` is relative, in (0, 1); `eval_max_iter` counts f-evaluations; `max_samples` takes the first samples of a
     data set only; `batch_size` (sequences) is fixed here for stopping rules that couple the sequences of a batch, and
     is the machine's choice otherwise.
     """
 
     name: str
-    eval_mode: Literal["simultaneous", "blockwise", "sequential"]
+    eval_mode: EvalMode
     eval_max_iter: Count | None = None
     eval_tol: Share | None = None
     eval_stop: str | None = None
@@ -60,14 +61,21 @@ class ModeConfig:
     def __post_init__(self) -> None:
         rule = self.eval_stop
         refuse_if(rule not in (None, *STOPS), f"eval_stop: there is no {rule!r}; {nearest(str(rule), STOPS)}")
+        if self.eval_mode == AS_TRAINED:
+            for key in ("eval_max_iter", "eval_tol", "eval_stop", "eval_block_len"):
+                refuse_if(
+                    getattr(self, key) is not None, f"{key}: the mode as_trained is all as in training; remove it"
+                )
 
     def coupled_batch_size(self, trained: SolverConfig | None) -> int | None:
         """The batch size that belongs to the result, None when the sequences do not influence each other.
 
         `trained` is the solver the model was saved with, which may have the rule "batch" too; None: an explicit model.
         """
-        is_coupled = trained is not None and self.solver(trained).eval_stop == "batch"
-        return self.batch_size or (COUPLED_BATCH_SIZE if is_coupled else None)
+        if self.batch_size is not None or trained is None:
+            return self.batch_size
+        stop = trained.stop if self.eval_mode == AS_TRAINED else self.solver(trained).eval_stop
+        return COUPLED_BATCH_SIZE if stop == "batch" else None
 
     @property
     def stop(self) -> str | None:
@@ -89,13 +97,17 @@ class ModeConfig:
     def record(self, trained: SolverConfig | None) -> dict[str, Any]:
         """What a record of metrics.json says of the mode: the settings that were used, None for an explicit model.
 
+        Those of the mode "as_trained" are the phase's.
+
         An explicit model has nothing to sweep; that its record is one of a sweep is told all the same, so that the
         model does not stand in the report twice.
         """
         keys = ("eval_mode", "eval_stop", "eval_block_len")
+        unknown = dict.fromkeys((*keys, "eval_max_iter", "eval_tol", "sweep"))
         if trained is None:
-            is_swept = None if self.sweep is None else {"base": PARALLEL, "key": None, "value": None}
-            return dict.fromkeys((*keys, "eval_max_iter", "eval_tol")) | {"sweep": is_swept}
+            return unknown | {"sweep": None if self.sweep is None else {"base": PARALLEL, "key": None, "value": None}}
+        if self.eval_mode == AS_TRAINED:
+            return unknown | {"eval_mode": AS_TRAINED}
         used = self.solver(trained)
         sweep = None if self.sweep is None else dataclasses.asdict(self.sweep)
         budget = {"eval_max_iter": used.eval_budget, "eval_tol": used.tol}
@@ -162,6 +174,10 @@ class CatbabiConfig:
     protocols: Annotated[tuple[Literal["windowed", "carried"], ...], DISTINCT] = ("windowed",)
     carried_max_tokens: Count | None = None
     sweep: SweepConfig | None = None
+
+    def __post_init__(self) -> None:
+        is_lost = "carried" in self.protocols and any(mode.eval_mode == AS_TRAINED for mode in self.modes)
+        refuse_if(is_lost, "protocols: carried needs a state, which the mode as_trained does not leave; use windowed")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from implicit_llm_contracts.config.registry import Registry
 from implicit_llm_contracts.hints import nearest
 
 Mode = Literal["unrolled", "fixed_point"]
-EvalMode = Literal["blockwise", "simultaneous", "sequential"]
+EvalMode = Literal["blockwise", "simultaneous", "sequential", "as_trained"]
+AS_TRAINED: EvalMode = "as_trained"
 Gradient = Literal["phantom", "implicit"]
 
 # The library puts the functions behind the names.
@@ -41,7 +42,8 @@ class SolverConfig:
     "sequential" is a block of one token, "simultaneous" a block of the whole sequence. Iterations are damped by `tau`
     (with which "anderson" mixes), at most `eval_max_iter` per block (None: four times `max_iter`), and one undamped f
     closes each block. `eval_stop="batch"` is the published rule: one norm over the whole batch, relative to the iterate
-    before f.
+    before f. "as_trained" looks for no fixed point: it is the training pass, with the training settings, from an empty
+    state, and leaves no state to carry on.
 
     Gradient, of a free training pass and of evaluation: "phantom" differentiates the `phantom_steps`; "implicit" takes
     one step f(z) and solves u = g + (df/dz)^T u for its backward pass (implicit function theorem) by Anderson's method

@@ -17,12 +17,13 @@ import typer
 
 from implicit_llm_contracts.config.evaluation import PUBLISHED, ModeConfig, SweepConfig
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MODE_SETTINGS, EvaluationKind
+from implicit_llm_contracts.config.solver import EvalMode
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.commands.evaluate_by_hand import Given, evaluate_by_hand
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.experiment_files.evaluations import completed_settings
 
-MODES = ("blockwise", "simultaneous", "sequential", PUBLISHED)
+MODES = (*get_args(EvalMode), PUBLISHED)
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 MODES_PANEL = "How an implicit model is solved"
 # Everything behind `harness` belongs to it, options that this console knows under the same name included.
@@ -41,8 +42,9 @@ evaluate = typer.Typer(
 Mode = Annotated[
     list[str] | None,
     typer.Option(
-        help="blockwise (the default), simultaneous, sequential, or published: simultaneous with the published "
-        "stopping rule. Repeatable. An explicit model is evaluated once, in the mode `parallel`.",
+        help="blockwise (the default), simultaneous, sequential, as_trained (the training pass), or published: "
+        "simultaneous with the published stopping rule. Repeatable. An explicit model is evaluated once, in the mode "
+        "`parallel`.",
         metavar="NAME",
         rich_help_panel=MODES_PANEL,
     ),
