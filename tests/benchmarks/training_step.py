@@ -3,6 +3,7 @@
     python tests/benchmarks/training_step.py                              # all rows, on a GPU
     python tests/benchmarks/training_step.py state-tracking-free --set block_len=32
     python tests/benchmarks/training_step.py mamba2-130m-explicit --profile 25
+    python tests/benchmarks/training_step.py mamba2-1.3b-implicit --set max_iter=24 --gradient-checkpointing
 
 A step is forward, loss, backward, clipping and AdamW, under bf16 autocast with fp32 weights. `state-tracking-free` runs
 all 32 iterations in every step, as trained weights make the published solver do; the free phases of language models run
@@ -163,6 +164,7 @@ def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
         "f_evaluations": None if stats is None else float(stats.f_evaluations.mean()),
         "losses": [round(loss, 5) for loss in losses],
         "solver": row.solver,
+        "gradient_checkpointing": options.gradient_checkpointing,
     }
     del step, model, optimizer
     if has_cuda:
