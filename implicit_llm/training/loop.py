@@ -113,20 +113,19 @@ class TrainingLoop:
         batches = iter(data)
         self.model.train()
         self.speed.start(self.metrics.totals)
-        job.saves.start()
         job.status.start(self.global_step, end)
         is_stopped = False
-        while self.global_step < end and not is_stopped:
-            self.train_step(list(islice(batches, job.layout.accumulation_steps)))
-            step = self.global_step
-            should_save, is_stopped = job.saves.after_step(step)
-            if step in (1, end) or step % job.runtime.log_every_steps == 0:
-                self.report()
-            if should_save:
-                self.save()
-                is_stopped = job.saves.after_save(step) or is_stopped
-            job.status.update(step)
-            job.watchdog.beat()
+        with job.saves:
+            while self.global_step < end and not is_stopped:
+                self.train_step(list(islice(batches, job.layout.accumulation_steps)))
+                step = self.global_step
+                should_save, is_stopped = job.saves.after_step(step)
+                if step in (1, end) or step % job.runtime.log_every_steps == 0:
+                    self.report()
+                if should_save:
+                    self.save()
+                job.status.update(step)
+                job.watchdog.beat()
         job.status.close()
         return self.global_step
 
@@ -204,7 +203,7 @@ class TrainingLoop:
         self.job.watchdog.beat()
 
     def save(self) -> None:
-        """Commit the training state. Collective. Raises: ReplicasDiffer, StorageError."""
+        """Commit the training state, or begin to. Collective. Raises: ReplicasDiffer, StorageError."""
         self._read_metrics(self.global_step)
         require_equal_replicas(self.model, self.job.name, self.global_step)
         random = gather_objects(random_state())
@@ -218,7 +217,7 @@ class TrainingLoop:
                 metrics=self.metrics.state(),
                 scaler=scaler_values(self.scaler),
             )
-            self.job.saves.commit(state, self.job.journal)
+            self.job.saves.commit(state)
         self.job.watchdog.beat()
 
     def _load(self, start: Checkpoint) -> None:

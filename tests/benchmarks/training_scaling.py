@@ -164,9 +164,10 @@ def train(model: Any, device: Any, work: Path, config: Any, runtime: Any, data: 
             points.append(dict(values))
 
     class NoSaves(SaveSchedule):
-        def commit(self, state: Any, journal: Journal) -> None: ...
+        def commit(self, state: Any) -> None: ...
 
-    store = CheckpointStore(work, {}, Journal(None))
+    journal = Points(None)
+    store = CheckpointStore(work, {}, journal)
     job = TrainingJob(
         name="benchmark",
         config=config,
@@ -176,10 +177,10 @@ def train(model: Any, device: Any, work: Path, config: Any, runtime: Any, data: 
         identity={},
         work=work,
         device=device,
-        saves=NoSaves(runtime, StopRequest(), config.phase.end_step, store, device),
+        saves=NoSaves(runtime, StopRequest(), config.phase.end_step, store, device, journal),
         status=StatusLine("benchmark", logging.getLogger("benchmark"), bar=False),
         watchdog=Watchdog(None, work),
-        journal=Points(None),
+        journal=journal,
     )
     TrainingLoop(model, job, None).run()
     return points

@@ -65,7 +65,7 @@ class CheckpointStore:
         self.final = work / "checkpoint"
         self.identity = identity
         self.keep = tuple(keep)
-        self.last_save_s: float | None = None
+        self.last_save_s = 0.0
         self._journal = journal
         self._torn: list[Path] = []
         self._whole_kept: set[int] = set()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 
 import torch
 
-from implicit_llm.training.distributed import max_over_ranks
-from implicit_llm.training.operations.checkpoint import TrainingState
+from implicit_llm.training.distributed import is_main, max_over_ranks
+from implicit_llm.training.operations.checkpoint import Staging, TrainingState
 from implicit_llm.training.operations.checkpoint_store import CheckpointStore
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm_contracts.config.training import Runtime
@@ -19,63 +23,90 @@ from implicit_llm_contracts.runs.journal import Journal
 log = logging.getLogger(__name__)
 
 _SAVE, _STOP = 1, 2
-# Largest share of the time for saves by the clock: saving a 1.3B model takes longer than a minute.
-_SAVE_SHARE = 0.02
+# Largest shares of the time, with saves by the clock: in which training stands still, and in which a file is written.
+_STALL_SHARE, _WRITE_SHARE = 0.02, 0.2
 
 
 class SaveSchedule:
     """Commits at the runtime's intervals, at steps to keep, at the end of the phase, and at once on a stop request.
 
-    All ranks do the same at the same step, whichever of them was asked to stop or looked at the clock.
+    A state is copied to host memory and written by a thread while training goes on; one write ends before the next
+    begins. All ranks save at the same step, whichever of them was asked to stop; rank 0 has the clock and the disk.
     A save that the disk refuses is left out once, as the next one is due soon; a second one in a row, or one that must
-    not be lost, stops training.
+    not be lost, stops training. As a context it waits for the last write, unless a second Ctrl-C ends the process.
     """
 
     def __init__(
-        self, runtime: Runtime, stop: StopRequest, end_step: int, store: CheckpointStore, device: torch.device
+        self,
+        runtime: Runtime,
+        stop: StopRequest,
+        end_step: int,
+        store: CheckpointStore,
+        device: torch.device,
+        journal: Journal,
     ) -> None:
         self._runtime, self._stop, self._store, self._device = runtime, stop, store, device
-        self._end_step = end_step
-        self._must_save = self._has_failed = False
-        self._committed_step: int | None = None
-        self._save_s = 0.0
-        self.start()
+        self._end_step, self._journal = end_step, journal
+        self._must_save = self._is_last_try = False
+        self._write: Future[None] | None = None
+        self._written_step = 0
+        self._staging = Staging()
+        self._due_at = self._last_save = time.monotonic()
+        self._stall_s = 0.0
 
-    def start(self) -> None:
-        """Begin to count the time to the next save."""
+    def __enter__(self) -> SaveSchedule:
         self._last_save = time.monotonic()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
+            with suppress(StorageError):  # the error that ends training counts
+                self._finish_write()
 
     def after_step(self, step: int) -> tuple[bool, bool]:
-        """Say whether to save the state after `step`, and whether to stop then. Collective."""
+        """Say whether to save the state after `step`, and whether to stop then. Collective. Raises: StorageError."""
         faults.point("train.after_step")
+        if self._write is not None and self._write.done():
+            self._finish_write()
+        self._due_at = time.monotonic()
         wish = max_over_ranks(self._wish(step), self._device)
         must_stop = bool(wish & _STOP)
         self._must_save = step >= self._end_step or step in self._store.keep or must_stop
-        should_save = bool(wish) or self._must_save
-        if should_save:
-            self._save_s = -time.monotonic()  # until `after_save` adds the time then
-        return should_save, must_stop
+        return bool(wish) or self._must_save, must_stop
 
-    def commit(self, state: TrainingState, journal: Journal) -> None:
-        """Put a state on disk, the journal before it, so that no point is older than the state and missing.
+    def commit(self, state: TrainingState) -> None:
+        """Begin to put a state on disk, the journal before it, so that no point is older than the state and missing.
 
-        Raises: StorageError.
+        A state that must not be lost is there when the call returns. Raises: StorageError.
         """
+        self._finish_write()
+        self._is_last_try |= self._must_save
+        self._written_step = state.global_step
         try:
-            journal.flush_to_disk()
-            self._store.commit(state)
+            self._journal.flush_to_disk()
+            staged = self._staging.copy_of(state)
+            self._write = in_background(lambda: self._store.commit(staged))
         except StorageError as error:
-            if self._must_save or self._has_failed:
-                raise
-            self._has_failed = True
-            log.warning("%s; training goes on, the next save is the last try", error)
-            journal.event("checkpoint_failed", step=state.global_step, error=str(error))
+            self._refused(error)
+        if self._must_save:
+            self._finish_write()
+        self._last_save = time.monotonic()
+        self._stall_s = self._last_save - self._due_at
+
+    def _finish_write(self) -> None:
+        """Wait for the write that was begun, if any, and tell how it ended. Raises: StorageError."""
+        if self._write is None:
             return
-        self._has_failed = False
-        self._committed_step = state.global_step
-        seconds, grace_s = self._store.last_save_s or 0.0, self._runtime.grace_s
-        journal.event("checkpoint_committed", step=state.global_step, seconds=round(seconds, 3))
-        launched.report_progress(state.global_step)
+        write, self._write = self._write, None
+        try:
+            write.result()
+        except StorageError as error:
+            self._refused(error)
+            return
+        self._is_last_try = False
+        seconds, grace_s = self._store.last_save_s, self._runtime.grace_s
+        self._journal.event("checkpoint_committed", step=self._written_step, seconds=round(seconds, 3))
+        launched.report_progress(self._written_step)
         if grace_s is not None and seconds > grace_s:
             log.warning(
                 "a save takes %.1f s, longer than the grace of %.1f s after a stop signal: a stop loses steps",
@@ -83,19 +114,39 @@ class SaveSchedule:
                 grace_s,
             )
 
-    def after_save(self, step: int) -> bool:
-        """Say whether to stop now, for a request that came while the state was being written. Collective."""
-        # The state is on disk now; after another step it would have to be saved again.
-        is_asked = max_over_ranks(int(bool(self._stop)), self._device)  # rank 0 comes here last: it has written
-        self._last_save = time.monotonic()
-        self._save_s += self._last_save
-        return bool(is_asked and max_over_ranks(int(self._committed_step == step), self._device))
+    def _refused(self, error: StorageError) -> None:
+        if self._is_last_try:
+            raise error
+        self._is_last_try = True
+        log.warning("%s; training goes on, the next save is the last try", error)
+        self._journal.event("checkpoint_failed", step=self._written_step, error=str(error))
 
     def _wish(self, step: int) -> int:
         runtime = self._runtime
         is_due = runtime.save_steps is not None and step % runtime.save_steps == 0
-        if runtime.save_every_s is not None:
-            interval_s = max(runtime.save_every_s, self._save_s / _SAVE_SHARE if runtime.save_every_s else 0.0)
+        if runtime.save_every_s is not None and is_main() and self._write is None:
+            interval_s = save_interval_s(runtime.save_every_s, self._stall_s, self._store.last_save_s)
             is_due = is_due or time.monotonic() - self._last_save >= interval_s
         # As a maximum over ranks is taken, stopping implies saving.
         return _SAVE | _STOP if self._stop else _SAVE if is_due else 0
+
+
+def save_interval_s(wanted_s: float, stall_s: float, write_s: float) -> float:
+    """Seconds between two saves by the clock: as wanted, or more where the last one took long; 0 is every step."""
+    return wanted_s and max(wanted_s, stall_s / _STALL_SHARE, write_s / _WRITE_SHARE)
+
+
+def in_background(work: Callable[[], object]) -> Future[None]:
+    """Run `work` in a thread that ends with the process; the future has its exception."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
