@@ -2,7 +2,8 @@
 
     python results/reference/state-tracking/tables.py [FOLDER]
 
-A row is complete when every planned seed of its run, phase and evaluation has a result.
+A row is complete when every planned seed of its run, phase and evaluation has a result on its test set and in its mode.
+An evaluation that was interrupted gives the rows that it had finished.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing import Any
 import pandas as pd
 
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
-from implicit_llm_workflow.planning.graph import build_graph
+from implicit_llm_workflow.planning.graph import Node, build_graph
 
 HERE = Path(__file__).parent
 JOB = ["run", "phase", "evaluation", "seed"]
 ROWS = ["run", "phase", "hard_fraction", "length", "mode", "seed"]
+GROUP = ["run", "phase", "evaluation", "hard_fraction", "length", "mode"]
 METRICS = [
     *["num_samples", "accuracy_last10", "accuracy_sequence", "accuracy_token", "chance_last10", "iterations_per_token"],
     *["unconverged_share", "token_match_sequential"],
@@ -36,24 +38,30 @@ def main(folder: Path = HERE) -> None:
         results = Path(scratch, "results/state-tracking")
         trained = {one["fingerprint"]: one for one in manifests(results / "train", "*/*/manifest.json")}
         measured = manifests(results / "evaluate", "*/*/*/manifest.json")
-        rows = pd.DataFrame([row for one in measured for row in rows_of(one, trained, results)])
+        records = [row for one in measured for row in rows_of(one, trained, results)]
+        finished = pd.DataFrame(records)[JOB].drop_duplicates()
+        rows = pd.DataFrame([*records, *interrupted_rows(results, trained)])
         training = pd.DataFrame([training_row(one, results) for one in trained.values()])
-    jobs = planned().merge(rows[JOB].drop_duplicates(), how="left", indicator="state")
-    jobs["is_there"] = jobs.pop("state") == "both"
-    whole = jobs.groupby(JOB[:3]).is_there.transform("all")
-    rows = rows.merge(jobs[whole][JOB], how="left", indicator="state").sort_values(ROWS)
-    is_complete = rows.pop("state") == "both"
-    left = jobs[~jobs.is_there].groupby(JOB[:3]).seed.agg(lambda seeds: " ".join(map(str, sorted(seeds)))).reset_index()
+    jobs = planned()
+    num_seeds = jobs.groupby(JOB[:3], as_index=False).agg(num_seeds=("seed", "size"))
+    rows = rows.sort_values(ROWS).merge(num_seeds, how="left")
+    is_complete = rows.groupby(GROUP).seed.transform("size") == rows.num_seeds
+    left = jobs.merge(finished, how="left", indicator="state")
+    left = left[left.state == "left_only"].groupby(JOB[:3]).seed
+    left = left.agg(lambda seeds: " ".join(map(str, sorted(seeds)))).reset_index()
     write(rows.loc[is_complete, ACCURACY], folder / "accuracy.csv")
     write(rows.loc[~is_complete, ACCURACY], folder / "incomplete.csv")
     write(left.rename(columns={"seed": "seeds"}), folder / "not-run.csv")
     write(training, folder / "training.csv")
 
 
+def plan() -> list[Node]:
+    return list(build_graph(load_experiment(Path("workflow/config/state-tracking.yaml"))).values())
+
+
 def planned() -> pd.DataFrame:
     """The evaluations that the experiment plans, a row each."""
-    nodes = build_graph(load_experiment(Path("workflow/config/state-tracking.yaml"))).values()
-    names = [(node.run, *node.name.split("/")[1:], node.seed) for node in nodes if node.stage == "evaluate"]
+    names = [(node.run, *node.name.split("/")[1:], node.seed) for node in plan() if node.stage == "evaluate"]
     return pd.DataFrame(names, columns=JOB)
 
 
@@ -73,6 +81,26 @@ def rows_of(one: dict[str, Any], trained: dict[str, Any], results: Path) -> list
         job | {key: record[key] for key in [*METRICS, "mode", "hard_fraction", "length"]}
         for record in metrics["records"]
     ]
+
+
+def interrupted_rows(results: Path, trained: dict[str, Any]) -> list[dict[str, Any]]:
+    """What evaluations had finished before they were interrupted; without what is known at the end of a test set."""
+    models = {one["name"]: one["summary"]["num_parameters"] for one in trained.values()}
+    data = {node.name: node.config for node in plan() if node.stage == "data"}
+    rows = []
+    for node in plan():
+        folder = results / node.key
+        if node.stage != "evaluate" or (folder / "manifest.json").exists():
+            continue
+        run_phase, evaluation = node.name.rsplit("/", 1)
+        for path in sorted(folder.glob("work/*/partial/*.json")):
+            role, mode = path.stem.split("--")
+            row = dict(zip(JOB, [node.run, run_phase.split("/")[1], evaluation, node.seed], strict=True))
+            row |= {key: data[role][key] for key in ("hard_fraction", "length")} | {"mode": mode}
+            row |= {"fingerprint": path.parents[1].name, "num_parameters": models[run_phase]}
+            found = json.loads(path.read_text())
+            rows.append(row | {key: found.get(key) for key in METRICS})
+    return rows
 
 
 def training_row(one: dict[str, Any], results: Path) -> dict[str, Any]:
