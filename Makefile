@@ -37,11 +37,10 @@ try: $(READY)  ## See a trained model read long words, within a minute
 demo: $(READY)  ## Run the word-problem slice of the paper on this machine, from the data to the report
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/demo.yaml
 	@$(ACTIVATE); implicit-llm report --numbers --config workflow/config/demo.yaml
-	@echo "Next: source $(VENV)/bin/activate, then implicit-llm status --config demo"
 	@echo
 	@echo "Open the report:    file://$(CURDIR)/results/demo/report/index.html"
 	@echo "In each new shell:  source $(VENV)/bin/activate"
-	@echo "Next:               implicit-llm try"
+	@echo "Next:               implicit-llm status --config demo"
 
 miniature: $(READY)  ## Run the whole paper in small, every figure and table; three hours of processor time
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/miniature.yaml
@@ -67,6 +66,7 @@ check: $(TOOLS)  ## Check style, types, imports between packages, rules and lang
 
 docs: $(SITE)  ## Build the documentation site: docs/_build/html/index.html
 	@$(ACTIVATE); sphinx-build -n -W --keep-going -q -b html docs docs/_build/html
+	@echo "Open the site: file://$(CURDIR)/docs/_build/html/index.html"
 
 profiles:  ## Link the profiles where Snakemake finds them by name: snakemake --profile cluster
 	@mkdir -p "$(SNAKEMAKE_PROFILES)"

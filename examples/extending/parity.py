@@ -64,12 +64,16 @@ def evaluate_parity_accuracy(context: StageContext) -> StageResult:
 
 
 def draw_parity_by_length(given):  # type: ignore[no-untyped-def]
-    """The figure, from the frame of all results that the report has."""
-    from implicit_llm_report.figures.charts import chart_figure, charts_of
+    """The figure: panels drawn with matplotlib, from the table of all results, which has a row for each number."""
+    from implicit_llm_report.figures.svg import Figure, Panel
 
     frame = given.inputs.frame
-    rows = frame[(frame["kind"] == "parity_accuracy") & frame["is_headline"].astype(bool)]
-    charts = charts_of(
-        rows, ("data_set",), "length", "accuracy_token", lambda axes, test: axes.set_xlabel("bits"), y_label="accuracy"
-    )
-    return chart_figure("parity-by-length", "Parity", charts)
+    rows = frame[(frame["kind"] == "parity_accuracy") & (frame["metric"] == "accuracy_token")]
+
+    def draw(axes) -> None:  # type: ignore[no-untyped-def]
+        for name, points in rows.groupby("name"):
+            axes.plot(points["length"], points["value"], "o-", label=name)
+        axes.set(xlabel="bits", ylabel="accuracy")
+        axes.legend()
+
+    return Figure("parity-by-length", "Parity", (Panel("Parity", draw),), legend=(), roles=tuple(rows["role"].unique()))

@@ -113,7 +113,9 @@ def test_another_cluster_is_refused_since_its_jobs_would_count_as_lost(resources
 
 def test_a_resource_that_nobody_uses_is_named_and_one_of_the_rule_or_of_a_limit_is_not() -> None:
     names = ["mem_mb", "tmpdir", "device", "licence_slots", "floppies"]
-    assert not_understood(names, ["train --device {resources.device:q}"], {"licence_slots"}) == ["floppies"]
+    command = "train --device {resources.device:q}"
+    assert not_understood(names, [command], {"licence_slots"}) == ["floppies"]
+    assert not_understood(names, [command, lambda wildcards, resources: resources.floppies], {"licence_slots"}) == []
 
 
 def test_options_of_sbatch_are_read_in_both_spellings() -> None:

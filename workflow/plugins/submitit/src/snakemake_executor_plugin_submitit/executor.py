@@ -203,7 +203,8 @@ class Executor(RemoteExecutor):
             except Exception:  # noqa: S112  they may depend on files that do not exist yet
                 continue
             limits = self.workflow.global_resources
-            for name in not_understood(resources.keys(), [job.rule.shellcmd], list(limits)):
+            readers = [job.rule.shellcmd, *job.rule.input, *job.rule.params]
+            for name in not_understood(resources.keys(), readers, list(limits)):
                 self.logger.warning(f"rule {rule}: nothing uses resource {name}; pass it to the rule's command")
             if self.settings.cluster == "slurm":
                 request = sbatch_request(resources, job.threads, self.settings)

@@ -243,12 +243,14 @@ def sbatch_options(text: str, source: str) -> dict[str, Any]:
     return options
 
 
-def not_understood(names: Iterable[str], commands: Sequence[str | None], limits: Collection[str]) -> list[str]:
+def not_understood(names: Iterable[str], readers: Sequence[Any], limits: Collection[str]) -> list[str]:
     """The resources that neither this plugin nor the rule uses; `limits`: those of `--resources`.
+
+    `readers`: the rule's command, inputs and params. A function among them may read any resource.
 
     Raises: WorkflowError for a resource that is meant for Slurm, or misspelt.
     """
-    used = {name for command in commands for name in re.findall(r"\bresources\.(\w+)", command or "")}
+    used = {name for reader in readers for name in re.findall(r"\bresources\.(\w+)", str(reader))}
     unknown = sorted(set(names) - UNDERSTOOD - _SNAKEMAKES - used - set(limits))
     for name in unknown:
         if name.removeprefix("slurm_") in _SBATCH:
@@ -258,7 +260,7 @@ def not_understood(names: Iterable[str], commands: Sequence[str | None], limits:
         if close or name.startswith("slurm_"):
             hint = f"; did you mean {close[0]}?" if close else "; type slurm_extra='--option=...'"
             raise WorkflowError(f"resource {name}: not understood{hint}")
-    return unknown
+    return [] if any(callable(reader) for reader in readers) else unknown
 
 
 def with_changes(request: dict[str, Any], excluded: Sequence[str], memory: float) -> dict[str, Any]:
