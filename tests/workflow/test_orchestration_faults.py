@@ -1,6 +1,6 @@
 """Jobs that fail, wait, or miss a file: what was finished stays, and nothing has a name that it does not merit.
 
-Rows 37, 43, 45 and 47 of docs/reliability.md.
+Rows 37, 43, 45 and 47 of tests/fault/README.md.
 """
 
 from __future__ import annotations
