@@ -60,7 +60,7 @@ rule:
         plan.target_manifests,
 
 
-# `snakemake figure_1_right`: one figure or table of the paper; `implicit-llm report --list` lists them.
+# `snakemake figure_1_right`: one figure or table of the paper; `snakemake --list-target-rules` lists them.
 for excerpt in plan.experiment.excerpts:
 
     rule:

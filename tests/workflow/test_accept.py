@@ -35,8 +35,7 @@ def test_what_is_explained_is_what_snakemake_runs(project: Project) -> None:
     jobs = explained(project)
     assert running(jobs) == project.planned() == TRAINED
     free = jobs["train/implicit-s0/free"]
-    changed = {"name": "implicit_llm.models.stack", "change": "changed", "parts": ["solve"]}
-    assert free["code"]["files"] == [changed]
+    assert free["code"]["files"] == ["implicit_llm.models.stack (solve)"]
     assert free["inputs"]["changed"] == ["train/implicit-s0/unrolled"]
     assert (free["cost"]["unit"], free["cost"]["basis"]) == ("cpu", "as last time")
     assert free["cost"]["hours"] > 0

@@ -9,4 +9,4 @@ rule prefetch:
     params:
         config=lambda wildcards: the_config_file(config, workflow.configfiles),
     shell:
-        "implicit-llm prefetch --config {params.config:q} --log {log:q}"
+        "implicit-llm prefetch --config {params.config:q} | tee -a {log:q}"

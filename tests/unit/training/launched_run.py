@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from implicit_llm_workflow.launching.launch import Ended, LaunchRequest, launch, tell_who_started_this
+from implicit_llm_workflow.launching.launch import Ended, launch, tell_who_started_this
 
 
 def main(processes: str, *arguments: str) -> int:
     worker = ("-m", "tests.unit.training.distributed_run", *arguments)
     try:
-        launch(LaunchRequest(1, int(processes), Path(arguments[0]), worker, threads=1))
+        launch(1, int(processes), Path(arguments[0]), worker, 1)
     except Ended as end:
         tell_who_started_this(end)
         sys.stderr.write(f"error: {end}\n")

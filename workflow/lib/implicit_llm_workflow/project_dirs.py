@@ -21,6 +21,8 @@ SNAKEFILE = "Snakefile"
 class ForeignPackage(UserError):
     """The code that would run is not that of the checkout in use."""
 
+    failure_class = "env"
+
 
 def package_dir(package: str = LIBRARY) -> Path:
     """The folder of a top-level package, found without importing it. Raises: ConfigError when it is not installed."""

@@ -45,7 +45,7 @@ def table_text(plan: Plan, width: int) -> list[str]:
     jobs = [job for job in observe(plan).values() if job.node.stage == "train"]
     console = Console(width=width, highlight=False)
     with console.capture() as captured:
-        console.print(runs_table(jobs, width))
+        console.print(runs_table(jobs))
     return captured.get().splitlines()
 
 
@@ -56,21 +56,17 @@ def test_each_phase_is_a_line_that_says_how_it_is_doing(
     with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"):
         code, out, _ = run(capsys, "runs", *where(worked))
     assert code == 0
-    assert re.search(
-        rf"^implicit-s0 +done +unrolled +4/4 +1\.25 +- +- +- +\d+ (?:s|min) +{MLFLOW_ID}$", out, re.MULTILINE
-    )
-    assert re.search(r"^implicit-s0 +running +free +7/10 +0\.5 +0\.03 +7\.25 +1\.2 % +\d+ d +- *$", out, re.MULTILINE)
+    assert re.search(r"^implicit-s0 +done +unrolled +4/4 +1\.25 +- +- +- +\d+ (?:s|min)$", out, re.MULTILINE)
+    assert re.search(r"^implicit-s0 +running +free +7/10 +0\.5 +0\.03 +7\.25 +1\.2 % +\d+ d$", out, re.MULTILINE)
     assert re.search(r"^implicit-s1 +waiting +free +-/10 +- ", out, re.MULTILINE)
     assert re.search(r"^explicit-s0 +failed +explicit +-/10 ", out, re.MULTILINE)
     assert out.splitlines()[0] == "1 of 5 jobs done, 1 running, 1 failed, 2 waiting"
 
 
-@pytest.mark.parametrize(("width", "shown_id"), [(100, MLFLOW_ID[:8]), (200, MLFLOW_ID)])
-def test_the_table_fits_a_terminal(worked: ExperimentFile, width: int, shown_id: str) -> None:
-    lines = table_text(real_plan(worked), width)
+def test_the_table_fits_a_terminal(worked: ExperimentFile) -> None:
+    lines = table_text(real_plan(worked), 100)
     assert len(lines) == 6  # no line of a run is broken
-    assert all(len(line) <= width for line in lines)
-    assert lines[1].split()[-1] == shown_id
+    assert all(len(line) <= 100 for line in lines)
 
 
 def test_a_long_name_is_broken_and_not_cut(tiny: ExperimentFile) -> None:

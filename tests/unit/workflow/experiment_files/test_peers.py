@@ -98,10 +98,8 @@ def test_missing_results_say_what_is_in_the_way_and_what_makes_them(language: Ex
         plan.run_dir(plan.nodes["checkpoint/other"]) / "work" / plan.identities["checkpoint/other"].fingerprint[:16]
     )
     failed.mkdir(parents=True)
-    events = [
-        '{"kind": "event", "name": "stage_started"}',
-        '{"kind": "event", "name": "stage_failed", "error": "CheckpointError: no such"}',
-    ]
+    begin = '{"kind": "event", "time": "2026-01-01T00:00:00+00:00", "name": '
+    events = [f'{begin}"stage_started"}}', f'{begin}"stage_failed", "error": "CheckpointError: no such"}}']
     (failed / "journal.jsonl").write_text("\n".join([*events, '{"torn']))
     missing = {item.job: item for item in find_missing(plan, plan.nodes["report"])}
     assert set(missing) == {"train/flat-s0/explicit", "checkpoint/other", "evaluate/other/checkpoint/perplexity"}

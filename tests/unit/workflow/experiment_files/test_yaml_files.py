@@ -51,7 +51,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "file.yaml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not UTF-8"):
+    with pytest.raises(ConfigError, match="is not valid YAML: 'utf-8' codec can't decode byte 0xff"):
         read_yaml(path)
 
 

@@ -82,10 +82,9 @@ def test_srun_starts_one_agent_on_each_node_beside_the_step_it_is_called_in(
 
 
 def test_what_a_killed_attempt_left_between_nodes_is_deleted_by_the_next_one(tmp_path: Path) -> None:
-    request = launch.LaunchRequest(2, 1, tmp_path, ())
-    with launch._folder(request, NODES) as path:
+    with launch._folder(tmp_path, 2, NODES) as path:
         (path / "end-0.json").write_text("{}")
-        with launch._folder(request, NODES) as again:
+        with launch._folder(tmp_path, 2, NODES) as again:
             assert again == path
             assert list(path.iterdir()) == []
     assert list(tmp_path.iterdir()) == []

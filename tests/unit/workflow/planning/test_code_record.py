@@ -41,7 +41,7 @@ def changes(old: str, new: str) -> list[str]:
         CodeRecord("m", {"m": text, "same": ""}, {"m": parts_of(ast.parse(text))})
         for text in (SOURCE, edited(old, new))
     ]
-    return [str(change) for change in changed_files(*records)]
+    return changed_files(*records)
 
 
 def edited(old: str, new: str) -> str:
@@ -74,7 +74,7 @@ def test_comments_and_docstrings_are_in_no_part() -> None:
 
 def test_new_and_gone_files_are_told() -> None:
     old, new = CodeRecord("m", {"a": "1", "p/x.json": "1"}, {}), CodeRecord("m", {"a": "1", "b": "2"}, {})
-    assert [str(change) for change in changed_files(old, new)] == ["b (new)", "p/x.json (gone)"]
+    assert changed_files(old, new) == ["b (new)", "p/x.json (gone)"]
 
 
 def test_the_record_of_a_stage_gives_its_digest_and_comes_back(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
-from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
+from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import config_differences
 from implicit_llm_workflow.results.explain import as_json, explain, headline, lines_below, running_table
 from implicit_llm_workflow.results.text import duration_text, total_text
@@ -95,18 +95,6 @@ def test_machines_find_a_job_by_one_word(finished: ExperimentFile) -> None:
     assert {job["job"] for job in [*found["jobs"], *found["kept"]]} == ALL
 
 
-def test_a_job_is_found_by_its_fingerprint_and_its_mlflow_run(finished: ExperimentFile) -> None:
-    plan, key, run_id = finished.plan(), "train/implicit-s0/free", "0123456789abcdef0123456789abcdef"
-    work = plan.run_dir(plan.nodes[key]) / "work" / "00112233445566aa"
-    work.mkdir(parents=True)
-    (work / "mlflow.json").write_text(json.dumps({"run_id": run_id}))
-    wanted = plan.identities[key].fingerprint
-    for target in (wanted, wanted[:8], run_id, "00112233", "00112233445566aabb"):
-        assert plan.find(target).key == key
-    with pytest.raises(UnknownTarget, match="no such job"):
-        plan.find("ffffffff")
-
-
 def test_a_target_is_explained_with_what_it_needs_alone(finished: ExperimentFile) -> None:
     plan = finished.edit("batch_size: 8", "batch_size: 4").plan()
     found = explain(plan, ["evaluate/explicit-s0/explicit/word-problem"])
@@ -177,7 +165,7 @@ def test_many_jobs_alike_share_a_row(tiny: ExperimentFile) -> None:
     [
         (12 / 3600, "cpu", "12 s CPU"),
         (0.5, "cpu", "30 min CPU"),
-        (3, "cpu", "3 h CPU"),
+        (3, "cpu", "3.0 h CPU"),
         (0.5, "gpu", "0.5 GPU-hours"),
         (12345.6, "gpu", "12,346 GPU-hours"),
     ],

@@ -115,7 +115,6 @@ def status(
     ] = False,
     lines: Annotated[int, typer.Option(help="Log lines to show for each failed job.", metavar="N", min=0)] = 8,
     results: options.Results = options.DEFAULT_RESULTS,
-    submitit_folder: options.SubmititFolder = None,
     as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
     """Show how far an experiment is: its stages, what runs, what failed and why, and what to type next.
@@ -138,14 +137,14 @@ def status(
     wanted = tuple(plan.find(target).key for target in targets or ())
     keys = upstream_closure(plan, wanted or plan.wanted)
 
-    snapshot = view.Snapshot.take(plan, keys, wanted, lines, submitit_folder)
+    snapshot = view.Snapshot.take(plan, keys, wanted, lines)
     if as_json:
         options.print_json(view.as_json(snapshot))
     elif jobs:
         console.print(view.headline(snapshot), soft_wrap=True)
         console.print(view.job_table(snapshot))
     else:
-        console.print(view.view(snapshot, console.width))
+        console.print(view.view(snapshot))
         console.print(view.last_words(snapshot), soft_wrap=True)  # a command that is broken cannot be copied
 
 
@@ -153,8 +152,8 @@ def explain(
     targets: Annotated[
         list[str] | None,
         options.targets(
-            "Jobs, such as train/a5-implicit-s1/free, their run directories or manifests, fingerprints or MLflow "
-            "runs. The whole experiment if none is given."
+            "Jobs, such as train/a5-implicit-s1/free, their run directories or manifests. The whole experiment if none "
+            "is given."
         ),
     ] = None,
     identity: Annotated[
@@ -293,7 +292,6 @@ def prefetch(
         Path | None,
         typer.Option(help="Folder of fetched files; else $IMPLICIT_LLM_DATA, else results/downloads.", metavar="DIR"),
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="File to which each line is appended.", metavar="FILE")] = None,
 ) -> None:
     """Fetch what the jobs of an experiment need from the network: data sets, tokenizers, evaluation data.
 
@@ -320,19 +318,11 @@ def prefetch(
         outcome = satisfy(need, folder)
         failed += outcome.state == "failed"
         console.print(f"[{OUTCOME_STYLE[outcome.state]}]{outcome.state}[/] {outcome.what}", soft_wrap=True)
-        _append(log, f"{outcome.state} {outcome.what}")
     if not needs:
         console.print(f"{plan.experiment.name} needs nothing from the network")
     if failed:
         console.print(f"{failed} of {len(needs)} could not be fetched; the rest is in {folder}", soft_wrap=True)
         raise typer.Exit(EXIT_FAILED)
-
-
-def _append(log: Path | None, line: str) -> None:
-    if log is not None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
 
 
 def gc(
@@ -385,7 +375,7 @@ def _list_garbage(plan: Plan, console: Console, *, removes: bool) -> None:
     end = "deleted" if removes else "type the same with --remove to delete them"
     for item in found:
         if removes:
-            garbage.remove(item)
+            shutil.rmtree(item.path)
         console.print(f"{item.path}: {item.why} ({size_text(item.size)})", markup=False, soft_wrap=True)
     console.print(f"{total}: {end}" if found else "nothing to delete", soft_wrap=True)
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import typer
 
-from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
 from implicit_llm_contracts.runs import signals
@@ -22,8 +21,8 @@ from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import ManifestError
 from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS, downloads_folder
 from implicit_llm_workflow.commands.options import OptionError
-from implicit_llm_workflow.launching.launch import LaunchRequest, launch, leave_other_processes
-from implicit_llm_workflow.planning.code_digest import STAGES, plugin_paths, require_submitted_code, stage_module
+from implicit_llm_workflow.launching.launch import launch, leave_other_processes
+from implicit_llm_workflow.planning.code_digest import plugin_paths, require_submitted_code, stage_module
 from implicit_llm_workflow.planning.staleness import PAGES
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -116,8 +115,6 @@ def run_job(job: Job) -> None:
 
     identity = Identity.parse(job.identity)
     stage, config = identity.stage, identity.config
-    if stage not in STAGES:
-        raise OptionError(f"--identity: there is no stage {stage!r}; {nearest(stage, STAGES)}")
     if (stage == "train") != job.is_training:
         command = "job" if job.is_training else "train"
         raise OptionError(f"--identity: is that of a job of the stage {stage}; type `implicit-llm {command}`")
@@ -129,7 +126,7 @@ def run_job(job: Job) -> None:
     for plugin in plugins:
         load_plugin(Path(plugin))
     name = stage_module(stage, config)
-    module = _import_stage(stage, name)
+    module = importlib.import_module(name)
     is_own = owner_of(stage, config.get("kind", "")) is not None
     run = getattr(module, job_function(stage, config["kind"]) if is_own else "run")
 
@@ -155,18 +152,6 @@ def run_job(job: Job) -> None:
         raise stale_error(found, str(config.get("experiment"))) from error
 
 
-def _import_stage(stage: str, name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        kind = name.rpartition(".")[2]
-        raise OptionError(
-            f"--identity: stage {stage} has no kind {kind!r}; let the workflow make the identity"
-        ) from error
-
-
 def parse_inputs(options: list[str]) -> dict[str, Path]:
     """Role -> directory from ROLE=DIR or @FILE; a role may hold anything but "=". Raises: OptionError."""
     directories: dict[str, Path] = {}
@@ -174,33 +159,24 @@ def parse_inputs(options: list[str]) -> dict[str, Path]:
         for role, directory in _given_inputs(option):
             if role in directories:
                 raise OptionError(f"--input {option}: role {role!r} is given twice; remove one")
-            directories[role] = Path(directory)
+            directories[role] = directory
     return directories
 
 
-def _given_inputs(option: str) -> list[tuple[str, str]]:
+def _given_inputs(option: str) -> list[tuple[str, Path]]:
     if option.startswith("@"):
-        return _inputs_in_file(Path(option[1:]))
+        try:
+            values = json.loads(Path(option[1:]).read_text(encoding="utf-8"))
+            return [(role, Path(directory)) for role, directory in values.items()]
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise OptionError(
+                f'--input {option}: is no file with a JSON object {{"ROLE": "DIR", ...}} ({error}); let the workflow '
+                "write it"
+            ) from error
     role, equals, directory = option.partition("=")
     if not (role and equals and directory):
         raise OptionError(f"--input {option}: must have the form ROLE=DIR, for example data=results/demo/data/a5-train")
-    return [(role, directory)]
-
-
-def _inputs_in_file(path: Path) -> list[tuple[str, str]]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(
-            f"--input @{path}: cannot be read ({error.strerror}); let the workflow write the file"
-        ) from error
-    except ValueError as error:
-        raise OptionError(f"--input @{path}: is not JSON ({error}); let the workflow write the file") from error
-    if not isinstance(values, dict) or not all(isinstance(item, str) and item for item in values.values()):
-        raise OptionError(
-            f'--input @{path}: must be a JSON object {{"ROLE": "DIR", ...}}; let the workflow write the file'
-        )
-    return list(values.items())
+    return [(role, Path(directory))]
 
 
 class Switch(StrEnum):
@@ -297,9 +273,6 @@ def train(
             rich_help_panel=MACHINE_PANEL,
         ),
     ] = Switch.ON,
-    tf32: Annotated[
-        bool, typer.Option("--tf32", help="Allow TF32 matrix products.", metavar="", rich_help_panel=MACHINE_PANEL)
-    ] = False,
     progress: Annotated[str, typer.Option(help="auto, bar or log.", metavar="NAME", rich_help_panel=PROGRESS)] = "auto",
     grace_s: Annotated[
         float | None,
@@ -334,25 +307,6 @@ def train(
             rich_help_panel=MACHINE_PANEL,
         ),
     ] = 1,
-    alarm_unconverged_share: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Warn when more than this share of the tokens has no fixed point.",
-            metavar="SHARE",
-            rich_help_panel=PROGRESS,
-        ),
-    ] = Runtime.alarm_unconverged_share,
-    alarm_residual: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Warn when the largest residual stays above this one.",
-            metavar="RESIDUAL",
-            rich_help_panel=PROGRESS,
-        ),
-    ] = Runtime.alarm_residual,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -375,9 +329,8 @@ def train(
             --identity @id.json --input data=results/demo/data/a5-train
     """
     worker = ("-m", "implicit_llm_workflow.console", *sys.argv[1:])
-    request = LaunchRequest(nodes, processes_per_node, run_dir, worker, threads // processes_per_node)
-    if request.is_needed:
-        launch(request)
+    if nodes * processes_per_node > 1 and "RANK" not in os.environ:  # several processes, and this is none of them
+        launch(nodes, processes_per_node, run_dir, worker, threads // processes_per_node)
         return
     runtime = {
         "threads": (threads and max(1, threads // processes_per_node)) or None,
@@ -389,12 +342,9 @@ def train(
         "gradient_checkpointing": True if gradient_checkpointing is Switch.ON else None,
         "cuda_graphs": cuda_graphs is Switch.ON,
         "kernels": kernels,
-        "tf32": tf32,
         "progress": progress,
         "grace_s": grace_s,
         "hang_s": hang_s,
-        "alarm_unconverged_share": alarm_unconverged_share,
-        "alarm_residual": alarm_residual,
         "resume": resume,
     }
     run_job(Job(run_dir, identity, inputs, log, runtime, is_training=True))
@@ -411,7 +361,7 @@ def preflight(
     kernels: Kernels = "auto",
     checkpoint_bytes: Annotated[int, typer.Option(min=0, help="Size of the largest checkpoint.", metavar="BYTES")] = 0,
 ) -> None:
-    """Check in seconds that this machine can run the jobs of a hardware class: driver, kernels, process group, disk.
+    """Check in seconds that this machine can run the jobs of a hardware class: driver, kernels, disk.
 
     It stops at the first check that fails, with one line that says what to do; to the executor the failure is `env`.
 
@@ -425,6 +375,6 @@ def preflight(
     from implicit_llm_workflow.launching.preflight import Preflight
 
     with logs.configured(None):
-        found = Preflight(hardware, device, kernels, results, checkpoint_bytes, Path.cwd()).run()
+        found = Preflight(hardware, device, kernels, results, checkpoint_bytes).run()
     if report is not None:
         write_atomic(report, json.dumps(found, indent=1) + "\n")

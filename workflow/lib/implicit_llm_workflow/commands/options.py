@@ -21,14 +21,6 @@ Config = Annotated[
     str, typer.Option(help="Experiment: a file, or the name of one of workflow/config/.", metavar="FILE")
 ]
 Results = Annotated[Path, typer.Option(help="Folder of all results.", metavar="DIR")]
-SubmititFolder = Annotated[
-    Path | None,
-    typer.Option(
-        help="Where the executor keeps its records, if a profile sets `submitit-folder`.",
-        metavar="DIR",
-        show_default=False,
-    ),
-]
 DEFAULT_CONFIG = DEFAULT_EXPERIMENT
 DEFAULT_RESULTS = Path("results")
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import Job, run_job
 
@@ -38,10 +36,6 @@ def report(
     numbers: Annotated[
         bool, options.flag("--numbers", "Print the main numbers that are there, and where report and MLflow are.")
     ] = False,
-    lists: Annotated[
-        bool, options.flag("--list", "List the figures and tables of the paper, which Snakemake makes by name.")
-    ] = False,
-    as_json: Annotated[bool, options.as_json("one entry for each figure and table of --list")] = False,
 ) -> None:
     """Make the report of an experiment: one HTML page, its figures, and the verdict on every claim.
 
@@ -52,22 +46,18 @@ def report(
 
         implicit-llm report --config demo --numbers
         implicit-llm report --config miniature --missing
-        implicit-llm report --config paper --list
         implicit-llm report --config paper --only figure_1_right --missing
     """
     from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
     from implicit_llm_workflow.results.missing import find_missing, report_with_missing
 
     plan = options.make_plan(config, results)
-    if lists or as_json:
-        _list(plan, as_json=as_json)
-        return
     if numbers:
         _print_numbers(plan)
         return
     name = (only or "").removeprefix(f"{EXCERPT}/")
     if name and name not in plan.experiment.excerpts:
-        hint = nearest(name, plan.experiment.excerpts, f"`implicit-llm report --list --config {config}` lists them")
+        hint = nearest(name, plan.experiment.excerpts)
         raise options.OptionError(f"--only {only}: is no figure or table of the experiment; {hint}")
     page = plan.find(name or "report")
     found = find_missing(plan, page)
@@ -82,31 +72,6 @@ def report(
     run_job(Job(folder, wanted.to_json(), inputs))
     options.wide_console().print(f"{len(found)} of {len(page.upstream)} results are not in it", soft_wrap=True)
     options.wide_console().print(str(folder / "index.html"), soft_wrap=True)
-
-
-def _list(plan: Plan, *, as_json: bool) -> None:
-    """Each figure and table with the number of jobs behind it and of the fresh ones, and the state of its own page."""
-    from collections import Counter
-    from dataclasses import asdict
-
-    from rich.table import Table
-
-    from implicit_llm_workflow.experiment_files.excerpts import STAGE
-    from implicit_llm_workflow.results.explain import upstream_closure
-
-    table = Table("target", "jobs", "fresh", "page", "figures and tables", "in the paper", box=None, pad_edge=False)
-    listed = []
-    for excerpt in plan.experiment.excerpts.values():
-        key = f"{STAGE}/{excerpt.name}"
-        states = Counter(plan.statuses[job].state for job in upstream_closure(plan, [key]) if job != key)
-        entry = {**asdict(excerpt), "jobs": states.total(), "fresh": states["fresh"], "page": plan.statuses[key].state}
-        listed.append(entry)
-        shown = ", ".join([*excerpt.figures, *(f"{name} (table)" for name in excerpt.tables)])
-        table.add_row(excerpt.name, *(str(entry[name]) for name in ("jobs", "fresh", "page")), shown, excerpt.title)
-    if as_json:
-        options.print_json({"experiment": plan.experiment.name, "excerpts": listed})
-    else:
-        options.wide_console().print(table if listed else "the experiment names no figures or tables of the paper")
 
 
 def _print_numbers(plan: Plan) -> None:
@@ -166,7 +131,6 @@ def runs(
         ),
     ] = None,
     results: options.Results = options.DEFAULT_RESULTS,
-    submitit_folder: options.SubmititFolder = None,
     as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
 ) -> None:
     """List the models of an experiment, one line for each phase of a run: how far it is, and how healthy.
@@ -190,14 +154,14 @@ def runs(
         if state not in STATES:
             raise options.OptionError(f"--status {state}: is not a status; {nearest(state, STATES)}")
     plan = options.make_plan(config, results)
-    chosen = observe(plan, chosen_models(plan, names or ["*"]), submitit_folder).values()
+    chosen = observe(plan, chosen_models(plan, names or ["*"])).values()
     jobs = [job for job in chosen if job.state in (status or STATES)]
     if as_json:
         options.print_json({"experiment": plan.experiment.name, "runs": [*map(view.job_json, jobs)]})
         return
     console = options.wide_console()
     console.print(view.counts_text(jobs), markup=False)
-    console.print(view.runs_table(jobs, console.width))
+    console.print(view.runs_table(jobs))
 
 
 def compare(
@@ -243,7 +207,7 @@ def lineage(
         str,
         typer.Argument(
             help="A file of a finished job (a figure, a table), its run directory or its manifest. In the experiment "
-            "of --config also a job such as report, a fingerprint (8 digits or more) or an MLflow run.",
+            "of --config also a job such as report.",
             metavar="ARTIFACT",
             show_default=False,
         ),
@@ -263,7 +227,6 @@ def lineage(
         implicit-llm lineage results/demo/report/tables/accuracy.csv --verify
         implicit-llm lineage train/a5-implicit-s1/free --config demo --json
     """
-    from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
     from implicit_llm_workflow.results.lineage import NoLineage, trace, tree_of
     from implicit_llm_workflow.results.lineage import as_json as lineage_json
     from implicit_llm_workflow.results.verify import broken_lines, check_files, count_text
@@ -272,10 +235,8 @@ def lineage(
     if not path.exists():
         plan = options.make_plan(config, results)
         node = plan.find(artifact)
-        result = plan.result_with(artifact)
-        is_finished = result is not None and (result / MANIFEST).is_file()
-        path = result if result is not None and is_finished else plan.run_dir(node)
-        if not is_finished and plan.statuses[node.key].state == "missing":
+        path = plan.run_dir(node)
+        if plan.statuses[node.key].state == "missing":
             raise NoLineage(f"{node.key}: has not finished; type: {plan.command_for([node])}")
     found, console = trace(path), options.wide_console(is_error=as_json)
     if as_json:
@@ -333,31 +294,9 @@ def verify(
         console.print(line, soft_wrap=True)
     jobs = list(dict.fromkeys(item.job for item in broken))
     console.print("To make them again:")
-    for command in rebuild_commands(plan, jobs, jobs if targets else ()):
+    for command in rebuild_commands(plan, jobs, jobs):
         console.print(f"    {command}", soft_wrap=True, markup=False)
-    states = _states(plan)
-    stale = [job for job in jobs if job not in {item.job for item in damaged} and states.get(job) == "stale"]
-    if stale:
-        console.print(
-            f"Also stale, and so rebuilt from the current config and code: {', '.join(stale)}", soft_wrap=True
-        )
-    others = [key for key in plan.wanted if key not in jobs and states.get(key) not in (None, "fresh")]
-    if others and not targets:
-        console.print(
-            f"The second command also makes {len(others)} jobs that are stale or missing; for the broken ones alone: "
-            f"`implicit-llm verify {shlex.join(jobs[:1])} --config {plan.experiment.source}`",
-            soft_wrap=True,
-            markup=False,
-        )
     raise typer.Exit(EXIT_BROKEN)
-
-
-def _states(plan: Plan) -> dict[str, str]:
-    """By job fresh, stale or missing; empty if they are unknown because sources cannot be read."""
-    try:
-        return {key: status.state for key, status in plan.statuses.items()}
-    except UserError:
-        return {}
 
 
 mlflow = typer.Typer(

@@ -105,14 +105,11 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     report = _report(file, source)
     experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts, plugins)
     _check_evaluations(experiment)
-    check_peers(experiment.peers.values(), data, evaluations, _trained(runs), source)
+    trained = {f"{run.name}-s{seed}" for run in runs.values() for seed in run.seeds}
+    check_peers(experiment.peers.values(), data, evaluations, trained, source)
     _check_repeated(experiment)
     check_origins(excerpts.values(), experiment.evaluated, source)
     return experiment
-
-
-def _trained(runs: Mapping[str, Run]) -> list[str]:
-    return [f"{run.name}-s{seed}" for run in runs.values() for seed in run.seeds]
 
 
 def _plugins(names: tuple[str, ...], files: ConfigFiles) -> dict[str, Plugin]:

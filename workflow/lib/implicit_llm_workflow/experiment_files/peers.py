@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -90,14 +90,13 @@ def check_peers(
     peers: Iterable[Peer],
     data: Mapping[str, DataSet],
     evaluations: Mapping[str, Evaluation],
-    trained: Iterable[str],
+    trained: Collection[str],
     source: str,
 ) -> None:
     """Refuse what would come to nothing. `trained`: names of the trained models with seeds. Raises: ConfigError."""
-    names = set(trained)
     for peer in peers:
         at = f"{source}: peers.{peer.name}"
-        if peer.name in names:
+        if peer.name in trained:
             raise ConfigError(f"{at}: is also the name of a trained model; rename the peer")
         if peer.data not in data:
             raise ConfigError(f"{at}.data: no data set {peer.data!r} in this file; {nearest(peer.data, data)}")

@@ -42,14 +42,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  (a SafeLoader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{place}: is not valid YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(getattr(error, "problem", error)).split())
+        raise ConfigError(f"{place}: is not valid YAML: {reason}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: must be a mapping of keys to values at its top level")
     return plain(value)

@@ -88,22 +88,6 @@ def require_nodes(nodes: int, allocation: Allocation | None) -> None:
         )
 
 
-@dataclass(frozen=True)
-class LaunchRequest:
-    """`worker`: arguments of Python for each process; `threads` of each, 0 leaves their number to torchrun."""
-
-    nodes: int
-    processes_per_node: int
-    run_dir: Path
-    worker: tuple[str, ...]
-    threads: int = 0
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether there are several processes, and this is none of them."""
-        return self.nodes * self.processes_per_node > 1 and "RANK" not in os.environ
-
-
 class Ended(Exception):
     """The processes did not reach the end of the job; what the job's process has to say and to exit with."""
 
@@ -113,14 +97,19 @@ class Ended(Exception):
         self.failure_class = failure_class
 
 
-def launch(request: LaunchRequest) -> None:
-    """Run the processes to their end. Raises: LaunchError before they begin; Ended."""
-    allocation = Allocation.current()
-    require_nodes(request.nodes, allocation)
+def launch(
+    nodes: int, processes_per_node: int, run_dir: Path, worker: tuple[str, ...], threads_per_process: int = 0
+) -> None:
+    """Run the processes to their end. Raises: LaunchError before they begin; Ended.
 
-    with _folder(request, allocation) as path:
-        endpoint = f"{allocation.first_node()}:{_free_port()}" if allocation is not None and request.nodes > 1 else ""
-        job = NodeJob(path, 0, request.nodes, request.processes_per_node, request.worker, endpoint, request.threads)
+    `worker`: arguments of Python for each process; `threads_per_process`: 0 leaves their number to torchrun.
+    """
+    allocation = Allocation.current()
+    require_nodes(nodes, allocation)
+
+    with _folder(run_dir, nodes, allocation) as path:
+        endpoint = f"{allocation.first_node()}:{_free_port()}" if allocation is not None and nodes > 1 else ""
+        job = NodeJob(path, 0, nodes, processes_per_node, worker, endpoint, threads_per_process)
         code = _run_on_nodes(_srun(job, allocation.cpus_per_node)) if allocation and endpoint else supervise(job)
         end = LaunchFolder(path).verdict(code)
     if end.code != 0:
@@ -167,16 +156,16 @@ def _srun(job: NodeJob, cpus: int | None) -> list[str]:
 
 
 @contextmanager
-def _folder(request: LaunchRequest, allocation: Allocation | None) -> Iterator[Path]:
+def _folder(run_dir: Path, nodes: int, allocation: Allocation | None) -> Iterator[Path]:
     """An empty folder that all nodes see, deleted afterwards.
 
     Across nodes it is below the run directory and named after the Slurm job: what a killed attempt of it left goes.
     """
-    if request.nodes == 1 or allocation is None:
+    if nodes == 1 or allocation is None:
         with tempfile.TemporaryDirectory(prefix="implicit-llm-") as name:
             yield Path(name)
         return
-    path = (request.run_dir / f".launch-{allocation.job_id}").absolute()
+    path = (run_dir / f".launch-{allocation.job_id}").absolute()
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     try:

@@ -1,4 +1,4 @@
-"""A look at a machine before a long job: driver, PyTorch, kernels, process group, disk and environment, in seconds."""
+"""A look at a machine before a long job: environment, driver, kernels and disk, in seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import platform
 import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,17 +35,13 @@ class PreflightFailed(UserError):
 
 @dataclass(frozen=True)
 class Preflight:
-    """What a hardware class promises. `device`: auto, cpu or cuda; `kernels`: auto, torch or triton.
-
-    project: the folder of the workflow, whose library the environment must run; None for whatever it runs.
-    """
+    """What a hardware class promises. `device`: auto, cpu or cuda; `kernels`: auto, torch or triton."""
 
     hardware: str
     device: str
     kernels: str
     results: Path
     checkpoint_bytes: int
-    project: Path | None = None
 
     def run(self) -> dict[str, Any]:
         """What was found, by check, with the seconds that each took. Raises: PreflightFailed at the first bad one."""
@@ -55,7 +50,6 @@ class Preflight:
             self.environment,
             self.driver,
             self.kernel,
-            self.process_group,
             self.storage,
         )
         for check in checks:
@@ -65,24 +59,16 @@ class Preflight:
         return found
 
     def environment(self) -> dict[str, Any]:
-        """Versions of what training imports, and which copy of this library it is."""
+        """Versions of what training imports, and where this library is."""
         versions = {}
         for package in PACKAGES:
             try:
                 versions[package] = metadata.version(package)
             except metadata.PackageNotFoundError as error:
                 raise self._failed(
-                    f"{package} is not installed for {_python()}; install this project there: pip install --editable ."
+                    f"{package} is not installed for {sys.executable}; install this project there: pip install -e ."
                 ) from error
-        library = package_dir().resolve()
-        if self.project is not None and (self.project / library.name).is_dir():
-            expected = (self.project / library.name).resolve()
-            if library != expected:
-                raise self._failed(
-                    f"{_python()} runs {library} and not {expected}; type `pip install --editable {expected.parent}` "
-                    "in that environment"
-                )
-        return {"python": platform.python_version(), "versions": versions, "library": str(library)}
+        return {"python": platform.python_version(), "versions": versions, "library": str(package_dir().resolve())}
 
     def driver(self) -> dict[str, Any]:
         """Whether PyTorch sees what the class promises."""
@@ -134,31 +120,6 @@ class Preflight:
         worst = max(differences.values())
         return {"backend": backend, "triton": _version("triton"), "difference": float(f"{worst:.2g}")}
 
-    def process_group(self) -> dict[str, Any]:
-        """A world of one process with the library of the device."""
-        import torch
-        from torch import distributed as dist
-
-        device = self._device(torch)
-        backend = "nccl" if device == "cuda" else "gloo"
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
-                ones = torch.ones(8, device=device)
-                dist.all_reduce(ones)
-                total = float(ones.sum())
-                dist.destroy_process_group()
-            except (RuntimeError, ValueError, OSError) as error:
-                raise self._failed(
-                    f"no process group with {backend} ({_first_line(error)}); see NCCL_DEBUG=INFO, and set "
-                    "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME to the network interface of the nodes"
-                ) from error
-        if total != 8:
-            raise self._failed(
-                f"{backend} sums 8 ones to {total:g}; the library or the GPU is broken: try another node"
-            )
-        return {"backend": backend}
-
     def storage(self) -> dict[str, Any]:
         """Whether results can be written here, and the largest checkpoint twice."""
         probe = self.results / f".preflight-{socket.gethostname()}-{os.getpid()}"
@@ -182,7 +143,7 @@ class Preflight:
         return "cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu"
 
     def _no_gpu(self, torch: Any) -> str:
-        version = f"PyTorch {torch.__version__} of {_python()}"
+        version = f"PyTorch {torch.__version__} of {sys.executable}"
         if torch.version.cuda is None and torch.version.hip is None:
             return f"{version} is a build for CPUs; install the one for its GPUs there, as the files in envs/ do"
         if not any(Path(path).exists() for path in ("/dev/nvidia0", "/dev/kfd")):
@@ -227,10 +188,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _python() -> str:
-    return sys.executable
 
 
 def _first_line(error: BaseException) -> str:

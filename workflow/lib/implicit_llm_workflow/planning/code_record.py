@@ -13,10 +13,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_workflow.planning.code_digest import (
@@ -46,19 +45,6 @@ class CodeRecord:
     def digest(self) -> str:
         """The code digest."""
         return total_digest(self.files)
-
-
-@dataclass(frozen=True)
-class ChangedFile:
-    """A module or resource file that differs; `parts`: what of it, where that can be told."""
-
-    name: str
-    change: Literal["changed", "new", "gone"]
-    parts: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        what = ", ".join(self.parts) if self.change == "changed" else self.change
-        return f"{self.name} ({what})" if what else self.name
 
 
 def code_now(code: JobCode) -> CodeRecord:
@@ -91,9 +77,22 @@ def record_path(root: Path, digest: str) -> Path:
     return root / FOLDER / f"{digest[:DIGITS]}.json"
 
 
-def changed_files(old: CodeRecord, new: CodeRecord) -> list[ChangedFile]:
-    """By name. A module whose parts are all equal has them in another order."""
-    return list(_changed_files(old, new))
+def changed_files(old: CodeRecord, new: CodeRecord) -> list[str]:
+    """What differs: "module (function, CONSTANT)", "name (new)", "name (gone)", or the name of a resource file.
+
+    A module whose parts are all equal has them in another order, and is named alone.
+    """
+    found = []
+    for name in sorted({*old.files, *new.files}):
+        before, after = old.parts.get(name, {}), new.parts.get(name, {})
+        parts = [part for part in sorted({*before, *after}) if before.get(part) != after.get(part)]
+        if name not in old.files:
+            found.append(f"{name} (new)")
+        elif name not in new.files:
+            found.append(f"{name} (gone)")
+        elif old.files[name] != new.files[name]:
+            found.append(f"{name} ({', '.join(parts)})" if parts else name)
+    return found
 
 
 def parts_of(tree: ast.Module) -> dict[str, str]:
@@ -101,18 +100,6 @@ def parts_of(tree: ast.Module) -> dict[str, str]:
     texts: dict[str, list[str]] = {}
     _collect(tree, "", texts)
     return {name: hashlib.sha256("\n".join(text).encode()).hexdigest()[:DIGITS] for name, text in texts.items()}
-
-
-def _changed_files(old: CodeRecord, new: CodeRecord) -> Iterator[ChangedFile]:
-    for name in sorted({*old.files, *new.files}):
-        if name not in old.files:
-            yield ChangedFile(name, "new")
-        elif name not in new.files:
-            yield ChangedFile(name, "gone")
-        elif old.files[name] != new.files[name]:
-            before, after = old.parts.get(name, {}), new.parts.get(name, {})
-            parts = [part for part in sorted({*before, *after}) if before.get(part) != after.get(part)]
-            yield ChangedFile(name, "changed", tuple(parts))
 
 
 def _collect(node: ast.Module | ast.ClassDef, prefix: str, texts: dict[str, list[str]]) -> None:

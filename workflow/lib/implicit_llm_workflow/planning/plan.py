@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -16,7 +15,7 @@ from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity, again_file
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, MLFLOW, WORK
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.file_digests import FileDigests
@@ -32,7 +31,6 @@ RESULTS = Path("results")
 LOCAL_PROFILE = "profiles/local"
 DRIVER_RECORD = ".driver.json"  # beside the driver's lock: the profile that it runs with
 
-_ID = re.compile(r"[0-9a-f]{8,64}")  # the first digits of a fingerprint, or the id of an MLflow run
 
 # Jobs with more inputs are told them in a file: one word of a command holds 128 KB on Linux.
 MAX_INPUT_OPTIONS = 8
@@ -99,37 +97,19 @@ class Plan:
         record_code(self.root, map(self.code, self.nodes.values()), self.code_of)
 
     def find(self, target: str) -> Node:
-        """A node by key, run directory or manifest, by a fingerprint or MLflow run of it, an excerpt by name.
+        """A node by key, run directory or manifest, an excerpt by name.
 
         Raises: UnknownTarget; it names the nearest.
         """
         key = target.rstrip("/").removesuffix(f"/{MANIFEST}").removeprefix(f"{self.root.as_posix()}/")
         if key in self.experiment.excerpts:
             key = f"{EXCERPT}/{key}"
-        if _ID.fullmatch(key):
-            result = self.result_with(key)
-            key = next((name for name, item in self.nodes.items() if self._is_of(item, key, result)), key)
         if key not in self.nodes:
             hint = nearest(
                 key, self.nodes, f"`implicit-llm status --jobs --config {self.experiment.source}` lists them"
             )
             raise UnknownTarget(f"{target}: experiment {self.experiment.name} has no such job; {hint}")
         return self.nodes[key]
-
-    def result_with(self, digits: str) -> Path | None:
-        """The work folder of a result, also of former settings: by its fingerprint, or its first digits, or its MLflow
-        run. None where there is no such result."""
-        folders = (folder for node in self.nodes.values() for folder in (self.run_dir(node) / WORK).glob("*"))
-        for folder in folders:
-            is_fingerprint = folder.name.startswith(digits[:FINGERPRINT_DIGITS])
-            if is_fingerprint or read_object(folder / MLFLOW).get("run_id") == digits:
-                return folder
-        return None
-
-    def _is_of(self, node: Node, digits: str, result: Path | None) -> bool:
-        if result is not None:
-            return result.parent.parent == self.run_dir(node)
-        return self.identities[node.key].fingerprint.startswith(digits)
 
     def run_dir(self, node: Node) -> Path:
         return self.root / node.key

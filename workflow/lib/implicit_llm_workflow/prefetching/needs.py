@@ -46,8 +46,8 @@ class EvaluationData:
     """A data set of lm-eval, which goes to the cache of `datasets`."""
 
     dataset: str
-    config: str | None
-    revision: str | None
+    config: str | None = None
+    revision: str | None = None
 
 
 Need = BabiArchive | HubFiles | HubCheckpoint | LocalFile | EvaluationData
@@ -96,33 +96,18 @@ def _corpus_needs(corpus: Mapping[str, Any]) -> Iterator[Need]:
 
 
 @dataclass(frozen=True)
-class TaskData:
-    """The data set of a task of lm-eval."""
-
-    dataset: str
-    config: str | None = None
-    revision: str | None = None
-
-
-@dataclass(frozen=True)
 class EvaluationDataFile:
     """workflow/config/prefetch/evaluation-data.yaml: the kinds of evaluation that read data sets, and these by task."""
 
     kinds: tuple[str, ...]
-    tasks: Mapping[str, TaskData]
-
-
-def read_evaluation_data() -> EvaluationDataFile:
-    """The data sets of lm-eval's tasks. Raises: ConfigError."""
-    return fill(EvaluationDataFile, read_yaml(EVALUATION_DATA_FILE), str(EVALUATION_DATA_FILE))
+    tasks: Mapping[str, EvaluationData]
 
 
 def _evaluation_needs(config: Mapping[str, Any]) -> Iterator[Need]:
     """The data of the tasks that an evaluation names, of all tasks if it names none."""
-    values = read_evaluation_data()
+    values = fill(EvaluationDataFile, read_yaml(EVALUATION_DATA_FILE), str(EVALUATION_DATA_FILE))
     if config.get("kind") not in values.kinds:
         return
     for task in config.get("tasks") or values.tasks:
-        data = values.tasks.get(task)
-        if data is not None:
-            yield EvaluationData(data.dataset, data.config, data.revision)
+        if task in values.tasks:
+            yield values.tasks[task]

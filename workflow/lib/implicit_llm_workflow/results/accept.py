@@ -124,4 +124,4 @@ def code_changes(plan: Plan, key: str, recorded_code: str) -> tuple[str, ...] | 
     old = read_code_record(plan.root, recorded_code)
     if old is None:
         return None
-    return tuple(map(str, changed_files(old, code_now(plan.code(plan.nodes[key])))))
+    return tuple(changed_files(old, code_now(plan.code(plan.nodes[key]))))

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from implicit_llm_workflow.estimates.cost import Cost, CostModel
 from implicit_llm_workflow.planning.code_digest import JobCode
-from implicit_llm_workflow.planning.code_record import ChangedFile, changed_files, code_now, read_code_record
+from implicit_llm_workflow.planning.code_record import changed_files, code_now, read_code_record
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status
 from implicit_llm_workflow.results.status import STATE_STYLE
@@ -30,7 +30,7 @@ class CodeChange:
     module: str
     old: str
     new: str
-    files: tuple[ChangedFile, ...] | None
+    files: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def lines_below(explanation: Explanation) -> Iterator[str]:
         yield "Code that changed:"
     for change in changes:
         what = "what changed is not recorded for a result this old"
-        files = what if change.files is None else ", ".join(map(str, change.files))
+        files = what if change.files is None else ", ".join(change.files)
         yield f"  {change.module}: {files} ({change.old[:12]} -> {change.new[:12]})"
     if kept := explanation.kept:
         stages = ", ".join(f"{count:,} {stage}" for stage, count in Counter(job.stage for job in kept).items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -59,10 +58,6 @@ def find_garbage(plan: Plan) -> list[Garbage]:
             paths = former if run_dir in known else [(run_dir, UNKNOWN)]
             found += [Garbage(path, why, _size(path)) for path, why in paths]
     return found
-
-
-def remove(item: Garbage) -> None:
-    shutil.rmtree(item.path)
 
 
 def freeable(plan: Plan, targets: Iterable[str]) -> list[str]:

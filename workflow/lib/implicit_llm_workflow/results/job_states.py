@@ -126,12 +126,12 @@ def driver_of(plan: Plan) -> Holder | None:
     return holder_of(plan.root / DRIVER_LOCK)
 
 
-def observe(plan: Plan, keys: Iterable[str] | None = None, folder: Path | None = None) -> dict[str, ObservedJob]:
-    """The jobs of these keys; all of the plan without. `folder`: where the executor keeps its records."""
+def observe(plan: Plan, keys: Iterable[str] | None = None) -> dict[str, ObservedJob]:
+    """The jobs of these keys; all of the plan without."""
     statuses, driver = plan.look(), driver_of(plan)
     wanted = plan.nodes if keys is None else {key: plan.nodes[key] for key in keys}
     unfinished = [node for key, node in wanted.items() if statuses[key].state != "fresh"]
-    submitted = submitted_jobs(plan, unfinished, folder)
+    submitted = submitted_jobs(plan, unfinished)
     since = _modified(plan.root / DRIVER_LOCK) if driver is not None and driver.is_alive else None
     found: dict[str, ObservedJob] = {}
     for key, node in wanted.items():
@@ -150,13 +150,13 @@ def failed_preflights(plan: Plan) -> list[Path]:
     return [log for log in logs if not log.with_suffix(".json").exists() and last_lines(log, 1)]
 
 
-def submitted_jobs(plan: Plan, nodes: Iterable[Node], folder: Path | None = None) -> dict[str, Submitted]:
+def submitted_jobs(plan: Plan, nodes: Iterable[Node]) -> dict[str, Submitted]:
     """By key, those of the nodes that were ever submitted. Slurm is asked once, and only if something may still run."""
     from snakemake_executor_plugin_submitit import records
 
     home = plan.root.parent.parent.absolute()
     keys = {node.key: records.job_key(home / output for output in outputs_of(plan, node)) for node in nodes}
-    found = records.read_jobs(folder or home / records.DEFAULT_FOLDER, set(keys.values()))
+    found = records.read_jobs(home / records.DEFAULT_FOLDER, set(keys.values()))
     return {key: found[job] for key, job in keys.items() if job in found}
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_contracts.runs.run_directory import (
@@ -63,10 +62,6 @@ class Result:
     @property
     def fingerprint(self) -> str:
         return self.manifest.fingerprint
-
-    @property
-    def identity(self) -> Identity:
-        return Identity(self.manifest.stage, self.manifest.name, **self.manifest.identity)
 
     @property
     def root(self) -> Path:
@@ -137,7 +132,9 @@ class Lineage:
 def trace(artifact: Path) -> Lineage:
     """The lineage of a run directory, a manifest, or a file that a manifest records. Raises: NoLineage."""
     artifact = artifact.absolute()
-    manifest = next((path for path in _places(artifact) if path.is_file()), None)
+    manifest = next(
+        (folder / MANIFEST for folder in (artifact, *artifact.parents) if (folder / MANIFEST).is_file()), None
+    )
     if manifest is None:
         raise NoLineage(f"{artifact}: is in no run directory of a finished job; name a job, its folder or a file in it")
     top = Result.read(manifest)
@@ -150,11 +147,6 @@ def trace(artifact: Path) -> Lineage:
             runs[run.fingerprint] = run
             waiting += [found for item in run.manifest.upstream.values() if (found := index.find(item)) is not None]
     return Lineage(top, _record_of(artifact, top), runs)
-
-
-def _places(artifact: Path) -> list[Path]:
-    """Where the artifact's manifest may be: the nearest comes first, so a file below work/ has the manifest there."""
-    return [folder / MANIFEST for folder in (artifact, *artifact.parents)]
 
 
 def _record_of(artifact: Path, run: Result) -> str | None:

@@ -34,9 +34,8 @@ from implicit_llm_workflow.results.job_states import (
 from implicit_llm_workflow.results.text import MISSING, number_text, plain_table, share_text, time_text
 from implicit_llm_workflow.results.verify import rebuild_commands
 
-BAR_WIDTH, WIDE_BAR_WIDTH, WIDE = 14, 30, 110
+BAR_WIDTH = 20
 SHOWN_JOBS, SHOWN_FAILED = 20, 5  # the others are counted
-NARROW, SHORT_ID_DIGITS = 130, 8  # on fewer characters an MLflow run is named by its first digits
 STATE_STYLE = {
     "done": "green",
     "running": "bold cyan",
@@ -68,11 +67,9 @@ class Snapshot:
     failed_preflights: Sequence[Path]
 
     @classmethod
-    def take(
-        cls, plan: Plan, keys: Iterable[str], targets: tuple[str, ...], lines: int, folder: Path | None = None
-    ) -> Snapshot:
-        """Look at the jobs of `keys`. `folder`: where the executor keeps its records."""
-        jobs = job_states.observe(plan, keys, folder)
+    def take(cls, plan: Plan, keys: Iterable[str], targets: tuple[str, ...], lines: int) -> Snapshot:
+        """Look at the jobs of `keys`."""
+        jobs = job_states.observe(plan, keys)
         return cls(plan, jobs, job_states.driver_of(plan), targets, lines, job_states.failed_preflights(plan))
 
     def of(self, *states: str) -> list[ObservedJob]:
@@ -95,12 +92,12 @@ class Snapshot:
         return self.plan.command_for(self.plan.nodes[key] for key in self.targets)
 
 
-def view(snapshot: Snapshot, width: int) -> RenderableType:
-    """All of it; `width`: of what it is printed on, in characters."""
-    parts: list[RenderableType] = [Text(headline(snapshot)), stage_table(snapshot, width)]
+def view(snapshot: Snapshot) -> RenderableType:
+    """All of it."""
+    parts: list[RenderableType] = [Text(headline(snapshot)), stage_table(snapshot)]
     submitted = [job for job in snapshot.of("queued") if job.submitted is not None]
     if active := [*snapshot.of("running"), *submitted]:
-        parts += [Text(), _active_table(active, width)]
+        parts += [Text(), _active_table(active)]
     for log in snapshot.failed_preflights:
         head = Text.assemble(("failed preflight", STATE_STYLE["failed"]), f", which all jobs on {log.stem} wait for")
         parts += [Text(), head, *_log_parts(log, snapshot.lines)]
@@ -166,15 +163,14 @@ def _damaged_inputs(snapshot: Snapshot) -> list[str]:
     return [key for key in inputs if is_named[key] and Path(plan.manifest(plan.nodes[key])).exists()]
 
 
-def stage_table(snapshot: Snapshot, width: int) -> Table:
+def stage_table(snapshot: Snapshot) -> Table:
     """A row for each stage; only states that occur have a column."""
     stages = _counts_by_stage(snapshot)
     shown = [state for state in STATES if state != "done" and any(row[state] for row in stages.values())]
     right = ("done", "of", *shown)
     table = plain_table("stage", "", *right, whole=right, right=right)
     for stage, row in stages.items():
-        bar_width = WIDE_BAR_WIDTH if width >= WIDE else BAR_WIDTH
-        bar = ProgressBar(total=row.total(), completed=row["done"], width=bar_width, finished_style="green")
+        bar = ProgressBar(total=row.total(), completed=row["done"], width=BAR_WIDTH, finished_style="green")
         cells = [Text(f"{row[state]:,}", STATE_STYLE[state] if row[state] else "dim") for state in ("done", *shown)]
         table.add_row(stage, bar, cells[0], f"{row.total():,}", *cells[1:])
     return table
@@ -189,25 +185,21 @@ def job_table(snapshot: Snapshot) -> Table:
     return table
 
 
-def runs_table(jobs: Iterable[ObservedJob], width: int) -> Table:
-    """A row for each phase of a run; `width`: of what it is printed on, in characters."""
-    is_narrow = width < NARROW
+def runs_table(jobs: Iterable[ObservedJob]) -> Table:
+    """A row for each phase of a run."""
     right = ("step", *(heading for _, heading, _ in _METRICS), "age")
-    headings = ("run", "status", "phase", *right, "mlflow")
-    table = plain_table(*headings, whole=("status", *right, "mlflow"), right=right, collapse_padding=is_narrow)
+    table = plain_table("run", "status", "phase", *right, whole=("status", *right), right=right)
     for job in jobs:
         run, phase = run_and_phase(job.node.key)
         numbers = [show(job.metrics.get(name)) for name, _, show in _METRICS]
-        run_id = job.mlflow_run_id or MISSING
-        cells = [_step_text(job), *numbers, time_text(job.age_s), run_id[:SHORT_ID_DIGITS] if is_narrow else run_id]
-        table.add_row(escape(run), _state_text(job), escape(phase), *cells)
+        table.add_row(escape(run), _state_text(job), escape(phase), _step_text(job), *numbers, time_text(job.age_s))
     return table
 
 
-def _active_table(jobs: list[ObservedJob], width: int) -> Table:
+def _active_table(jobs: list[ObservedJob]) -> Table:
     """A row for each running or submitted job, with what it does, or the reason why it waits."""
     right = ("step", "", "rate", "left", "wrote", "job")
-    table = plain_table("active", *right, whole=right, right=right, collapse_padding=width < WIDE)
+    table = plain_table("active", *right, whole=right, right=right, collapse_padding=True)
     table.columns[0].min_width = 16
     table.add_column("now", overflow="ellipsis", no_wrap=True)
     for job in jobs[:SHOWN_JOBS]:

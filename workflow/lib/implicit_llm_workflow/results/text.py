@@ -11,7 +11,6 @@ from implicit_llm_workflow.estimates.cost import Cost
 
 MISSING = "-"
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
-_NAMES = {"gpu": "GPU", "cpu": "CPU"}
 
 
 def plain_table(*headings: str, whole: Collection[str] = (), right: Collection[str] = (), **options: Any) -> Table:
@@ -72,10 +71,7 @@ def total_text(costs: Iterable[Cost]) -> str:
 
 
 def duration_text(hours: float, unit: str) -> str:
-    """ "12 s CPU", "3.4 min CPU", "120 GPU-hours"."""
-    seconds = hours * 3600
-    if unit == "gpu" and hours >= 0.1:
-        return f"{hours:,.3g} GPU-hours" if hours < 1000 else f"{hours:,.0f} GPU-hours"
-    if seconds < 100:
-        return f"{seconds:.2g} s {_NAMES[unit]}"
-    return f"{seconds / 60:.3g} min {_NAMES[unit]}" if hours < 2 else f"{hours:,.3g} h {_NAMES[unit]}"
+    """ "12 s CPU", "3.4 h CPU", "120 GPU-hours"."""
+    if unit == "cpu" or hours < 0.1:
+        return f"{time_text(3600 * hours)} {unit.upper()}"
+    return f"{number_text(hours, 3)} GPU-hours"
