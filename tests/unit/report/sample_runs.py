@@ -23,7 +23,6 @@ from implicit_llm_report.inputs.frame import frame_of
 from implicit_llm_report.inputs.given import Given
 from implicit_llm_report.inputs.published import Published
 from implicit_llm_report.inputs.sources import ReportInputs
-from implicit_llm_report.inputs.suites import load_suites
 from implicit_llm_report.inputs.training_runs import TrainingRun
 
 Record = dict[str, Any]
@@ -111,7 +110,7 @@ def given_of(records: Mapping[str, Sequence[Record]], training: Sequence[Trainin
     }
     frame = frame_of(known, {}, config.get("headline_mode"), training)
     inputs = ReportInputs(tuple(training), {}, frame=frame)
-    return Given(inputs, ReportConfig(**config), Published({}), load_suites())
+    return Given(inputs, ReportConfig(**config), Published({}))
 
 
 def jobs_of(inputs: Mapping[str, Input], missing: Sequence[str] = ()) -> Record:

@@ -10,10 +10,11 @@ import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.journal import Point
-from implicit_llm_report.claims.claims import Claim, Condition, Judgement, load_claims
+from implicit_llm_report.claims.claims import Claim, Judgement, load_claims
 from implicit_llm_report.claims.claims import judge as judge_found
 from implicit_llm_report.claims.measure import Measure, find
-from implicit_llm_report.config import MinimumLayersConfig, ReportError
+from implicit_llm_report.config import Job, MinimumLayersConfig, MissingResult, ReportConfig, ReportError
+from implicit_llm_report.inputs.missing import missing_records
 from implicit_llm_report.inputs.training_runs import Phase, Solver, TrainingRun
 from tests.unit.report.sample_runs import Record, given_of
 
@@ -31,14 +32,15 @@ IMPLICIT = EXPLICIT | {
     "run": "m-implicit", "phase": "free", "solver": Solver("fixed_point", 24, 4), "is_implicit": True,
     "mode": "blockwise", "perplexity": 18.0, "num_parameters": 1050, "train_flops": 4e12,
 }  # fmt: skip
+SETTLED = {"measure": "convergence", "convergence": {"f_evaluations": [1, 8], "agreement_with_last": [1.0, 1.0]}}
 BOUNDED = IMPLICIT | {"phase": "bounded", "solver": Solver("fixed_point", 4, 1), "perplexity": 19.0}
 CLAIMS = {claim.id: claim for claim in load_claims()}
-AT_LEAST, AT_MOST = {"at_least": 0.9}, {"at_most": 0.5}
+AT_LEAST, AT_MOST = ">= 0.9", "<= 0.5"
 
 
 def judge(
     measure: Record,
-    bound: Record,
+    bound: str,
     records: Sequence[Record],
     *,
     training: Sequence[TrainingRun] = (),
@@ -46,7 +48,7 @@ def judge(
     **config: Any,
 ) -> Judgement:
     chosen = Measure(**({"metric": "accuracy_last10"} | measure))
-    claim = Claim("id", "statement", "paper", "Fig. 3", None, None, ("demo",), chosen, Condition(**bound))
+    claim = Claim("id", "statement", "paper", "Fig. 3", None, None, ("demo",), chosen, bound)
     given = given_of({chosen.kind: list(records)}, training, **config)
     return judge_found(claim, find(chosen, given.frame), scale)
 
@@ -78,7 +80,7 @@ def seeds(record: Record, *values: float | None, metric: str = "perplexity") -> 
     ],
 )
 def test_the_best_or_the_worst_run_decides_and_a_missing_number_never_helps(
-    bound: Record, values: dict[str, float | None], verdict: str, shown: float | None
+    bound: str, values: dict[str, float | None], verdict: str, shown: float | None
 ) -> None:
     judgement = judge({}, bound, runs(**values))
     assert (judgement.verdict, judgement.spread.mean) == (verdict, shown)
@@ -160,6 +162,41 @@ def test_derived_numbers_are_rows_of_the_frame() -> None:
     late = {"f_evaluations": [8, 16], "agreement_with_last": [0.9, 1.0]}  # nothing after a quarter of the iterations
     missing = of_claim("few-tokens-need-all-iterations", [record | {"convergence": late}], "duality")
     assert (missing.spread.values, missing.spread.num_missing) == ((), 1)
+
+
+SIMULTANEOUS = [{"name": mode, "eval_mode": mode} for mode in ("simultaneous", "sequential")]
+PAIR = {"measure": "pair", "eval_mode": "simultaneous", "against": "sequential", "token_agreement": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("claim", "config", "there"),
+    [
+        ("duality-of-language-models", {"kind": "duality", "modes": SIMULTANEOUS, "lengths": [8]}, PAIR),
+        ("few-tokens-need-all-iterations", {"kind": "duality", "modes": SIMULTANEOUS, "lengths": [8]}, SETTLED),
+        ("iteration-contracts", {"kind": "jacobian"}, {"setting": "trained", "f_radius": 0.5}),
+        ("jacobian-formula", {"kind": "jacobian"}, {"is_checked": True, "relative_difference": 1e-9}),
+    ],
+)
+def test_a_claim_about_all_runs_is_missing_while_a_run_has_no_result(claim: str, config: Record, there: Record) -> None:
+    record = {"role": "evaluate:m", "run": "m", "is_implicit": True} | there
+    assert of_claim(claim, [record], config["kind"]).verdict == "holds"
+    item = MissingResult("j", "lost", "failed", "", "", config, {"text-test": {}}, is_implicit=True)
+    report = ReportConfig("demo", jobs={"lost": Job("n", 0, "free", "x")}, missing=(item,))
+    lost = [found for _, found in missing_records(report, {})]
+    assert of_claim(claim, [record, *lost], config["kind"]).verdict == "missing"
+
+
+def test_a_missing_downstream_result_is_missing_in_its_columns_and_their_average() -> None:
+    config = {
+        "kind": "lm_eval",
+        "modes": SIMULTANEOUS[:1],
+        "tasks": ["local_last_word", "local_continuation", "local_cloze"],
+    }
+    item = MissingResult("j", "lost", "failed", "", "", config, {}, is_implicit=True)
+    report = ReportConfig("demo", jobs={"lost": Job("n", 0, "free", "x")}, missing=(item,))
+    frame = given_of({"lm_eval": [found for _, found in missing_records(report, {})]}).frame
+    assert {"last word", "cloze", "average"} <= set(frame["column"].dropna())
+    assert frame["value"].isna().all()
 
 
 def test_records_of_a_seed_are_averaged_and_a_seed_is_missing_only_if_none_has_a_number() -> None:
@@ -269,7 +306,7 @@ def test_the_worst_size_decides_and_a_length_factor_takes_the_longer_rows_of_bot
 def trained(record: Record, last_loss: float) -> TrainingRun:
     points = tuple(Point(step=step, values={"loss": loss}, time="") for step, loss in ((50, 1.0), (100, last_loss)))
     phase = Phase("train", record["phase"], 0, 100, None, points)
-    return TrainingRun(record["run"], 0, (phase,), "language_model", record["model_type"], record["num_parameters"])
+    return TrainingRun(record["run"], 0, (phase,), "language_model")
 
 
 def test_language_models_that_compete_are_chosen_by_the_training_loss_at_the_end() -> None:
@@ -285,7 +322,7 @@ def test_language_models_that_compete_are_chosen_by_the_training_loss_at_the_end
 def test_branches_of_a_curriculum_are_told_by_the_share_of_their_bounded_phase() -> None:
     phases = [Phase("train:b", "bounded", 0, 100, {"max_iter": 4}, (), "trunk")]
     phases += [Phase(f"train:{n}", f"free-{n}", n, 100, {"max_iter": 24}, (), f"f{n}", "trunk") for n in (70, 80, 90)]
-    run = TrainingRun("m-implicit", 0, tuple(phases), "language_model", "implicit_mamba2", 1000)
+    run = TrainingRun("m-implicit", 0, tuple(phases), "language_model")
     branches = [IMPLICIT | {"phase": f"free-{n}", "perplexity": p} for n, p in ((70, 20.0), (80, 18.0), (90, 19.0))]
     judgement = compare("eighty-percent-bounded", *branches, BOUNDED | {"perplexity": 1.0}, training=[run])
     assert (judgement.verdict, judgement.spread.mean) == ("holds", pytest.approx(18 / 19))
@@ -378,13 +415,14 @@ def test_downstream_columns_are_compared_for_every_pair_of_seeds(name: str, task
 def test_the_projects_claims_can_be_read_and_name_a_mark_for_what_is_published() -> None:
     assert {claim.origin for claim in CLAIMS.values()} == {"paper", "project"}
     assert all(claim.mark for claim in CLAIMS.values() if claim.published)
+    assert len(CLAIMS) == len(load_claims())  # by id
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         ("claims: [{id: a, metrics: b}]", "unknown key 'metrics'"),
-        ("nothing: 1", "no list `claims`"),
+        ("nothing: 1", "unknown key 'nothing'"),
         ("claims: [", "not valid YAML"),
     ],
 )

@@ -154,11 +154,14 @@ def test_the_figure_has_the_average_against_iterations_with_explicit_models_besi
     assert not any("@" in row["mode"] for row in rows_of(made))
 
 
-def test_fewer_documents_than_others_saw_are_told(tmp_path: Path) -> None:
+def test_each_model_says_how_many_documents_it_saw(tmp_path: Path) -> None:
     def short(record: Record) -> Record:
         return record | {"num_documents": 16} if record["mode"] == "sequential" else record
 
-    assert "first 16 only" in (make_report(tmp_path, change=short) / "index.html").read_text()
+    assert (
+        "sequential, 2 seeds, 226,000 parameters, 16 documents"
+        in (make_report(tmp_path, change=short) / "index.html").read_text()
+    )
 
 
 def test_a_task_that_no_suite_has_gets_columns_of_its_own(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from implicit_llm_report import stage
-from implicit_llm_report.figures.by_position import joined
+from implicit_llm_report.figures.by_position import perplexity_by_position
 from implicit_llm_report.inputs.frame import frame_of, groups
 from implicit_llm_report.inputs.published import load_published
-from implicit_llm_report.inputs.suites import load_suites
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_babi_runs, make_language_runs
-from tests.unit.report.sample_runs import Record, finish, make_context
+from tests.unit.report.sample_runs import Record, finish, given_of, make_context
 
 MAMBA2 = family("mamba2", "implicit_mamba2", seeds=(0, 1))[:2]
 PAIRS = (("blockwise", "sequential"), ("simultaneous", "sequential"), ("simultaneous", "blockwise"))
@@ -119,7 +119,7 @@ def test_published_agreement_stands_beside_simultaneous_against_sequential_at_it
 
 
 def test_published_agreement_is_marked_as_from_a_secondary_source() -> None:
-    (number,) = load_published(load_suites()).duality
+    (number,) = load_published().duality
     assert (number.value, number.num_tokens, number.mark) == (0.976, 3_000_000, "secondary")
     explicit = {
         "role": "r",
@@ -164,18 +164,14 @@ def test_perplexity_by_position_shows_the_longest_rows_and_all_modes_of_the_last
     assert ">512</text>" in figure
 
 
-def test_bins_of_few_tokens_are_drawn_with_their_neighbours_weighted_by_tokens() -> None:
-    curve = {
-        "start": [1, 2, 3, 5],
-        "end": [1, 2, 4, 8],
-        "loss": [4.0, 3.0, 2.0, 1.0],
-        "num_tokens": [100, 200, 300, 50],
-    }
-    middles, losses = joined(curve)
-    assert middles.tolist() == pytest.approx([2**0.5, 24**0.5])
-    assert losses.tolist() == pytest.approx([1000 / 300, 650 / 350])
-    few = {key: values[:1] for key, values in curve.items()}
-    assert joined(few)[1].tolist() == [4.0]
+def test_bins_of_few_tokens_are_left_out() -> None:
+    curve = {"start": [1, 2, 3], "end": [1, 2, 4], "loss": [4.0, 3.0, 2.0], "num_tokens": [100, 256, 300]}
+    record = {"role": "r", "run": "x", "seed": 0, "data": "d", "length": 4, "mode": "parallel", "perplexity": 2.0}
+    figure = perplexity_by_position(given_of({"perplexity": [record | {"loss_by_position": curve}]}))
+    assert figure is not None
+    axis = Figure().subplots()
+    figure.panels[0].draw(axis)
+    assert [line.get_xdata().tolist() for line in axis.lines] == [pytest.approx([2.0, 12**0.5])]
 
 
 def test_record_without_a_curve_is_named_as_missing(tmp_path: Path) -> None:

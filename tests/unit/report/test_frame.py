@@ -45,7 +45,7 @@ def test_every_number_of_every_file_is_a_row_with_what_it_is_of(tmp_path: Path) 
 
 def test_a_missing_result_is_a_row_with_its_reason_and_no_value(tmp_path: Path) -> None:
     roles = make_runs(tmp_path / "words", WORDS)
-    config = {"kind": "word_problem", "modes": [{"name": mode} for mode in MODES]}
+    config = {"kind": "word_problem", "modes": [{"name": mode, "eval_mode": "simultaneous"} for mode in MODES]}
     item = {"job": "x", "role": LOST, "state": "failed", "why": "out of memory", "command": "y", "is_implicit": True}
     item |= {"config": config, "data": {"a5-test-L16-h0.2": {"group": "A5", "monoid": "none", "length": 16}}}
     del roles[LOST]

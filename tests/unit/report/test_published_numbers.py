@@ -23,7 +23,7 @@ from implicit_llm_report.sections import published_files, published_rows
 
 FREE = Solver("fixed_point", 24, 4)
 SUITES = load_suites()
-PUBLISHED = load_published(SUITES)
+PUBLISHED = load_published()
 
 
 def rows(given: Given) -> dict[str, dict[str, str]]:
@@ -33,11 +33,12 @@ def rows(given: Given) -> dict[str, dict[str, str]]:
 
 def inputs(records: dict[str, Any] | None = None) -> Given:
     read = ReportInputs((), {}, frame=frame_of(records or {}, {}))
-    return Given(read, ReportConfig("paper"), PUBLISHED, SUITES)
+    return Given(read, ReportConfig("paper"), PUBLISHED)
 
 
 def test_every_entry_has_a_source_a_mark_that_is_explained_and_a_number_or_words() -> None:
     assert set(PUBLISHED.marks) == set(MARK_WORDS)
+    assert len({entry.id for entry in PUBLISHED.entries}) == len(PUBLISHED.entries)
     for entry in PUBLISHED.entries:
         assert entry.id
         assert entry.source
@@ -114,5 +115,5 @@ def test_a_damaged_entry_is_refused_with_file_and_key(tmp_path: Path, change: di
     path = tmp_path / "published.yaml"
     path.write_text(f"marks: {{paper: x, not_known: y}}\nnumbers: []\nfacts: [{{{words}}}]\n")
     with pytest.raises(ConfigError, match=re.escape(named)) as caught:
-        load_published(SUITES, path)
+        load_published(path)
     assert str(path) in str(caught.value)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from implicit_llm_report import stage
-from implicit_llm_report.figures.axes import power_of_ten
 from implicit_llm_report.figures.word_problems import without_fraction_sweep
 from implicit_llm_report.inputs.frame import model_titles, serial_steps, short_count
 from tests.unit.report.sample_language_runs import LanguageRun, make_language_runs
@@ -138,8 +137,3 @@ def test_published_ladder_is_kept_apart_and_implicit_models_join_explicit_ones_o
 @pytest.mark.parametrize(("count", "words"), [(131_600_000, "131.6M"), (207e9, "207B"), (41_856, "41.86k"), (12, "12")])
 def test_counts_are_short(count: float, words: str) -> None:
     assert short_count(count) == words
-
-
-@pytest.mark.parametrize(("value", "words"), [(1e15, "10¹⁵"), (2e15, "2·10¹⁵"), (1000.0, "10³"), (3e-4, "3·10⁻⁴")])
-def test_powers_of_ten_are_raised(value: float, words: str) -> None:
-    assert power_of_ten(value) == words

@@ -25,7 +25,7 @@ def phase(name: str, first: int, end: int, solver: dict, **changes: object) -> P
 
 
 TRUNK, BRANCH = phase("bounded", 0, 1000, BOUNDED), phase("free-80", 800, 1000, FREE, start="bounded")
-RUN = TrainingRun("run", 0, (TRUNK, BRANCH), "language_model", "implicit_mamba2", 100)
+RUN = TrainingRun("run", 0, (TRUNK, BRANCH), "language_model")
 
 
 def test_a_branch_goes_along_its_trunk_up_to_its_first_step_and_the_trunk_goes_on() -> None:

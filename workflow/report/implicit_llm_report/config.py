@@ -110,8 +110,6 @@ def read_yaml(path: Path) -> Any:
     """Plain values of a YAML file. Raises: ReportError naming file and line."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506  (a SafeLoader)
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be read ({error.strerror}); check the installation") from error
     except yaml.YAMLError as error:
         first_line = " ".join(str(error).split())
         raise ReportError(f"{path}: is not valid YAML: {first_line}") from error

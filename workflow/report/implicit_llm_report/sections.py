@@ -99,23 +99,14 @@ def _function(name: str) -> Callable[[Given], Figure | None]:
 def sections_of(given: Given) -> dict[str, Section]:
     """By name, those that have something to show, of those that the configuration asks for."""
     asked, found = tuple(ROWS) if given.config.is_whole else given.config.tables or (), {}
-    lost = {str(item.config.get("kind")) for item in given.config.missing}
-    lost |= {"swept" for item in given.config.missing if item.is_implicit and item.config.get("sweep")}
     for name, rows_of in ROWS.items():
         if name not in asked:
             continue
         entry, rows = registry().tables[name], rows_of(given)
         tables = tables_of(entry, rows)
-        if tables or _is_lost(name, given, lost):
+        if tables or (name == "minimum-layers" and given.config.minimum_layers is not None):
             found[name] = Section(name, tables, files_of(tables, given.published))
     return found
-
-
-def _is_lost(name: str, given: Given, lost: set[str]) -> bool:
-    """Whether a table is declared that has none of its results."""
-    if name == "minimum-layers":
-        return given.config.minimum_layers is not None
-    return "swept" in lost if name == "test-time" else name == "jacobian" and name in lost
 
 
 def missing_files(given: Given) -> dict[str, str]:

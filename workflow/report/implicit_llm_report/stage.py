@@ -17,7 +17,6 @@ from implicit_llm_report.figures.svg import drawn, file_svg
 from implicit_llm_report.inputs.given import Given
 from implicit_llm_report.inputs.published import load_published
 from implicit_llm_report.inputs.sources import load_inputs
-from implicit_llm_report.inputs.suites import load_suites
 from implicit_llm_report.page import latex_numbers
 from implicit_llm_report.page.page import PageContent, render
 from implicit_llm_report.registry import caption_of
@@ -38,8 +37,7 @@ def run(context: StageContext) -> StageResult:
         raise ReportError(
             "report: no inputs; add --input ROLE=DIR with the run directories of evaluations and training phases"
         )
-    suites = load_suites()
-    given = Given(load_inputs(context.inputs, config), config, load_published(suites), suites)
+    given = Given(load_inputs(context.inputs, config), config, load_published())
     claims = load_claims()
     is_papers = any(config.experiment in claim.scales for claim in claims)
     judgements = [judge(claim, find(claim.measure, given.frame), config.experiment) for claim in claims if is_papers]

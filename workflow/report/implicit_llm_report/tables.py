@@ -47,6 +47,9 @@ TASK_NAMES = {  # of CatbAbI: Weston et al. 2015, Table 1
     "16": "basic induction", "17": "positional reasoning", "18": "size reasoning", "19": "path finding",
     "20": "agent's motivations",
 }  # fmt: skip
+COUNTS = {
+    "num_parameters": "parameters", "num_samples": "samples", "num_tokens": "tokens read", "num_documents": "documents",
+}  # fmt: skip
 PROTOCOL_WORDS = {"windowed": "every row from an empty state", "carried": "state carried over all stories"}
 
 
@@ -93,19 +96,6 @@ class Table:
             return self
         return replace(self, side=self.top, top=self.side, cells=list(zip(*self.cells, strict=True)))
 
-    def most_tokens(self, cell: Cell) -> int:
-        """The most tokens or documents behind a cell of its column: with fewer it is not to be compared with those."""
-        column = next(index for row in self.cells for index, one in enumerate(row) if one is cell)
-        return max(num_read(row[column]) for row in self.cells)
-
-
-def num_read(cell: Cell) -> int:
-    """How many tokens or documents of a test a model read: the most of its seeds, zero where all are missing."""
-    if cell.group is None:
-        return 0
-    counts = zip(cell.group.rows["num_documents"], cell.group.rows["num_tokens"], strict=True)
-    return max(documents or tokens or 0 for documents, tokens in counts)
-
 
 def tables_of(entry: Entry, rows: pd.DataFrame) -> list[Table]:
     """The tables of an entry of the registry, of its rows of the frame."""
@@ -118,7 +108,7 @@ def _table(entry: Entry, test: Group) -> Table:
     side = [_head(model, metrics[0] if metrics else _metric(model)) for model in models]
     if entry.across is None:
         cells = [[Cell(model, metric, entry.over) for metric in metrics] for model in models]
-        return Table(title_of(test, entry), side, [Head(head) for head in entry.metrics.values()], cells)
+        return Table(title_of(test, entry.by), side, [Head(head) for head in entry.metrics.values()], cells)
     values = in_order(test.rows[entry.across].dropna())
     found = [
         [Cell(model.cells(entry.across).get(value), metrics[0] if metrics else "") for value in values]
@@ -133,16 +123,16 @@ def _table(entry: Entry, test: Group) -> Table:
     trained = (
         frozenset(_words("length", n) for n in test.rows["train_length"].dropna()) if entry.across == "length" else ()
     )
-    return Table(title_of(test, entry), side, top, found, frozenset(trained), entry.foot)
+    return Table(title_of(test, entry.by), side, top, found, frozenset(trained), entry.foot)
 
 
 def _metric(group: Group | None) -> str:
     return "" if group is None else next(metric for metric in group.metrics if metric not in COSTS)
 
 
-def title_of(test: Group, entry: Entry) -> str:
-    """ "S5, 20 % hard, length 128": what the rows of a table or panel share."""
-    return ", ".join(words for column in entry.by if (words := _words(column, getattr(test, column), test)))
+def title_of(test: Group, by: Sequence[str]) -> str:
+    """ "S5, 20 % hard, length 128": what the rows of a table or panel share, which agree in the columns `by`."""
+    return ", ".join(words for column in by if (words := _words(column, getattr(test, column), test)))
 
 
 def _words(column: str, value: Any, test: Group | None = None) -> str:
@@ -170,9 +160,9 @@ def _head(model: Group, metric: str) -> Head:
     mode = f"{model.base or model.mode or ''}" + (f" against {model.against}" if model.against else "")
     by_seed = model.by_seed(metric)
     seeds = None if set(by_seed) == {None} else seeds_words(Spread.of(by_seed.values()))
-    counts = {"parameters": model.num_parameters, "samples": model.num_samples}
     tokens = None if model.train_tokens is None else f"{short_count(model.train_tokens)} training tokens"
-    notes = [mode, seeds, *(f"{count:,} {name}" for name, count in counts.items() if count is not None), tokens]
+    counts = [f"{count:,} {words}" for name, words in COUNTS.items() if (count := getattr(model, name)) is not None]
+    notes = [mode, seeds, *counts, tokens]
     if model.is_hard is not None:
         notes.append("hard tokens" if model.is_hard else "identity tokens")
     notes.append(None if model.source is None else source_words(model.source))

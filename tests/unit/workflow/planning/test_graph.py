@@ -124,7 +124,6 @@ def test_the_figures_and_tables_are_those_of_what_is_evaluated(tiny: ExperimentF
         "perplexity-by-length",
         "perplexity-by-position",
         "curriculum",
-        "loss-by-tokens",
         "loss-by-flops",
         "accuracy-by-babi-task",
         "training-curves",
@@ -137,4 +136,4 @@ def test_the_figures_and_tables_are_those_of_what_is_evaluated(tiny: ExperimentF
     language.path.write_text(text[: text.index("evaluations:")])
     assert report_tables(language.load()) == ["published"]
     training = ["training-curves", "solver-health", "spectral-radius"]
-    assert report_figures(language.load()) == ["loss-by-tokens", "loss-by-flops", *training]
+    assert report_figures(language.load()) == ["loss-by-flops", *training]

@@ -12,6 +12,8 @@ number never helps: the claim is then "missing", unless another model refutes it
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any, Final, Literal
 
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.claims.measure import Found, Measure
-from implicit_llm_report.config import ReportError, read_yaml
+from implicit_llm_report.config import read_yaml
 from implicit_llm_report.inputs.frame import Spread
 from implicit_llm_report.inputs.published import Mark
 
@@ -30,46 +32,16 @@ FAILS: Final = "fails"
 NOT_RUN: Final = "not run at this scale"
 MISSING: Final = "missing"
 RANKS: dict[Verdict, int] = {MISSING: -1, FAILS: 0, BORDERLINE: 1, HOLDS: 2}
+SIGNS = {">=": ("≥", operator.ge), "<=": ("≤", operator.le), ">": (">", operator.gt), "<": ("<", operator.lt)}
 Z_95 = 1.96  # standard deviations that leave 5 % outside
 
 
 @dataclass(frozen=True)
-class Condition:
-    """What must be true of the number: exactly one bound; `above` and `below` are of every pair of seeds."""
-
-    at_least: float | None = None
-    at_most: float | None = None
-    above: float | None = None
-    below: float | None = None
-
-    def __post_init__(self) -> None:
-        if sum(bound is not None for bound in (self.at_least, self.at_most, self.above, self.below)) != 1:
-            raise ValueError("give exactly one of at_least, at_most, above and below")
-
-    def margin(self, value: float) -> float:
-        """By how much the bound is kept; negative where it is not."""
-        if self.at_least is not None or self.above is not None:
-            return value - (self.above if self.at_least is None else self.at_least)  # type: ignore[operator]
-        return (self.below if self.at_most is None else self.at_most) - value  # type: ignore[operator]
-
-    def keeps(self, value: float) -> bool:
-        return self.margin(value) >= 0 if self.above is None and self.below is None else self.margin(value) > 0
-
-    def verdict(self, values: Sequence[float]) -> Verdict:
-        """Of the ends of an interval, or of the seeds; at least one."""
-        kept = [self.keeps(value) for value in values]
-        return HOLDS if all(kept) else BORDERLINE if any(kept) else FAILS
-
-    @property
-    def text(self) -> str:
-        if self.at_least is not None or self.at_most is not None:
-            return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
-        return (f"> {self.above:g}" if self.above is not None else f"< {self.below:g}") + " for every pair of seeds"
-
-
-@dataclass(frozen=True)
 class Claim:
-    """A checkable statement. `origin`: the paper's own, or one of this project; `scales`: where it can be judged."""
+    """A checkable statement. `origin`: the paper's own, or one of this project; `scales`: where it can be judged.
+
+    holds_if: a bound on the number, ">= 0.95"; the bounds > and < are of every pair of seeds.
+    """
 
     id: str
     statement: str
@@ -79,13 +51,35 @@ class Claim:
     mark: Mark | None
     scales: tuple[str, ...]
     measure: Measure
-    holds_if: Condition
+    holds_if: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[<>]=? -?[\d.]+(e-?\d+)?", self.holds_if):
+            raise ValueError(f"holds_if: {self.holds_if!r} is no bound; give one such as '>= 0.95'")
 
     @property
     def speaks_for_best(self) -> bool:
         """Whether one run that does it is enough."""
-        can_be_done = self.measure.against is None and self.holds_if.at_least is not None
+        can_be_done = self.measure.against is None and self.holds_if.startswith(">=")
         return self.measure.speaks == "best" or (self.measure.speaks is None and can_be_done)
+
+    @property
+    def condition(self) -> str:
+        """The bound in words."""
+        sign, bound = self.holds_if.split()
+        words = f"{SIGNS[sign][0]} {float(bound):g}"
+        return words if "=" in sign else f"{words} for every pair of seeds"
+
+    def margin(self, value: float) -> float:
+        """By how much the bound is kept; negative where it is not."""
+        sign, bound = self.holds_if.split()
+        return value - float(bound) if ">" in sign else float(bound) - value
+
+    def verdict(self, values: Sequence[float]) -> Verdict:
+        """Of the ends of an interval, or of the seeds; at least one."""
+        sign, bound = self.holds_if.split()
+        kept = [SIGNS[sign][1](value, float(bound)) for value in values]
+        return HOLDS if all(kept) else BORDERLINE if any(kept) else FAILS
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,7 @@ class Judgement:
             "where": self.claim.where,
             "published": self.claim.published,
             "mark": self.claim.mark,
-            "condition": self.claim.holds_if.text,
+            "condition": self.claim.condition,
             "verdict": self.verdict,
             "measured": {"mean": self.spread.mean, "low": self.spread.low, "high": self.spread.high},
             "num_seeds": evidence.num_seeds if evidence else 0,
@@ -133,17 +127,14 @@ class Judgement:
 CLAIMS = Path(__file__).with_name("claims.yaml")
 
 
+@dataclass(frozen=True)
+class _Claims:
+    claims: tuple[Claim, ...]
+
+
 def load_claims(path: Path = CLAIMS) -> tuple[Claim, ...]:
     """Read the file. Raises: UserError naming file and key."""
-    content = read_yaml(path)
-    if not isinstance(content, dict) or not isinstance(content.get("claims"), list):
-        raise ReportError(f"{path}: has no list `claims`; see its first lines for the form")
-    claims = tuple(fill(Claim, entry, f"{path}: claims[{index}]") for index, entry in enumerate(content["claims"]))
-    ids = [claim.id for claim in claims]
-    for name in ids:
-        if ids.count(name) > 1:
-            raise ReportError(f"{path}: the claim id {name} is used twice; give every claim an id of its own")
-    return claims
+    return fill(_Claims, read_yaml(path), str(path)).claims
 
 
 def judge(claim: Claim, found: Sequence[Found], scale: str) -> Judgement:
@@ -152,10 +143,10 @@ def judge(claim: Claim, found: Sequence[Found], scale: str) -> Judgement:
         return Judgement(claim, NOT_RUN)
 
     def verdict_on(item: Found) -> Verdict:
-        return MISSING if item.spread.mean is None else claim.holds_if.verdict(interval(item) or item.spread.values)
+        return MISSING if item.spread.mean is None else claim.verdict(interval(item) or item.spread.values)
 
     def rank(item: Found) -> tuple[int, float]:
-        return RANKS[verdict_on(item)], claim.holds_if.margin(item.spread.mean or 0.0)
+        return RANKS[verdict_on(item)], claim.margin(item.spread.mean or 0.0)
 
     lacking = [item for item in found if item.is_lacking]
     of_run = {item.run: [other for other in found if other.run == item.run] for item in found}

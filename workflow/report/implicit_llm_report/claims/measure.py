@@ -10,8 +10,9 @@ are of one run and so share their start. The value of a seed with several record
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from implicit_llm_report.inputs.frame import (
     Spread,
     groups,
     is_close,
+    roles_of,
     seeds_words,
     shares_of,
 )
@@ -36,7 +38,6 @@ EQUAL = {"num_parameters": 0.1, "train_tokens": 0.01, "train_flops": 0.1}
 CELL = ("name", "data", "protocol", "length", "mode", "against", "column", "swept", "at")
 COUNTED = ("accuracy_last10", "accuracy_sequence", "accuracy_token")  # shares of what was asked
 WORDS = {"difference": "minus", "ratio": "over", "tasks": "against"}
-ByTask = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -98,24 +99,24 @@ class Found:
 
 @dataclass(frozen=True)
 class Choice:
-    """The cell that represents its rivals, None where nothing chooses; `words` says how it was chosen."""
+    """The cell that represents its rivals, the first of them where nothing chooses; `words` says how it was chosen."""
 
-    cell: Group | None
-    rivals: Sequence[Group]
+    cell: Group
     words: str = ""
+    is_made: bool = True
 
 
 def choose(rivals: Sequence[Group]) -> Choice:
     """The rival with the best score, of those that have one; one without rivals needs none."""
     if len(rivals) == 1:
-        return Choice(rivals[0], rivals)
+        return Choice(rivals[0])
     scores = [(score, index) for index, cell in enumerate(rivals) if (score := cell.mean("choice")) is not None]
     if not scores:
-        return Choice(None, rivals)
+        return Choice(rivals[0], is_made=False)
     by = "accuracy on the validation set" if rivals[0].kind == "catbabi" else "training loss at the end"
     lost = len(rivals) - len(scores)
     without = f", {lost} of them without a number there" if lost else ""
-    return Choice(rivals[min(scores)[1]], rivals, f" [chosen of {len(rivals)} by {by}{without}]")
+    return Choice(rivals[min(scores)[1]], f" [chosen of {len(rivals)} by {by}{without}]")
 
 
 def in_rivals(cells: Sequence[Group], same: Sequence[str], equal: Sequence[str]) -> list[list[Group]]:
@@ -142,15 +143,14 @@ def find(measure: Measure, frame: pd.DataFrame) -> list[Found]:
     if measure.against is None:
         return [_alone(measure, cell) for cell in firsts]
     seconds = _cells(measure, measure.against, frame)
-    partners = [[other for other in seconds if _is_pair(measure, cell, other)] for cell in firsts]
-    paired = {id(cell): others for cell, others in zip(firsts, partners, strict=True) if others}
-    firsts = [cell for cell in firsts if id(cell) in paired]
-    found = []
-    for rivals in _rivals(measure, firsts):
-        first = choose(rivals)
-        others = _rivals(measure, paired[id(first.cell or rivals[0])])
-        found += [_pair(measure, first, choose(other)) for other in others]
-    return found
+    pairs = [(cell, [other for other in seconds if _is_pair(measure, cell, other)]) for cell in firsts]
+    partners = {id(cell): others for cell, others in pairs if others}
+    chosen = [choose(rivals) for rivals in _rivals(measure, [cell for cell, others in pairs if others])]
+    return [
+        _pair(measure, first, choose(rivals))
+        for first in chosen
+        for rivals in _rivals(measure, partners[id(first.cell)])
+    ]
 
 
 def _rivals(measure: Measure, cells: Sequence[Group]) -> list[list[Group]]:
@@ -194,26 +194,19 @@ def _alone(measure: Measure, cell: Group) -> Found:
 
 def _pair(measure: Measure, *choices: Choice) -> Found:
     """Without a number where nothing chooses: the test set must not."""
-    first, second = (choice.cell or choice.rivals[0] for choice in choices)
-    is_chosen = all(choice.cell is not None for choice in choices)
-    is_tasks = measure.by == "tasks"
-    sides = [_tasks_by_seed(cell) if is_tasks else cell.by_seed(measure.metric) for cell in (first, second)]
-    pairs = [
-        (mine, its)
-        for (seed, mine), (other, its) in product(*(side.items() for side in sides))
-        if seed == other or first.run != second.run
-    ]
-    spread = Spread.of(_COMBINED[measure.by](*pair) for pair in pairs) if is_chosen else Spread((), 1)
-    words = f" {WORDS[measure.by]} ".join(_named(choice.cell or choice.rivals[0]) + choice.words for choice in choices)
-    seeds = (
-        "no score chooses among the runs"
-        if not is_chosen
-        else " and ".join(str(len(side)) for side in sides) + " seeds"
-    )
+    first, second = (choice.cell for choice in choices)
+    values = _tasks_by_seed if measure.by == "tasks" else partial(Group.by_seed, metric=measure.metric)
+    mine, others = values(first), values(second)
+    pairs = [pair for pair in product(mine, others) if pair[0] == pair[1] or first.run != second.run]
+    spread = Spread.of(_combined(measure.by, mine[seed], others[other]) for seed, other in pairs)
+    num_seeds = min(sum(value is not None for value in side.values()) for side in (mine, others))
+    seeds = f"{len(mine)} and {len(others)} seeds"
+    if not all(choice.is_made for choice in choices):
+        spread, num_seeds, seeds = Spread((), 1), 0, "no score chooses among the runs"
+    words = f" {WORDS[measure.by]} ".join(_named(choice.cell) + choice.words for choice in choices)
     text = f"{words}, {_test(first)}{seeds}{', no spread' if len(spread.values) == 1 else ''}"
-    num_seeds = min(sum(value is not None for value in side.values()) for side in sides) if is_chosen else 0
-    roles = tuple(dict.fromkeys((*first.roles, *second.roles)))
-    return Found(spread, text, first.name, first.data or "", (first.mode, second.mode), num_seeds, roles)
+    modes, roles = (first.mode, second.mode), roles_of((first, second))
+    return Found(spread, text, first.name, first.data or "", modes, num_seeds, roles)
 
 
 def _named(cell: Group) -> str:
@@ -226,29 +219,18 @@ def _test(cell: Group) -> str:
     return "".join(f"{word}, " for word in (cell.column, cell.data, length, hard) if word)
 
 
-def _seeds(cell: Group) -> Iterator[tuple[Any, pd.DataFrame]]:
-    """The rows by seed, which some models do not have."""
-    for seed, rows in cell.rows.groupby("seed", dropna=False):
-        yield None if pd.isna(seed) else seed, rows
+def _tasks_by_seed(cell: Group) -> dict[Any, dict[str, float] | None]:
+    known = {one.seed: one.rows.dropna(subset=["task", "value"]) for one in groups(cell.rows, ("seed",))}
+    return {seed: dict(zip(rows["task"], rows["value"], strict=True)) or None for seed, rows in known.items()}
 
 
-def _tasks_by_seed(cell: Group) -> dict[Any, ByTask | None]:
-    known = {seed: rows[rows["task"].notna()].set_index("task")["value"] for seed, rows in _seeds(cell)}
-    return {seed: tasks.dropna().to_dict() or None for seed, tasks in known.items()}
-
-
-def _known(combine: Callable[[Any, Any], float | None]) -> Callable[[Any, Any], float | None]:
-    return lambda first, second: None if first is None or second is None else combine(first, second)
-
-
-def _share_won(first: ByTask, second: ByTask) -> float | None:
-    """Share of the tasks that both answered on which the first is more accurate; a tie is not more accurate."""
-    tasks = first.keys() & second.keys()
-    return sum(first[task] > second[task] for task in tasks) / len(tasks) if tasks else None
-
-
-_COMBINED = {
-    "difference": _known(lambda first, second: first - second),
-    "ratio": _known(lambda first, second: first / second if second else None),
-    "tasks": _known(_share_won),
-}
+def _combined(by: str, first: Any, second: Any) -> float | None:
+    """The number of two; of tasks the share on which the first is more accurate, of those that both answered."""
+    if first is None or second is None:
+        return None
+    if by == "tasks":
+        tasks = first.keys() & second.keys()
+        return sum(first[task] > second[task] for task in tasks) / len(tasks) if tasks else None
+    if by == "ratio":
+        return first / second if second else None
+    return float(first - second)

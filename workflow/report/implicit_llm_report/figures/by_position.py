@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from implicit_llm_report.figures.axes import mark_training, ticks_at
-from implicit_llm_report.figures.charts import Chart, Line, chart_figure
+from implicit_llm_report.figures.charts import Chart, Line, chart_figure, mark_training, ticks_at
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.figures.word_problems import (
     CHANCE,
@@ -23,11 +22,10 @@ from implicit_llm_report.figures.word_problems import (
 )
 from implicit_llm_report.inputs.frame import PERPLEXITY, Group, Spread, groups
 from implicit_llm_report.inputs.given import Given
-from implicit_llm_report.registry import Entry
 from implicit_llm_report.tables import title_of
 
 MAX_POSITIONS = 512  # beyond, positions are joined
-LEAST_TOKENS = 256  # of a point of perplexity; bins with fewer are drawn together with their neighbours
+LEAST_TOKENS = 256  # of a point of perplexity
 MOST_TICKS = 8
 Points = list[tuple[float, Spread]]
 
@@ -40,14 +38,17 @@ def accuracy_by_position(given: Given) -> Figure | None:
 
 def perplexity_by_position(given: Given) -> Figure | None:
     look = {"y_label": PERPLEXITY, "is_accuracy": False}
-    charts = _charts(
-        given.perplexities, Entry(by=("models", "data", "length")), _perplexities, _decorate_perplexity, **look
-    )
+    test = ("models", "data", "length")
+    charts = _charts(given.perplexities, test, _perplexities, _decorate_perplexity, **look)
     return chart_figure("perplexity-by-position", "Perplexity by position", charts)
 
 
 def _charts(
-    rows: pd.DataFrame, test: Entry, points_of: Callable[[Group], Points], decorate: Callable[..., None], **look: Any
+    rows: pd.DataFrame,
+    by: Sequence[str],
+    points_of: Callable[[Group], Points],
+    decorate: Callable[..., None],
+    **look: Any,
 ) -> list[Chart]:
     """A panel for each test, of its longest rows: every model in its headline mode, and one implicit model in all.
 
@@ -55,20 +56,23 @@ def _charts(
     that agree with them show on top of them.
     """
     charts = []
-    for all_lengths in groups(rows, test.by[:-1]):
+    for all_lengths in groups(rows, by[:-1]):
         longest = Group(all_lengths.rows[all_lengths.rows["length"] == max(all_lengths.rows["length"])])
         cells = groups(longest.rows, ("name", "data", "mode"))
         last = [cell.name for cell in cells if cell.is_implicit][-1:]
         shown = [cell for cell in cells if cell.is_headline]
         shown += [cell for cell in cells if cell.name in last and not cell.is_headline]
         lines = [
-            Line(f"{cell.name}, {cell.mode}", bool(cell.is_implicit), points_of(cell), groups=[cell],
-                 width=2.6 if cell.is_headline else 1.2,
-                 short=f"{cell.label}, {cell.mode}" if cell.is_implicit else cell.label)
+            Line(_with_mode(cell, cell.name), bool(cell.is_implicit), points_of(cell), groups=[cell],
+                 width=2.6 if cell.is_headline else 1.2, short=_with_mode(cell, cell.label))
             for cell in shown
         ]  # fmt: skip
-        charts.append(Chart(title_of(longest, test), lines, partial(decorate, cells=shown), **look))
+        charts.append(Chart(title_of(longest, by), lines, partial(decorate, cells=shown), **look))
     return charts
+
+
+def _with_mode(cell: Group, name: str) -> str:
+    return f"{name}, {cell.mode}" if cell.is_implicit else name
 
 
 def _accuracies(cell: Group) -> Points:
@@ -92,26 +96,18 @@ def _decorate_accuracy(axis: Axes, cells: Sequence[Group]) -> None:
 
 
 def _perplexities(cell: Group) -> Points:
-    """The seeds that share the bins of the first."""
-    curves = [joined(curve) for curve in cell.curves("loss_by_position") if None not in curve["loss"]]
-    curves = [curve for curve in curves if np.array_equal(curve[0], curves[0][0])]
-    seeds = zip(*(np.exp(losses).tolist() for _, losses in curves), strict=True)
-    return list(zip(curves[0][0].tolist(), map(Spread, seeds), strict=True)) if curves else []
-
-
-def joined(curve: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Middles and losses of neighbouring bins together, so many that each has LEAST_TOKENS, weighted by tokens."""
-    counts = np.array(curve["num_tokens"])
-    parts, first = [], 0
-    for index in range(len(counts)):
-        if counts[first : index + 1].sum() >= LEAST_TOKENS:
-            parts.append(slice(first, index + 1))
-            first = index + 1
-    if first < len(counts):  # what is left at the end joins the last part
-        parts.append(slice(parts.pop().start if parts else 0, len(counts)))
-    middles = [math.sqrt(curve["start"][part][0] * curve["end"][part][-1]) for part in parts]
-    losses = [np.average(curve["loss"][part], weights=counts[part]) for part in parts]
-    return np.array(middles), np.array(losses)
+    """Of the bins with enough tokens, of the seeds that share the bins of the first."""
+    curves = [curve for curve in cell.curves("loss_by_position") if None not in curve["loss"]]
+    if not curves:
+        return []
+    starts, ends, counts = (curves[0][key] for key in ("start", "end", "num_tokens"))
+    losses = zip(*(curve["loss"] for curve in curves if curve["start"] == starts), strict=True)
+    bins = zip(starts, ends, counts, losses, strict=True)
+    return [
+        (math.sqrt(start * end), Spread(tuple(map(math.exp, seeds))))
+        for start, end, count, seeds in bins
+        if count >= LEAST_TOKENS
+    ]
 
 
 def _decorate_perplexity(axis: Axes, cells: Sequence[Group]) -> None:

@@ -1,7 +1,9 @@
-"""Panels of lines over the frame: means over seeds as lines, every seed as a dot, their range as a band."""
+"""Panels of lines over the frame, and their axes: means over seeds, every seed as a dot, their range as a band."""
 
 from __future__ import annotations
 
+import os
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,13 +11,16 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import LogLocator
 
-from implicit_llm_report.figures.axes import accuracy_axis, nice_log_ticks, tell_if_empty, tell_missing
-from implicit_llm_report.figures.style import MUTED, PAPER, Series, series_of_names
+from implicit_llm_report.figures.style import BAND, GRID, MUTED, Series, series_of_names
 from implicit_llm_report.figures.svg import Figure, Panel
 from implicit_llm_report.inputs.frame import Group, Spread, groups, roles_of
-from implicit_llm_report.registry import Entry
 from implicit_llm_report.tables import title_of
+
+MISSING_CHARACTERS = 52  # as many as fit into a panel
+BESIDE: dict[str, Any] = {"textcoords": "offset points", "color": MUTED}  # of notes on axes
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,6 @@ class Line:
     points: Sequence[tuple[float, Spread]] = ()
     level: Spread | None = None
     groups: Sequence[Group] = ()
-    mark: tuple[float, Spread] | None = None  # a point beside the line, in its colour
     width: float | None = None  # of a curve without markers and dots, which may be missing as a whole
     short: str | None = None
 
@@ -56,85 +60,143 @@ class Chart:
     is_accuracy: bool = True
     roles: tuple[str, ...] = ()  # beside those of the lines
     level: tuple[str, float] | None = None  # a value with its name, as a dotted line
-
-
-def line_of(model: Group, x: str, metric: str) -> Line:
-    """A model by the values of a column."""
-    points = [(at, cell.spread(metric)) for at, cell in model.cells(x).items()]
-    return Line(model.name, bool(model.is_implicit), points, groups=[model], short=model.label)
+    has_lines: bool = True  # else marks alone: the axis has no order
 
 
 def charts_of(
-    rows: pd.DataFrame,
-    by: Sequence[str],
-    x: str,
-    metric: str,
-    decorate: Callable[..., None],
-    **look: Any,
+    rows: pd.DataFrame, by: Sequence[str], x: str, metric: str, decorate: Callable[..., None], **look: Any
 ) -> list[Chart]:
-    """A chart for each test, of all its models."""
+    """A chart for each test, of all its models, by the values of the column `x`."""
     return [
-        Chart(title_of(test, Entry(by=tuple(by))), [line_of(one, x, metric) for one in groups(test.rows, ("name",))],
-              partial(decorate, test=test), **look)
+        Chart(
+            title_of(test, by),
+            [
+                Line(
+                    model.name,
+                    bool(model.is_implicit),
+                    [(at, cell.spread(metric)) for at, cell in model.cells(x).items()],
+                    groups=[model],
+                    short=model.label,
+                )
+                for model in groups(test.rows, ("name",))
+            ],
+            partial(decorate, test=test),
+            **look,
+        )
         for test in groups(rows, by)
-    ]  # fmt: skip
+    ]
 
 
-def chart_figure(name: str, title: str, charts: Sequence[Chart], marks: Iterable[Series] = ()) -> Figure | None:
+def chart_figure(
+    name: str, title: str, charts: Sequence[Chart], marks: Iterable[Series] = (), **look: Any
+) -> Figure | None:
     """One series for each name of a line in all panels; `marks` follow. None without panels."""
     if not charts:
         return None
-    is_short = all(len({line.short for line in chart.lines}) == len(chart.lines) for chart in charts)
-    if is_short and all(line.short for chart in charts for line in chart.lines):
-        charts = [replace(c, lines=[replace(line, label=line.short) for line in c.lines]) for c in charts]  # type: ignore[arg-type]
+    names = _legend_names(charts)
+    charts = [replace(one, lines=[replace(line, label=names[line.label]) for line in one.lines]) for one in charts]
     lines = [line for chart in charts for line in chart.lines]
     series = series_of_names((line.label, line.is_implicit) for line in lines)
-    panels = tuple(
-        Panel(chart.title, partial(draw_chart, chart=chart, series=series), chart.y_label) for chart in charts
-    )
-    roles = dict.fromkeys((*roles_of(g for line in lines for g in line.groups), *(r for c in charts for r in c.roles)))
-    return Figure(name, title, panels, (*series.values(), *marks), tuple(roles))
+    panels = tuple(Panel(one.title, partial(draw_chart, chart=one, series=series), one.y_label) for one in charts)
+    roles = [*roles_of(group for line in lines for group in line.groups), *(r for one in charts for r in one.roles)]
+    return Figure(name, title, panels, (*series.values(), *marks), tuple(dict.fromkeys(roles)), **look)
+
+
+def _legend_names(charts: Sequence[Chart]) -> dict[str, str]:
+    """By label the short names where they tell the lines of each panel apart, else labels without their shared head."""
+    lines = {line.label: line.short for chart in charts for line in chart.lines}
+    if all(lines.values()) and all(len({line.short for line in one.lines}) == len(one.lines) for one in charts):
+        return {label: str(short) for label, short in lines.items()}
+    shared = os.path.commonprefix(list(lines)) if len(lines) > 1 else ""  # noqa: RUF071  (letters, no path)
+    start = max(shared.rfind(end) for end in "- ") + 1
+    return {label: label[start:] for label in lines}
 
 
 def draw_chart(axis: Axes, chart: Chart, series: Mapping[str, Series]) -> None:
     for line in reversed(chart.lines):  # implicit ones come first and are drawn on top
-        draw_line(axis, line, series[line.label])
-    chart.decorate(axis)
+        draw_line(axis, line, series[line.label], has_line=chart.has_lines)
     values = [value for line in chart.lines for spread in line.spreads for value in spread.values]
-    if chart.is_accuracy:
-        accuracy_axis(axis, chart.y_label)
-    else:
-        nice_log_ticks(axis, [*values, *([chart.level[1]] if chart.level else [])])
-        axis.set_ylabel(chart.y_label)
     if chart.level is not None:
         words, value = chart.level
         axis.axhline(value, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
         axis.annotate(f"{words} {value:g}", (1, value), **place, fontsize=7, color=MUTED)
+    if chart.is_accuracy:
+        accuracy_axis(axis, chart.y_label)
+    else:
+        axis.set_ylabel(chart.y_label)
+        axis.set_yscale("log")
+        log_ticks(axis.yaxis)
+    chart.decorate(axis)
     axis.grid(visible=False, axis="x")
     tell_if_empty(axis, values)
-    tell_missing(axis, [words for line in chart.lines for words in line.missing] if values else [])
+    missing = [words for line in chart.lines for words in line.missing]
+    if values and missing:
+        text = textwrap.fill("missing: " + ", ".join(missing), MISSING_CHARACTERS)
+        axis.annotate(text, (0.02, 0.02), xycoords="axes fraction", fontsize=7, color=MUTED).set_in_layout(False)
 
 
-def draw_line(axis: Axes, line: Line, series: Series) -> None:
-    if line.level is not None:
-        if line.level.mean is not None:
-            dashes = (0, series.dashes or (3, 1.6))
-            axis.axhline(line.level.mean, color=series.color, linestyle=dashes, linewidth=1.3)
-        return
+def draw_line(axis: Axes, line: Line, series: Series, *, has_line: bool) -> None:
     known = [(x, spread) for x, spread in line.points if spread.values]
-    if not known:
-        return  # an empty line would count as one at the origin
-    at = [x for x, _ in known]
-    if any(len(spread.values) > 1 for _, spread in known):
-        lows, highs = [spread.low for _, spread in known], [spread.high for _, spread in known]
-        axis.fill_between(at, lows, highs, color=series.color, alpha=0.16, linewidth=0)  # type: ignore[arg-type]
-        if line.width is None:
-            seeds = [(x, value) for x, spread in known for value in spread.values]
-            axis.plot(*zip(*seeds, strict=True), ".", color=series.color, markersize=3, alpha=0.8)
-    means, look = [spread.mean for _, spread in known], series.line(has_markers=line.width is None)
-    look |= {"clip_on": False} if line.width is None else {"linewidth": line.width}
-    axis.plot(at, means, **look, zorder=4)  # type: ignore[arg-type]
-    if line.mark is not None and line.mark[1].mean is not None:
-        (dot,) = axis.plot(line.mark[0], line.mark[1].mean, "o", color=series.color, markersize=8, zorder=6)
-        dot.set(markeredgecolor=PAPER, clip_on=False)
+    if line.level is not None and line.level.values:
+        axis.axhline(line.level.mean, color=series.color, linestyle=(0, series.dashes or (3, 1.6)), linewidth=1.3)  # type: ignore[arg-type]
+    elif not has_line:
+        for x, spread in known:
+            draw_mark(axis, x, spread, series)
+    elif known:  # an empty line would count as one at the origin
+        at = [x for x, _ in known]
+        if any(len(spread.values) > 1 for _, spread in known):
+            lows, highs = [spread.low for _, spread in known], [spread.high for _, spread in known]
+            axis.fill_between(at, lows, highs, color=series.color, alpha=0.16, linewidth=0)  # type: ignore[arg-type]
+            if line.width is None:
+                seeds = [(x, value) for x, spread in known for value in spread.values]
+                axis.plot(*zip(*seeds, strict=True), ".", color=series.color, markersize=3, alpha=0.8)
+        look = series.line() | ({"clip_on": False} if line.width is None else {"marker": "", "linewidth": line.width})
+        axis.plot(at, [spread.mean for _, spread in known], **look, zorder=4)  # type: ignore[arg-type]
+
+
+def draw_mark(axis: Axes, x: float, spread: Spread, series: Series) -> None:
+    """The mean over seeds, their range as a line."""
+    axis.plot([x, x], [spread.low, spread.high], color=series.color, linewidth=1)  # type: ignore[arg-type]
+    axis.plot(x, spread.mean, **series.line() | {"linestyle": "none"}, zorder=4, clip_on=False)  # type: ignore[arg-type]
+
+
+def mark_training(axis: Axes, lengths: Iterable[int | None], shown: tuple[int, int], *, is_log: bool) -> None:
+    """Shade the lengths or positions seen in training, as far as they lie in the range that is `shown`."""
+    for length in sorted({length for length in lengths if length and shown[0] <= length <= shown[1]}):
+        axis.axvspan(1e-3 if is_log else 0, length, color=BAND, linewidth=0, zorder=0)
+        axis.axvline(length, color=GRID, linewidth=1.2, zorder=0.5)
+        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (0, 2), "va": "bottom"}
+        axis.annotate(f"◂ trained to {length}", (length, 1), **place, **BESIDE, fontsize=7.5)
+
+
+def length_axis(axis: Axes, lengths: Sequence[int]) -> None:
+    """Test lengths on a logarithmic axis, each with its tick."""
+    axis.set_xscale("log", base=2)
+    ticks_at(axis, lengths)
+    axis.set(xlim=(lengths[0] / 1.25, lengths[-1] * 1.25), xlabel="test length (tokens)")
+
+
+def ticks_at(axis: Axes, values: Sequence[float], words: Callable[[float], str] = "{:g}".format) -> None:
+    """A tick at each of the values and nowhere else."""
+    axis.set_xticks(list(values), list(map(words, values)))
+    axis.minorticks_off()
+
+
+def accuracy_axis(axis: Axes, label: str) -> None:
+    """A vertical axis from 0 to 1."""
+    axis.set(ylim=(-0.03, 1.05), ylabel=label, yticks=(0, 0.25, 0.5, 0.75, 1))
+
+
+def log_ticks(axis: Axis, words: Callable[[float], str] = "{:.4g}".format) -> None:
+    """Round ticks of a logarithmic axis, equal steps where it is short."""
+    low, high = axis.get_view_interval()
+    subs = (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5)
+    axis.set(major_locator=LogLocator(subs=subs, numticks=12), major_formatter=lambda value, _: words(value))
+    axis.minorticks_off()
+
+
+def tell_if_empty(axis: Axes, shown: Sequence[Any], words: str = "missing") -> None:
+    """Say in the middle of the axes that there is nothing to draw."""
+    if not shown:
+        axis.annotate(words, (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=9, color=MUTED)

@@ -7,36 +7,25 @@ from functools import partial
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from implicit_llm_report.claims.measure import EQUAL, choose, in_rivals
-from implicit_llm_report.figures.axes import (
-    accuracy_axis,
-    amount_axis,
+from implicit_llm_report.figures.charts import (
+    Chart,
+    Line,
+    chart_figure,
+    charts_of,
     length_axis,
+    log_ticks,
     mark_training,
-    tell_if_empty,
     ticks_at,
 )
-from implicit_llm_report.figures.charts import Chart, Line, chart_figure, charts_of
-from implicit_llm_report.figures.style import BAND, Series, series_of_names
-from implicit_llm_report.figures.svg import Figure, Panel
-from implicit_llm_report.inputs.frame import (
-    PERPLEXITY,
-    Group,
-    Spread,
-    groups,
-    headlines,
-    is_close,
-    plain,
-    roles_of,
-)
+from implicit_llm_report.figures.style import BAND
+from implicit_llm_report.figures.svg import Figure
+from implicit_llm_report.inputs.frame import PERPLEXITY, Group, Spread, groups, headlines, is_close, plain, short_count
 from implicit_llm_report.inputs.given import Given
-from implicit_llm_report.registry import Entry
 from implicit_llm_report.tables import title_of
 
 LEAST_RESIDUAL = 1e-9  # below lies rounding, and zero has no logarithm
-SLOT = 0.66  # share of a task's width over which the models are spread
 KINDS = {"free": "implicit, free phase", "bounded": "implicit, bounded phase alone"}
 
 
@@ -62,7 +51,10 @@ def perplexity_by_parameters(given: Given) -> Figure | None:
     ]
     rows = rows.assign(name=kinds, label=kinds)
     spoken = [
-        choice.cell for test in groups(rows, ("family", "data")) for choice in map(choose, _rivals(test)) if choice.cell
+        choice.cell
+        for test in groups(rows, ("family", "data"))
+        for choice in map(choose, _rivals(test))
+        if choice.is_made
     ]
     if not spoken:
         return None
@@ -90,10 +82,9 @@ def _rivals(test: Group) -> list[list[Group]]:
 
 def _decorate_sizes(axis: Axes, test: Group) -> None:
     sizes = list(test.cells("num_parameters"))
-    low, high = sizes[0] / 1.2, sizes[-1] * 1.2
     axis.set_xscale("log")
-    axis.set(xlim=(low, high), xlabel="parameters")
-    amount_axis(axis.xaxis, low, high, is_power=False)
+    axis.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.2), xlabel="parameters")
+    log_ticks(axis.xaxis, short_count)
 
 
 def curriculum(given: Given) -> Figure | None:
@@ -124,62 +115,39 @@ def _decorate_branches(axis: Axes, shares: Sequence[float]) -> None:
 
 
 def accuracy_by_babi_task(given: Given) -> Figure | None:
-    """Accuracy on the test set at the questions of each task and of all, every model in the mode that stands for it.
+    """Accuracy on the test set at the questions of all tasks and of each, every model in the mode that stands for it.
 
     Of runs that compete only the one chosen on the validation set is drawn: a grid has more of them than fit.
     """
     rows = headlines(plain(given.inputs.frame, "catbabi"))
     rows = rows[(rows["split"] == "test") & (rows["metric"] == "accuracy") & (rows["protocol"] != "carried")]
-    shown: dict[str, dict[str, Group]] = {}
+    shown = []
     for test in groups(rows, ("data",)):
-        kinds = in_rivals(groups(test.rows, ("name",)), ("is_implicit", "family", "num_layers"), ("train_tokens",))
-        chosen = [(mine, choose(mine).cell) for mine in kinds]
-        marked = {
-            f"{cell.name} (chosen on validation)" if len(mine) > 1 else cell.name: cell for mine, cell in chosen if cell
-        }
-        shown[test.data] = marked | {cell.name: cell for mine, one in chosen if one is None for cell in mine}
+        for rivals in in_rivals(
+            groups(test.rows, ("name",)), ("is_implicit", "family", "num_layers"), ("train_tokens",)
+        ):
+            choice = choose(rivals)
+            shown += [choice.cell] if choice.is_made else rivals
     if not shown:
         return None
-    series = series_of_names((name, bool(cell.is_implicit)) for cells in shown.values() for name, cell in cells.items())
-    panels = tuple(
-        Panel(
-            f"CatbAbI, {data}",
-            partial(_draw_tasks, cells=cells, series=series),
-            f"CatbAbI, {data}: accuracy on each task",
-        )
-        for data, cells in shown.items()
-    )
-    roles = roles_of(cell for cells in shown.values() for cell in cells.values())
-    title = "Accuracy on each CatbAbI task"
-    return Figure("accuracy-by-babi-task", title, panels, tuple(series.values()), roles, is_wide=True)
+    rows = pd.concat([cell.rows.assign(place=cell.rows["task"].fillna(0).astype(int)) for cell in shown])
+    look = {"y_label": "accuracy at questions", "has_lines": False}
+    charts = charts_of(rows, ("data",), "place", "accuracy", _decorate_tasks, **look)
+    return chart_figure("accuracy-by-babi-task", "Accuracy on each CatbAbI task", charts, is_wide=True)
 
 
-def _draw_tasks(axis: Axes, cells: Mapping[str, Group], series: Mapping[str, Series]) -> None:
-    labels = ["all", *map(str, sorted({int(task) for cell in cells.values() for task in cell.rows["task"].dropna()}))]
+def _decorate_tasks(axis: Axes, test: Group) -> None:
     axis.axvspan(-0.5, 0.5, color=BAND, linewidth=0, zorder=0)
-    for index, (name, cell) in enumerate(cells.items()):
-        by_task, look = cell.cells("task"), series[name]
-        spreads = [Group(cell.rows[cell.rows["task"].isna()]).spread("accuracy")]
-        spreads += [by_task[task].spread("accuracy") if task in by_task else Spread(()) for task in labels[1:]]
-        for place, spread in enumerate(spreads):
-            x = place + SLOT * ((index + 0.5) / len(cells) - 0.5)
-            if spread.mean is not None:
-                axis.plot([x, x], [spread.low, spread.high], color=look.color, linewidth=1.1, zorder=3)  # type: ignore[arg-type]
-                axis.plot(x, spread.mean, **look.line() | {"linestyle": "none", "markersize": 4.5}, zorder=4)
-    axis.set(xlim=(-0.5, len(labels) - 0.5), xlabel="task")
-    axis.xaxis.set(major_locator=FixedLocator(list(range(len(labels)))))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: labels[round(value)] if value < len(labels) else ""))
-    accuracy_axis(axis, "accuracy at questions")
-    tell_if_empty(axis, [cell for cell in cells.values() if cell.rows["value"].notna().any()])
+    ticks_at(axis, list(test.cells("place")), lambda place: f"{place}" if place else "all")
+    axis.set_xlabel("task")
 
 
 def convergence_by_iteration(given: Given) -> Figure | None:
     """Two panels a data set and length, of every implicit model: its residual, and how many predictions are final."""
     frame, charts = given.inputs.frame, []
     rows = frame[(frame["kind"] == "duality") & (frame["measure"] == "convergence") & frame["sweep"].isna()]
-    entry = Entry(by=("data", "length"))
-    for test in groups(rows, entry.by):
-        models, title = groups(test.rows, ("name",)), title_of(test, entry)
+    for test in groups(rows, ("data", "length")):
+        models, title = groups(test.rows, ("name",)), title_of(test, ("data", "length"))
         last = max((curve["f_evaluations"][-1] for model in models for curve in _traces(model)), default=2)
         residuals = [_trace(model, "residual_token_median", 1.7) for model in models]
         residuals += [_trace(model, "residual_token_q90", 0.8) for model in models if _traces(model)]

@@ -80,16 +80,11 @@ class Series:
     color: str
     marker: str
     dashes: tuple[float, ...] = ()
-    has_line: bool = True
 
-    def line(self, *, has_markers: bool = True) -> dict[str, Any]:
+    def line(self) -> dict[str, Any]:
         """Keyword arguments of Axes.plot."""
         style: dict[str, Any] = {"color": self.color, "linestyle": (0, self.dashes) if self.dashes else "-"}
-        if not self.has_line:
-            style |= {"linestyle": "none", "markersize": 9}
-        if has_markers:
-            style |= {"marker": self.marker, "markeredgecolor": PAPER, "markeredgewidth": 0.7}
-        return style
+        return style | {"marker": self.marker, "markeredgecolor": PAPER, "markeredgewidth": 0.7}
 
 
 MODE_SERIES = {

@@ -22,7 +22,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from matplotlib.textpath import TextPath
 
 from implicit_llm_report.figures import style
 from implicit_llm_report.figures.style import Series
@@ -30,7 +29,7 @@ from implicit_llm_report.figures.style import Series
 PANEL_INCHES = (3.45, 2.5)
 WIDE_PANEL_INCHES = (7.4, 2.6)
 MAX_COLUMNS = 3
-LEGEND_PT, HANDLE_EMS = 8, 2.6
+LEGEND_PT, HANDLE_EMS, LETTER_EMS = 8, 2.6, 0.62
 TITLE_LETTERS = 36  # as many as fit above a panel
 LINE_PT = 17  # of the legend
 XLINK = "http://www.w3.org/1999/xlink"
@@ -113,23 +112,14 @@ def file_svg(drawing: Drawn) -> bytes:
 
 def _legend(figure: Figure, width: float) -> tuple[str, float]:
     """The legend with letters as outlines, and its height in points."""
-    per_row = _entries_per_row(figure.legend, width)
+    widest = max(len(series.label) for series in figure.legend) * LETTER_EMS + HANDLE_EMS + 3  # and the spaces around
+    per_row = max(1, min(len(figure.legend), int(width / (widest * LEGEND_PT))))
     height = LINE_PT * math.ceil(len(figure.legend) / per_row) + 10
     with matplotlib.rc_context({**style.RC, "svg.hashsalt": figure.name}):
         canvas = Canvas(figsize=(width / 72, height / 72))
-        handles = [
-            Line2D([], [], label=series.label, **series.line(has_markers=bool(series.marker)))
-            for series in figure.legend
-        ]
+        handles = [Line2D([], [], label=series.label, **series.line()) for series in figure.legend]
         canvas.legend(handles=handles, loc="center", ncols=per_row, handlelength=HANDLE_EMS, fontsize=LEGEND_PT)
         return _element(_svg(canvas, "path"), f"{figure.name}-legend"), height
-
-
-def _entries_per_row(legend: Sequence[Series], width: float) -> int:
-    """As many as fit beside each other, all as wide as the widest."""
-    labels = [TextPath((0, 0), series.label, size=LEGEND_PT).get_extents().width for series in legend]
-    entry_pt = max(labels, default=0.0) + (HANDLE_EMS + 3) * LEGEND_PT  # the handle, and the spaces around it
-    return max(1, min(len(legend), int(width // entry_pt)))
 
 
 def _fit(axis: Axes, canvas: Canvas) -> None:
@@ -150,7 +140,7 @@ def _swatch(series: Series) -> str:
         canvas = Canvas(figsize=(0.42, 0.16))
         axis = canvas.add_axes((0, 0, 1, 1))
         axis.set_axis_off()
-        axis.plot([0, 1, 2], [0, 0, 0], markevery=[1], **series.line(has_markers=bool(series.marker)))
+        axis.plot([0, 1, 2], [0, 0, 0], markevery=[1], **series.line())
         axis.set(xlim=(0, 2), ylim=(-1, 1))
         return _svg(canvas, "none")
 

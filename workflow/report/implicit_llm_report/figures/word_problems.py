@@ -15,8 +15,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from implicit_llm_report.figures.axes import accuracy_axis, length_axis, mark_training, tell_if_empty, ticks_at
-from implicit_llm_report.figures.charts import Chart, Line, chart_figure, charts_of
+from implicit_llm_report.figures.charts import (
+    Chart,
+    Line,
+    accuracy_axis,
+    chart_figure,
+    charts_of,
+    draw_mark,
+    length_axis,
+    mark_training,
+    tell_if_empty,
+    ticks_at,
+)
 from implicit_llm_report.figures.style import INK, MUTED, Series, mode_series
 from implicit_llm_report.figures.svg import Figure, Panel
 from implicit_llm_report.inputs.frame import (
@@ -31,14 +41,11 @@ from implicit_llm_report.inputs.frame import (
 )
 from implicit_llm_report.inputs.given import Given
 from implicit_llm_report.inputs.layers import LAYERS, fewest_layers
-from implicit_llm_report.inputs.published import Entry as PublishedEntry
-from implicit_llm_report.registry import Entry
 from implicit_llm_report.tables import title_of
 
 CHANCE = Series("chance (best constant answer)", MUTED, "", (1, 2))
-PUBLISHED = Series("published or reference number, same mode", INK, "*", has_line=False)
 TASK, TEST, CELL = ["group", "monoid"], ["group", "monoid", "hard_fraction"], ["name", "data", "mode"]
-TEST_LENGTH = Entry(by=(*TEST, "length"))
+TEST_LENGTH = (*TEST, "length")
 MANY_SHARES = 3
 LABEL_HEIGHT = 0.07  # of the name of a model, in the units of an accuracy
 
@@ -69,22 +76,15 @@ def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
 def accuracy_by_length(given: Given) -> Figure | None:
     """Last-ten accuracy against test length, implicit against explicit. Source: paper, Fig. 1 right and Fig. 3."""
     rows = headlines(without_fraction_sweep(of_lengths(given.words)))
-    cells = groups(rows, CELL)
-    beside = [entry for entry in given.published.numbers if any(entry.is_beside(cell) for cell in cells)]
-    charts = charts_of(rows, TEST, "length", LAST_TEN, partial(_decorate_lengths, published=beside))
-    marks = [CHANCE, PUBLISHED] if beside else [CHANCE]
-    return chart_figure("accuracy-by-length", "Accuracy by sequence length", charts, marks)
+    charts = charts_of(rows, TEST, "length", LAST_TEN, _decorate_lengths)
+    return chart_figure("accuracy-by-length", "Accuracy by sequence length", charts, [CHANCE])
 
 
-def _decorate_lengths(axis: Axes, test: Group, published: Sequence[PublishedEntry]) -> None:
-    known = [one for one in published if all(getattr(one, key) == getattr(test, key) for key in TEST)]
+def _decorate_lengths(axis: Axes, test: Group) -> None:
     cells = test.cells("length")
-    lengths = sorted({*cells, *(one.length for one in known if one.length)})
-    mark_training(axis, set(test.rows["train_length"]), (lengths[0], lengths[-1]), is_log=True)
+    mark_training(axis, set(test.rows["train_length"]), (min(cells), max(cells)), is_log=True)
     draw_chance(axis, [(length, chance_of(cell)) for length, cell in cells.items()])
-    for one in known:
-        axis.plot(one.length, one.value, **PUBLISHED.line(), zorder=6, clip_on=False)  # type: ignore[arg-type]
-    length_axis(axis, lengths)
+    length_axis(axis, list(cells))
 
 
 def chance_of(test: Group) -> float | None:
@@ -95,7 +95,7 @@ def chance_of(test: Group) -> float | None:
 def draw_chance(axis: Axes, points: Sequence[tuple[float, float | None]]) -> None:
     known = [(x, chance) for x, chance in points if chance is not None]
     if known:
-        axis.plot(*zip(*known, strict=True), **CHANCE.line(has_markers=False) | {"linewidth": 1.2})
+        axis.plot(*zip(*known, strict=True), **CHANCE.line() | {"linewidth": 1.2})
 
 
 def accuracy_by_mode(given: Given) -> Figure | None:
@@ -104,7 +104,7 @@ def accuracy_by_mode(given: Given) -> Figure | None:
     if not rows["is_implicit"].any():
         return None
     panels, shown = [], []
-    for test in groups(rows, TEST_LENGTH.by):
+    for test in groups(rows, TEST_LENGTH):
         cells, title = groups(test.rows, CELL), title_of(test, TEST_LENGTH)
         panels.append(Panel(title, partial(_draw_modes, cells=cells), f"{title}: accuracy against serial steps"))
         shown += cells
@@ -123,11 +123,9 @@ def _draw_modes(axis: Axes, cells: Sequence[Group]) -> None:
         if steps is None or accuracy.mean is None:
             continue
         places.append(steps)
-        series = mode_series(cell.mode)
-        axis.plot([steps, steps], [accuracy.low, accuracy.high], color=series.color, linewidth=1)  # type: ignore[arg-type]
-        axis.plot(steps, accuracy.mean, **series.line() | {"linestyle": "none", "markersize": 6}, clip_on=False)
+        draw_mark(axis, steps, accuracy, mode_series(cell.mode))
         if cell.is_headline and kinds[cell.is_implicit] > 1:
-            labels.append((accuracy.mean, steps, cell.name, series.color))
+            labels.append((accuracy.mean, steps, cell.name, mode_series(cell.mode).color))
     height = -1.0
     for accuracy_mean, steps, name, color in sorted(labels):  # from below, none on another
         height = max(accuracy_mean, height + LABEL_HEIGHT)
@@ -145,7 +143,7 @@ def accuracy_by_hard_fraction(given: Given) -> Figure | None:
     """A panel for each test of models that differ in the share of hard tokens in training; None without any."""
     charts = []
     rows = headlines(given.words)
-    for test in groups(rows[rows["train_hard_fraction"].notna()], TEST_LENGTH.by):
+    for test in groups(rows[rows["train_hard_fraction"].notna()], TEST_LENGTH):
         lines = [_by_share(kind) for kind in groups(test.rows, ("is_implicit", "train_length"))]
         if any(len(line.points) > 1 for line in lines):
             shares = sorted({share for line in lines for share, _ in line.points})

@@ -19,7 +19,7 @@ import pandas as pd
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.hints import natural
 from implicit_llm_report.config import ReportError
-from implicit_llm_report.inputs.training_runs import LANGUAGE_MODEL, TrainingRun, end_loss_of, share_bounded
+from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
 MEASURED, MISSING = "measured", "missing"
 COSTS = ("f_evaluations_per_token", "unconverged_share")
@@ -43,6 +43,9 @@ DERIVED = (
     "is_harder", "iterations", "budget", "share_bounded", "models", "choice",
 )  # fmt: skip
 COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "origin", "reason", "metric", "value", "detail")
+
+# What the values of a swept setting share; the column `extent` marks the least and the most of them.
+SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
 # The mode whose numbers represent a model, in this order, when the config names none.
 HEADLINE_MODES = ("blockwise", "sequential", "simultaneous", "published")
@@ -162,9 +165,6 @@ def frame_of(
     """
     language = [record for kind in LANGUAGE_KINDS for record in records.get(kind, ())]
     models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
-    models |= {
-        one.run: (family_of(one.model_type), one.num_parameters) for one in training if one.task == LANGUAGE_MODEL
-    }
     titles, rows = model_titles(models), []
     for kind, mine in records.items():
         derived = _Derived(kind, [record for record in mine if not record.get("sweep")], wanted_mode, training)
@@ -177,9 +177,12 @@ def frame_of(
             for task, metric, value in _numbers(kind, record):
                 found = {"origin": MISSING if value is None else MEASURED, "metric": metric, "value": value}
                 rows.append(about | found | ({} if task is None else {"task": task}))
-    _mark_extent(rows)
-    frame = pd.DataFrame(sorted(rows, key=_order), columns=list(COLUMNS), dtype=object)
-    return frame.astype({"value": float})
+    frame = pd.DataFrame(sorted(rows, key=_order), columns=list(COLUMNS), dtype=object).astype({"value": float})
+    swept = frame[frame["swept"].notna()].astype({"at": float})
+    for extent, end in (("least", "min"), ("most", "max")):
+        ends = swept.groupby(list(SWEEP), dropna=False)["at"].transform(end)
+        frame.loc[swept.index[swept["at"] == ends], "extent"] = extent
+    return frame
 
 
 def model_titles(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]:
@@ -187,14 +190,13 @@ def model_titles(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]
     found: list[list[str]] = []
     for run in sorted(models, key=lambda run: (models[run][0], models[run][1] or 0, run)):
         (family, size), first = models[run], models[found[-1][0]] if found else ("", None)
-        is_same = first[0] == family and (first[1] == size or (size or 0) <= SAME_SIZE * (first[1] or 0))
-        found = [*found[:-1], [*found[-1], run]] if is_same else [*found, [run]]
+        if first[0] != family or (size or 0) > SAME_SIZE * (first[1] or 0):
+            found.append([])
+        found[-1].append(run)
     titles: dict[str, str] = {}
     for runs in found:
-        sizes = [size for run in runs if (size := models[run][1])]
-        words = (
-            list(dict.fromkeys(short_count(float(f"{size:.3g}")) for size in (min(sizes), max(sizes)))) if sizes else []
-        )
+        ends = [size for run in (runs[0], runs[-1]) if (size := models[run][1])]
+        words = dict.fromkeys(short_count(float(f"{size:.3g}")) for size in ends)
         titles |= dict.fromkeys(runs, ", ".join(filter(None, (models[runs[0]][0], "–".join(words)))))
     return titles
 
@@ -209,10 +211,10 @@ def _numbers(kind: str, record: Mapping[str, Any]) -> Iterator[tuple[str | None,
         last_ten, chance = record.get(LAST_TEN), record.get("chance_last10")
         numbers["above_chance"] = None if last_ten is None or chance is None else last_ten - chance
         numbers["serial_steps"] = serial_steps(record)
-    if curve := record.get("convergence"):
-        counts, agreement = curve["f_evaluations"], curve["agreement_with_last"]
-        early = sum(count <= counts[-1] / 4 for count in counts)
-        numbers["settled_early"] = agreement[early - 1] if early else None  # None: no evaluation is early enough
+    if record.get("measure") == "convergence":
+        curve = record.get("convergence") or {"f_evaluations": [0], "agreement_with_last": [None]}
+        early = [count <= curve["f_evaluations"][-1] / 4 for count in curve["f_evaluations"]]
+        numbers["settled_early"] = curve["agreement_with_last"][sum(early) - 1] if any(early) else None
     yield from ((None, metric, value) for metric, value in numbers.items())
     for metric in METRICS.get(kind, ()):
         yield from ((task, metric, value) for task, value in (record.get(f"{metric}_by_task") or {}).items())
@@ -256,26 +258,23 @@ class _Derived:
                 self.errors[_validated(record)] = 1 - record["accuracy"]
 
     def of(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        solver, sweep, run = record.get("solver"), record.get("sweep"), str(record.get("run"))
+        sweep, run = record.get("sweep"), str(record.get("run"))
+        solver: Any = record.get("solver")
         length, trained, phase = record.get("length"), record.get("train_length"), record.get("phase")
         name, label = self._named(run, phase, solver)
-        bounds = sorted({one.iterations for one in self.phases[run].values() if one is not None})
+        bounds = {one.iterations for one in self.phases[run].values() if one is not None}
         headline = headline_mode(self.modes[_reading(record)], self.wanted_mode)
         return {
             "name": name,
             "label": label if record.get("is_implicit") else "explicit",
             "family": family_of(record.get("model_type")),
-            "phase_label": None if solver is None else solver.label,
+            "phase_label": solver and solver.label,
             "is_headline": not sweep and record.get("mode") == headline,
             **({"swept": sweep["key"], "base": sweep["base"], "at": float(sweep["value"])} if sweep else {}),
             "length_factor": length / trained if length and trained else None,
             "is_harder": _is_harder(record),
-            "iterations": None if solver is None else solver.iterations,
-            "budget": None
-            if solver is None or len(bounds) < 2
-            else "free"
-            if solver.iterations > bounds[0]
-            else "bounded",
+            "iterations": solver and solver.iterations,
+            "budget": None if len(bounds) < 2 else "bounded" if solver.iterations == min(bounds) else "free",
             "share_bounded": share_bounded(run, phase, self.training),
             "choice": self._choice(record),
         }
@@ -302,18 +301,6 @@ def _is_harder(record: Mapping[str, Any]) -> bool | None:
 
 def _validated(record: Mapping[str, Any]) -> tuple:
     return tuple(record.get(key) for key in ("run", "phase", "seed", "data_set", "protocol", "mode"))
-
-
-def _mark_extent(rows: Sequence[dict[str, Any]]) -> None:
-    """`extent`: "least" or "most" of the values at which a setting was swept, for a model on a test."""
-    swept: defaultdict[tuple, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        if row.get("swept"):
-            swept[tuple(row[key] for key in ("kind", "run", "phase", "base", "data", "length", "swept"))].append(row)
-    for mine in swept.values():
-        ends = {max(row["at"] for row in mine): "most", min(row["at"] for row in mine): "least"}
-        for row in mine:
-            row["extent"] = ends.get(row["at"])
 
 
 def _order(row: Mapping[str, Any]) -> tuple:

@@ -8,12 +8,11 @@ from functools import cached_property
 import pandas as pd
 
 from implicit_llm_report.config import ReportConfig
-from implicit_llm_report.inputs.frame import LANGUAGE_KINDS, family_of, model_titles, plain
+from implicit_llm_report.inputs.frame import plain
 from implicit_llm_report.inputs.layers import depths, fewest_layers
 from implicit_llm_report.inputs.published import Published
 from implicit_llm_report.inputs.sources import ReportInputs
-from implicit_llm_report.inputs.suites import Suite, with_suites
-from implicit_llm_report.inputs.training_runs import LANGUAGE_MODEL
+from implicit_llm_report.inputs.suites import with_suites
 
 
 @dataclass(frozen=True)
@@ -23,11 +22,10 @@ class Given:
     inputs: ReportInputs
     config: ReportConfig
     published: Published
-    suites: tuple[Suite, ...] = ()
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        found, config = with_suites(self.inputs.frame, self.suites), self.config.minimum_layers
+        found, config = with_suites(self.inputs.frame), self.config.minimum_layers
         layers = [] if config is None else [fewest_layers(self.depths, config)]
         return pd.concat([found, *(rows for rows in layers if len(rows))], ignore_index=True)
 
@@ -44,16 +42,3 @@ class Given:
     @cached_property
     def perplexities(self) -> pd.DataFrame:
         return plain(self.inputs.frame, "perplexity")
-
-    @cached_property
-    def models(self) -> dict[str, str]:
-        """By run of a language model the kind and size that its figures and tables go by."""
-        training = [one for one in self.inputs.training if one.task == LANGUAGE_MODEL]
-        frame = self.inputs.frame
-        rows = frame[frame["kind"].isin(LANGUAGE_KINDS)].drop_duplicates("run")
-        known = {
-            run: (family, size)
-            for run, family, size in zip(rows["run"], rows["family"], rows["num_parameters"], strict=True)
-        }
-        titles = model_titles(known | {one.run: (family_of(one.model_type), one.num_parameters) for one in training})
-        return {one.run: titles[one.run] for one in training}

@@ -61,12 +61,12 @@ def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFra
 def fewest(values: Mapping[int, float | None], threshold: float) -> tuple[float | None, str]:
     """The smallest depth that reaches the threshold, with its words.
 
-    "4"; "≤ 4" where a smaller depth is missing; "> 16" where none of the depths does it, which then counts as one layer
-    more than the deepest; "missing" where nothing solves it and a depth gave no number.
+    "> 16" where none of the depths does it, which then counts as one layer more than the deepest; "missing" where a
+    smaller depth than the one that does it gave no number.
     """
-    known = {depth: value for depth, value in values.items() if value is not None}
-    solved = next((depth for depth, value in known.items() if value >= threshold), None)
-    is_bound = any(value is None for depth, value in values.items() if solved is None or depth < solved)
-    if solved is not None:
-        return solved, f"≤ {solved}" if is_bound else str(solved)
-    return (None, "missing") if is_bound or not known else (max(known) + 1, f"> {max(known)}")
+    for depth, value in values.items():
+        if value is None:
+            return None, "missing"
+        if value >= threshold:
+            return depth, str(depth)
+    return max(values) + 1, f"> {max(values)}"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_report.config import ReportError, read_yaml
+from implicit_llm_report.config import read_yaml
 from implicit_llm_report.inputs.frame import METRIC_WORDS, Group, is_close, short_count
-from implicit_llm_report.inputs.suites import Suite
+from implicit_llm_report.inputs.suites import load_suites
 
 PUBLISHED = Path(__file__).with_name("published.yaml")
 SAME = 0.1  # sizes and tokens that differ by less count as the same
@@ -48,20 +48,13 @@ PARTS = {
 }
 
 
-@dataclass(frozen=True)
-class PublishedSolver:
-    """The most iterations of the phase that a published model ended with, and its phantom steps."""
-
-    max_iter: int
-    phantom_steps: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """A number or statement, how far to trust it (`mark`), and the conditions under which it was found.
 
-    The conditions are columns of the frame; `values` is a row of a downstream table by the labels of its suite, `hub`
-    the released model that it belongs to. `value` None and the mark not_known: not found.
+    The conditions are columns of the frame, of the solver the most iterations and the phantom steps; `values` is a row
+    of a downstream table by the labels of its suite, `hub` the released model that it belongs to. `value` None and the
+    mark not_known: not found.
     """
 
     id: str
@@ -86,7 +79,7 @@ class Entry:
     f_evaluations_per_token: float | None = None
     family: str | None = None
     num_parameters: float | None = None
-    solver: PublishedSolver | None = None
+    solver: Mapping[str, int] | None = None
     train_data: str | None = None
     test_data: str | None = None
     train_tokens: float | None = None
@@ -120,7 +113,7 @@ class Entry:
         if column in NEAR:
             return is_close(mine, value, SAME)
         if column == "solver":
-            return mine == (value and PublishedSolver(value.max_iter, value.phantom_steps))
+            return mine == (value and {"max_iter": value.max_iter, "phantom_steps": value.phantom_steps})
         return bool(mine == value)
 
     @property
@@ -145,7 +138,7 @@ def _words(entry: Entry) -> str:
     size = short_count(entry.num_parameters or 0)
     if entry.part == "duality":
         return f"{entry.family} {size}: share of tokens alike in simultaneous and sequential mode"
-    kind = f"({entry.solver.max_iter}+{entry.solver.phantom_steps})" if entry.solver else "explicit"
+    kind = "({max_iter}+{phantom_steps})".format(**entry.solver) if entry.solver else "explicit"
     model = f"{entry.family} {kind}, {size}, {short_count(entry.train_tokens or 0)} tokens of {entry.train_data}: "
     return model + (entry.what or f"perplexity on {entry.test_data}, rows of {entry.length}")
 
@@ -167,42 +160,33 @@ class Published:
         return next((entry for entry in self.entries if entry.metric == metric and entry.is_beside(cell)), None)
 
     @property
-    def all_marks(self) -> set[str]:
-        return {entry.mark for entry in self.entries}
-
-    @property
     def entries(self) -> tuple[Entry, ...]:
-        return (*self.numbers, *self.perplexities, *self.downstream, *self.babi, *self.duality, *self.facts)
+        return tuple(entry for name in PARTS for entry in getattr(self, name))
 
 
-def load_published(suites: tuple[Suite, ...], path: Path = PUBLISHED) -> Published:
+def load_published(path: Path = PUBLISHED) -> Published:
     """Read the file, a row of a downstream table as a number each. Raises: UserError naming file and key."""
     published = fill(Published, read_yaml(path), str(path))
-    ids = [entry.id for entry in published.entries]
-    twice = next((name for name in ids if ids.count(name) > 1), None)
-    if twice is not None:
-        raise ReportError(f"{path}: the id {twice} is used twice; give every entry an id of its own")
-    unknown = published.all_marks - set(published.marks)
-    if unknown:
-        raise ReportError(f"{path}: the mark {sorted(unknown)[0]} is not explained; add it under marks")
-    placed: dict[str, Any] = {name: _placed(name, getattr(published, name), suites) for name in PARTS}
+    placed: dict[str, Any] = {name: _placed(name, getattr(published, name)) for name in PARTS}
     return replace(published, **placed)
 
 
-def _placed(name: str, entries: tuple[Entry, ...], suites: tuple[Suite, ...]) -> tuple[Entry, ...]:
+def _placed(name: str, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     """The entries of a list with what is known from the list."""
     kind, metric, part, form = PARTS[name]
     found = [
         replace(entry, kind=kind, metric=entry.metric or metric, part=entry.part or part, form=form)
         for entry in entries
-        for entry in (_split(entry, suites) if name == "downstream" else [entry])
+        for entry in (_split(entry) if name == "downstream" else [entry])
     ]
     return tuple(entry if entry.part and name == "facts" else replace(entry, what=_words(entry)) for entry in found)
 
 
-def _split(row: Entry, suites: tuple[Suite, ...]) -> list[Entry]:
+def _split(row: Entry) -> list[Entry]:
     """A row of a downstream table as an entry for each column."""
-    columns = {column.label: column for suite in suites if suite.name == row.suite for column in suite.all_columns}
+    columns = {
+        column.label: column for suite in load_suites() if suite.name == row.suite for column in suite.all_columns
+    }
     return [
         replace(row, id=f"{row.id}-{label.lower().replace(' ', '-')}", value=value, what=label,
                 task=columns[label].task, metric=columns[label].metric)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from implicit_llm_contracts.runs.fill import fill
@@ -43,10 +42,13 @@ class Suite:
     averages: tuple[Average, ...] = ()
 
     @property
-    def all_columns(self) -> list[Column]:
-        """With the averages at the end, each as if it were a task."""
-        averages = (Column(one.label, f"{self.title}: {one.label}", AVERAGE) for one in self.averages)
-        return [*self.columns, *averages]
+    def average_columns(self) -> tuple[Column, ...]:
+        """The averages, each as if it were a task."""
+        return tuple(Column(one.label, f"{self.title}: {one.label}", AVERAGE) for one in self.averages)
+
+    @property
+    def all_columns(self) -> tuple[Column, ...]:
+        return self.columns + self.average_columns
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class _Suites:
 SUITES = Path(__file__).with_name("downstream.yaml")
 
 
+@cache
 def load_suites(path: Path = SUITES) -> tuple[Suite, ...]:
     """Read the file. Raises: UserError naming file and key."""
     suites = fill(_Suites, read_yaml(path), str(path)).suites
@@ -71,30 +74,28 @@ def load_suites(path: Path = SUITES) -> tuple[Suite, ...]:
     return suites
 
 
-def with_suites(frame: pd.DataFrame, suites: Iterable[Suite]) -> pd.DataFrame:
+def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of downstream tasks with their suite and column, and rows for the averages.
 
     An average of a model, mode and seed is NaN where one of its columns has no number. A task that no suite has gets a
-    column of its own for each of its metrics.
+    column of its own for each of its metrics; of the others those that no column shows are left out.
     """
-    is_downstream = (frame["kind"] == "lm_eval").to_numpy(bool)
-    rows = frame[is_downstream & ~frame["metric"].isin(COSTS)]
-    places = {(c.task, c.metric): (one.title, c.label) for one in suites for c in one.all_columns}
-    found = [rows]
-    for suite in suites:
-        for average, column in zip(suite.averages, suite.all_columns[len(suite.columns) :], strict=True):
-            columns = {(one.task, one.metric) for one in suite.columns if one.label in average.columns}
-            is_meant = np.array([pair in columns for pair in zip(rows["task"], rows["metric"], strict=True)], bool)
-            for _, one in rows[is_meant].groupby(["run", "phase", "mode", "seed"], sort=False, dropna=False):
-                value = one["value"].mean(skipna=False) if len(one) == len(columns) else math.nan
-                found.append(one.iloc[:1].assign(task=column.task, data=column.task, metric=AVERAGE, value=value))
-    shown = pd.concat(found)
-    suite_of = {task: title for (task, _), (title, _) in places.items()}
-    pairs = list(zip(shown["task"], shown["metric"], strict=True))
-    titles = [suite_of.get(task, "Other tasks") for task, _ in pairs]
-    labels = [places[pair][1] if pair in places else None if pair[0] in suite_of else " ".join(pair) for pair in pairs]
-    order = {place: index for index, place in enumerate(places.values())}
-    places_shown = [(title, label or "") for title, label in zip(titles, labels, strict=True)]
-    in_order = np.argsort([order.get(place, len(order)) for place in places_shown], kind="stable")
-    shown = shown.assign(suite=titles, column=labels).iloc[in_order]
-    return pd.concat([frame[~is_downstream], frame[is_downstream & frame["metric"].isin(COSTS)], shown])
+    is_downstream = (frame["kind"] == "lm_eval") & ~frame["metric"].isin(COSTS)
+    rows = frame[is_downstream]
+    places = [
+        (one.title, column.label, column.task, column.metric) for one in load_suites() for column in one.all_columns
+    ]
+    table = pd.DataFrame(places, columns=["suite", "column", "task", "metric"], dtype=object).reset_index(names="order")
+    found = [rows.drop(columns=["suite", "column"])]
+    for suite in load_suites():
+        for average, column in zip(suite.averages, suite.average_columns, strict=True):
+            wanted = [f"{one.task} {one.metric}" for one in suite.columns if one.label in average.columns]
+            mine = rows[(rows["task"] + " " + rows["metric"]).isin(wanted)]
+            for _, one in mine.groupby(["run", "phase", "mode", "seed"], sort=False, dropna=False):
+                value = one["value"].mean(skipna=False) if len(one) == len(wanted) else math.nan
+                about = {"task": column.task, "data": column.task, "metric": AVERAGE, "value": value}
+                found.append(one.iloc[:1].drop(columns=["suite", "column"]).assign(**about))
+    shown = pd.concat(found).merge(table, how="left", on=["task", "metric"]).sort_values("order", kind="stable")
+    shown = shown[shown["column"].notna() | ~shown["task"].isin(table["task"])]
+    own = {"suite": "Other tasks", "column": shown["task"] + " " + shown["metric"]}
+    return pd.concat([frame[~is_downstream], shown.fillna(own).drop(columns="order")])

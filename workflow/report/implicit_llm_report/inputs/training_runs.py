@@ -102,15 +102,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The phases of one run and seed, by their start; `data` is the fingerprint of the training set."""
+    """The phases of one run and seed, by their start."""
 
     run: str
     seed: int | None
     phases: tuple[Phase, ...]
     task: str | None = None
-    model_type: str | None = None
-    num_parameters: int | None = None
-    data: str | None = None
 
     @property
     def is_implicit(self) -> bool:

@@ -43,7 +43,9 @@ def latex_numbers(
         lines.append(f"% lacks {item.job} ({item.state}); made by: {item.command}")
     for group in groups(frame, PLACES):
         known = ((role, sources.get(role)) for role in group.roles)
-        lines.append("% " + "; ".join(f"{role} {at.fingerprint[:16] if at else 'missing'}" for role, at in known))
+        lines.append(
+            "% " + "; ".join(f"{role} {at.manifest.fingerprint[:16] if at else 'missing'}" for role, at in known)
+        )
         lines += [f"\\resultdef{{{key}}}{{{value}}}" for key, value in _definitions(group)]
     lines.append("% claims")
     for judgement in judgements:

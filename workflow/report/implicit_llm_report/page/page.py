@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -17,17 +18,18 @@ from implicit_llm_report.figures.svg import Drawn, theme_css
 from implicit_llm_report.inputs.frame import LAST_TEN, PERPLEXITY, Spread, seeds_words
 from implicit_llm_report.inputs.given import Given
 from implicit_llm_report.inputs.layers import LAYERS
-from implicit_llm_report.inputs.published import MARK_WORDS
+from implicit_llm_report.inputs.published import MARK_WORDS, Published
 from implicit_llm_report.inputs.sources import ReportInputs, Source
 from implicit_llm_report.inputs.training_runs import LOSS, TrainingRun
-from implicit_llm_report.page.lineage import command_words, git_words, lineage, origin_linker, sources_of
+from implicit_llm_report.page.origins import command_words, git_words, origin_linker, sources_of
 from implicit_llm_report.registry import caption_of, registry
 from implicit_llm_report.sections import PublishedRow, Section
-from implicit_llm_report.tables import Cell, num_read
+from implicit_llm_report.tables import Cell
 
 TEMPLATES = FOLDER / "page"
 TEMPLATE = "index.html.j2"
 MISSING_WORD = Markup('<span class="missing">missing</span>')
+NO_SETTINGS = ("phase.index", "phase.name")  # they say which phase it is
 SYMBOLS = {HOLDS: "✓", BORDERLINE: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
 
 
@@ -61,12 +63,10 @@ def render(content: PageContent) -> str:
             },
             glances=glances(content) if config.is_whole else [],
             entries=registry().tables,
-            lineage=lineage(inputs, config),
-            lost={item.role: item.state for item in config.missing},
             training=[_training(run, inputs.sources) for run in inputs.training if config.is_whole],
             settings=hyperparameters(inputs),
             all_sources=list(inputs.sources.values()),
-            anchors={source.fingerprint: source.anchor for source in inputs.sources.values()},
+            anchors={source.manifest.fingerprint: source.anchor for source in inputs.sources.values()},
             used_marks=sorted(marks),
             marks=content.given.published.marks,
         )
@@ -85,7 +85,7 @@ def _environment(given: Given) -> jinja2.Environment:
         "minus": minus,
         "spread": spread_words,
         "seeds": seeds_words,
-        "notes": lambda cell, table: notes(cell, table.most_tokens(cell), given),
+        "notes": partial(notes, published=given.published),
         "words": cell_words,
         "caption": caption,
         "slug": slug,
@@ -93,7 +93,7 @@ def _environment(given: Given) -> jinja2.Environment:
         "by": origin_linker(given.inputs.sources),
     }
     environment.globals |= {
-        "sources_of": lambda roles: sources_of(given.inputs, roles),
+        "sources_of": lambda roles: sources_of(given.inputs.sources, roles),
         "symbols": SYMBOLS,
         "not_run": NOT_RUN,
         "mark_words": MARK_WORDS,
@@ -125,22 +125,20 @@ def cell_words(cell: Cell) -> Markup | str:
     return number(cell.spread.mean)
 
 
-def notes(cell: Cell, most_tokens: int, given: Given) -> list[Markup]:
+def notes(cell: Cell, published: Published) -> list[Markup]:
     """The small print of a number: range, work, what it lacks, and the published number beside it."""
     if cell.group is None or cell.metric in (LAYERS, "chance_last10"):
         return []
     group, spread = cell.group, cell.spread
-    work, entry = group.spread("f_evaluations_per_token", "record").mean, given.published.beside(group, cell.metric)
+    work, entry = group.spread("f_evaluations_per_token", "record").mean, published.beside(group, cell.metric)
     found = [spread_words(spread)]
     found += [f"{number(work)} f/token"] if work is not None and cell.metric in (LAST_TEN, PERPLEXITY) else []
     found += (
         [f'<span class="missing">{spread.num_missing} missing</span>'] if spread.num_missing and spread.values else []
     )
-    if 0 < num_read(cell) < most_tokens:
-        found.append(f'<span class="missing">first {num_read(cell):,} only</span>')
     if entry is not None:
         words = "published code, our run:" if entry.mark == "reference_run" else "published"
-        title = html.escape(given.published.marks[entry.mark])
+        title = html.escape(published.marks[entry.mark])
         found.append(f'<span class="published" title="{title}">{words} {number(entry.value)}</span>')  # type: ignore[arg-type]
     return [Markup(words) for words in found if words]
 
@@ -200,15 +198,14 @@ def hyperparameters(inputs: ReportInputs) -> dict[str, Any]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for run in inputs.training:
         for phase in run.phases:
-            config = inputs.sources[phase.role].config
-            values = {key: value for key, value in config.items() if key not in ("seed", "model_files")}
-            about = {"run": run.run, "phase": phase.label, "seeds": [], "settings": dict(_flat(values))}
+            settings = dict(_flat(inputs.sources[phase.role].manifest.config))
+            about = {"run": run.run, "phase": phase.label, "seeds": [], "settings": settings}
             row = rows.setdefault((run.run, phase.name), about)
             row["seeds"] += [run.seed] if run.seed is not None else []
     found = [row["settings"] for row in rows.values()]
-    keys = list(dict.fromkeys(key for values in found for key in values))
-    shared = {key: found[0][key] for key in keys if all(values.get(key) == found[0].get(key) for values in found)}
-    differing = [key for key in keys if key not in shared and key not in ("phase.index", "phase.name")]
+    keys = {key: {str(values.get(key)) for values in found} for values in found for key in values}
+    shared = {key: found[0][key] for key, values in keys.items() if len(values) == 1}
+    differing = [key for key in keys if key not in shared and key not in NO_SETTINGS]
     return {"shared": shared, "differing": differing, "rows": list(rows.values())}
 
 
@@ -217,5 +214,5 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{key}.")
-        elif value is not None:
+        elif value is not None and before + key not in ("seed", "model_files"):
             yield before + key, value
