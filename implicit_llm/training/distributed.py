@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -111,6 +112,24 @@ def gather_objects(value: Any) -> list[Any]:
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def gather_on_main(own: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The tensors of all ranks by name, on rank 0 alone: its own and, in host memory, those of others. Collective.
+
+    One tensor at a time is on rank 0's `device`, by which ranks send.
+    """
+    found = dict(own)
+    layouts = gather_objects({name: (tensor.shape, tensor.dtype) for name, tensor in own.items()})
+    for owner, layout in enumerate(layouts[1:], start=1):
+        for name, (shape, dtype) in layout.items():
+            if rank() == owner:
+                dist.send(own[name].to(device), 0)
+            elif is_main():
+                received = torch.empty(shape, dtype=dtype, device=device)
+                dist.recv(received, owner)
+                found[name] = received.cpu()
+    return found
 
 
 def from_main(value: Any) -> Any:

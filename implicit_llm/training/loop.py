@@ -38,7 +38,7 @@ from implicit_llm.training.operations.solver_alarm import SolverAlarm
 from implicit_llm.training.operations.speed import SpeedMeter
 from implicit_llm.training.operations.status import StatusLine
 from implicit_llm.training.operations.watchdog import Watchdog
-from implicit_llm.training.optimizer import build_optimizer, learning_rate
+from implicit_llm.training.optimizer import build_optimizer, learning_rate, local_part
 from implicit_llm.training.precision import MAX_SKIPPED_IN_A_ROW, autocast, load_scaler, make_scaler, scaler_values
 from implicit_llm.training.sampler import StepSampler
 from implicit_llm.training.state import (
@@ -78,6 +78,11 @@ class TrainingJob:
     watchdog: Watchdog
     journal: Journal
 
+    @property
+    def shards_optimizer(self) -> bool:
+        """Whether each process has a part of the optimizer's state."""
+        return self.runtime.shard_optimizer and self.layout.world_size > 1
+
 
 class TrainingLoop:
     """Trains `model` from the checkpoint `start` (None: from nothing) to the end of the phase.
@@ -91,7 +96,7 @@ class TrainingLoop:
         self.model = model
         cast("nn.Module", model).to(job.device)
         set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
-        self.optimizer = build_optimizer(model, config.optimizer)
+        self.optimizer = build_optimizer(model, config.optimizer, is_sharded=job.shards_optimizer)
         self.scaler = make_scaler(job.device.type, config.precision)
         self.metrics = StepMetrics(config.task, StepCost(model, config.batch_size, job.dataset.length))
         if start is not None:
@@ -104,7 +109,7 @@ class TrainingLoop:
         if world_size() > 1:
             devices = [job.device] if job.device.type == "cuda" else None
             self._replica = DistributedDataParallel(model, device_ids=devices)
-        self._guard = UpdateGuard(self.optimizer, job.device, may_overflow=self.scaler is not None)
+        self._guard = UpdateGuard(local_part(self.optimizer), job.device, may_overflow=self.scaler is not None)
 
     def run(self) -> int:
         """Train; return the global step reached, less than the end of the phase after a stop request."""
@@ -206,13 +211,13 @@ class TrainingLoop:
         """Commit the training state, or begin to. Collective. Raises: ReplicasDiffer, StorageError."""
         self._read_metrics(self.global_step)
         require_equal_replicas(self.model, self.job.name, self.global_step)
-        random = gather_objects(random_state())
+        random, optimizer = gather_objects(random_state()), optimizer_tensors(self.optimizer, self.model)
         if is_main():
             state = TrainingState(
                 global_step=self.global_step,
                 identity=self.job.identity,
                 model=model_tensors(self.model),
-                optimizer=optimizer_tensors(self.optimizer, self.model),
+                optimizer=optimizer,
                 random=random,
                 metrics=self.metrics.state(),
                 scaler=scaler_values(self.scaler),

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn, optim
 
 from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> optim.AdamW:
-    """AdamW on all trainable parameters, fused where the device can; weight decay on matrices only."""
+def build_optimizer(model: nn.Module, config: OptimizerConfig, *, is_sharded: bool = False) -> optim.Optimizer:
+    """AdamW on all trainable parameters, fused where the device can; weight decay on matrices only.
+
+    is_sharded: each process updates a part of the parameters, has the moments of that part alone, and sends it to the
+    others (ZeRO stage 1).
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [parameter for parameter in trained if is_matrix(parameter)], "weight_decay": config.weight_decay},
         {"params": [parameter for parameter in trained if not is_matrix(parameter)], "weight_decay": 0.0},
     ]
-    betas = (config.beta1, config.beta2)
-    try:  # the schedule sets the rate
-        return optim.AdamW(groups, lr=0.0, betas=betas, eps=config.eps, fused=True)
+    kind: Callable[..., optim.Optimizer] = optim.AdamW
+    if is_sharded:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # compiles scripts, which takes a second
+
+        kind = partial(ZeroRedundancyOptimizer, optimizer_class=optim.AdamW)
+    build = partial(kind, groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps)  # the schedule sets lr
+    try:
+        return build(fused=True)
     except RuntimeError:
-        return optim.AdamW(groups, lr=0.0, betas=betas, eps=config.eps)
+        return build()
+
+
+def local_part(optimizer: optim.Optimizer) -> optim.Optimizer:
+    """What updates the parameters of this process: the optimizer itself, unless it is sharded."""
+    return getattr(optimizer, "optim", optimizer)
 
 
 def is_matrix(parameter: Tensor) -> bool:

@@ -140,7 +140,7 @@ def _train(context: StageContext, setup: Setup, stop: StopRequest, watchdog: Wat
         watchdog=watchdog,
         journal=context.journal,
     )
-    context.log.info("%s", _headline(context, setup, layout))
+    context.log.info("%s", _headline(job, setup))
     context.journal.event("training_started", step=0 if setup.start is None else setup.start.global_step)
     reached = TrainingLoop(setup.model, job, setup.start).run()
     if reached < config.phase.end_step:
@@ -199,15 +199,15 @@ def _summary(context: StageContext, setup: Setup, final: Checkpoint) -> dict[str
     }
 
 
-def _headline(context: StageContext, setup: Setup, layout: BatchLayout) -> str:
-    phase = setup.config.phase
+def _headline(job: TrainingJob, setup: Setup) -> str:
+    phase, layout = job.config.phase, job.layout
     first = phase.start_step if setup.start is None else setup.start.global_step
-    solver = setup.config.phase.solver
-    how = "explicit" if solver is None else solver.mode
+    how = "explicit" if phase.solver is None else phase.solver.mode
+    sharding = ", optimizer states sharded" if job.shards_optimizer else ""
     return (
-        f"{context.name}: steps {first} to {phase.end_step}, {how}, {setup.model.num_parameters():,} parameters, "
-        f"{layout.batch_size} x {setup.dataset.length} tokens a step in {layout.accumulation_steps} micro-batch(es) on "
-        f"{layout.world_size} {setup.device.type}, {setup.config.precision}, {torch.get_num_threads()} threads"
+        f"{job.name}: steps {first} to {phase.end_step}, {how}, {setup.model.num_parameters():,} parameters, "
+        f"{layout.batch_size} x {job.dataset.length} tokens a step in {layout.accumulation_steps} micro-batch(es) on "
+        f"{layout.world_size} {job.device.type}{sharding}, {job.config.precision}, {torch.get_num_threads()} threads"
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from implicit_llm.training.distributed import gather_on_main
+from implicit_llm.training.optimizer import local_part
 from implicit_llm_contracts.runs.errors import UserError
 
 _SAME_MODEL = "all phases of a curriculum need the same model"
@@ -44,35 +46,35 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> N
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """State of every parameter as "<parameter>.<key>"; empty before the first update."""
+    """State of every parameter as "<parameter>.<key>"; empty before the first update.
+
+    Of a sharded optimizer only rank 0 gets all of it, the parts of others in host memory. Collective then.
+    """
     names = _parameter_names(model)
-    return {
+    own = {
         f"{names[id(parameter)]}.{key}": value.detach()
-        for parameter, values in optimizer.state.items()
+        for parameter, values in local_part(optimizer).state.items()
         for key, value in values.items()
         if isinstance(value, Tensor)
     }
+    return own if local_part(optimizer) is optimizer else gather_on_main(own, next(model.parameters()).device)
 
 
 def load_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], where: str
 ) -> None:
     """Put `tensors` into the optimizer; its settings stay those of the config. Raises: StateMismatch."""
-    names = _parameter_names(model)
-    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-    number_of = {name: number for number, name in enumerate(order)}
-    state: dict[int, dict[str, Tensor]] = {}
+    if not tensors:
+        return
+    names, local = _parameter_names(model), local_part(optimizer)
+    state: dict[str, dict[str, Tensor]] = {}
     for flat_name, tensor in tensors.items():
         name, _, key = flat_name.rpartition(".")
-        if name not in number_of:
-            raise StateMismatch(
-                f"{where}: holds optimizer state of {name}, which this model does not train; {_SAME_MODEL}"
-            )
-        state.setdefault(number_of[name], {})[key] = tensor
-    if state:
-        _check_names(order, [order[number] for number in state], where)
+        state.setdefault(name, {})[key] = tensor
+    _check_names(_in_order(optimizer, names), state, where, "train")
+    own = {number: state[name] for number, name in enumerate(_in_order(local, names))}
     # load_state_dict puts each tensor on the device and in the type that this optimizer keeps it in.
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    local.load_state_dict({"state": own, "param_groups": local.state_dict()["param_groups"]})
 
 
 def random_state() -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -104,9 +106,13 @@ def _parameter_names(model: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
-def _check_names(wanted: Any, found: Any, where: str) -> None:
+def _in_order(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _check_names(wanted: Iterable[str], found: Iterable[str], where: str, what: str = "have") -> None:
     missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or unknown:
         parts = [f"lacks {missing[0]}"] if missing else []
-        parts += [f"holds {unknown[0]}, which this model does not have"] if unknown else []
+        parts += [f"holds {unknown[0]}, which this model does not {what}"] if unknown else []
         raise StateMismatch(f"{where}: {' and '.join(parts)}; {_SAME_MODEL}")

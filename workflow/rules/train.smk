@@ -32,6 +32,7 @@ for task in TASKS:
             processes_per_node=1,
             micro_batch_size=0,
             gradient_checkpointing="off",
+            shard_optimizer="off",
             cuda_graphs="on",
             save_every_s=60,
             grace_s=120,
@@ -45,4 +46,5 @@ for task in TASKS:
             " --nodes {resources.nodes:q} --processes-per-node {resources.processes_per_node:q} --threads {threads}"
             " --device {resources.device:q} --kernels {resources.kernels:q} --micro-batch-size {resources.micro_batch_size:q}"
             " --gradient-checkpointing {resources.gradient_checkpointing:q} --cuda-graphs {resources.cuda_graphs:q}"
+            " --shard-optimizer {resources.shard_optimizer:q}"
             " --save-every-s {resources.save_every_s:q} --grace-s {resources.grace_s:q} --hang-s {resources.hang_s:q}"

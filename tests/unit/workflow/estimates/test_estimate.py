@@ -191,13 +191,13 @@ def test_an_earlier_run_counts_before_the_table_on_its_own_card(tiny: Experiment
 
 def test_the_micro_batch_is_the_largest_divisor_that_fits() -> None:
     trained = TrainedModel(model_fields("llama3-1.3b-implicit", "test"), FREE, 2048, "bf16")
-    step = trained.fitting_step(0.92 * 192, 16)
+    step = trained.fitting_step(0.92 * 192, 16, 1)
     assert step is not None
     assert 16 % step.micro_batch == 0
     assert step.gib <= 0.92 * 192
     assert trained.step_gib(2 * step.micro_batch, accumulates=True, is_recomputed=False) > 0.92 * 192
     assert not step.is_recomputed
-    assert trained.fitting_step(10, 16) is None
+    assert trained.fitting_step(10, 16, 1) is None
 
 
 def test_a_model_that_fits_only_with_checkpointing_is_told_so(tiny: ExperimentFile) -> None:
@@ -207,6 +207,16 @@ def test_a_model_that_fits_only_with_checkpointing_is_told_so(tiny: ExperimentFi
     assert job.step is not None
     assert job.step.is_recomputed
     assert job.gpus == 8
+
+
+def test_moments_are_sharded_where_nothing_else_fits() -> None:
+    trained = TrainedModel(model_fields("mamba2-1.3b-implicit", "test"), FREE, 2048, "bf16")
+    alone = trained.step_gib(1, accumulates=True, is_recomputed=True)
+    step = trained.fitting_step(alone - 5, 4, 8)
+    assert step is not None
+    assert step.label == "1 rs"
+    assert step.gib == pytest.approx(alone - flops.num_parameters(trained.model) * 8 * 7 / 8 / 2**30)
+    assert trained.fitting_step(alone - 5, 4, 1) is None
 
 
 def test_a_pretrained_model_has_tokens_but_no_price(tiny: ExperimentFile) -> None:

@@ -115,6 +115,7 @@ class Runtime:
     grace_s: time between the stop signal and the kill; a save that takes longer is warned of.
     hang_s: a process without progress for so long is ended, with its stacks; 0 waits for ever.
     gradient_checkpointing: compute activations again in the backward pass, for less memory; the numbers are the same.
+    shard_optimizer: of several processes each keeps a part of AdamW's moments; the numbers are the same.
     cuda_graphs: on a GPU, start the thousands of kernels of a training pass by one call, where its shapes allow it.
     alarm_*: the solver's health is warned of when, as a mean over the last alarm_window_steps, more than this share of
         the tokens is not converged, or the largest residual is above this one; None for no such alarm.
@@ -131,6 +132,7 @@ class Runtime:
     tf32: bool = False
     kernels: Literal["auto", "torch", "triton"] = "auto"
     gradient_checkpointing: bool = False
+    shard_optimizer: bool = False
     cuda_graphs: bool = True
     # Word-problem models that learn reach 0.65 and 0.61 on the way; with 8 iterations for 256 tokens the share is 0.99.
     alarm_unconverged_share: NotNegative | None = 0.9

@@ -242,7 +242,7 @@ def train(
         float,
         typer.Option(
             min=0,
-            help="Seconds between checkpoints; more where saving takes over 2 % of the time.",
+            help="Seconds between checkpoints; more where training would wait for over 2 % of the time.",
             metavar="SECONDS",
             rich_help_panel=STOPS,
         ),
@@ -261,6 +261,14 @@ def train(
         Switch,
         typer.Option(
             help="Recompute activations in the backward pass: less memory, more time.",
+            metavar="on|off",
+            rich_help_panel=MACHINE_PANEL,
+        ),
+    ] = Switch.OFF,
+    shard_optimizer: Annotated[
+        Switch,
+        typer.Option(
+            help="Each process keeps a part of AdamW's moments: less memory, more communication.",
             metavar="on|off",
             rich_help_panel=MACHINE_PANEL,
         ),
@@ -340,6 +348,7 @@ def train(
         "save_steps": save_steps or None,
         "log_every_steps": log_every_steps,
         "gradient_checkpointing": True if gradient_checkpointing is Switch.ON else None,
+        "shard_optimizer": shard_optimizer is Switch.ON,
         "cuda_graphs": cuda_graphs is Switch.ON,
         "kernels": kernels,
         "progress": progress,

@@ -125,7 +125,7 @@ class CostModel:
             has_logits=config["task"] != "language_model",
         )
         try:
-            return trained.fitting_step(room, config["batch_size"] // gpus)
+            return trained.fitting_step(room, config["batch_size"] // gpus, gpus)
         except UncountedModel:
             return None
 

@@ -96,7 +96,7 @@ def notes(jobs: Iterable[JobEstimate], costs: CostModel) -> Iterator[str]:
     yield f"       ?: assumed in {HARDWARE_FILE.name}. Run one seed first: its time then counts for the others."
     yield "f-evals: evaluations of the layer stack for a token, those with gradient included."
     yield "       ≤: the most that the solver may take; finished phases replace it by what they took."
-    yield f"memory: may fill {hardware.usable_memory:.0%} of a card. r: with gradient checkpointing."
+    yield f"memory: may fill {hardware.usable_memory:.0%} of a card. r: gradient_checkpointing, s: shard_optimizer."
     yield f"several GPUs: {hardware.scaling_efficiency:.0%} of the throughput each, assumed."
 
 
@@ -137,7 +137,9 @@ def _phase_cells(jobs: list[JobEstimate]) -> list[str]:
         _short(_total(each.cost.hours for each in jobs)) + ("?" if job.cost.is_assumed else ""),
         f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device),
         MISSING if hours is None else f"{hours / job.gpus / 24:,.2f}",
-        MISSING if step is None else f"{step.micro_batch}{' r' if step.is_recomputed else ''}",
+        MISSING
+        if step is None
+        else f"{step.micro_batch}{' r' if step.is_recomputed else ''}{'s' if step.is_sharded else ''}",
         MISSING if step is None else f"{step.gib:.1f}",
         _short(_total(each.work.disk_bytes for each in jobs), GB),
     ]
