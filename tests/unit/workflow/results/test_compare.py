@@ -87,7 +87,7 @@ def test_a_solver_that_only_one_has_is_no_difference_of_null(finished: Experimen
 
 def test_seeds_are_put_together_with_their_spread(finished: ExperimentFile) -> None:
     found = compared(finished, "implicit", "explicit")
-    assert numbers(found, "at the end")["loss"] == ["1.5 (1 to 2)", "1"]
+    assert numbers(found, "at the end")["loss"] == ["1.5 (1 to 2, 2 seeds)", "1"]
     assert shown(found)["seed"] == ("0, 1", "0")
 
 

@@ -158,10 +158,6 @@ def payload(work: Path) -> list[Path]:
     return sorted(path for path in work.rglob("*") if path.is_file() and path.relative_to(work).parts[0] not in kept)
 
 
-def is_freed(run_dir: Path, fingerprint: str) -> bool:
-    return (work_directory(run_dir, fingerprint) / FREED).exists()
-
-
 def readers(nodes: Mapping[str, Node], key: str) -> list[str]:
     """The jobs that read the larger files of a job; for a shard also the readers of its stream, which points to it."""
     direct = [name for name, node in nodes.items() if key in node.upstream.values() and node.stage not in PAGES]
@@ -191,4 +187,5 @@ def _pointed_to(nodes: Mapping[str, Node], key: str) -> list[str]:
 
 
 def _is_freed(status: Status, run_dir: Path) -> bool:
-    return status.recorded is not None and is_freed(run_dir, status.recorded.fingerprint)
+    recorded = status.recorded
+    return recorded is not None and (work_directory(run_dir, recorded.fingerprint) / FREED).exists()

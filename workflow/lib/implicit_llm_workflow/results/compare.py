@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -22,7 +21,7 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.results.job_states import chosen_models, run_and_phase
 from implicit_llm_workflow.results.lineage import Lineage, Result, trace
-from implicit_llm_workflow.results.text import MISSING, number_text, plain_table
+from implicit_llm_workflow.results.text import MISSING, number_text, plain_table, spread_text
 
 if TYPE_CHECKING:
     from implicit_llm_workflow.planning.plan import Plan
@@ -73,7 +72,7 @@ class NumberRow:
 
     def cells(self) -> list[str]:
         """The mean of each column, of several seeds also the lowest and the highest."""
-        return [*map(_spread_text, self.values)]
+        return [spread_text(values, number_text) for values in self.values]
 
 
 def find_columns(names: Sequence[str], plan: Plan | None) -> list[Column]:
@@ -206,13 +205,6 @@ def _evaluations(model: Result) -> Iterator[tuple[str, Manifest]]:
         recorded = Manifest.find(path)
         if recorded is not None and recorded.upstream.get("model") == model.fingerprint:
             yield path.parent.name, recorded
-
-
-def _spread_text(values: Sequence[float]) -> str:
-    if not values:
-        return MISSING
-    spread = f" ({number_text(min(values))} to {number_text(max(values))})" if min(values) < max(values) else ""
-    return number_text(statistics.fmean(values)) + spread
 
 
 def view(columns: Sequence[Column]) -> Iterator[RenderableType]:

@@ -12,7 +12,7 @@ from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.manifest import Manifest, sha256_of
+from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, METRICS
 from implicit_llm_report.registry import registry
 from implicit_llm_workflow.node import Node
@@ -107,31 +107,25 @@ def stale_error(found: Mapping[Path, str], experiment: str) -> StaleNumbers:
     )
 
 
-def changed_result(run_dir: Path) -> str | None:
-    """How the metrics of a finished evaluation differ from its manifest; None if they do not, or there are none."""
-    manifest = Manifest.find(run_dir / MANIFEST)
-    return None if manifest is None else _why_stale(run_dir, manifest, manifest.fingerprint)
-
-
 def _why_stale(run_dir: Path, manifest: Manifest | None, wanted: str | None) -> str | None:
     if manifest is None:
         return f"{run_dir / MANIFEST} is not there or cannot be read"
     if manifest.fingerprint != (wanted or manifest.fingerprint):
         found = manifest.fingerprint[:FINGERPRINT_DIGITS]
         return f"its manifest carries fingerprint {found}, wanted is {(wanted or '')[:FINGERPRINT_DIGITS]}"
-    for record in manifest.records(lambda path: path.name == METRICS):
-        path = run_dir / record.path
-        try:
-            digest = sha256_of(path)
-        except OSError as error:
-            return f"{path} cannot be read ({error.strerror})"
-        if digest != record.sha256:
-            return f"{path} was changed: expected sha256 {record.sha256[:16]}, found {digest[:16]}"
+    try:
+        manifest.verify(run_dir, "sha256", lambda path: path.name == METRICS)
+    except (ManifestError, OSError) as error:
+        return str(error).partition("; type")[0]
     return None
 
 
 def _why_changed(plan: Plan, node: Node) -> str | None:
-    return changed_result(plan.run_dir(node)) if node.stage == "evaluate" else None
+    """How the metrics of a finished evaluation differ from its manifest; None if they do not, or there are none."""
+    recorded = plan.statuses[node.key].recorded
+    if node.stage != "evaluate" or recorded is None:
+        return None
+    return _why_stale(plan.run_dir(node), recorded, recorded.fingerprint)
 
 
 def _is_missing(plan: Plan, key: str) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from rich.markup import escape
 from rich.table import Table
@@ -15,7 +14,7 @@ from implicit_llm_contracts.hints import natural
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.text import MISSING, number_text, plain_table
+from implicit_llm_workflow.results.text import MISSING, number_text, plain_table, spread_text
 
 # Run and phase, and mode -> test set -> the number of each seed.
 Rows = dict[tuple[str, str], dict[str, list[float]]]
@@ -72,17 +71,10 @@ def _table(title: str, data: str, rows: Rows, *, is_share: bool) -> Table:
     shown = [escape(re.sub(r"^test[-.]", "", part.removeprefix(f"{data}-"))) for part in parts or [MISSING]]
     table = plain_table("run", "mode", *shown, right=shown, title=title, title_justify="left", min_width=len(title))
     for (name, mode), row in rows.items():
-        cells = [_cell(row.get(part, []), is_share=is_share) for part in parts or [MISSING]]
+        cells = [spread_text(row.get(part, []), _percent if is_share else number_text) for part in parts or [MISSING]]
         table.add_row(escape(name), mode, *cells)
     return table
 
 
-def _cell(values: Sequence[float], *, is_share: bool) -> str:
-    """The mean, of several seeds also the lowest and the highest."""
-    if not values:
-        return MISSING
-    mean, low, high = (
-        f"{100 * value:.1f} %" if is_share else number_text(value)
-        for value in (statistics.fmean(values), min(values), max(values))
-    )
-    return mean if len(values) == 1 else f"{mean} ({low} to {high}, {len(values)} seeds)"
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import statistics
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -38,6 +39,14 @@ def number_text(value: float | None, digits: int = 4) -> str:
     if float(value).is_integer() and abs(value) < 1e7:
         return f"{int(value):,}"
     return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e7 else f"{value:.{digits}g}"
+
+
+def spread_text(values: Sequence[float], shown: Callable[[float], str]) -> str:
+    """The mean, of several seeds also the lowest and the highest."""
+    if not values:
+        return MISSING
+    mean = shown(statistics.fmean(values))
+    return mean if len(values) == 1 else f"{mean} ({shown(min(values))} to {shown(max(values))}, {len(values)} seeds)"
 
 
 def share_text(share: float | None) -> str:
