@@ -1,4 +1,4 @@
-"""Micro-batches of a training job, read from a data set as a step sampler says.
+"""Micro-batches of a training step, and how they are spread over processes.
 
 Shapes: `B` batch, `L` length.
 """
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from implicit_llm.training.sampler import StepSampler
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 
@@ -53,53 +52,29 @@ class BatchLayout:
         return by_micro_step[:, self.rank].reshape(-1)
 
 
-class MicroBatches:
-    """Endless micro-batches from `first_step` on, on the device: input_ids (B, L), labels (B, L), num_labels.
+def micro_batches(
+    dataset: Sequences, indices: np.ndarray, layout: BatchLayout, labels: str, device: torch.device
+) -> Iterator[dict[str, Any]]:
+    """This rank's part of the step with the samples `indices`: input_ids (B, L), labels (B, L), num_labels.
 
     Labels stand at the position whose logits they score: with `labels="next_token"` they are moved by one here, so that
     the loss is computed in one way. No DataLoader: it would draw from the random state that a checkpoint restores.
     """
+    rows = dataset.fetch(layout.own(indices))
+    labels_BL = rows["labels"] if labels == "aligned" else _next_token(rows["labels"])
+    for start in range(0, len(labels_BL), layout.micro_batch_size):
+        part = slice(start, start + layout.micro_batch_size)
+        yield {
+            "input_ids": _on_device(rows["input_ids"][part], device),
+            "labels": _on_device(labels_BL[part], device),
+            "num_labels": int(np.count_nonzero(labels_BL[part] != IGNORED_LABEL)),
+        }
 
-    def __init__(
-        self,
-        dataset: Sequences,
-        sampler: StepSampler,
-        layout: BatchLayout,
-        labels: str,
-        first_step: int = 0,
-        device: torch.device | None = None,
-    ) -> None:
-        self.dataset = dataset
-        self.sampler = sampler
-        self.layout = layout
-        self.labels = labels
-        self.first_step = first_step
-        self.device = device or torch.device("cpu")
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        step = self.first_step
-        while True:
-            yield from self._step(step)
-            step += 1
-
-    def _step(self, step: int) -> Iterator[dict[str, Any]]:
-        rows = self.dataset.fetch(self.layout.own(self.sampler.indices(step)))
-        labels_BL = rows["labels"] if self.labels == "aligned" else _next_token(rows["labels"])
-        size = self.layout.micro_batch_size
-        for start in range(0, len(labels_BL), size):
-            part_BL = labels_BL[start : start + size]
-            yield {
-                "input_ids": self._on_device(rows["input_ids"][start : start + size]),
-                "labels": self._on_device(part_BL),
-                "num_labels": int(np.count_nonzero(part_BL != IGNORED_LABEL)),
-            }
-
-    def _on_device(self, values: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(values)
-        if self.device.type != "cuda":
-            return tensor
-        # From pageable memory the copy would wait for all work that is queued on the device.
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+def _on_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(values)
+    # From pageable memory the copy to a GPU would wait for all work that is queued on it.
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _next_token(labels_BL: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ from transformers import PreTrainedModel, set_seed
 
 from implicit_llm.analysis.spectral_radius import mean_spectral_radius
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm.training.batches import BatchLayout, MicroBatches
+from implicit_llm.training.batches import BatchLayout, micro_batches
 from implicit_llm.training.distributed import (
     gather_objects,
     is_main,
@@ -114,15 +113,15 @@ class TrainingLoop:
     def run(self) -> int:
         """Train; return the global step reached, less than the end of the phase after a stop request."""
         job, end = self.job, self.job.config.phase.end_step
-        data = MicroBatches(job.dataset, self.sampler, job.layout, job.config.labels, self.global_step, job.device)
-        batches = iter(data)
         self.model.train()
         self.speed.start(self.metrics.totals)
         job.status.start(self.global_step, end)
         is_stopped = False
         with job.saves:
             while self.global_step < end and not is_stopped:
-                self.train_step(list(islice(batches, job.layout.accumulation_steps)))
+                indices = self.sampler.indices(self.global_step)
+                batches = micro_batches(job.dataset, indices, job.layout, job.config.labels, job.device)
+                self.train_step(list(batches))
                 step = self.global_step
                 should_save, is_stopped = job.saves.after_step(step)
                 if step in (1, end) or step % job.runtime.log_every_steps == 0:
@@ -134,7 +133,7 @@ class TrainingLoop:
         job.status.close()
         return self.global_step
 
-    def train_step(self, micro_batches: list[dict[str, Any]]) -> None:
+    def train_step(self, batches: list[dict[str, Any]]) -> None:
         """Make one update from the micro-batches of a global batch.
 
         Raises: NonFiniteTraining.
@@ -143,11 +142,11 @@ class TrainingLoop:
         rate = learning_rate(config.schedule, step, config.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        total = total_over_ranks(sum(batch["num_labels"] for batch in micro_batches), self.job.device)
+        total = total_over_ranks(sum(batch["num_labels"] for batch in batches), self.job.device)
         num_labels = max(total, 1) if isinstance(total, int) else total.clamp_min(1)
-        for number, batch in enumerate(micro_batches, start=1):
+        for number, batch in enumerate(batches, start=1):
             faults.point("train.micro_step")
-            is_last = number == len(micro_batches)
+            is_last = number == len(batches)
             with nullcontext() if is_last or self._replica is self.model else self._replica.no_sync():  # type: ignore[operator]
                 try:
                     loss = self.compute_loss(batch, num_labels)

@@ -131,7 +131,7 @@ class Checkpoint:
         return self.state["random"][rank], tensors
 
 
-def write_checkpoint(state: TrainingState, final_dir: Path) -> Checkpoint:
+def write_checkpoint(state: TrainingState, final_dir: Path) -> None:
     """Write beside `final_dir`, then commit by rename.
 
     Raises: StorageError for a full or unwritable disk, with nothing left behind.
@@ -149,7 +149,6 @@ def write_checkpoint(state: TrainingState, final_dir: Path) -> Checkpoint:
         shutil.rmtree(tmp_dir, ignore_errors=True)
         raise
     faults.point("checkpoint.after_commit")
-    return Checkpoint(final_dir, _state_values(state))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -181,16 +180,7 @@ def _write_files(state: TrainingState, directory: Path) -> None:
     _save(state.optimizer, directory / OPTIMIZER)
     random = {f"{rank}.{name}": tensor for rank, (_, part) in enumerate(state.random) for name, tensor in part.items()}
     _save(random, directory / RANDOM)
-    _write_json(_state_values(state), directory / STATE)
-    faults.point("checkpoint.before_digests")
-    files = {
-        name: {"size": (directory / name).stat().st_size, "sha256": sha256_of(directory / name)} for name in _FILES
-    }
-    _write_json({"format": FORMAT, "global_step": state.global_step, "files": files}, directory / DIGESTS)
-
-
-def _state_values(state: TrainingState) -> dict[str, Any]:
-    return {
+    values = {
         "format": FORMAT,
         "global_step": state.global_step,
         "identity": dict(state.identity),
@@ -198,6 +188,12 @@ def _state_values(state: TrainingState) -> dict[str, Any]:
         "metrics": dict(state.metrics),
         "scaler": None if state.scaler is None else dict(state.scaler),
     }
+    _write_json(values, directory / STATE)
+    faults.point("checkpoint.before_digests")
+    files = {
+        name: {"size": (directory / name).stat().st_size, "sha256": sha256_of(directory / name)} for name in _FILES
+    }
+    _write_json({"format": FORMAT, "global_step": state.global_step, "files": files}, directory / DIGESTS)
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:

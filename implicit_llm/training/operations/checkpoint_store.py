@@ -98,25 +98,24 @@ class CheckpointStore:
             break
         return max(found, key=lambda checkpoint: checkpoint.global_step, default=None)
 
-    def commit(self, state: TrainingState) -> Checkpoint:
+    def commit(self, state: TrainingState) -> None:
         """Write, rename, then prune to the last two; errors that may pass are given some seconds.
 
         Raises: StorageError, with all earlier checkpoints intact.
         """
         if state.global_step in self._whole_kept:  # only an earlier one was lost; who started from this one keeps it
-            return read_checkpoint(self.kept / step_name(state.global_step))
+            return
         started = time.monotonic()
         directory = self.kept if state.global_step in self.keep else self.directory
         path = directory / step_name(state.global_step)
-        checkpoint = retried(lambda: write_checkpoint(state, path), path)
+        retried(lambda: write_checkpoint(state, path), path)
         self.last_save_s = time.monotonic() - started
         for torn in self._torn:
-            if torn != checkpoint.path:
+            if torn != path:
                 faults.point("checkpoint.before_removal")
                 shutil.rmtree(torn, ignore_errors=True)
         self._torn = []
         self._prune()
-        return checkpoint
 
     def adopt(self, checkpoint: Checkpoint) -> Checkpoint:
         """Copy a checkpoint of this identity from elsewhere, with the kept ones before it, so that it is of this run.

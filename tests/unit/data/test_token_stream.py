@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from implicit_llm.training.batches import BatchLayout, MicroBatches
+from implicit_llm.training.batches import BatchLayout, micro_batches
 from implicit_llm.training.sampler import StepSampler
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_data.shards import DatasetError, TokenStream, open_dataset
@@ -185,12 +186,12 @@ def step_rows(stream: TokenStream, world_size: int, first_step: int, num_steps: 
     """The rows of each step, micro-step by micro-step and within these rank by rank."""
     layouts = [BatchLayout(8, world_size, rank, micro_batch_size=2) for rank in range(world_size)]
     sampler = StepSampler(len(stream), 8, seed=3)
-    ranks = [iter(MicroBatches(stream, sampler, layout, "next_token", first_step)) for layout in layouts]
-    micro_steps = layouts[0].accumulation_steps
-    return [
-        np.concatenate([next(rank)["input_ids"].numpy() for _ in range(micro_steps) for rank in ranks])
-        for _ in range(num_steps)
-    ]
+    rows = []
+    for step in range(first_step, first_step + num_steps):
+        indices = sampler.indices(step)
+        ranks = [micro_batches(stream, indices, layout, "next_token", torch.device("cpu")) for layout in layouts]
+        rows.append(np.concatenate([batch["input_ids"].numpy() for part in zip(*ranks, strict=True) for batch in part]))
+    return rows
 
 
 def test_every_world_size_trains_on_the_same_tokens_also_after_a_resume_in_mid_epoch(project: Project) -> None:

@@ -159,13 +159,14 @@ def test_one_flipped_byte_is_named_with_both_digests_and_the_checkpoint_set_asid
     store: CheckpointStore, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.commit(state(5))
-    good = store.commit(state(10))
-    file = good.path / name
+    store.commit(state(10))
+    good = store.directory / "step-00000010"
+    file = good / name
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2] ^= 1
     file.write_bytes(raw)
     with pytest.raises(CorruptCheckpoint, match=rf"{name}: expected .* sha256 \w{{64}}; found .* \w{{64}}"):
-        read_checkpoint(good.path)
+        read_checkpoint(good)
     assert newest_step(store) == 5
     assert names(store) == ["step-00000005", "step-00000010.bad"]
     assert events(tmp_path) == [("checkpoint_corrupt", "step-00000010")]
@@ -185,7 +186,9 @@ def test_a_missing_file_is_damage(tmp_path: Path) -> None:
 
 def test_the_final_checkpoint_replaces_all_others_and_is_found_again(store: CheckpointStore) -> None:
     store.commit(state(5))
-    last = store.commit(state(10))
+    store.commit(state(10))
+    last = store.newest()
+    assert last is not None
     assert store.finish(last) == store.final
     assert not store.directory.exists()
     newest = store.newest()

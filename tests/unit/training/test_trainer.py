@@ -130,11 +130,11 @@ def test_two_saves_in_a_row_that_find_the_disk_full_stop_training(
     original = checkpoint.write_checkpoint
     calls: list[int] = []
 
-    def fill_up(state: Any, final_dir: Path) -> Any:
+    def fill_up(state: Any, final_dir: Path) -> None:
         calls.append(state.global_step)
         if len(calls) > 1:
             raise StorageError(28, "the disk is full")
-        return original(state, final_dir)
+        original(state, final_dir)
 
     monkeypatch.setattr("implicit_llm.training.operations.checkpoint_store.write_checkpoint", fill_up)
     with pytest.raises(StorageError, match="the disk is full"):
