@@ -73,7 +73,10 @@ def select_kernels(choice: KernelChoice = "auto") -> Backend:
 
 def select_kernels_for(device: str, choice: KernelChoice) -> Backend:
     """`select_kernels`, but `auto` means torch on the CPU, also beside a GPU. Raises: KernelsUnavailable."""
-    return select_kernels("torch" if device == "cpu" and choice == "auto" else choice)
+    if device == "cpu" and choice == "auto":
+        _Process.backend = "torch"
+        return "torch"
+    return select_kernels(choice)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ Experiments are the files of `workflow/config/`, `demo.yaml` the smallest of the
 Results go to `results/`. Type in this folder:
 
     implicit-llm explain --config demo                                                  # what would run, and why
-    snakemake --profile profiles/local --configfile workflow/config/demo.yaml           # run it; again, to go on
+    snakemake --profile profiles/local --configfile workflow/config/demo.yaml           # run it; again, to resume
     implicit-llm status --config demo                                                   # from a second terminal
 
 The report is `results/demo/report/index.html`.

@@ -96,7 +96,7 @@ def notes(jobs: Iterable[JobEstimate], costs: CostModel) -> Iterator[str]:
     yield f"       ?: assumed in {HARDWARE_FILE.name}. Run one seed first: its time then counts for the others."
     yield "f-evals: evaluations of the layer stack for a token, those with gradient included."
     yield "       ≤: the most that the solver may take; finished phases replace it by what they took."
-    yield f"memory: may fill {hardware.usable_memory:.0%} of a card. r: gradient_checkpointing, s: shard_optimizer."
+    yield f"memory: may fill {hardware.usable_memory:.0%} of a GPU. r: gradient_checkpointing, s: shard_optimizer."
     yield f"several GPUs: {hardware.scaling_efficiency:.0%} of the throughput each, assumed."
 
 
