@@ -24,10 +24,6 @@ class ConfigFiles:
         self.source = str(path)
         self._cache: dict[Path, dict[str, Any]] = {}
 
-    def experiment(self) -> dict[str, Any]:
-        """The values of the experiment file, not yet validated."""
-        return read_yaml(self.path)
-
     def read(
         self, folder: str, name: str, key: str, check: Callable[[Mapping[str, Any], str], object]
     ) -> tuple[Mapping[str, Any], str]:

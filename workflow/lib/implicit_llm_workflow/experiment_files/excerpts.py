@@ -8,9 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Annotated
 
 from implicit_llm_contracts.config.values import DISTINCT, SOME, Text
-from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.values import check_keys
+from implicit_llm_workflow.experiment_files.values import check_keys, check_patterns
 from implicit_llm_workflow.node import Node
 
 STAGE = "excerpt"
@@ -69,15 +67,9 @@ def check_origins(excerpts: Iterable[Excerpt], evaluated: Mapping[str, Sequence[
     for excerpt in excerpts:
         for index, origin in enumerate(excerpt.from_):
             at = f"{source}: excerpts.{excerpt.name}.from[{index}]"
-            _check_patterns(origin.runs, evaluated, f"{at}.runs: no run or peer is called")
+            check_patterns(origin.runs, evaluated, f"{at}.runs: no run or peer is called")
             done = {name for run, names in evaluated.items() if _matches(run, origin.runs) for name in names}
-            _check_patterns(origin.evaluations, done, f"{at}.evaluations: none of these runs has one called")
-
-
-def _check_patterns(patterns: Iterable[str], names: Iterable[str], problem: str) -> None:
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(f"{problem} {pattern!r}; {nearest(pattern, names)}")
+            check_patterns(origin.evaluations, done, f"{at}.evaluations: none of these runs has one called")
 
 
 def check_shown(excerpts: Iterable[Excerpt], figures: Sequence[str], tables: Sequence[str], source: str) -> None:

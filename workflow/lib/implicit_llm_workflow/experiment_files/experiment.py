@@ -22,6 +22,7 @@ from implicit_llm_workflow.experiment_files.grids import GridPoint, expand_grids
 from implicit_llm_workflow.experiment_files.peers import Peer, build_peer, check_peers
 from implicit_llm_workflow.experiment_files.runs import Override, Run, RunBuilder, RunEntry
 from implicit_llm_workflow.experiment_files.values import check_keys, fill_entry
+from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 
 _Entry = dict[str, Any]
 _ExcerptName = Annotated[
@@ -86,8 +87,7 @@ class Experiment:
 
 def load_experiment(path: Path) -> Experiment:
     """Read an experiment file. Raises: ConfigError, one line that names file, key and fix."""
-    files = ConfigFiles(path)
-    return build_experiment(files.experiment(), files)
+    return build_experiment(read_yaml(path), ConfigFiles(path))
 
 
 def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experiment:

@@ -16,7 +16,7 @@ from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation
-from implicit_llm_workflow.experiment_files.values import as_config, fill_entry
+from implicit_llm_workflow.experiment_files.values import as_config, check_patterns, fill_entry
 from implicit_llm_workflow.file_digests import safe_digests
 from implicit_llm_workflow.node import Node
 
@@ -100,11 +100,7 @@ def check_peers(
             raise ConfigError(f"{at}: is also the name of a trained model; rename the peer")
         if peer.data not in data:
             raise ConfigError(f"{at}.data: no data set {peer.data!r} in this file; {nearest(peer.data, data)}")
-        for pattern in peer.evaluations or ():
-            if not any(fnmatchcase(name, pattern) for name in evaluations):
-                raise ConfigError(
-                    f"{at}.evaluations: no evaluation is called {pattern!r}; {nearest(pattern, evaluations)}"
-                )
+        check_patterns(peer.evaluations or (), evaluations, f"{at}.evaluations: no evaluation is called")
         if not any(peer.has(item, data[peer.data]) for item in evaluations.values()):
             raise ConfigError(
                 f"{at}.evaluations: none fits its {data[peer.data].kind} data; add an evaluation or remove the peer"

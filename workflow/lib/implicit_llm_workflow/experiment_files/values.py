@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from implicit_llm_contracts.hints import nearest
@@ -45,3 +46,10 @@ def check_keys(keys: Iterable[str], valid: Iterable[str], where: str) -> None:
     for key in keys:
         if key not in names:
             raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, names)}")
+
+
+def check_patterns(patterns: Iterable[str], names: Iterable[str], problem: str) -> None:
+    """Raises: ConfigError that begins with `problem` for the first pattern that no name matches."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"{problem} {pattern!r}; {nearest(pattern, names)}")

@@ -82,9 +82,8 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> Explanation:
         change = code_change(plan.code(node), *digests) if digests is not None else None
         cost = costs.recorded(node) if status.state == "fresh" else costs.of(node)
         found.append(ExplainedJob(key, node.stage, status, key in running, change, cost))
-    is_kept = [job.status.state == "fresh" for job in found]
-    pairs = list(zip(found, is_kept, strict=True))
-    return Explanation([job for job, kept in pairs if not kept], [job for job, kept in pairs if kept])
+    kept = [job for job in found if job.status.state == "fresh"]
+    return Explanation([job for job in found if job.status.state != "fresh"], kept)
 
 
 def upstream_closure(plan: Plan, keys: Iterable[str]) -> list[str]:
