@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm_contracts.config.tasks import TASKS
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_jobs.tracking.metric_keys import SECTIONS, TRAINING, mlflow_key
-from implicit_llm_jobs.tracking.tracked_run import labels, model_labels
+from implicit_llm_jobs.tracking.tracked_run import TrackedInput, TrackedRun, model_labels
 
 LLAMA = {"model_type": "implicit_llama3", "is_implicit": False, "num_hidden_layers": 12, "hidden_size": 768}
 
@@ -54,12 +57,22 @@ def test_a_run_is_labelled_by_what_its_name_and_config_tell(
     assert model_labels(stage, name, config, summary) == expected
 
 
-def test_an_evaluation_has_the_labels_of_its_model_and_its_own_kind() -> None:
-    of_model = {"task": "language_model", "family": "llama3", "seed": "0"}
-    found = labels("evaluate", {"kind": "perplexity"}, of_model)
-    assert found == {"task": "perplexity", "family": "llama3", "seed": "0"}
-    assert labels("data", {"kind": "tokenizer"}, {}) == {"task": "tokenizer"}
-    assert labels("report", {}, {}) == {}
+def test_an_evaluation_has_the_labels_of_its_model_and_its_own_kind(tmp_path: Path) -> None:
+    config = {"task": "language_model", "model": {"model_type": "implicit_llama3", "is_implicit": True}, "seed": 0}
+    trained = Identity("train", "llama3-130m-s0/free", config, "c0de", {})
+    given = TrackedInput(tmp_path, trained.fingerprint)
+    Manifest.of(trained, (), {}).write(given.work / "manifest.json")
+    found = TrackedRun(tmp_path, tmp_path, "evaluate", "e", "0", {"kind": "perplexity"}, {"model": given}).labels()
+    assert found == model_labels("train", trained.name, config, {}) | {"task": "perplexity"}
+    assert found["family"] == "llama3"
+
+
+def test_data_and_reports_are_labelled_by_their_kind(tmp_path: Path) -> None:
+    def labels(stage: str, config: dict[str, Any]) -> dict[str, str]:
+        return TrackedRun(tmp_path, tmp_path, stage, "n", "0", config).labels()
+
+    assert labels("data", {"kind": "tokenizer"}) == {"task": "tokenizer"}
+    assert labels("report", {}) == {}
 
 
 @pytest.mark.parametrize("task", list(TASKS))

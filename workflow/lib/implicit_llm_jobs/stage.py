@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -192,7 +192,7 @@ def _about(identity: Identity, tracked: TrackedRun) -> dict[str, Any]:
     return {
         "identity": about,
         "commit": tracked.commit,
-        "invocation": None if invocation is None else invocation.to_values(),
+        "invocation": None if invocation is None else asdict(invocation),
     }
 
 

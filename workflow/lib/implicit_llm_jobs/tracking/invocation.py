@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 VARIABLE = "IMPLICIT_LLM_INVOCATION"
 TAG = "invocations"  # of a run: the ids of all that worked on it, the first one first
@@ -25,23 +23,8 @@ class Invocation:
     @classmethod
     def current(cls) -> Invocation | None:
         """That of this process; None for a job that was started by hand."""
-        try:
-            return cls.from_values(json.loads(os.environ.get(VARIABLE, "null")))
-        except ValueError:
-            return None
-
-    @classmethod
-    def from_values(cls, values: Any) -> Invocation | None:
-        """None for what is none."""
-        if not isinstance(values, Mapping):
-            return None
-        try:
-            return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
-        except TypeError:
-            return None
-
-    def to_values(self) -> dict[str, Any]:
-        return asdict(self)
+        about = os.environ.get(VARIABLE)
+        return cls(**json.loads(about)) if about else None
 
     @property
     def name(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from implicit_llm_contracts.runs.journal import JournalError, read_records
 from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
-from implicit_llm_contracts.runs.run_directory import PROVENANCE, work_directory
+from implicit_llm_contracts.runs.run_directory import WORK, work_directory
 from implicit_llm_jobs.tracking.tracked_run import JOURNAL, TrackedInput, TrackedRun
 
 # How the stage ended that wrote such an event last; one that was killed has written nothing.
@@ -35,7 +35,7 @@ class KeptRuns:
         A directory that does not say whose it is has no run.
         """
         done: set[Path] = set()
-        for work in sorted(self.works if works is None else works):
+        for work in self.works if works is None else works:
             yield from self._with_inputs(work, done)
 
     def run_in(self, work: Path) -> TrackedRun | None:
@@ -46,10 +46,9 @@ class KeptRuns:
             about = {key: getattr(manifest, key) for key in ("stage", "name", "fingerprint")} | manifest.identity
         else:
             about = start.get("identity") or {}
-        if not isinstance(about.get("config"), Mapping) or not about.get("fingerprint"):
+        if not about:
             return None
-        upstream = about.get("upstream") or {}
-        inputs = {role: self._input(given, work) for role, given in upstream.items()}
+        inputs = {role: self._input(given, work) for role, given in about["upstream"].items()}
         return TrackedRun(
             work.parents[1],
             work,
@@ -58,39 +57,32 @@ class KeptRuns:
             about["fingerprint"],
             about["config"],
             {role: given for role, given in inputs.items() if given is not None},
-            start.get("commit") or _commit(work / PROVENANCE),
+            start.get("commit"),
         )
 
     def _with_inputs(self, work: Path, done: set[Path]) -> Iterator[TrackedRun]:
-        if work in done:
-            return
+        run = None if work in done else self.run_in(work)
         done.add(work)
-        run = self.run_in(work)
-        if run is None:
-            return
-        for given in run.inputs.values():
-            yield from self._with_inputs(given.work, done)
-        yield run
+        if run is not None:
+            for given in run.inputs.values():
+                yield from self._with_inputs(given.work, done)
+            yield run
 
     def _input(self, fingerprint: str, work: Path) -> TrackedInput | None:
         """Of several runs that are called so, one of the same experiment."""
         found = self._by_name.get(work_directory(Path(), fingerprint).name, [])
-        nearest = sorted(found, key=lambda other: -_shared_parts(other, work))
-        return TrackedInput(nearest[0].parents[1], fingerprint) if nearest else None
+        nearest = max(found, key=lambda other: len(os.path.commonpath([other, work])), default=None)
+        return None if nearest is None else TrackedInput(nearest.parents[1], fingerprint)
 
     @cached_property
     def works(self) -> list[Path]:
         """Work directories with a journal."""
         found: list[Path] = []
-        waiting = [self._root]
-        while waiting:
-            folder = waiting.pop()
-            for path in (item for item in folder.iterdir() if item.is_dir() and not item.is_symlink()):
-                if path.name != "work":
-                    waiting.append(path)
-                else:
-                    found.extend(work for work in path.iterdir() if (work / JOURNAL).is_file())
-        return found
+        for folder, names, _ in os.walk(self._root):
+            if WORK in names:
+                names.remove(WORK)
+                found.extend(path.parent for path in Path(folder, WORK).glob(f"*/{JOURNAL}"))
+        return sorted(found)
 
     @cached_property
     def _by_name(self) -> dict[str, list[Path]]:
@@ -115,14 +107,3 @@ def _start_of(journal: Path) -> Mapping[str, Any]:
     except JournalError:
         return {}
     return next((record for record in reversed(starts) if record.get("identity")), {})
-
-
-def _commit(provenance: Path) -> str | None:
-    try:
-        return (json.loads(provenance.read_bytes()).get("git") or {}).get("commit")
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
-def _shared_parts(one: Path, other: Path) -> int:
-    return next((n for n, (a, b) in enumerate(zip(one.parts, other.parts, strict=False)) if a != b), 0)

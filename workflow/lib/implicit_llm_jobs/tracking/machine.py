@@ -30,7 +30,7 @@ class MachineMonitor:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._interval_s = _interval_s()
+        self._interval_s = INTERVAL_S
         self._is_stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -39,8 +39,9 @@ class MachineMonitor:
         if os.environ.get(SWITCH, "true").lower() in ("false", "0"):
             return
         try:
+            self._interval_s = max(0.1, float(os.environ.get(INTERVAL, INTERVAL_S)))
             monitors = _monitors()
-        except Exception as error:  # whatever a driver or a container lacks
+        except Exception as error:  # no number, or whatever a driver or a container lacks
             log.info("no metrics of the machine: %s", error)
             return
         self._thread = threading.Thread(target=self._watch, args=(monitors,), name="machine", daemon=True)
@@ -107,10 +108,3 @@ def _means(monitors: list[Any]) -> dict[str, float]:
 def _next_step(path: Path) -> int:
     """A later attempt goes on counting."""
     return max((record["step"] + 1 for record in read_records(path)), default=0)
-
-
-def _interval_s() -> float:
-    try:
-        return max(0.1, float(os.environ.get(INTERVAL, INTERVAL_S)))
-    except ValueError:
-        return INTERVAL_S

@@ -20,12 +20,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.atomic import read_object, write_atomic
 from implicit_llm_contracts.runs.journal import JournalTail, Point
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_jobs.tracking.invocation import TAG, Invocation
+from implicit_llm_jobs.tracking.invocation import TAG
 from implicit_llm_jobs.tracking.metric_keys import mlflow_key
-from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client, NewRun
+from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client
 from implicit_llm_jobs.tracking.mlflow_store import alone, quiet
 from implicit_llm_jobs.tracking.tracked_run import JOURNAL, MODEL_ROLE, TrackedInput, TrackedRun
 from implicit_llm_jobs.tracking.trajectory import BranchPoint, Trajectory
@@ -56,11 +56,8 @@ class BridgeState:
     @classmethod
     def read(cls, work: Path) -> BridgeState | None:
         """None when there is none or it is damaged."""
-        try:
-            values = json.loads((work / STATE).read_bytes())
-            return cls(**{**values, "branches": tuple(values["branches"])})
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
+        values = read_object(work / STATE)
+        return cls(**{**values, "branches": tuple(values["branches"])}) if values else None
 
 
 class Bridge:
@@ -105,7 +102,8 @@ class Bridge:
         parents = find_or_create_parents(client, self.run)
         if self._state.run_id is None:
             below = {PARENT_TAG: parents[0]} if parents else {}
-            self._save(run_id=client.find_or_create_run(self._new_run(tags | below)))
+            named = (self.run.experiment, self.run.title, self._state.key)
+            self._save(run_id=client.find_or_create_run(*named, tags | below, self.run.times()[0]))
         assert self._state.run_id is not None
         client.log_config(self._state.run_id, self.run.config, tags)
         client.log_inputs(self._state.run_id, self.run, self._given_model())
@@ -172,13 +170,9 @@ class Bridge:
             number = len(self._state.branches) + 1
             tags = {**self._tags(), PARENT_TAG: self._run_ids()[0], "branch": str(number)}
             log.warning("%s: the resume went another way; MLflow shows it as branch %d", self.run.title, number)
-            new = self._new_run(tags)
-            new = replace(new, name=f"{new.name} branch {number}", key=f"{new.key}.{number}", started=started)
-            self._save(branches=(*self._state.branches, client.find_or_create_run(new)))
+            named = (self.run.experiment, f"{self.run.title} branch {number}", f"{self._state.key}.{number}")
+            self._save(branches=(*self._state.branches, client.find_or_create_run(*named, tags, started)))
         return self._run_ids()[branch]
-
-    def _new_run(self, tags: dict[str, str]) -> NewRun:
-        return NewRun(self.run.experiment, self.run.title, self._state.key, tags, self.run.times()[0])
 
     def _named(self, point: Point) -> Point:
         return replace(point, values={mlflow_key(self.run.stage, key): value for key, value in point.values.items()})
@@ -221,7 +215,12 @@ def find_or_create_parents(client: Client, run: TrackedRun) -> list[str]:
     if not invocations:
         return []
     with alone(run.config_dir / ".mlflow.lock"):  # jobs that start at the same time would each make one
-        return [client.find_or_create_run(_new_parent(run, item)) for item in invocations]
+        return [
+            client.find_or_create_run(
+                run.experiment, item.name, _PARENT_KEY.format(item.id), item.tags(run.experiment), item.started
+            )
+            for item in invocations
+        ]
 
 
 def close_parents(client: Client, run: TrackedRun) -> None:
@@ -239,8 +238,3 @@ def close_parents(client: Client, run: TrackedRun) -> None:
         else:
             status = "FAILED" if has("FAILED") or has("KILLED") else "FINISHED"
             client.set_status(run_id, status, run.times()[1])
-
-
-def _new_parent(run: TrackedRun, item: Invocation) -> NewRun:
-    key = _PARENT_KEY.format(item.id)
-    return NewRun(run.experiment, item.name, key, item.tags(run.experiment), item.started)

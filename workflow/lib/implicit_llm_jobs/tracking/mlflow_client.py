@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.journal import Point
 from implicit_llm_jobs.tracking.mlflow_store import artifact_location, initialise, prepare_environment
-from implicit_llm_jobs.tracking.tracked_run import TrackedRun, Weights
+from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 
 METRICS_PER_CALL = 1000  # limits of MLflow's log_batch
 PARAMS_PER_CALL = 100
@@ -27,17 +27,6 @@ DIGEST_CHARS = 16  # of a fingerprint: as in the names of work directories; MLfl
 _CONTEXT = {"train": "training", "evaluate": "evaluation"}  # what a data set is used for, else its role
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class NewRun:
-    """`key` is a tag of the run alone, by which it is found again; `started`: ISO time."""
-
-    experiment: str
-    name: str
-    key: str
-    tags: Mapping[str, str]
-    started: str | None = None
 
 
 class Client:
@@ -68,17 +57,19 @@ class Client:
         found = self._search(experiment, f"tags.{KEY_TAG} = '{key}'")
         return found.info.run_id if found else None
 
-    def find_or_create_run(self, new: NewRun) -> str:
-        """Id of the run that carries the key."""
-        found = self.find_run(new.experiment, new.key)
+    def find_or_create_run(
+        self, experiment: str, name: str, key: str, tags: Mapping[str, str], started: str | None
+    ) -> str:
+        """Id of the run that carries the key, a tag by which it is found again. started: ISO time."""
+        found = self.find_run(experiment, key)
         if found:
             return found
         faults.point("tracker.before_create_run")
         run = self._client.create_run(
-            self.experiment_id(new.experiment),
-            start_time=milliseconds(new.started) if new.started else None,
-            tags={**_tags(new.tags), KEY_TAG: new.key},
-            run_name=new.name,
+            self.experiment_id(experiment),
+            start_time=milliseconds(started) if started else None,
+            tags={**_tags(tags), KEY_TAG: key},
+            run_name=name,
         )
         faults.point("tracker.after_create_run")
         return run.info.run_id
@@ -155,7 +146,7 @@ class Client:
         found = self._client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'", max_results=1)
         model = found[0] if found else self._create_model(experiment_id, run_id, run, weights)
         if model.model_id not in self._models(run_id, "outputs"):
-            step = weights.summary.get("global_step")
+            step = run.summary.get("global_step")
             faults.point("tracker.before_outputs")
             self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step if isinstance(step, int) else 0)])
         if model.status != "READY":
@@ -170,14 +161,17 @@ class Client:
         else:
             self._client.set_terminated(run_id, status=status, end_time=milliseconds(time) if time else None)
 
-    def _create_model(self, experiment_id: str, run_id: str, run: TrackedRun, weights: Weights) -> Any:
-        labels, size = run.labels(), weights.summary.get("num_parameters")
+    def _create_model(
+        self, experiment_id: str, run_id: str, run: TrackedRun, weights: tuple[Path, dict[str, str]]
+    ) -> Any:
+        labels, size = run.labels(), run.summary.get("num_parameters")
+        folder, digests = weights
         tags = {
             **labels,
             "config": run.experiment,
             "fingerprint": run.fingerprint,
-            "weights": run.relative(weights.folder),
-            **{f"sha256.{name}": digest for name, digest in weights.sha256.items()},
+            "weights": run.relative(folder),
+            **{f"sha256.{name}": digest for name, digest in digests.items()},
             **({"num_parameters": str(size)} if size is not None else {}),
         }
         faults.point("tracker.before_create_model")

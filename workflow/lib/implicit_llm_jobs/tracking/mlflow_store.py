@@ -87,9 +87,7 @@ def repair(uri: str) -> Path | None:
     with _locked(path):
         aside = None
         try:
-            is_store = _is_store(path)
-            if is_store:
-                _check_pages(path)
+            is_store = _is_store(path, is_deep=True)
         except DamagedStore as error:
             is_store, aside = False, _set_aside(path)
             log.warning("%s; moved to %s", str(error).partition(";")[0], aside.name)
@@ -127,41 +125,31 @@ def _locked(path: Path) -> Iterator[None]:
     # Processes that create the tables of one store at the same time crash each other: one does, the others wait.
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        faults.point("mlflow_store.before_lock")
-        with open(path.with_name(f".{path.name}.lock"), "a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with alone(path.with_name(f".{path.name}.lock")):
             yield
 
 
-def _is_store(path: Path) -> bool:
-    """Raises: DamagedStore for another file, TrackingError for one that cannot be opened now."""
+def _is_store(path: Path, is_deep: bool = False) -> bool:
+    """Whether the store was made; `is_deep` looks at every page.
+
+    Raises: DamagedStore for another or a damaged file, TrackingError for one that cannot be opened now.
+    """
     if not path.exists() or path.stat().st_size == 0:
         return False
-    with _reading(path) as connection:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if not {"alembic_version", "experiments", "runs", "metrics"} <= tables:
-        raise DamagedStore(f"{path}: expected an MLflow store, found another database; {_advice(path)}")
-    return True
-
-
-def _check_pages(path: Path) -> None:
-    """Raises: DamagedStore."""
-    with _reading(path) as connection:
-        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise DamagedStore(f"{path}: the SQLite database is damaged ({found}); {_advice(path)}")
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         # Not read-only: what a killed process has left of a transaction is rolled back by the next one that may write.
         with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=60)) as connection:
-            yield connection
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if is_deep else "ok"
     except sqlite3.OperationalError as error:
         raise TrackingError(f"{path}: cannot open the MLflow store ({error}); try again when it is free") from error
     except sqlite3.DatabaseError as error:
         raise DamagedStore(f"{path}: expected an SQLite database, found none ({error}); {_advice(path)}") from error
+    if not {"alembic_version", "experiments", "runs", "metrics"} <= tables:
+        raise DamagedStore(f"{path}: expected an MLflow store, found another database; {_advice(path)}")
+    if found != "ok":
+        raise DamagedStore(f"{path}: the SQLite database is damaged ({found}); {_advice(path)}")
+    return True
 
 
 def _advice(path: Path) -> str:

@@ -58,8 +58,8 @@ def bring_late(experiment: Path) -> None:
 
     Raises: as `rebuild`.
     """
-    kept, late = KeptRuns(experiment), late_works(experiment)
-    runs = [run for run in kept.in_order(late) if run.work in late and status_of(run) is not None]
+    late = late_works(experiment)
+    runs = [run for run in KeptRuns(experiment).in_order(late) if run.work in late and status_of(run) is not None]
     _bring(runs, len(runs))
 
 

@@ -43,15 +43,6 @@ class TrackedInput:
 
 
 @dataclass(frozen=True)
-class Weights:
-    """A model among the files of a run: its folder, the digest of each file with weights by name, the run's summary."""
-
-    folder: Path
-    sha256: Mapping[str, str]
-    summary: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class TrackedRun:
     """`inputs` by role; `commit` of the source tree that the run is made with."""
 
@@ -101,6 +92,11 @@ class TrackedRun:
         """None before the run has finished."""
         return Manifest.find(self.work / FILE_NAME)
 
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """Headline numbers of the finished run."""
+        return {} if self.manifest is None else self.manifest.summary
+
     def times(self) -> tuple[str | None, str | None]:
         """The first and the last sign of life in the journal, as ISO times."""
         records = read_records(self.journal)
@@ -109,23 +105,19 @@ class TrackedRun:
     def invocations(self) -> list[Invocation]:
         """Those that worked on the run, in their order; a run that was begun by hand belongs to none."""
         starts = [record for record in read_records(self.journal) if record.get("name") == "stage_started"]
-        found = [Invocation.from_values(record.get("invocation")) for record in starts]
+        found = [Invocation(**start["invocation"]) if start.get("invocation") else None for start in starts]
         if not found or found[0] is None:
             return []
         return list({item.id: item for item in found if item is not None}.values())
 
     def labels(self) -> dict[str, str]:
-        """Tags to group by."""
-        manifest = self.manifest
-        summary = {} if manifest is None else manifest.summary
+        """Tags to group by: of the model that the run makes or evaluates; else, and then too, its kind as `task`."""
         if self.stage in _OF_MODELS:
-            return model_labels(self.stage, self.name, self.config, summary)
-        model = self.inputs.get(MODEL_ROLE)
+            return model_labels(self.stage, self.name, self.config, self.summary)
+        model = self.inputs.get(MODEL_ROLE) if self.stage == "evaluate" else None
         given = None if model is None else model.manifest
-        of_model = {}
-        if given is not None:
-            of_model = model_labels(given.stage, given.name, given.identity.get("config", {}), given.summary)
-        return labels(self.stage, self.config, of_model)
+        of_model = {} if given is None else model_labels(given.stage, given.name, given.config, given.summary)
+        return of_model | ({"task": str(self.config["kind"])} if self.config.get("kind") else {})
 
     def tags(self, upstream: Mapping[str, str]) -> dict[str, str]:
         """All tags; `upstream` gives the MLflow run of each input that has one."""
@@ -159,16 +151,14 @@ class TrackedRun:
             if given.manifest is not None and given.manifest.stage == "data"
         }
 
-    def weights(self) -> Weights | None:
-        """The model that the manifest of the finished run vouches for; None when it has none."""
-        manifest = self.manifest
-        files = () if manifest is None else manifest.files
-        config = next((PurePosixPath(record.path) for record in files if _MODEL_CONFIG.search(record.path)), None)
-        if manifest is None or config is None:
+    def weights(self) -> tuple[Path, dict[str, str]] | None:
+        """The folder of the model that the finished run vouches for, and the digests of its weights by file name."""
+        paths = {PurePosixPath(record.path): record.sha256 for record in self.manifest.files} if self.manifest else {}
+        folder = next((path.parent for path in paths if _MODEL_CONFIG.search(str(path))), None)
+        if folder is None:
             return None
-        paths = {PurePosixPath(record.path): record.sha256 for record in files}
-        digests = {p.name: sha for p, sha in paths.items() if p.parent == config.parent and p.suffix == ".safetensors"}
-        return Weights(self.run_dir / config.parent, digests, manifest.summary)
+        digests = {p.name: sha for p, sha in paths.items() if p.parent == folder and p.suffix == ".safetensors"}
+        return self.run_dir / folder, digests
 
     def relative(self, path: Path) -> str:
         """The path relative to the folder that holds the results; unchanged for a path outside it."""
@@ -200,14 +190,6 @@ def model_labels(stage: str, name: str, config: Mapping[str, Any], summary: Mapp
         "is_implicit": None if is_implicit is None else str(bool(is_implicit)).lower(),
     }
     return {key: str(value) for key, value in found.items() if value}
-
-
-def labels(stage: str, config: Mapping[str, Any], of_model: Mapping[str, str]) -> dict[str, str]:
-    """Tags of any other run: those of the model that it reads, if it reads one, and its kind as `task`."""
-    kind = config.get("kind")
-    if stage != "evaluate":
-        return {"task": str(kind)} if kind else {}
-    return {**of_model, **({"task": str(kind)} if kind else {})}
 
 
 def _size(run: str, model: Mapping[str, Any]) -> str | None:

@@ -10,6 +10,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def announce(arguments: Sequence[str] = sys.argv, environment: MutableMapping[st
     words = [Path(arguments[0]).name, *arguments[1:]]
     started, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(words)[:COMMAND_CHARS]
     about = Invocation(secrets.token_hex(8), started, command, (git_state() or {}).get("commit"), _user())
-    environment[VARIABLE] = json.dumps(about.to_values())
+    environment[VARIABLE] = json.dumps(asdict(about))
 
 
 def profile_in_use(arguments: Sequence[str] = sys.argv, environment: Mapping[str, str] = os.environ) -> str | None:
