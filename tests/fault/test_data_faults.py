@@ -16,9 +16,10 @@ from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import Manifest
 from tests.fault.forks import DATA, Server
+from tests.fault.points import registered
 from tests.unit.data.text_samples import shard_config, write_corpus
 
-POINTS = faults.registered(DATA)
+POINTS = registered(DATA)
 EXIT_CODES = {"kill9": (-9,), "sigterm": (143,), "raise": (1,), "enospc": (1, 2)}
 ROWS = {
     "kind": "word_problem", "group": "S3", "monoid": "none", "hard_fraction": 0.5, "length": 6, "num_samples": 10,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_contracts.runs import faults
 from tests.fault import test_data_faults, test_fault_points, test_training_faults
 from tests.fault.forks import CONTRACTS, DATA, JOBS, LIBRARY
+from tests.fault.points import points_in, registered
 
 ROOTS = (CONTRACTS / "runs", DATA, JOBS, LIBRARY / "training")
 CALLS = {
@@ -80,7 +80,7 @@ def changes_without_a_point(root: Path) -> dict[str, str]:
         for function in functions(ast.parse(path.read_text(encoding="utf-8"))):
             calls = list(own_calls(function))
             changes = [ast.unparse(call) for call in calls if is_change(call)]
-            if changes and not any(True for call in calls for _ in faults.points_in(call, str(path))):
+            if changes and not any(True for call in calls for _ in points_in(call, str(path))):
                 found[f"{path.relative_to(root.parent).as_posix()}:{function.name}"] = changes[0]
     return found
 
@@ -115,4 +115,4 @@ def test_the_search_finds_what_it_should(tmp_path: Path, body: str, is_found: bo
 
 def test_every_fault_point_is_in_a_matrix() -> None:
     covered = {*test_data_faults.POINTS, *test_fault_points.POINTS, *test_training_faults.POINTS}
-    assert sorted(covered) == list(faults.registered(CONTRACTS, DATA, JOBS, LIBRARY))
+    assert sorted(covered) == list(registered(CONTRACTS, DATA, JOBS, LIBRARY))

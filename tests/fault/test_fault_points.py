@@ -19,8 +19,9 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_jobs.tracking.invocation import VARIABLE
 from implicit_llm_jobs.tracking.mlflow_store import initialise
 from tests.fault.forks import CONTRACTS, JOBS, Server
+from tests.fault.points import registered
 
-POINTS = faults.registered(CONTRACTS, JOBS)
+POINTS = registered(CONTRACTS, JOBS)
 # Every point with one kind, every family with all; each point with each kind is among the slow tests.
 SAMPLE = [(point, ("kill9", "sigterm", "raise", "enospc")[n % 4]) for n, point in enumerate(POINTS)]
 IN_TRACKER = ("tracker.", "mlflow_store.")

@@ -13,9 +13,10 @@ from implicit_llm_contracts.runs import faults, journal
 from implicit_llm_contracts.runs.manifest import Manifest
 from tests.fault.conftest import Trainer
 from tests.fault.forks import LIBRARY
+from tests.fault.points import registered
 from tests.unit.training.small_runs import LLAMA, logged, train_config, work_of
 
-POINTS = faults.registered(LIBRARY / "training")
+POINTS = registered(LIBRARY / "training")
 # Every point with one kind, every family with all; each point with each kind is among the slow tests.
 SAMPLE = [(point, ("kill9", "sigterm", "raise", "enospc")[n % 4]) for n, point in enumerate(POINTS)]
 EXIT_CODES = {"kill9": (-9,), "sigterm": (75, 0), "raise": (1,), "enospc": (0, 1, 2, 75)}

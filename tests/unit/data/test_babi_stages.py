@@ -164,7 +164,6 @@ def test_a_configuration_that_does_not_fit_the_text_is_refused(
         ({**SIMULATED, "families": [4]}, "families.* give some of 1, 2, 3"),
         ({**SIMULATED, "missing_files": []}, "unknown key 'missing_files'"),
         ({**ARCHIVE, "families": [1]}, "unknown key 'families'"),
-        ({**ARCHIVE, "missing_files": ["qa3"]}, "missing_files: bAbI has no file 'qa3'"),
         (ARCHIVE, r"en-valid-10k/qa10_test.txt is not in the archive; .*text\.missing_files"),
     ],
 )

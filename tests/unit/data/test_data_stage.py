@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_data.stages import word_problem as stage
 from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
+from tests.fault.points import registered
 
 CONFIG: dict[str, Any] = {
     "kind": "word_problem",
@@ -132,7 +132,7 @@ def test_a_killed_stage_goes_on_and_ends_with_the_same_data_set(
 
 
 def test_the_fault_points_of_the_writer_are_registered() -> None:
-    assert {"shard.before_file", "shard.before_record", "dataset.before_index"} <= set(faults.registered(DATA))
+    assert {"shard.before_file", "shard.before_record", "dataset.before_index"} <= set(registered(DATA))
 
 
 @pytest.mark.parametrize(

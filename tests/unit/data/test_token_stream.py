@@ -215,10 +215,10 @@ def test_an_epoch_trains_on_every_row_once(project: Project) -> None:
     assert seen != sorted(seen)
 
 
-def refusal(project: Project, split: str = "train", length: int = LENGTH, roles: dict[str, str] | None = None) -> str:
+def refusal(project: Project, split: str = "train", length: int = LENGTH) -> str:
     config = {"kind": "token_stream", "split": split, "length": length}
     with pytest.raises(UserError) as caught:
-        stage.run(project.context("y", config, ROLES if roles is None else roles))
+        stage.run(project.context("y", config, ROLES))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -227,12 +227,6 @@ def test_what_cannot_be_made_is_refused_in_one_line(project: Project) -> None:
     assert "not one row of 100000; add text, choose a shorter length" in refusal(project, length=100_000)
     assert "or raise test_fraction" in refusal(project, split="test", length=100_000)
     assert "y.split: the text 'valid' is not one of train, test" in refusal(project, split="valid")
-    assert "no shards given" in refusal(project, roles={})
-
-
-def test_shards_of_different_vocabularies_do_not_make_a_stream(project: Project) -> None:
-    project.run("x-shard-00001", {**shard_config(CORPUS, 1, 3), "vocab_size": 400}, {"tokenizer": "x-tokenizer"})
-    assert "y: shard-00001 has {'vocab_size': 400" in refusal(project)
 
 
 def test_a_shard_without_documents_of_the_split_is_left_out(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from implicit_llm_jobs.tracking.kept_runs import KeptRuns
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge
 from implicit_llm_jobs.tracking.mlflow_client import flatten
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun
+from tests.fault.points import registered
 from tests.unit.tracking.small_stages import make_data, make_model, train
 from tests.unit.tracking.stored import Stored
 
@@ -141,7 +142,7 @@ def test_a_resume_that_goes_another_way_becomes_a_child_run(run: TrackedRun, jou
     assert {parent.info.status, child.info.status} == {"FINISHED"}
 
 
-@pytest.mark.parametrize("point", [point for point in faults.registered(TRACKING) if point.startswith("tracker.")])
+@pytest.mark.parametrize("point", [point for point in registered(TRACKING) if point.startswith("tracker.")])
 def test_bringing_that_fails_anywhere_is_made_good_by_the_next(
     results: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

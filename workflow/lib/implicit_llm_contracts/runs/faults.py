@@ -8,13 +8,10 @@ variables a point does nothing.
 
 from __future__ import annotations
 
-import ast
 import errno
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 KINDS = ("kill9", "sigterm", "raise", "enospc")  # with which every point is tried
 ERRORS = {"enospc": errno.ENOSPC, "eacces": errno.EACCES, "eio": errno.EIO, "estale": errno.ESTALE}
@@ -26,7 +23,7 @@ class FaultInjected(Exception):
 
 
 def point(name: str) -> None:
-    """Mark a place where a fault can be injected; `name` must be a literal, so that `registered` finds it."""
+    """Mark a place where a fault can be injected; `name` must be a literal, so that the tests find it."""
     faults, trace = os.environ.get("FAULT"), os.environ.get("FAULT_TRACE")
     if faults is None and trace is None:
         return
@@ -44,31 +41,6 @@ def point(name: str) -> None:
 def reset() -> None:
     """Count hits from zero again."""
     _hits.clear()
-
-
-def registered(*roots: Path) -> tuple[str, ...]:
-    """Names of all fault points in the source below `roots`, sorted.
-
-    Raises: ValueError for a point whose name is not a literal.
-    """
-    names: set[str] = set()
-    for path in (path for root in roots for path in root.rglob("*.py")):
-        names.update(points_in(ast.parse(path.read_text(encoding="utf-8"), str(path)), str(path)))
-    return tuple(sorted(names))
-
-
-def points_in(tree: ast.AST, where: str) -> Iterator[str]:
-    """Names of the fault points below a node of a syntax tree; `where` is its file.
-
-    Raises: ValueError for a point whose name is not a literal.
-    """
-    for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "faults.point"):
-            continue
-        argument = node.args[0] if node.args else None
-        if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
-            raise ValueError(f"{where}:{node.lineno}: the name of a fault point must be a literal string")
-        yield argument.value
 
 
 def _parse(fault: str) -> tuple[str, str, int, bool]:

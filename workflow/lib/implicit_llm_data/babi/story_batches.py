@@ -25,8 +25,6 @@ import numpy as np
 from implicit_llm_data.babi.catbabi import PAD_ID, STORIES_NAME, shuffled
 from implicit_llm_data.shards import IGNORED_LABEL, DatasetError, open_dataset, rebuild_hint
 
-_ROWS_AT_ONCE = 4096
-
 
 @dataclass(frozen=True)
 class StoryStream:
@@ -47,9 +45,8 @@ class StoryStream:
     def open(cls, directory: Path) -> StoryStream:
         """Read the data set that a `catbabi` stage wrote to `directory`, all of it. Raises: DatasetError."""
         dataset = open_dataset(directory)
-        indices = np.arange(len(dataset))
-        parts = [dataset.fetch(indices[at : at + _ROWS_AT_ONCE]) for at in range(0, len(indices), _ROWS_AT_ONCE)]
-        columns = {name: np.concatenate([part[name].astype(np.int32).ravel() for part in parts]) for name in parts[0]}
+        rows = dataset.fetch(np.arange(len(dataset)))
+        columns = {name: values_NL.astype(np.int32).ravel() for name, values_NL in rows.items()}
         end = int(np.flatnonzero(columns["input_ids"] != PAD_ID)[-1]) + 1
         return cls({name: values_T[:end] for name, values_T in columns.items()}, _read_bounds(directory, end))
 

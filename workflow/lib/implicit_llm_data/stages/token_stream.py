@@ -48,13 +48,13 @@ def run(context: StageContext) -> StageResult:
     records = {
         role: json.loads((given.work / RECORD_NAME).read_bytes()) for role, given in sorted(context.inputs.items())
     }
-    shared = _shared(context.name, records)
     _check_listings(context, records)
     parts = [_part(context.work, context.inputs[role], record, config.split) for role, record in records.items()]
     if config.split == "test":
         parts = [_merge(context.work, parts)]
-    source = {"kind": "token_stream", "split": config.split, "end_of_text": shared["end_of_text"]}
-    about = {"vocab_size": shared["vocab_size"], "length": config.length, "source": source}
+    first = records[min(records)]  # one tokenizer has made them all
+    source = {"kind": "token_stream", "split": config.split, "end_of_text": first["end_of_text"]}
+    about = {"vocab_size": first["vocab_size"], "length": config.length, "source": source}
     num_tokens = sum(part.size for part in parts) // 2
     faults.point("token_stream.before_index")
     index = write_index(context.work, about, [part for part in parts if part.size] or parts)
@@ -66,25 +66,13 @@ def run(context: StageContext) -> StageResult:
         )
     context.log.info("%d tokens, %d rows of %d", num_tokens, num_rows, config.length)
     files = [index, *(context.work / part.path for part in parts if config.split == "test")]
-    summary = {"num_tokens": num_tokens, "num_rows": num_rows, "num_shards": len(records)}
-    return StageResult(files, summary | {"corpus": _corpus(context)})
-
-
-def _corpus(context: StageContext) -> dict[str, Any]:
-    """Which documents the shards are cut from, for those who only see the stream."""
-    first = context.inputs[min(context.inputs)].manifest
-    return dict(first.identity["config"]["corpus"])
-
-
-def _shared(name: str, records: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What all shards must have in common."""
-    if not records:
-        raise StreamError(f"{name}: no shards given; add --input shard-00000=DIR for each")
-    shared = [{key: record[key] for key in ("vocab_size", "end_of_text")} for record in records.values()]
-    for role, other in zip(records, shared, strict=True):
-        if other != shared[0]:
-            raise StreamError(f"{name}: {role} has {other}, the first shard {shared[0]}; make them with one tokenizer")
-    return shared[0]
+    summary = {
+        "num_tokens": num_tokens,
+        "num_rows": num_rows,
+        "num_shards": len(records),
+        "corpus": first["source"]["corpus"],
+    }
+    return StageResult(files, summary)
 
 
 def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 
 from implicit_llm_contracts.runs.logs import without_password
@@ -109,22 +108,15 @@ def is_brought_later(run: TrackedRun) -> bool:
 
 def bring_late_inputs(run: TrackedRun) -> None:
     """Bring the finished runs that this one reads, directly or not, and that MLflow does not know all of."""
-    for late in _late_inputs(run, KeptRuns(run.config_dir)):
-        try:
-            Bridge(late).bring("FINISHED")
-        except Exception as error:  # the run itself says so when the store is out of reach
-            log.info("%s: not brought to MLflow: %s", late.title, _reason(error))
-            return
-
-
-def _late_inputs(run: TrackedRun, kept: KeptRuns) -> Iterator[TrackedRun]:
-    for given in run.inputs.values():
-        if is_complete(given.work) or given.manifest is None:
+    late = [given.work for given in run.inputs.values() if not is_complete(given.work)]
+    for given in KeptRuns(run.config_dir).in_order(late):
+        if is_complete(given.work):
             continue
-        late = kept.run_in(given.work)
-        if late is not None:
-            yield from _late_inputs(late, kept)
-            yield late
+        try:
+            Bridge(given).bring("FINISHED")
+        except Exception as error:  # the run itself says so when the store is out of reach
+            log.info("%s: not brought to MLflow: %s", given.title, _reason(error))
+            return
 
 
 def _reason(error: Exception) -> str:
