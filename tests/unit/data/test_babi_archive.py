@@ -124,10 +124,6 @@ def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
     assert "a.tar.gz: the archive is truncated or damaged" in refused(tmp_path / "a.tar.gz")
 
 
-def test_a_missing_file_that_babi_does_not_have_is_refused(tmp_path: Path) -> None:
-    assert "missing_files: bAbI has no file 'qa3_train.txt'" in refused(tmp_path / "a.tar.gz", ("qa3_train.txt",))
-
-
 def test_the_published_archive_is_preferred(tmp_path: Path) -> None:
     (tmp_path / ARCHIVES[1]).touch()
     assert find_archive(tmp_path).name == ARCHIVES[1]

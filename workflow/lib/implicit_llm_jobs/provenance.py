@@ -8,7 +8,7 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -23,17 +23,18 @@ PACKAGES = (
     "implicit-llm", "torch", "transformers", "accelerate", "safetensors", "numpy", "datasets", "lm-eval", "mlflow",
     "snakemake", "submitit", "triton", "mamba-ssm", "causal-conv1d",
 )  # fmt: skip
+# What went wrong on the way and was made good, in the journal's words.
 INCIDENTS = ("stage_failed", "checkpoint_torn", "checkpoint_corrupt", "checkpoint_failed", "kept_checkpoint_lost")
 SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "JOB_PARTITION", "JOB_NODELIST", "RESTART_COUNT")
 
 
-def collect(fingerprint: str, journal: Path) -> dict[str, Any]:
-    """Everything worth knowing about this process and, from the journal, about the attempts before it."""
+def write(path: Path, fingerprint: str, journal: Path) -> None:
+    """Write what is worth knowing about this process and, from the journal, about the attempts before it."""
     now = datetime.now(UTC)
-    return {
+    about = {
         "fingerprint": fingerprint,
         "attempts": attempts(journal, now),
-        "incidents": incidents(journal),
+        "incidents": [record for record in read_records(journal) if record.get("name") in INCIDENTS],
         "finished": now.isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -41,16 +42,12 @@ def collect(fingerprint: str, journal: Path) -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "git": git_state(),
         "python": platform.python_version(),
-        "versions": versions(PACKAGES),
+        "versions": versions(),
         "argv": sys.argv,
         "slurm": {name.lower(): os.environ[f"SLURM_{name}"] for name in SLURM if f"SLURM_{name}" in os.environ},
     }
-
-
-def write(path: Path, provenance: dict[str, Any]) -> None:
-    """Write atomically as JSON."""
     faults.point("provenance.before_write")
-    write_atomic(path, json.dumps(provenance, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    write_atomic(path, json.dumps(about, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def attempts(journal: Path, now: datetime) -> list[dict[str, Any]]:
@@ -73,11 +70,6 @@ def _seconds(started: str, end: datetime) -> float:
     return round((end - datetime.fromisoformat(started)).total_seconds(), 3)
 
 
-def incidents(journal: Path) -> list[dict[str, Any]]:
-    """What went wrong on the way and was made good, in the journal's own words."""
-    return [record for record in read_records(journal) if record.get("name") in INCIDENTS]
-
-
 def git_state() -> dict[str, Any] | None:
     """Commit of the source tree and whether it has uncommitted changes; None outside of a git checkout."""
     if not (PROJECT_DIR / ".git").exists():
@@ -95,14 +87,12 @@ def device() -> str:
     return "cpu"
 
 
-def versions(packages: Sequence[str]) -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Versions of those packages that are installed."""
     found = {}
-    for package in packages:
-        try:
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

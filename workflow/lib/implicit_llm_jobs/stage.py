@@ -126,7 +126,7 @@ def _run_and_publish(request: StageRequest, run: RunDirectory, inputs: dict[str,
             result = body(_context(request, run, inputs, journal, is_main=True))
             journal.event("stage_finished", summary=finite(result.summary))
             journal.flush_to_disk()
-            provenance.write(run.work / PROVENANCE, provenance.collect(run.identity.fingerprint, run.journal))
+            provenance.write(run.work / PROVENANCE, run.identity.fingerprint, run.journal)
             manifest = run.publish(result.files, result.summary)
         except BaseException as error:
             _stop(error, journal, tracker)

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 PROVENANCE = "provenance.json"
 WORK, DECLARED = "work", "declared"
 FREED = "freed.json"
-METRICS, MLFLOW = "metrics.json", "mlflow.json"
+JOURNAL, METRICS, MLFLOW = "journal.jsonl", "metrics.json", "mlflow.json"
 FINGERPRINT_DIGITS = 16  # of a fingerprint, enough to tell results apart
 _held_locks: set[int] = set()
 
@@ -56,7 +56,7 @@ class RunDirectory:
         self.path = path
         self.identity = identity
         self.work = work_directory(path, identity.fingerprint)
-        self.journal = self.work / "journal.jsonl"
+        self.journal = self.work / JOURNAL
         self._previous = self.work.with_name(f"{self.work.name}.previous")
 
     @contextmanager

@@ -12,7 +12,7 @@ from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.places import downloads_folder
-from implicit_llm_contracts.runs.run_directory import work_directory
+from implicit_llm_contracts.runs.run_directory import JOURNAL, work_directory
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Input:
 
     @property
     def journal(self) -> Path:
-        return self.work / "journal.jsonl"
+        return self.work / JOURNAL
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from implicit_llm_data.stages.tokenizer import FILE_NAME as TOKENIZER_NAME
 from implicit_llm_data.stages.tokenizer import load_tokenizer, require_ids_below
 from implicit_llm_data.text.corpus import SPLITS, CorpusShare, DocumentSplit, Split, open_share
 from implicit_llm_data.text.corpus_file import Document
-from implicit_llm_data.text.encoding import Encoder, encoder_for
+from implicit_llm_data.text.encoding import Encode, encoder_for
 
 RECORD_NAME = "shard.json"
 FORMAT = 2
@@ -69,8 +69,8 @@ def run(context: StageContext) -> StageResult:
     """
     config = context.settings(TokenShardConfig)
     share = open_share(config.corpus, context.downloads, config.shard, config.num_shards)
-    encoder, end_of_text = _encoder(context, config)
-    shard = _Shard(encoder, end_of_text, config.split)
+    encode, end_of_text = _encoder(context, config)
+    shard = _Shard(encode, end_of_text, config.split)
     files = _write(context, share, shard)
     tokens = {split: file.size // TOKEN_TYPE.itemsize for split, file in files.items()}
     documents = {name: shard.documents[name] for name in (*SPLITS, "empty")}
@@ -99,7 +99,7 @@ def run(context: StageContext) -> StageResult:
     return StageResult([*(file.path for file in files.values()), RECORD_NAME], summary)
 
 
-def _encoder(context: StageContext, config: TokenShardConfig) -> tuple[Encoder, int]:
+def _encoder(context: StageContext, config: TokenShardConfig) -> tuple[Encode, int]:
     """The encoder of the given tokenizer, and the id of its end-of-text token."""
     given = context.inputs.get(TOKENIZER_ROLE)
     if given is None:
@@ -141,8 +141,8 @@ def _write(context: StageContext, share: CorpusShare, shard: _Shard) -> dict[Spl
 class _Shard:
     """Encodes documents, and counts them and their tokens."""
 
-    def __init__(self, encoder: Encoder, end_of_text: int, split: DocumentSplit) -> None:
-        self._encoder = encoder
+    def __init__(self, encode: Encode, end_of_text: int, split: DocumentSplit) -> None:
+        self._encode = encode
         self._end = np.array([end_of_text], dtype=TOKEN_TYPE).tobytes()
         self._split = split
         self._start_s = time.perf_counter()
@@ -154,7 +154,7 @@ class _Shard:
     def write(self, batch: list[Document], files: Mapping[Split, HashedFile]) -> None:
         written = [document for document in batch if not document.text.isspace() and document.text]
         self.documents["empty"] += len(batch) - len(written)
-        for document, ids in zip(written, self._encoder.encode([item.text for item in written]), strict=True):
+        for document, ids in zip(written, self._encode([item.text for item in written]), strict=True):
             self.text_digest.update(len(document.utf8).to_bytes(8, "little") + document.utf8)
             self.text_bytes += len(document.utf8)
             split = self._split.of(document.split_key)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -35,47 +35,32 @@ _WORD = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[!-/:-@\[-`{-~]
 _SPELLED = str.maketrans({" ": "\u0120", "\t": "\u0109", "\n": "\u010a", "\r": "\u010d"})
 
 
-class Encoder(Protocol):
-    """Gives the ids of texts; special tokens are found in them, none are added."""
-
-    def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """Ids of each text as little-endian uint16."""
-        ...
+# Ids of each text as little-endian uint16. Special tokens are found in the texts, none are added.
+Encode = Callable[[Sequence[str]], list[bytes]]
 
 
-def encoder_for(tokenizer: Tokenizer) -> Encoder:
+def encoder_for(tokenizer: Tokenizer) -> Encode:
     """The fastest encoder that gives the tokenizer's own ids; these must be below 65,536."""
-    return ChunkEncoder(tokenizer) if cuts_like_gpt2(tokenizer) else DocumentEncoder(tokenizer)
+    return ChunkEncoder(tokenizer).encode if cuts_like_gpt2(tokenizer) else partial(encode_documents, tokenizer)
 
 
-class DocumentEncoder:
+def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
     """Whole documents by the tokenizer itself, in parallel."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, texts: Sequence[str]) -> list[bytes]:
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [_packed(encoding.ids) for encoding in encodings]
+    encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [_packed(encoding.ids) for encoding in encodings]
 
 
-class WordEncoder:
+def _encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[bytes]:
     """Single words of ASCII by the model alone: nothing to normalise, nothing to cut, nothing to set up."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._model = tokenizer.model
-
-    def encode(self, texts: Sequence[str]) -> list[bytes]:
-        tokenize = self._model.tokenize
-        return [_packed([token.id for token in tokenize(text.translate(_SPELLED))]) for text in texts]
+    tokenize = tokenizer.model.tokenize
+    return [_packed([token.id for token in tokenize(word.translate(_SPELLED))]) for word in words]
 
 
 class ChunkEncoder:
     """Looks chunks up and encodes those that are new; only for tokenizers that `cuts_like_gpt2` accepts."""
 
     def __init__(self, tokenizer: Tokenizer, remembered_bytes: int = REMEMBERED_BYTES) -> None:
-        self._whole = DocumentEncoder(tokenizer)
-        self._words = WordEncoder(tokenizer)
+        self._tokenizer = tokenizer
         added = [re.escape(token.content) for token in tokenizer.get_added_tokens_decoder().values()]
         self._added = re.compile("|".join(added)) if added else None  # found before text is cut into words
         self._max_bytes = remembered_bytes
@@ -107,14 +92,14 @@ class ChunkEncoder:
         # A word alone is cut as within its chunk, so words and chunks can share the memory.
         new_words = set().union(*plain.values()).difference(ids)
         self._count(new_words)
-        self._remember(new_words, self._words)
+        self._remember(new_words, _encode_words)
         for chunk, words in plain.items():
             ids[chunk] = b"".join(map(ids.__getitem__, words))
-        self._remember(new.difference(plain), self._whole)
+        self._remember(new.difference(plain), encode_documents)
 
-    def _remember(self, texts: Collection[str], encoder: Encoder) -> None:
+    def _remember(self, texts: Collection[str], encode: Callable[[Tokenizer, Sequence[str]], list[bytes]]) -> None:
         new = list(texts)
-        self._ids.update(zip(new, encoder.encode(new), strict=True))
+        self._ids.update(zip(new, encode(self._tokenizer, new), strict=True))
 
     def _is_plain(self, chunk: str) -> bool:
         """Whether the words of a chunk are those of `_WORD`."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from implicit_llm_contracts.runs.journal import JournalError, read_records
 from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
-from implicit_llm_contracts.runs.run_directory import WORK, work_directory
-from implicit_llm_jobs.tracking.tracked_run import JOURNAL, TrackedInput, TrackedRun
+from implicit_llm_contracts.runs.run_directory import JOURNAL, WORK, work_directory
+from implicit_llm_jobs.tracking.tracked_run import TrackedInput, TrackedRun
 
 # How the stage ended that wrote such an event last; one that was killed has written nothing.
 _STATUS = {

@@ -23,16 +23,17 @@ from typing import Any
 from implicit_llm_contracts.runs.atomic import read_object, write_atomic
 from implicit_llm_contracts.runs.journal import JournalTail, Point
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.run_directory import JOURNAL, MLFLOW
 from implicit_llm_jobs.tracking.invocation import TAG
 from implicit_llm_jobs.tracking.metric_keys import mlflow_key
 from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client
 from implicit_llm_jobs.tracking.mlflow_store import alone, quiet
-from implicit_llm_jobs.tracking.tracked_run import JOURNAL, MODEL_ROLE, TrackedInput, TrackedRun
+from implicit_llm_jobs.tracking.tracked_run import MODEL_ROLE, TrackedInput, TrackedRun
 from implicit_llm_jobs.tracking.trajectory import BranchPoint, Trajectory
 
 log = logging.getLogger(__name__)
 
-STATE, LOCK = "mlflow.json", ".mlflow.lock"
+LOCK = ".mlflow.lock"
 LINES_PER_SAVE = 1000
 _PARENT_KEY = "invocation-{}"
 
@@ -56,7 +57,7 @@ class BridgeState:
     @classmethod
     def read(cls, work: Path) -> BridgeState | None:
         """None when there is none or it is damaged."""
-        values = read_object(work / STATE)
+        values = read_object(work / MLFLOW)
         return cls(**{**values, "branches": tuple(values["branches"])}) if values else None
 
 
@@ -193,7 +194,7 @@ class Bridge:
 
     def _save(self, **changes: Any) -> None:
         self._state = replace(self._state, **changes)
-        write_atomic(self.run.work / STATE, json.dumps(asdict(self._state), indent=1) + "\n")
+        write_atomic(self.run.work / MLFLOW, json.dumps(asdict(self._state), indent=1) + "\n")
 
 
 def is_complete(work: Path) -> bool:

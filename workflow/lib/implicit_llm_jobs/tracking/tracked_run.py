@@ -12,11 +12,10 @@ from typing import Any
 from implicit_llm_contracts.runs.identity import run_and_phase
 from implicit_llm_contracts.runs.journal import read_records
 from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
-from implicit_llm_contracts.runs.run_directory import work_directory
+from implicit_llm_contracts.runs.run_directory import JOURNAL, work_directory
 from implicit_llm_jobs.tracking.invocation import TAG, Invocation
 from implicit_llm_jobs.tracking.mlflow_store import default_uri
 
-JOURNAL = "journal.jsonl"
 MODEL_ROLE = "model"
 MANY_INPUTS = 200  # shards of a large text: their own runs say where they came from
 _OF_MODELS = ("train", "checkpoint")
