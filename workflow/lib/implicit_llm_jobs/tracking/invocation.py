@@ -23,8 +23,10 @@ class Invocation:
     @classmethod
     def current(cls) -> Invocation | None:
         """That of this process; None for a job that was started by hand."""
-        about = os.environ.get(VARIABLE)
-        return cls(**json.loads(about)) if about else None
+        try:
+            return cls(**json.loads(os.environ[VARIABLE]))
+        except (KeyError, ValueError, TypeError):
+            return None
 
     @property
     def name(self) -> str:
