@@ -320,8 +320,10 @@ def test_language_models_that_compete_are_chosen_by_the_training_loss_at_the_end
 
 
 def test_branches_of_a_curriculum_are_told_by_the_share_of_their_bounded_phase() -> None:
-    phases = [Phase("train:b", "bounded", 0, 100, {"max_iter": 4}, (), "trunk")]
-    phases += [Phase(f"train:{n}", f"free-{n}", n, 100, {"max_iter": 24}, (), f"f{n}", "trunk") for n in (70, 80, 90)]
+    phases = [Phase("train:b", "bounded", 0, 100, Solver(max_iter=4), (), "trunk")]
+    phases += [
+        Phase(f"train:{n}", f"free-{n}", n, 100, Solver(max_iter=24), (), f"f{n}", "trunk") for n in (70, 80, 90)
+    ]
     run = TrainingRun("m-implicit", 0, tuple(phases), "language_model")
     branches = [IMPLICIT | {"phase": f"free-{n}", "perplexity": p} for n, p in ((70, 20.0), (80, 18.0), (90, 19.0))]
     judgement = compare("eighty-percent-bounded", *branches, BOUNDED | {"perplexity": 1.0}, training=[run])

@@ -8,13 +8,14 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.textpath import TextPath
 
-from implicit_llm_report.figures.style import run_series, series_of_names
+from implicit_llm_report.figures.style import series_of_names
 from implicit_llm_report.figures.svg import Figure, Panel, drawn, file_svg
 
 
 @pytest.mark.parametrize("num_entries", [1, 6, 9])
 def test_no_entry_of_a_legend_is_cut(num_entries: int) -> None:
-    legend = tuple(run_series(f"implicit model {n}, bounded phase", n, is_implicit=True) for n in range(num_entries))
+    names = [(f"implicit model {n}, bounded phase", True) for n in range(num_entries)]
+    legend = tuple(series_of_names(names).values())
     panels = tuple(Panel(str(n), lambda axis: None) for n in range(3))
     root = ElementTree.fromstring(file_svg(drawn(Figure("x", "X", panels, legend, ()))))
     svg = list(root)[-1]  # the legend is the last part, as wide as the figure

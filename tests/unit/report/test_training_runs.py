@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from implicit_llm_contracts.runs.journal import Point
-from implicit_llm_report.inputs.training_runs import FLOPS, LOSS, MAX_POINTS, STEP, TOKENS, Phase, TrainingRun
+from implicit_llm_report.inputs.training_runs import FLOPS, LOSS, MAX_POINTS, STEP, TOKENS, Phase, Solver, TrainingRun
 
-BOUNDED = {"mode": "fixed_point", "max_iter": 4, "phantom_steps": 1}
-FREE = {"mode": "fixed_point", "max_iter": 24, "phantom_steps": 4}
+BOUNDED = Solver("fixed_point", 4, 1)
+FREE = Solver("fixed_point", 24, 4)
 
 
-def phase(name: str, first: int, end: int, solver: dict, **changes: object) -> Phase:
+def phase(name: str, first: int, end: int, solver: Solver, **changes: object) -> Phase:
     """A phase with loss 1000 / step, lower by 1 in a branch, and 10 FLOPs a step."""
     lower = 1.0 if first else 0.0
     points = tuple(

@@ -21,6 +21,7 @@ from implicit_llm_report.inputs.published import Entry as PublishedEntry
 from implicit_llm_report.registry import registry
 from implicit_llm_report.tables import Table, csv_of, files_of, latex_of, rounded, tables_of
 
+CELL = ("name", "data", "length", "mode", "against", "task", "measure")
 MODULES = (word_problems, by_position, language_models, sweeps, training, jacobian)
 
 
@@ -118,15 +119,9 @@ def missing_files(given: Given) -> dict[str, str]:
 def published_rows(given: Given) -> list[PublishedRow]:
     """Every published number, those with one of ours beside them first."""
     frame = given.frame[given.frame["swept"].isna() & (given.frame["task"].isna() | (given.frame["kind"] == "lm_eval"))]
-    cells = {
-        kind: _cells(frame[frame["kind"] == kind]) for kind in ("word_problem", "perplexity", "lm_eval", "duality")
-    }
+    cells = {kind.kind: groups(kind.rows, CELL) for kind in groups(frame, ("kind",))}
     rows = [_published_row(entry, cells.get(entry.kind or "", [])) for entry in given.published.entries]
     return sorted(rows, key=lambda row: row.ours is None)
-
-
-def _cells(rows: pd.DataFrame) -> list[Group]:
-    return groups(rows, ("name", "data", "length", "mode", "against", "task", "measure"))
 
 
 def _published_row(entry: PublishedEntry, cells: Sequence[Group]) -> PublishedRow:

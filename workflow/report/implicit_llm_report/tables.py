@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from implicit_llm_report.inputs.frame import (
+    COLUMNS,
     COSTS,
     EXTRAS,
     METRICS,
@@ -31,14 +32,11 @@ from implicit_llm_report.registry import Entry
 MOST_COLUMNS = 12  # a table with more stands on its side
 LONG = 60  # rows of a table that needs the package longtable
 SYMBOLS = {">": "$>$", "<": "$<$", "≤": r"$\leq$", "×": r"$\times$"}
-# Columns of the frame that stand in front of the numbers in a CSV file; those that a table does not have are left out.
-ABOUT = (
-    "name", "run", "phase", "phase_label", "family", "num_layers", "num_parameters", "train_tokens", "train_flops",
-    "setting", "is_hard", "group", "monoid", "hard_fraction", "suite", "column", "task", "data", "split", "protocol",
-    "length", "train_length", "mode", "against", "swept", "at", "eval_max_iter", "eval_tol", "num_samples",
-    "num_tokens", "num_documents", "num_fewshot", "num_questions", "task_version", "task_hash", "harness_version",
-    "layer", "state_size", "reason",
+# Columns of the frame that are of a record alone, or that a CSV file has in other words.
+NOT_WRITTEN = (
+    "kind", "role", "seed", "is_implicit", "solver", "source", "sweep", "record", "origin", "metric", "value", "detail",
 )  # fmt: skip
+ABOUT = [column for column in COLUMNS if column not in NOT_WRITTEN]
 TASK_NAMES = {  # of CatbAbI: Weston et al. 2015, Table 1
     "1": "single supporting fact", "2": "two supporting facts", "3": "three supporting facts",
     "4": "two argument relations", "5": "three argument relations", "6": "yes/no questions", "7": "counting",
@@ -170,16 +168,10 @@ def _head(model: Group, metric: str) -> Head:
 
 
 def source_words(source: Mapping[str, Any]) -> str:
-    """ "EleutherAI/pythia-70m at a39f36b1..., sha256 ..." and whether a revision was named."""
-    if not source:
-        return "trained elsewhere"
-    name = str(source.get("hub") or source.get("path"))
-    if "hub" in source:
-        commit = source.get("commit")
-        name += f" at {commit[:12]}" if commit else ""
-        name += "" if source.get("revision") else ", not pinned"
-    weights = [digest for file, digest in sorted((source.get("sha256") or {}).items()) if file != "config.json"]
-    return f"{name}, sha256 {weights[0][:12]}{' and others' if len(weights) > 1 else ''}" if weights else name
+    """ "EleutherAI/pythia-70m at a39f36b10000" and whether a revision was named."""
+    name = str(source.get("hub") or source.get("path") or "trained elsewhere")
+    commit = f" at {source['commit'][:12]}" if source.get("commit") else ""
+    return name + commit + (", not pinned" if "hub" in source and not source.get("revision") else "")
 
 
 def files_of(tables: Sequence[Table], published: Published) -> dict[str, str]:

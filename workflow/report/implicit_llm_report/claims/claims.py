@@ -103,12 +103,7 @@ class Judgement:
         """The claim's entry in claims.json; numbers that do not exist are null."""
         evidence = self.evidence
         return {
-            "id": self.claim.id,
-            "statement": self.claim.statement,
-            "origin": self.claim.origin,
-            "where": self.claim.where,
-            "published": self.claim.published,
-            "mark": self.claim.mark,
+            **{key: getattr(self.claim, key) for key in ("id", "statement", "origin", "where", "published", "mark")},
             "condition": self.claim.condition,
             "verdict": self.verdict,
             "measured": {"mean": self.spread.mean, "low": self.spread.low, "high": self.spread.high},

@@ -93,8 +93,7 @@ def chart_figure(
     """One series for each name of a line in all panels; `marks` follow. None without panels."""
     if not charts:
         return None
-    names = _legend_names(charts)
-    charts = [replace(one, lines=[replace(line, label=names[line.label]) for line in one.lines]) for one in charts]
+    charts = list(map(_shortly_named, charts))
     lines = [line for chart in charts for line in chart.lines]
     series = series_of_names((line.label, line.is_implicit) for line in lines)
     panels = tuple(Panel(one.title, partial(draw_chart, chart=one, series=series), one.y_label) for one in charts)
@@ -102,14 +101,16 @@ def chart_figure(
     return Figure(name, title, panels, (*series.values(), *marks), tuple(dict.fromkeys(roles)), **look)
 
 
-def _legend_names(charts: Sequence[Chart]) -> dict[str, str]:
-    """By label the short names where they tell the lines of each panel apart, else labels without their shared head."""
-    lines = {line.label: line.short for chart in charts for line in chart.lines}
-    if all(lines.values()) and all(len({line.short for line in one.lines}) == len(one.lines) for one in charts):
-        return {label: str(short) for label, short in lines.items()}
-    shared = os.path.commonprefix(list(lines)) if len(lines) > 1 else ""  # noqa: RUF071  (letters, no path)
+def _shortly_named(chart: Chart) -> Chart:
+    """With the short names of its lines where these tell them apart, else without the head that all names share."""
+    labels, shorts = {line.label for line in chart.lines}, {line.short for line in chart.lines}
+    shared = os.path.commonprefix(list(labels)) if len(labels) > 1 else ""  # noqa: RUF071  (letters, no path)
     start = max(shared.rfind(end) for end in "- ") + 1
-    return {label: label[start:] for label in lines}
+    is_short = None not in shorts and len(shorts) == len(labels)
+    return replace(
+        chart,
+        lines=[replace(line, label=str(line.short) if is_short else line.label[start:]) for line in chart.lines],
+    )
 
 
 def draw_chart(axis: Axes, chart: Chart, series: Mapping[str, Series]) -> None:

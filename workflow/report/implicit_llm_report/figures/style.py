@@ -64,11 +64,8 @@ RC: dict[Any, Any] = {  # Any: matplotlib types its keys as literals
     "lines.linewidth": 1.7,
     "lines.markersize": 5,
     "lines.solid_capstyle": "round",
-    "lines.dash_capstyle": "butt",
     "legend.frameon": False,
     "figure.facecolor": "none",
-    "savefig.facecolor": "auto",
-    "svg.fonttype": "path",
 }
 
 
@@ -108,17 +105,11 @@ def mode_series(mode: str) -> Series:
     return MODE_SERIES.get(mode, Series(f"implicit, {mode}", INK, "P", (2.4, 1.2)))
 
 
-def run_series(label: str, index: int, *, is_implicit: bool) -> Series:
-    """The series of the index-th implicit or explicit run of a figure."""
-    colors, looks = _COLORS[is_implicit], _LOOKS[is_implicit]
-    return Series(label, colors[index % len(colors)], *looks[index % len(looks)])
-
-
 def series_of_names(names: Iterable[tuple[str, bool]]) -> dict[str, Series]:
     """A series for each (name, is implicit), implicit ones first; equal names of different panels share one."""
     names = list(dict.fromkeys(names))
     return {
-        name: run_series(name, index, is_implicit=is_implicit)
-        for is_implicit in (True, False)
-        for index, name in enumerate(name for name, kind in names if kind == is_implicit)
+        name: Series(name, _COLORS[kind][index % len(_COLORS[kind])], *_LOOKS[kind][index % len(_LOOKS[kind])])
+        for kind in (True, False)
+        for index, name in enumerate(name for name, is_implicit in names if is_implicit == kind)
     }

@@ -136,7 +136,7 @@ def _limit(key: str, runs: Sequence[TrainingRun]) -> tuple[str, float] | None:
     """The tolerance or the iteration limit, where all runs have the same."""
     name, words = LIMITS.get(key, ("", ""))
     solvers = [phase.solver for run in runs for phase in run.phases if phase.solver]
-    limits = {value for one in solvers if one.get("mode") != "unrolled" and (value := one.get(name)) is not None}
+    limits = {value for one in solvers if one.mode != "unrolled" and (value := getattr(one, name, None)) is not None}
     return (words, limits.pop()) if len(limits) == 1 else None
 
 

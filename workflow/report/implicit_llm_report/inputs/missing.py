@@ -12,7 +12,8 @@ from implicit_llm_report.inputs.suites import load_suites
 
 PARALLEL, CHECKPOINT_PHASE = "parallel", "checkpoint"
 KINDS = ("word_problem", "perplexity", "catbabi", "lm_eval", "duality", "jacobian")
-NEARNESS = ("sequential", "blockwise", "simultaneous")  # to generation; of a pair of modes the nearer is the reference
+# To generation; of a pair of modes the nearer is the reference.
+NEARNESS = ("sequential", "blockwise", "simultaneous", "as_trained")
 # What is known of a run, and of a data set, from the records of others.
 OF_RUN = ("num_layers", "num_parameters", "model_type", "train_length", "train_hard_fraction")
 OF_PHASE = ("train_tokens", "train_flops")

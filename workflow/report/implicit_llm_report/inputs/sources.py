@@ -141,7 +141,7 @@ def _phase(source: Source, run: Input) -> Phase:
         name=source.job.phase or "",
         start_step=settings.get("start_step", 0),
         end_step=settings.get("end_step", max((point.step for point in points), default=0)),
-        solver=settings.get("solver"),
+        solver=Solver.of(settings.get("solver")),
         points=points,
         fingerprint=source.manifest.fingerprint,
         start=source.manifest.upstream.get("start"),

@@ -30,6 +30,7 @@ class Solver:
     max_iter: int | None = None
     phantom_steps: int | None = None
     num_unroll: int | None = None
+    tol: float | None = None
 
     @classmethod
     def of(cls, settings: Mapping[str, Any] | None) -> Solver | None:
@@ -58,7 +59,7 @@ class Phase:
     name: str
     start_step: int
     end_step: int
-    solver: Mapping[str, Any] | None
+    solver: Solver | None
     points: tuple[journal.Point, ...]
     fingerprint: str = ""
     start: str | None = None
@@ -69,9 +70,8 @@ class Phase:
         """In words: "unrolled 4", "free 16+4"; a model without solver is "explicit"."""
         if self.solver is None:
             return "explicit"
-        if self.solver.get("mode") == "unrolled":
-            return f"unrolled {self.solver.get('num_unroll')}"
-        return f"{self.name} {self.solver.get('max_iter')}+{self.solver.get('phantom_steps')}"
+        words = self.solver.label.strip("()")
+        return words if self.solver.mode == "unrolled" else f"{self.name} {words}"
 
     @cached_property
     def table(self) -> pd.DataFrame:

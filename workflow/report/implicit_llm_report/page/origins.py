@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 from markupsafe import Markup
 
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, METRICS
 from implicit_llm_report.inputs.sources import Source
-
-MAX_SHOWN = 6  # runs that one tooltip names
 
 
 def origin_linker(sources: Mapping[str, Source]) -> Callable[[object, Iterable[str]], Markup]:
@@ -21,9 +17,7 @@ def origin_linker(sources: Mapping[str, Source]) -> Callable[[object, Iterable[s
         known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
         if not known:
             return Markup.escape(text)
-        words = "\n".join(map(origin_words, known[:MAX_SHOWN]))
-        if len(known) > MAX_SHOWN:
-            words += f"\nand {len(known) - MAX_SHOWN} more"
+        words = "\n".join(map(origin_words, known))
         return Markup('<a class="n" href="#{}" title="{}">{}</a>').format(known[0].anchor, words, text)
 
     return linked
@@ -56,14 +50,3 @@ def git_words(source: Source) -> str:
     if not git.get("commit"):
         return "not recorded"
     return git["commit"] + (" with uncommitted changes" if git.get("is_dirty") else "")
-
-
-def command_words(source: Source) -> str:
-    """The command line of a run, without the path of the program; the identity, a page of JSON, by its fingerprint."""
-    argv = [str(word) for word in source.provenance.get("argv") or []]
-    if not argv:
-        return "not recorded"
-    words = [Path(argv[0]).name, *argv[1:]]
-    if "--identity" in words[:-1]:
-        words[words.index("--identity") + 1] = f"@{source.manifest.fingerprint[:FINGERPRINT_DIGITS]}"
-    return shlex.join(words)

@@ -21,7 +21,7 @@ from implicit_llm_report.inputs.layers import LAYERS
 from implicit_llm_report.inputs.published import MARK_WORDS, Published
 from implicit_llm_report.inputs.sources import ReportInputs, Source
 from implicit_llm_report.inputs.training_runs import LOSS, TrainingRun
-from implicit_llm_report.page.origins import command_words, git_words, origin_linker, sources_of
+from implicit_llm_report.page.origins import git_words, origin_linker, sources_of
 from implicit_llm_report.registry import caption_of, registry
 from implicit_llm_report.sections import PublishedRow, Section
 from implicit_llm_report.tables import Cell
@@ -98,7 +98,6 @@ def _environment(given: Given) -> jinja2.Environment:
         "not_run": NOT_RUN,
         "mark_words": MARK_WORDS,
         "git": git_words,
-        "command": command_words,
     }
     return environment
 
