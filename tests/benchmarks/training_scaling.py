@@ -55,6 +55,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16", "fp16"))
     parser.add_argument("--kernels", default="auto", choices=("auto", "torch", "triton"))
     parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--shard-optimizer", action="store_true")
     parser.add_argument("--processes", type=int, nargs="*", help="numbers of processes; default 1, 2, 4 ... devices")
     options = parser.parse_args(arguments)
     if options.steps < 1:
@@ -93,10 +94,9 @@ def compare(options: argparse.Namespace) -> None:
 def measure(options: argparse.Namespace) -> None:
     """Train in this process of torchrun; rank 0 writes the result."""
     import torch
-    from torch import distributed as dist
 
     from implicit_llm.kernels.selection import select_kernels
-    from implicit_llm.training.distributed import join_world
+    from implicit_llm.training.distributed import is_main, join_world, leave_world
     from implicit_llm.training.model import apply_runtime, build_model
     from implicit_llm_contracts.config.training import Runtime, TrainConfig
     from implicit_llm_contracts.runs.fill import fill
@@ -109,6 +109,7 @@ def measure(options: argparse.Namespace) -> None:
         micro_batch_size=options.micro_batch,
         log_every_steps=1,  # the report of every step waits for the device: this is what is timed
         gradient_checkpointing=options.gradient_checkpointing,
+        shard_optimizer=options.shard_optimizer,
         kernels=options.kernels,
     )
     with tempfile.TemporaryDirectory() as work:
@@ -117,11 +118,11 @@ def measure(options: argparse.Namespace) -> None:
         apply_runtime(model, runtime, "benchmark")
         data = RandomTokens(model.config.vocab_size, options.length)
         points = train(model, device, Path(work), config, runtime, data)
-    if dist.get_rank() == 0:
+    if is_main():
         found = result(options, points[WARM_UP:])
         print(RESULT + json.dumps(found))
         print(f"{found['processes']} devices: {found['tokens_per_s']:,.0f} tokens/s, {found['ms']:.1f} ms a step")
-    dist.destroy_process_group()
+    leave_world()
 
 
 def result(options: argparse.Namespace, points: list[dict[str, float]]) -> dict[str, Any]:
