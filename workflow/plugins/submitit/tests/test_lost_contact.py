@@ -170,9 +170,8 @@ def test_a_job_that_ends_without_an_outcome_is_lost_and_started_once_more(on_slu
     on_slurm.start(steps=400)
     for attempt in (1, 2):
         on_slurm.wait_until(lambda attempt=attempt: len(on_slurm.starts()) == attempt)
-        pids = processes.with_environment(SLURM_JOB_ID=on_slurm.record("train")["job_id"])
-        (wrapper,) = [pid for pid in pids if MAIN in processes.command_of(pid)]
-        os.kill(wrapper, signal.SIGKILL)
+        found = processes.with_environment(SLURM_JOB_ID=on_slurm.record("train")["job_id"])
+        processes.kill([process for process in found if MAIN in process.cmdline()])
     said = on_slurm.finish()
     assert said.endswith("exit code 1")
     assert said.count("class lost") == 2

@@ -39,7 +39,7 @@ def job(tmp_path: Path) -> Tracked:
     files = JobFiles(tmp_path / "job")
     record = Record("key", "name", 1, "slurm", str(tmp_path / "job" / "1"), "submitted", "7")
     (tmp_path / "job" / "1").mkdir(parents=True)
-    attempts.add(files.attempts, attempts.Start(1, 1, "7", "host", "node3", 1, None))
+    attempts.add(files.attempts, "start", submission=1, nodes="node3", progress=None)
     prepared: Any = SimpleNamespace(files=files)
     return Tracked(SimpleNamespace(), prepared, record)  # type: ignore[arg-type]
 

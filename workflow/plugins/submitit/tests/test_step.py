@@ -10,7 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -208,12 +211,19 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
     assert not step.files.outcome(1).exists()
 
 
-def test_snakemake_and_srun_are_not_told() -> None:
-    assert processes.is_manager(["/env/bin/python", "-m", "snakemake", "--snakefile", "x"])
-    assert processes.is_manager(["/env/bin/python", "/env/bin/snakemake"])
-    assert processes.is_manager(["/usr/bin/srun", "python", "train.py"])
-    assert not processes.is_manager(["/env/bin/python", "/env/bin/implicit-llm", "train"])
-    assert not processes.is_manager([])
+@pytest.mark.parametrize(
+    ("command", "is_manager"),
+    [
+        ("/env/bin/python -m snakemake --snakefile x", True),
+        ("/env/bin/python /env/bin/snakemake", True),
+        ("/usr/bin/srun python train.py", True),
+        ("/env/bin/python /env/bin/implicit-llm train", False),
+        ("", False),
+    ],
+)
+def test_snakemake_and_srun_are_not_told(command: str, is_manager: bool) -> None:
+    process: Any = SimpleNamespace(cmdline=command.split)
+    assert processes.is_manager(process) is is_manager
 
 
 def test_a_process_without_a_handler_is_left_alone() -> None:
@@ -229,10 +239,9 @@ def test_a_process_without_a_handler_is_left_alone() -> None:
 
 def limits(path: Path, progress: list[object], end: object, is_time_limit: bool = True) -> int:
     """Attempts that began with each of `progress`, the last one ending with `end`."""
-    for index, before in enumerate(progress, start=1):
-        attempts.add(path, attempts.Start(index, 1, "7", "host", "node", 1, before))
-        after = [*progress[1:], end][index - 1]
-        attempts.add(path, attempts.End(index, 75, "SIGUSR2", 60.0, is_time_limit, after))
+    for before, after in pairwise([*progress, end]):
+        attempts.add(path, "start", progress=before)
+        attempts.add(path, "end", is_time_limit=is_time_limit, progress=after)
     return attempts.unfruitful(path, end)
 
 

@@ -26,9 +26,8 @@ def make_job(folder: Path, name: str, **requested: object) -> JobFiles:
 
 
 def add_attempt(files: JobFiles, number: int, seconds: float, exit_code: int = 0, **used: float) -> None:
-    start = attempts.Start(number, 1, "7", "host", "n1", 1, unix_s=2000.0 * number, waited_s=360.0)
-    attempts.add(files.attempts, start)
-    attempts.add(files.attempts, attempts.End(number, exit_code, None, seconds, False, used=used))
+    attempts.add(files.attempts, "start", unix_s=2000.0 * number, waited_s=360.0)
+    attempts.add(files.attempts, "end", exit_code=exit_code, seconds=seconds, used=used)
 
 
 def test_a_job_measures_its_memory_its_processor_time_and_the_start_of_its_rule(tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 PREEMPTED_EXIT = 75  # EX_TEMPFAIL: the job asks to be started again
 USER_EXIT = 2
@@ -56,38 +55,6 @@ _OUT_OF_MEMORY = re.compile(r"exceeded memory limit|oom[-_ ]kill|out of memory",
 _COMMAND_EXIT = re.compile(r"returned non-zero exit status (\d+)|died with <Signals\.\w+: (\d+)>")
 
 
-@dataclass(frozen=True)
-class Start:
-    """`pid`: of the job's first process; `progress`: as the job stated it before; `waited_s`: since the submission or
-    the end of the last attempt."""
-
-    attempt: int
-    submission: int
-    job_id: str
-    host: str
-    nodes: str
-    pid: int
-    progress: Any = None
-    unix_s: float = 0.0
-    waited_s: float = 0.0
-    event: str = "start"
-
-
-@dataclass(frozen=True)
-class End:
-    """`exit_code`: of the job's command; `asked`: the signal that asked it to stop, if any; `used`: see usage.py."""
-
-    attempt: int
-    exit_code: int
-    asked: str | None
-    seconds: float
-    is_time_limit: bool
-    progress: Any = None
-    unix_s: float = 0.0
-    used: dict[str, Any] = field(default_factory=dict)
-    event: str = "end"
-
-
 class Failure(NamedTuple):
     """`state`, `exit_code`: from Slurm and the job's command, "" and None if unknown."""
 
@@ -98,11 +65,21 @@ class Failure(NamedTuple):
     nodes: str = ""
 
 
-def add(path: Path, event: Start | End) -> None:
+def add(path: Path, event: Literal["start", "end"], **facts: Any) -> dict[str, Any]:
+    """Append to a job's attempts and return it.
+
+    Both have `attempt` and `unix_s`, and `progress` as the job stated it.
+    A start: `submission`, `job_id`, `host`, `nodes`, `pid` of the job's first process, and `waited_s` since the
+    submission or the end of the last attempt.
+    An end: `exit_code` of the job's command, `asked`, the signal that asked it to stop or None, `seconds`,
+    `is_time_limit`, and `used`, see usage.py.
+    """
+    written = {"event": event, **facts}
     with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(event), sort_keys=True) + "\n")
+        file.write(json.dumps(written, sort_keys=True) + "\n")
         file.flush()
         os.fsync(file.fileno())
+    return written
 
 
 def read(*paths: Path) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:

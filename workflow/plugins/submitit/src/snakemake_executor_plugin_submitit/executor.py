@@ -219,8 +219,7 @@ class Executor(RemoteExecutor):
     def _run_here(self, job: Any, command: str) -> None:
         info = SubmittedJobInfo(job=job)
         self.report_job_submission(info)  # its end is reported below, not by the waiting thread
-        prepared = prepare(job, command, self.folder, self.settings)
-        here = prepared.step(0, self.settings)
+        here = prepare(job, command, self.folder, self.settings).step
         words = ["bash", "-c", step.script(here)]
         code = subprocess.run(words, cwd=here.workdir, env=step.environment(here), check=False).returncode
         if code == 0:

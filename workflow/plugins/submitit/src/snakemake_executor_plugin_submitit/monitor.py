@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from snakemake_executor_plugin_submitit import attempts, processes
@@ -196,28 +197,18 @@ def message(job: Tracked, why: Failure) -> str:
 
 def stop_all(jobs: Sequence[Tracked]) -> None:
     """Send SIGTERM to every process of the jobs, and SIGKILL to those left after a while."""
-    if not jobs:
-        return
-    processes.kill(pids_of(jobs), signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
-    while time.monotonic() < deadline:
-        for job in jobs:
-            if job.process is not None:
-                job.process.poll()
-        if not pids_of(jobs):
-            return
-        time.sleep(0.1)
-    processes.kill(pids_of(jobs), signal.SIGKILL)
+    found = processes_of(jobs)
+    processes.kill(found, signal.SIGTERM)
+    psutil.wait_procs(found, GRACE_S)
+    processes.kill(processes_of(jobs))
 
 
-def pids_of(jobs: Sequence[Tracked]) -> list[int]:
+def processes_of(jobs: Sequence[Tracked]) -> list[psutil.Process]:
     """The processes below submitit's controllers, and the jobs' orphans."""
-    found: dict[int, None] = {}
+    found: set[psutil.Process] = set()
     for job in jobs:
         controller = int(job.record.job_id)
         if processes.is_alive(controller, job.record.started):
-            found.update(dict.fromkeys(processes.descendants(controller)))
-        for pid in processes.with_environment(**{STATUS_VARIABLE: str(job.files.status)}):
-            if processes.start_ticks(pid) is not None:
-                found[pid] = None
-    return list(found)
+            found.update(processes.descendants(controller))
+        found.update(processes.with_environment(**{STATUS_VARIABLE: str(job.files.status)}))
+    return [process for process in found if processes.start_ticks(process.pid) is not None]

@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -72,7 +71,7 @@ class Notifier:
         try:
             request = urllib.request.Request(url, json.dumps(message).encode(), headers)
             urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
-        except urllib.error.HTTPError as error:
-            self._log.warning(f"--submitit-notify-url: the server answered {error.code}")
         except (OSError, ValueError) as error:
-            self._log.warning(f"--submitit-notify-url: {type(error).__name__}")
+            code = getattr(error, "code", None)
+            why = f"the server answered {code}" if code else type(error).__name__
+            self._log.warning(f"--submitit-notify-url: {why}")

@@ -1,7 +1,4 @@
-"""The processes of a job: found in /proc, and asked to stop.
-
-psutil does the first part too, but its import costs each job 30 ms, and a start in ticks since boot survives a change
-of the clock.
+"""The processes of a job: found, and asked to stop.
 
 Slurm sends SIGUSR2 before the time limit (`--signal`) and, if the cluster is set up so, before a preemption. SIGTERM
 comes with scancel and with a preemption. Which processes Slurm signals depends on its ProctrackType: with `cgroup`
@@ -19,42 +16,25 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
+
+import psutil
 
 from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE
 
-PROC = Path("/proc")
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)  # write a checkpoint and stop
 END_SIGNALS = (signal.SIGINT,)  # submitit's local controller kills a second later
 
 
-class Use(NamedTuple):
-    """`rss_mb`: resident memory, shared pages included; `cpu_s`: of the process itself since its start."""
-
-    pid: int
-    start_ticks: int
-    rss_mb: float
-    cpu_s: float
-
-
-def use_of(pid: int) -> Use | None:
-    """None: gone."""
-    fields = _stat_fields(pid)
-    if fields is None:
-        return None
-    rss_mb = int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    return Use(pid, int(fields[19]), rss_mb, (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
-
-
-def all_pids() -> list[int]:
-    return [int(entry) for entry in os.listdir(PROC) if entry.isdigit()]
-
-
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; pid and start identify a process. None: gone."""
-    fields = _stat_fields(pid)
-    return None if fields is None else int(fields[19])
+    """When the process started, in clock ticks since boot; pid and start identify it, also to another process. None:
+    gone. psutil's start in seconds would move with the clock."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the command before the state may contain anything
+    return None if fields[0] == "Z" else int(fields[19])
 
 
 def is_alive(pid: int, started: int | None) -> bool:
@@ -63,78 +43,47 @@ def is_alive(pid: int, started: int | None) -> bool:
     return ticks is not None and (started is None or ticks == started)
 
 
-def descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[psutil.Process]:
     """`root` and the processes below it, parents first."""
-    children: dict[int, list[int]] = {}
-    for pid in all_pids():
-        fields = _stat_fields(pid)
-        if fields is not None:
-            children.setdefault(int(fields[1]), []).append(pid)
-    found = [root] if (PROC / str(root)).exists() else []
-    for pid in found:
-        found.extend(children.get(pid, []))
-    return found
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that its threads started, without reading all others; [] on kernels that do not list them."""
-    found = []
-    with suppress(OSError, ValueError):
-        for thread in (PROC / str(pid) / "task").iterdir():
-            found += [int(word) for word in (thread / "children").read_text().split()]
-    return found
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(root)
+        return [process, *process.children(recursive=True)]
+    return []
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
     """Whether the process has a handler for the signal."""
     with suppress(OSError, ValueError):
-        for line in (PROC / str(pid) / "status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
 
 
-def command_of(pid: int) -> list[str]:
-    """Its command line; [] if it is gone."""
-    with suppress(OSError):
-        raw = (PROC / str(pid) / "cmdline").read_bytes()
-        return [part.decode("utf-8", "replace") for part in raw.split(b"\0") if part]
-    return []
-
-
-def with_environment(**wanted: str | None) -> list[int]:
+def with_environment(**wanted: str | None) -> list[psutil.Process]:
     """The processes that were started with these variables set to these values; None: not set."""
-    pairs = {name.encode(): None if value is None else value.encode() for name, value in wanted.items()}
     found = []
-    for pid in all_pids():
-        with suppress(OSError):
-            raw = (PROC / str(pid) / "environ").read_bytes()
-            given = dict(entry.partition(b"=")[::2] for entry in raw.split(b"\0") if entry)
-            if given and all(given.get(name) == value for name, value in pairs.items()):
-                found.append(pid)
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            given = process.environ()
+            if given and all(given.get(name) == value for name, value in wanted.items()):
+                found.append(process)
     return found
 
 
-def kill(pids: Iterable[int], number: signal.Signals = signal.SIGKILL) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+def kill(found: Iterable[psutil.Process], number: signal.Signals = signal.SIGKILL) -> None:
+    for process in found:
+        with suppress(psutil.Error):
+            process.send_signal(number)
 
 
-def is_manager(command: list[str]) -> bool:
+def is_manager(process: psutil.Process) -> bool:
     """Whether this is a Snakemake, which only waits for its job, or an srun, whose tasks Slurm signals itself."""
-    names = [os.path.basename(word) for word in command[:2]]
-    return names[:1] == ["srun"] or "snakemake" in names or command[1:3] == ["-m", "snakemake"]
-
-
-def _stat_fields(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on; the command before it may contain anything. None: gone."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] == "Z" else fields
+    with suppress(psutil.Error):
+        command = process.cmdline()
+        names = [os.path.basename(word) for word in command[:2]]
+        return names[:1] == ["srun"] or "snakemake" in names or command[1:3] == ["-m", "snakemake"]
+    return False
 
 
 class StopSignals:
@@ -190,10 +139,10 @@ class Relay:
         self.root = root
         self.status = status
         self.sentinel = sentinel
-        self._signalled: dict[int, int | None] = {}  # pid and start
+        self._signalled: set[psutil.Process] = set()
         self._is_first = True
 
-    def members(self) -> list[int]:
+    def members(self) -> list[psutil.Process]:
         """The job's processes, also orphans, without the tasks of further steps, which Slurm signals itself."""
         step = {STATUS_VARIABLE: self.status, "SLURM_STEP_ID": os.environ.get("SLURM_STEP_ID")}
         return list(dict.fromkeys(descendants(self.root) + with_environment(**step)))
@@ -203,17 +152,15 @@ class Relay:
         is_known = self._is_first and self.sentinel.died_of(number)
         self._is_first = False
         sent = []
-        for pid in self.members():
-            started = start_ticks(pid)
-            is_done = pid in self._signalled and self._signalled[pid] == started
-            if is_done or not catches(pid, number) or is_manager(command_of(pid)):
+        for process in self.members():
+            if process in self._signalled or not catches(process.pid, number) or is_manager(process):
                 continue
-            self._signalled[pid] = started
+            self._signalled.add(process)
             if not is_known:
-                kill([pid], number)
-                sent.append(pid)
+                kill([process], number)
+                sent.append(process.pid)
         return sent
 
     def is_awaited(self) -> bool:
         """Whether a process that was signalled is still at work."""
-        return any(is_alive(pid, started) for pid, started in self._signalled.items())
+        return any(process.is_running() and start_ticks(process.pid) is not None for process in self._signalled)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from snakemake_executor_plugin_submitit import processes, store
 from snakemake_executor_plugin_submitit.attempts import CLASSES, is_provisional
@@ -23,8 +23,7 @@ ADVICE: Mapping[str, str] = {name: known.advice for name, known in CLASSES.items
 """What a user can do about a failure, by its class."""
 
 _SILENT = logging.getLogger(f"{__name__}.silent")  # the answer shows if a question failed
-_SILENT.addHandler(logging.NullHandler())
-_SILENT.propagate = False
+_SILENT.disabled = True
 
 
 @dataclass(frozen=True)
@@ -54,24 +53,14 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
 
     Asks Slurm once, and only if something may still run.
     """
-    try:
-        names = os.listdir(folder / "jobs")
-    except OSError:
-        return {}
-    found: dict[str, tuple[JobFiles, Record]] = {}
-    for name in names:
-        key, files = name.rpartition("-")[2], JobFiles(folder / "jobs" / name)
+    found: dict[str, tuple[JobFiles, Record, dict[str, Any]]] = {}
+    for path in (folder / "jobs").glob("*/"):
+        key, files = path.name.rpartition("-")[2], JobFiles(path)
         known = store.load(files) if keys is None or key in keys else None
         if known is not None:
-            found[key] = (files, known)
-    slurm = _ask_slurm(known for files, known in found.values() if not _is_final(files, known))
-    return {key: _submitted(files, known, slurm) for key, (files, known) in found.items()}
-
-
-def _is_final(files: JobFiles, known: Record) -> bool:
-    """Whether the job itself wrote how it ended, and Slurm does not override it."""
-    outcome = read_json(files.outcome(known.number))
-    return bool(outcome) and not is_provisional(outcome)
+            found[key] = (files, known, read_json(files.outcome(known.number)))
+    slurm = _ask_slurm(known for _, known, outcome in found.values() if not outcome or is_provisional(outcome))
+    return {key: _submitted(*job, slurm) for key, job in found.items()}
 
 
 def _ask_slurm(records: Iterable[Record]) -> Mapping[str, SlurmState] | None:
@@ -85,8 +74,10 @@ def _ask_slurm(records: Iterable[Record]) -> Mapping[str, SlurmState] | None:
         return None
 
 
-def _submitted(files: JobFiles, known: Record, slurm: Mapping[str, SlurmState] | None) -> Submitted:
-    outcome, current = read_json(files.outcome(known.number)), (slurm or {}).get(known.job_id)
+def _submitted(
+    files: JobFiles, known: Record, outcome: dict[str, Any], slurm: Mapping[str, SlurmState] | None
+) -> Submitted:
+    current = (slurm or {}).get(known.job_id)
     if current is not None and current.state == "CANCELLED":  # the driver sees the same some seconds later
         outcome = {**outcome, "failure_class": "user", "message": "cancelled"}
     return Submitted(

@@ -51,38 +51,23 @@ _SBATCH = {
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job that is ready to be submitted. `wildcards`: their values, as part of names; `request`: options of sbatch,
-    {} on this machine; `is_small`: may be a task of a job array; `is_forced`: earlier results do not count."""
+    """A job that is ready to be submitted. `wildcards`: their values, as part of names; `step`: without its number;
+    `request`: options of sbatch, {} on this machine; `is_small`: may be a task of a job array; `is_forced`: earlier
+    results do not count."""
 
     job: Any
     rule: str
     wildcards: str
-    files: JobFiles
     key: str
-    command: str
-    limit_min: int
+    step: JobStep
     request: dict[str, Any]
     requested: dict[str, Any]
-    gpus: int
     is_small: bool
     is_forced: bool
 
-    def step(self, number: int, settings: ExecutorSettings) -> JobStep:
-        resources = self.job.resources
-        return JobStep(
-            files=self.files,
-            number=number,
-            command=self.command,
-            workdir=os.getcwd(),
-            logs=tuple(str(log) for log in self.job.log or ()),
-            limit_s=60.0 * self.limit_min,
-            signal_delay_s=signal_delay_s(self.limit_min, settings),
-            requeue_limit=0 if "no-requeue" in self.request else settings.requeue_limit,
-            setup=str(resources.get("setup") or ""),
-            venv=str(resources.get("venv") or ""),
-            container=str(resources.get("container") or ""),
-            gpus=self.gpus,
-        )
+    @property
+    def files(self) -> JobFiles:
+        return self.step.files
 
 
 def prepare(
@@ -118,19 +103,30 @@ def prepare(
                 "mem_mb": requested["mem_mb"] + settings.extra_mem_mb,
             }
             request["partition"] = choose(cluster.partitions, requested | on_node, job.name)
+    step = JobStep(
+        files=job_files(folder, job.name, outputs),
+        number=0,
+        command=command,
+        workdir=os.getcwd(),
+        logs=tuple(str(log) for log in job.log or ()),
+        limit_s=60.0 * limit,
+        signal_delay_s=signal_delay_s(limit, settings),
+        requeue_limit=0 if "no-requeue" in request else settings.requeue_limit,
+        setup=str(resources.get("setup") or ""),
+        venv=str(resources.get("venv") or ""),
+        container=str(resources.get("container") or ""),
+        gpus=requested["gpu"],
+    )
     return Prepared(
         job=job,
         rule=job.name,
         wildcards=wildcards,
-        files=job_files(folder, job.name, outputs),
         key=content_key(job.name, outputs, _params(job)),
-        command=command,
-        limit_min=limit,
+        step=step,
         request=request,
         requested={**requested, "extra_mem_mb": settings.extra_mem_mb},
-        gpus=requested["gpu"],
-        is_forced=is_forced,
         is_small=is_slurm and task_count(resources) == 1 and limit <= settings.array_runtime_min,
+        is_forced=is_forced,
     )
 
 

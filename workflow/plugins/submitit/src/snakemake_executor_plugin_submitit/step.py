@@ -22,9 +22,9 @@ from snakemake_executor_plugin_submitit.processes import Relay, Sentinel, StopSi
 from snakemake_executor_plugin_submitit.store import (
     STATUS_VARIABLE,
     JobFiles,
+    keep_logs,
     read_json,
     restore_logs,
-    save_logs,
     write_json,
 )
 
@@ -122,10 +122,11 @@ def is_superseded(step: JobStep) -> bool:
     return False
 
 
-def run_attempt(step: JobStep) -> attempts.End | None:
+def run_attempt(step: JobStep) -> dict[str, Any] | None:
     """Start the job, pass signals on, wait for its end.
 
-    Returns: None if this process is being killed too, so that nothing can be decided here.
+    Returns: the end as `attempts.add` describes it, None if this process is being killed too, so that nothing can be
+    decided here.
     """
     files, earlier, before = step.files, attempts.read(step.files.attempts), _progress(step)
     attempt = len(earlier) + 1
@@ -134,7 +135,7 @@ def run_attempt(step: JobStep) -> attempts.End | None:
     files.outcome(step.number).unlink(missing_ok=True)  # of an attempt after which Slurm itself requeued the job
     logs = [os.path.join(step.workdir, log) for log in step.logs]
     if attempt > 1:
-        save_logs(logs, files.kept_logs)
+        keep_logs(logs, files.kept_logs)
     begin, kills = time.monotonic(), usage.oom_kills()
     with StopSignals() as signals, Sentinel() as sentinel, open(files.output_log, "ab") as output:
         offset = output.tell()
@@ -147,18 +148,19 @@ def run_attempt(step: JobStep) -> attempts.End | None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        start = attempts.Start(
-            attempt,
-            step.number,
-            job_id(),
-            socket.gethostname(),
-            os.environ.get("SLURM_JOB_NODELIST", ""),
-            process.pid,
-            before,
-            round(time.time(), 1),
-            _waited_s(step, earlier),
+        attempts.add(
+            files.attempts,
+            "start",
+            attempt=attempt,
+            submission=step.number,
+            job_id=job_id(),
+            host=socket.gethostname(),
+            nodes=os.environ.get("SLURM_JOB_NODELIST", ""),
+            pid=process.pid,
+            progress=before,
+            unix_s=round(time.time(), 1),
+            waited_s=_waited_s(step, earlier),
         )
-        attempts.add(files.attempts, start)
         with usage.Usage(process.pid, str(files.status), step.gpus) as used:
             relay = Relay(process.pid, str(files.status), sentinel)
             code = wait(process, signals, relay, step.signal_delay_s, used.sample)
@@ -171,10 +173,18 @@ def run_attempt(step: JobStep) -> attempts.End | None:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
         asked = signal.SIGINT if signals.is_ended else signals.asked
-        is_limit = asked is not None and attempts.is_time_limit(seconds, step.limit_s, step.signal_delay_s)
-        name, now = asked.name if asked else None, round(time.time(), 1)
-        end = attempts.End(attempt, code, name, round(seconds, 1), is_limit, _progress(step), now, figures)
-        attempts.add(files.attempts, end)
+        end = attempts.add(
+            files.attempts,
+            "end",
+            attempt=attempt,
+            exit_code=code,
+            asked=asked.name if asked else None,
+            seconds=round(seconds, 1),
+            is_time_limit=asked is not None and attempts.is_time_limit(seconds, step.limit_s, step.signal_delay_s),
+            progress=_progress(step),
+            unix_s=round(time.time(), 1),
+            used=figures,
+        )
     return None if signals.is_ended else end
 
 
@@ -219,26 +229,26 @@ def kill_all(process: subprocess.Popen[bytes], relay: Relay) -> None:
         time.sleep(0.02)
 
 
-def decide(step: JobStep, end: attempts.End) -> dict[str, Any] | None:
+def decide(step: JobStep, end: dict[str, Any]) -> dict[str, Any] | None:
     """The outcome of the submission, or None to start it again."""
     status = read_json(step.files.status)
-    if end.exit_code == 0:
+    if end["exit_code"] == 0:
         return _outcome(end, None, "")
     stated, message = status.get("failure_class"), str(status.get("message") or "")
-    kind = attempts.class_of_exit(end.exit_code, stated)
-    if kind == "bug" and stated is None and end.asked is not None:
+    kind = attempts.class_of_exit(end["exit_code"], stated)
+    if kind == "bug" and stated is None and end["asked"] is not None:
         # it stopped on a signal in its own way; without a checkpoint the next attempt would meet its time limit too
-        kind = "timeout" if end.is_time_limit and end.progress is None else "preempted"
+        kind = "timeout" if end["is_time_limit"] and end["progress"] is None else "preempted"
     if kind != "preempted":
         return _outcome(end, kind, message)
-    if attempts.unfruitful(step.files.attempts, end.progress) >= UNFRUITFUL_LIMIT:
+    if attempts.unfruitful(step.files.attempts, end["progress"]) >= UNFRUITFUL_LIMIT:
         return _outcome(end, "timeout", f"{UNFRUITFUL_LIMIT} attempts in a row without progress")
-    if end.asked == "SIGTERM":
+    if end["asked"] == "SIGTERM":
         # scancel, or a preemption after which Slurm itself may requeue: the driver waits to see which it is
         return _outcome(end, "preempted", "stopped by SIGTERM")
-    done = end.attempt - 1
+    done = end["attempt"] - 1
     if done >= step.requeue_limit:
-        return _outcome(end, "timeout" if end.is_time_limit else "preempted", f"requeued {done} times, the limit")
+        return _outcome(end, "timeout" if end["is_time_limit"] else "preempted", f"requeued {done} times, the limit")
     return None
 
 
@@ -291,9 +301,10 @@ def _waited_s(step: JobStep, earlier: Sequence[tuple[dict[str, Any], dict[str, A
     return round(max(0.0, now - max([submitted, *((end or start)["unix_s"] for start, end in earlier[-1:])])), 1)
 
 
-def _outcome(end: attempts.End, kind: str | None, message: str) -> dict[str, Any]:
+def _outcome(end: dict[str, Any], kind: str | None, message: str) -> dict[str, Any]:
     nodes = os.environ.get("SLURM_JOB_NODELIST", "")
-    return {"exit_code": end.exit_code, "failure_class": kind, "message": message, "asked": end.asked, "nodes": nodes}
+    known = {"exit_code": end["exit_code"], "asked": end["asked"], "nodes": nodes}
+    return {**known, "failure_class": kind, "message": message}
 
 
 def _progress(step: JobStep) -> Any:

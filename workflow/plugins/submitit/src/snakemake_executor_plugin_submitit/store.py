@@ -226,13 +226,16 @@ def clean(folder: Path, is_success_deleted: bool, days: int, dry_run: bool = Fal
 
 
 def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write atomically and durably: a submission must be on record even if this machine crashes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tmp = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(tmp, "x", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, sort_keys=True)
-            file.write("\n")
+        with open(tmp, "xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(tmp, path)
@@ -265,40 +268,25 @@ def last_lines(path: Path, number: int = 30, limit_bytes: int = 65536) -> str:
     return "\n".join(text.splitlines()[-number:])
 
 
-def save_logs(logs: Sequence[str], folder: Path) -> None:
+def keep_logs(logs: Sequence[str], folder: Path) -> None:
     """Copy the lines of a rule's logs to `folder`, since Snakemake deletes the logs when the next attempt starts."""
-    for log in logs:
-        lines = _read_bytes(Path(log))
-        if lines:
-            kept = _read_bytes(_kept(log, folder))
-            # a crash right after `restore_logs` leaves the kept lines in both places
-            _write_bytes(_kept(log, folder), lines if lines.startswith(kept) else kept + lines)
+    for kept, log in _kept(logs, folder):
+        if log.exists():
+            write_bytes(kept, _whole(kept, log))
 
 
 def restore_logs(logs: Sequence[str], folder: Path) -> None:
-    """Put the saved lines in front of those of the attempt that has ended."""
-    for log in logs:
-        kept = _read_bytes(_kept(log, folder))
-        if kept:
-            lines = _read_bytes(Path(log))
-            if not lines.startswith(kept):
-                _write_bytes(Path(log), kept + lines)
-            _kept(log, folder).unlink(missing_ok=True)
+    """Put the kept lines in front of those of the attempt that has ended."""
+    for kept, log in _kept(logs, folder):
+        if kept.exists():
+            write_bytes(log, _whole(kept, log))
+            kept.unlink()
 
 
-def _kept(log: str, folder: Path) -> Path:
-    return folder / hashlib.sha256(log.encode()).hexdigest()[:16]
+def _kept(logs: Sequence[str], folder: Path) -> list[tuple[Path, Path]]:
+    return [(folder / digest(log)[:KEY_DIGITS], Path(log)) for log in logs]
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
-def _write_bytes(path: Path, lines: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f".{path.name}.tmp")
-    tmp.write_bytes(lines)
-    os.replace(tmp, path)
+def _whole(kept: Path, log: Path) -> bytes:
+    before, lines = (path.read_bytes() if path.exists() else b"" for path in (kept, log))
+    return lines if lines.startswith(before) else before + lines  # a crash in `restore_logs` leaves them in both places

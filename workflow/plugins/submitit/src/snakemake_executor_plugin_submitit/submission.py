@@ -26,7 +26,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_executor_plugin_submitit import attempts, processes, store
 from snakemake_executor_plugin_submitit.attempts import MORE_MEMORY, is_provisional
 from snakemake_executor_plugin_submitit.monitor import Tracked, stop_all
-from snakemake_executor_plugin_submitit.request import Prepared, has_all_outputs, signal_delay_s, with_changes
+from snakemake_executor_plugin_submitit.request import Prepared, has_all_outputs, with_changes
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, find_by_name
 from snakemake_executor_plugin_submitit.step import MAIN, JobStep, pickle_path
@@ -47,11 +47,11 @@ class Busy(Exception):
 
 
 class SubmissionError(Exception):
-    """sbatch refused the job, or its answer is unknown; `is_transient`: it may accept the next time."""
+    """sbatch refused the job, or its answer is unknown."""
 
-    def __init__(self, message: str, is_transient: bool) -> None:
-        super().__init__(message)
-        self.is_transient = is_transient
+
+class TransientError(SubmissionError):
+    """sbatch may accept the job the next time."""
 
 
 class Submitted(NamedTuple):
@@ -207,11 +207,13 @@ class Dispatcher:
             name = store.slurm_name(self.settings.jobname_prefix, jobs[0].rule)
             records = [replace(found, folder=str(folder), name=name, task=task) for task, found in enumerate(records)]
         if self.settings.cluster == "local":
-            records = [replace(found, gpus=self._take_gpus(job.gpus)) for job, found in zip(jobs, records, strict=True)]
+            records = [
+                replace(found, gpus=self._take_gpus(job.step.gpus)) for job, found in zip(jobs, records, strict=True)
+            ]
         for job, found in zip(jobs, records, strict=True):
             store.save(job.files, found)
-        steps = [job.step(found.number, self.settings) for job, found in zip(jobs, records, strict=True)]
-        write_steps(folder, steps, jobs[0].limit_min)
+        steps = [replace(job.step, number=found.number) for job, found in zip(jobs, records, strict=True)]
+        write_steps(folder, steps)
         submitted = self._call(folder, jobs, records)
         tracked = []
         for job, found in zip(jobs, records, strict=True):
@@ -224,8 +226,7 @@ class Dispatcher:
     def _call(self, folder: Path, jobs: Sequence[Prepared], records: Sequence[Record]) -> Submitted:
         first = records[0]
         if self.settings.cluster == "local":
-            delay_s = signal_delay_s(jobs[0].limit_min, self.settings)
-            return submit_locally(folder, jobs[0].limit_min, delay_s, first.gpus)
+            return submit_locally(folder, jobs[0].step, first.gpus)
         request = {**with_changes(jobs[0].request, first.excluded, first.memory), "job-name": first.name}
         if len(jobs) > 1:
             request["comment"] = jobs[0].rule
@@ -262,14 +263,14 @@ def _cancel_command(found: Record) -> str:
     return f"scancel {found.job_id}" if found.cluster == "slurm" else f"kill {found.job_id}"
 
 
-def write_steps(folder: Path, steps: Sequence[JobStep], limit_min: float) -> None:
+def write_steps(folder: Path, steps: Sequence[JobStep]) -> None:
     """Pickle the steps for `step.main`: unlike submitit before the job can start, and without the job's id."""
     from submitit.core.utils import DelayedSubmission
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for task, step in enumerate(steps):
         delayed = DelayedSubmission(step)
-        delayed.set_timeout(limit_min, UNLIMITED)  # type: ignore[arg-type]
+        delayed.set_timeout(step.limit_s / 60, UNLIMITED)  # type: ignore[arg-type]
         delayed.dump(pickle_path(folder, task))
 
 
@@ -309,7 +310,7 @@ def submit_to_slurm(
     NoAnswer, sbatch is not called again.
     Raises: SubmissionError.
     """
-    error = SubmissionError("sbatch was not called", is_transient=True)
+    error = SubmissionError("sbatch was not called")
     is_to_call = True
     for pause_s in (*pauses_s, 0):
         if is_to_call:
@@ -321,12 +322,12 @@ def submit_to_slurm(
             found = find()
         except NoAnswer as silence:
             is_to_call = False
-            error = SubmissionError(f"{error}; whether the job was accepted is unknown ({silence})", is_transient=True)
+            error = TransientError(f"{error}; whether the job was accepted is unknown ({silence})")
         else:
             if found is not None:
                 return Submitted(found)
             is_to_call = True
-            if not error.is_transient:
+            if not isinstance(error, TransientError):
                 raise error
         time.sleep(pause_s)
     raise error
@@ -339,27 +340,27 @@ def _sbatch(path: Path) -> str:
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SBATCH_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise SubmissionError(f"sbatch gave no answer within {SBATCH_TIMEOUT_S} s", is_transient=True) from error
+        raise TransientError(f"sbatch gave no answer within {SBATCH_TIMEOUT_S} s") from error
     except OSError as error:
-        raise SubmissionError(f"sbatch cannot be started: {error}", is_transient=False) from error
+        raise SubmissionError(f"sbatch cannot be started: {error}") from error
     lines = done.stdout.strip().splitlines()
     job_id = lines[-1].partition(";")[0] if lines else ""
     if done.returncode == 0 and job_id.isdigit():
         return job_id
     said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
-    is_transient = any(text in said.lower() for text in TRANSIENT)
-    raise SubmissionError(f"sbatch failed with exit code {done.returncode}: {said}", is_transient)
+    kind = TransientError if any(text in said.lower() for text in TRANSIENT) else SubmissionError
+    raise kind(f"sbatch failed with exit code {done.returncode}: {said}")
 
 
-def submit_locally(folder: Path, limit_min: int, delay_s: int, gpus: Sequence[int]) -> Submitted:
-    """Start submitit's controller for the step in `folder`."""
+def submit_locally(folder: Path, step: JobStep, gpus: Sequence[int]) -> Submitted:
+    """Start submitit's controller for the step, whose pickle is in `folder`."""
     from submitit.local.local import start_controller
 
     process = start_controller(
         folder,
         shlex.join(step_command(folder)),
         cuda_devices=",".join(map(str, gpus)),
-        timeout_min=limit_min,
-        signal_delay_s=delay_s,
+        timeout_min=int(step.limit_s / 60),
+        signal_delay_s=int(step.signal_delay_s),
     )
     return Submitted(str(process.pid), processes.start_ticks(process.pid), process)

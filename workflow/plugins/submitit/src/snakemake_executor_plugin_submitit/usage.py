@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from snakemake_executor_plugin_submitit import attempts, processes
 from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE, JobFiles, Record, load_all
 
@@ -33,9 +35,8 @@ class Usage:
     def __init__(self, root: int, status: str, gpus: int) -> None:
         self.root, self.status, self.gpus = root, status, gpus
         self._children_cpu_s = children_cpu_s()
-        self._begin = processes.start_ticks(root) or 0
         self._pause_s, self._next = SHORTEST_PAUSE_S, 0.0
-        self._cpu_s: dict[tuple[int, int], float] = {}  # by pid and start, as seen last
+        self._cpu_s: dict[psutil.Process, float] = {}  # as seen last
         self._mem_mb = 0.0
         self._start_s: float | None = None
         self._gpu_samples: list[tuple[float, float]] = []  # percent and MB of one GPU
@@ -58,18 +59,20 @@ class Usage:
             self._smi_output.close()
 
     def sample(self) -> None:
-        """Look at the processes if it is time to; until the rule's command starts at each call, which costs little."""
-        if self._start_s is None:
-            self._start_s = self._rule_start()
+        """Look at the processes if it is time to."""
         now = time.monotonic()
         if now < self._next:
             return
         self._pause_s = min(LONGEST_PAUSE_S, 1.2 * self._pause_s)
         self._next = now + self._pause_s
-        pids = {*processes.descendants(self.root), *processes.with_environment(**{STATUS_VARIABLE: self.status})}
-        used = [found for pid in pids if (found := processes.use_of(pid))]
-        self._mem_mb = max(self._mem_mb, sum(found.rss_mb for found in used))
-        self._cpu_s.update({(found.pid, found.start_ticks): found.cpu_s for found in used})
+        below, mem_mb = processes.descendants(self.root), 0.0
+        for process in {*below, *processes.with_environment(**{STATUS_VARIABLE: self.status})}:
+            with suppress(psutil.Error), process.oneshot():
+                mem_mb += process.memory_info().rss / 2**20
+                self._cpu_s[process] = sum(process.cpu_times()[:2])
+        self._mem_mb = max(self._mem_mb, mem_mb)
+        if self._start_s is None:
+            self._start_s = rule_start_s(below)
         if self.gpus:
             self._gpu_samples += amd_gpus()
 
@@ -88,16 +91,6 @@ class Usage:
             found["gpu_mem_mb"] = round(max(mb for _, mb in samples))
         return found
 
-    def _rule_start(self) -> float | None:
-        """Seconds until the first process below the Snakemake of the job started; None: there is none yet."""
-        pids = [self.root]
-        for pid in pids:
-            below = processes.children_of(pid)
-            pids += below
-            if below and processes.is_manager(processes.command_of(pid)) and (ticks := processes.start_ticks(below[0])):
-                return round((ticks - self._begin) / processes.TICKS_PER_S, 1)
-        return None
-
     def _nvidia_samples(self) -> list[tuple[float, float]]:
         if self._smi is None:
             return []
@@ -108,6 +101,16 @@ class Usage:
                 percent, mb = line.split(",")
                 samples.append((float(percent), float(mb)))
         return samples
+
+
+def rule_start_s(below: Sequence[psutil.Process]) -> float | None:
+    """Seconds from the start of the job, the first of its processes, to the first process below its Snakemake; None:
+    there is none yet."""
+    for process in filter(processes.is_manager, below):
+        with suppress(psutil.Error):
+            for child in process.children()[:1]:
+                return round(child.create_time() - below[0].create_time(), 1)
+    return None
 
 
 def children_cpu_s() -> float:
