@@ -20,6 +20,8 @@ TOOLS := $(VENV)/.tools-$(STAMP_KEY)
 SITE := $(VENV)/.site-$(STAMP_KEY)
 ACTIVATE := export PATH="$(abspath $(VENV))/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+# Tests start hundreds of processes, which are not to compile the project each for itself.
+unexport PYTHONDONTWRITEBYTECODE
 # The tensors of tests are small, so a second thread would only wait; tests/conftest.py says how many workers there are.
 PYTEST := OMP_NUM_THREADS=1 pytest --numprocesses auto --maxprocesses 8 --durations 10
 

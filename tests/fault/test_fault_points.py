@@ -170,8 +170,9 @@ def check_fault(stage: Stage, undisturbed: Undisturbed, tmp_path: Path, point: s
     assert [path for path in tmp_path.rglob("*.tmp") if path.parent.name != "results"] == []
     points = journal.read(next(run_dir.glob("work/*/journal.jsonl")))
     assert [(point.step, point.values["loss"]) for point in points] == [(step, 1 / step) for step in (1, 2, 3, 4)]
-    assert stage.run(run_dir) == 0  # brings what the tracker of a busy machine has left in the journal
-    assert tracked(run_dir) == undisturbed.tracked
+    if tracked(run_dir) != undisturbed.tracked:  # the tracker of a busy machine has left the rest in the journal
+        assert stage.run(run_dir) == 0
+        assert tracked(run_dir) == undisturbed.tracked
 
 
 def test_the_tiny_stage_passes_every_fault_point(undisturbed: Undisturbed) -> None:

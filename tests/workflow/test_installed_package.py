@@ -16,6 +16,7 @@ import pytest
 from implicit_llm_workflow.commands.experiments import InitError, write_project
 from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
+from tests.workflow.tiny_project import Project
 
 JOB = "data/a5-test-L16-h0.2"
 SNAKEMAKE = ("snakemake", "--profile", "profiles/local", "--configfile", "workflow/config/demo.yaml")
@@ -45,17 +46,13 @@ def test_a_switch_makes_the_wheel_that_depends_on_the_executor_plugin(site: Path
 
 
 def command(folder: Path, site: Path, *words: str) -> str:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW", "SNAKEMAKE"))}
     binaries = site.parent / "bin"
     binaries.mkdir(exist_ok=True)
     script = binaries / "implicit-llm"  # as pip makes it
     script.write_text(f"#!{sys.executable}\nfrom implicit_llm_workflow.console import main\nmain()\n")
     script.chmod(0o755)
-    environment["PATH"] = f"{binaries}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment["PYTHONPATH"] = str(site)
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    path = os.pathsep.join([str(binaries), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return Project(folder, site / "implicit_llm", variables={"PATH": path}).command(*words)
 
 
 @pytest.fixture(scope="module")

@@ -42,8 +42,8 @@ data:
   s3:
     kind: word_problem
     group: S3
-    train: {length: 32, hard_fraction: 0.5, num_samples: 32}
-    test: {lengths: [32], hard_fractions: [0.5], num_samples: 4}
+    train: {length: 16, hard_fraction: 0.5, num_samples: 32}
+    test: {lengths: [16], hard_fractions: [0.5], num_samples: 4}
   babi:
     kind: catbabi
     text: {source: simulated, families: [1, 2], stories: {train: 8, valid: 4, test: 4}}
@@ -60,7 +60,7 @@ data:
     test: {lengths: [16]}
 
 override:
-  task: {total_steps: 10, batch_size: 2, precision: fp32}
+  task: {total_steps: 5, batch_size: 2, precision: fp32}
 
 runs:
   word-implicit:
@@ -101,8 +101,8 @@ evaluations:
       - {name: sequential, eval_mode: sequential}
   jacobian: {kind: jacobian, runs: [word-explicit], checked_rows: 1, positions: [2], num_sequences: 1}
   catbabi: {kind: catbabi, protocols: [windowed, carried], carried_max_tokens: 200, modes: *modes}
-  perplexity: {kind: perplexity, max_tokens: 64, modes: *modes}
-  duality: {kind: duality, runs: [llama3-explicit], max_tokens: 64, trace_tokens: 32, modes: *modes}
+  perplexity: {kind: perplexity, max_tokens: 32, modes: *modes}
+  duality: {kind: duality, runs: [llama3-explicit], max_tokens: 32, trace_tokens: 16, modes: *modes}
   downstream:
     kind: lm_eval
     runs: [llama3-explicit]

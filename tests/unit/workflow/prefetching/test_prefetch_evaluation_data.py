@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -22,13 +23,20 @@ TASK = (
     f"task: far\ndataset_path: {NAME}\noutput_type: loglikelihood\ntest_split: test\n"
     "doc_to_text: '{{text}}'\ndoc_to_target: ' end'\nmetadata: {version: 1.0}\n"
 )
-# In a process of its own: the client reads the environment once.
-LOAD = (
-    "import sys; from implicit_llm_contracts.config.evaluation import LmEvalConfig; "
-    "from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks; "
-    "tasks = load_tasks(LmEvalConfig('lm_eval', (), ('far',), task_path=sys.argv[1])); "
-    "print(len(tasks['far'].eval_docs), tasks['far'].eval_docs[1]['text'])"
-)
+# In a process of its own, since the client reads the environment once: before the data is there, and after it.
+LOAD = """
+import sys
+from implicit_llm_contracts.config.evaluation import LmEvalConfig
+from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
+config = LmEvalConfig("lm_eval", (), ("far",), task_path=sys.argv[1])
+try:
+    load_tasks(config)
+except Exception as error:
+    print(error, flush=True)
+input()
+tasks = load_tasks(config)
+print(len(tasks["far"].eval_docs), tasks["far"].eval_docs[1]["text"])
+"""
 
 
 @pytest.fixture
@@ -45,27 +53,21 @@ def hub() -> Iterator[FileServer]:
         yield state
 
 
-def load(tasks: Path, home: Path) -> subprocess.CompletedProcess[str]:
-    """A task loads its data as in a job, which looks for no network."""
-    tasks.mkdir(exist_ok=True)
-    (tasks / "far.yaml").write_text(TASK)
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment = {**inherited, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        [sys.executable, "-c", LOAD, str(tasks)], capture_output=True, text=True, env=environment, timeout=120
-    )
-
-
 def test_a_task_reads_what_was_fetched_without_a_network(hub: FileServer, tmp_path: Path) -> None:
-    before = load(tmp_path / "tasks", tmp_path / "home")
-    assert "task far: its data cannot be read" in before.stderr
-    assert "run `implicit-llm prefetch" in before.stderr
-    need = EvaluationData(NAME, None, None)
-    state, what = satisfy(hub, need, tmp_path)  # type: ignore[arg-type]
-    assert (state, what) == ("fetched", f"data set {NAME} in the cache of datasets")
-    asked = len(hub.requests)
-    after = load(tmp_path / "tasks", tmp_path / "home")
-    assert after.stdout.strip() == "5 question 1", after.stderr
+    (tmp_path / "far.yaml").write_text(TASK)
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment = {**inherited, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", LOAD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, env=environment) as job:
+        assert job.stdout is not None
+        before = job.stdout.readline()
+        assert "task far: its data cannot be read" in before
+        assert "run `implicit-llm prefetch" in before
+        need = EvaluationData(NAME, None, None)
+        state, what = satisfy(hub, need, tmp_path)  # type: ignore[arg-type]
+        assert (state, what) == ("fetched", f"data set {NAME} in the cache of datasets")
+        asked = len(hub.requests)
+        assert job.communicate("\n", timeout=120)[0] == "5 question 1\n"
     assert len(hub.requests) == asked
 
 
