@@ -49,7 +49,6 @@ REPEATS = 3
 RATIOS = ("ratio", "to map", "CPU")
 GOAL = 1.5
 HEADS = (("tokens", 10), ("ours", 8), ("min", 7), ("max", 7), ("peer", 8), ("map", 8), *((h, 8) for h in RATIOS))
-COPIES = (1, 8, 32)  # of the books: what a longer shard takes in memory
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,6 @@ def main() -> None:
     data = os.environ.get("IMPLICIT_LLM_DATA")
     if not data:
         sys.exit("IMPLICIT_LLM_DATA is unset: set it to the folder of the real data")
-    if arguments.memory:
-        return measure_memory(Path(data), arguments.memory)
     datasets.disable_progress_bars()
     datasets.disable_caching()
     about = {
@@ -109,18 +106,16 @@ def main() -> None:
     print(f"{'corpus':22}{heads}   peer")
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure(case, path, Path(folder), Path(data)) for case, path in cases(Path(folder), Path(data))]
-    memory = [memory_of(copies) for copies in COPIES]
     if arguments.save:
         what = " ".join(str(__doc__).split("\n\n")[0].split()) + " Medians; rates in million tokens/s."
         machine = {"cpu": processor(), "cores": len(CORES), "load_average": os.getloadavg()[1], **about}
-        result = {"what": what, "machine": machine, "commit": commit(), "rows": rows, "memory": memory}
+        result = {"what": what, "machine": machine, "commit": commit(), "rows": rows}
         arguments.save.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare the tokenisation with that of datasets.")
     parser.add_argument("--save", type=Path, help="write the numbers to this JSON file")
-    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -212,34 +207,6 @@ def cpu_s() -> float:
 
 def median_of(timings: list[Timing], field: str) -> float:
     return statistics.median(getattr(timing, field) for timing in timings)
-
-
-def memory_of(copies: int) -> dict[str, Any]:
-    """Peak memory and rate of a process that makes a shard of so many copies of the books."""
-    command = [sys.executable, __file__, "--memory", str(copies)]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    rate, peak, growth = found["million_tokens_per_s"], found["peak_mib"], found["growth_mib"]
-    print(f"{copies:2} x books: {found['tokens']} tokens, {rate} million/s, {peak} MiB, {growth} of them for the job")
-    return {"copies": copies, **found}
-
-
-def measure_memory(data: Path, copies: int) -> None:
-    before = peak_mib()
-    with tempfile.TemporaryDirectory() as folder:
-        project = Project(Path(folder), data)
-        files = [Path(folder, f"{number}.jsonl.gz") for number in range(copies)]
-        for file in files:
-            file.write_bytes((data / BOOKS).read_bytes())
-        timing = timed(lambda: (project.make_shard(files), 0.0))
-    rate = round(timing.tokens / timing.wall_s / 1e6, 2)
-    found = {"tokens": timing.tokens, "million_tokens_per_s": rate, "peak_mib": round(peak_mib())}
-    print(json.dumps({**found, "growth_mib": round(peak_mib() - before)}))
-
-
-def peak_mib() -> float:
-    """Of this program; ru_maxrss would also count what its parent had when it started it."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def processor() -> str:

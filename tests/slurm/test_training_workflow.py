@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,24 +28,9 @@ SITE = """\
 class OnSlurm(Project):
     """A project whose Snakemake submits to a Slurm."""
 
-    slurm: SlurmCluster
-
     @property
     def driver(self) -> list[str]:
         return ["snakemake", "--profile", "profiles/cluster", "--configfile", self.config.name]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        inherited = super().environment
-        return {**inherited, "SLURM_CONF": str(self.slurm.conf), "OMP_NUM_THREADS": "1"}
-
-    def command(self, *words: str, code: int = 0) -> str:
-        done = subprocess.run(
-            words, cwd=self.dir, env=self.environment, capture_output=True, text=True, timeout=1500, check=False
-        )
-        output = done.stdout + done.stderr
-        assert done.returncode == code, output
-        return output
 
 
 @pytest.mark.timeout(3000)
@@ -55,8 +39,7 @@ def test_the_whole_graph_runs_on_slurm_and_a_second_start_has_nothing_to_do(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
     real = make_real_project(tmp_path)
-    project = OnSlurm(real.dir, real.library, real.name)
-    project.slurm = slurm
+    project = OnSlurm(real.dir, real.library, variables={"SLURM_CONF": str(slurm.conf), "OMP_NUM_THREADS": "1"})
     edit_site(project.dir / "profiles" / "cluster" / "config.yaml", SITE)
     before = slurm.job_count()
     output = project.snakemake("--jobs", "3", "--latency-wait", "10", "--submitit-poll-interval-s", "2")

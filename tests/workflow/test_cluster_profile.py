@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.workflow.cluster_site import edit_site
-from tests.workflow.tiny_project import NOTHING, ROOT, Project, make_project
+from tests.workflow.tiny_project import LIBRARY, NOTHING, ROOT, Project, make_project
 
 SITE = """\
   classes:
@@ -71,17 +71,14 @@ def test_a_site_gives_each_rule_its_class_in_one_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", ["demo", pytest.param("paper", marks=pytest.mark.slow)])
-def test_the_profile_as_it_is_plans_the_experiments_by_its_name(tmp_path: Path, config: str, built: Project) -> None:
+def test_the_profile_as_it_is_plans_the_experiments_by_its_name(tmp_path: Path, config: str) -> None:
     home = {"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)}
-    environment = {**built.environment, **home, "PYTHONPATH": str(ROOT / "workflow" / "lib")}
-    linked = make_profiles(environment)
+    linked = make_profiles({**os.environ, **home})
     assert linked.returncode == 0, linked.stderr
     assert f"{tmp_path}/snakemake/cluster -> {ROOT}/profiles/cluster" in linked.stdout
     command = ["snakemake", "--profile", "cluster", "-n", "--forceall"]
     command += ["--configfile", f"workflow/config/{config}.yaml"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output
+    output = Project(ROOT, LIBRARY, variables=home).command(*command)
     assert all("hardware=v100" in line for line in resources_of(output, "train_word_problem"))
     if config == "paper":
         pretraining = resources_of(output, "train_language_model")

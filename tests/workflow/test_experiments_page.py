@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.pages import ROOT, commands_of
+from tests.workflow.tiny_project import LIBRARY, Project
 
 NAME = "docs/experiments.md"
 PAGE = (ROOT / NAME).read_text(encoding="utf-8")
@@ -22,11 +19,7 @@ RUN, HEADLINE, EXPLAIN = COMMANDS[4:]
 
 
 def typed(folder: Path, words: list[str]) -> str:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW", "SNAKEMAKE"))}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
-    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}{done.stderr}"
-    return done.stdout + done.stderr
+    return Project(folder, LIBRARY).command(*words)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,23 +20,12 @@ peers:
 """
 
 
-@dataclass
-class FailingProject(Project):
-    """One evaluation fails for as long as `is_failing`."""
-
-    is_failing: bool = True
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return super().environment | ({"TINY_FAIL": FAILING} if self.is_failing else {})
-
-
 def manifest(project: Project, key: str) -> Path:
     return project.results / key / "manifest.json"
 
 
 def test_a_failing_evaluation_leaves_the_others_and_a_report_with_missing_results(project: Project) -> None:
-    failing = FailingProject(project.dir, project.library, project.name)
+    failing = replace(project, variables={"TINY_FAIL": FAILING})
     failing.edit(failing.config, "eval_block_len: 4", "eval_block_len: 2")
     failing.snakemake("--keep-going", code=1)
     fresh = json.loads(manifest(failing, "evaluate/explicit-s0/explicit/word-problem").read_text())
@@ -56,9 +45,8 @@ def test_a_failing_evaluation_leaves_the_others_and_a_report_with_missing_result
     assert lacking["data"]["s3-test-L16-h0.5"]["length"] == 16
     assert num_inputs == 4  # three phases and the evaluation that went well
 
-    failing.is_failing = False
-    failing.snakemake()
-    assert "the report is there" in failing.command("implicit-llm", "report", "--config", "tiny.yaml")
+    project.snakemake()
+    assert "the report is there" in project.command("implicit-llm", "report", "--config", "tiny.yaml")
 
 
 def test_a_peer_is_imported_and_evaluated_and_other_content_is_another_peer(project: Project) -> None:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from tests.workflow.tiny_project import Project
 
 NOWHERE = "http://127.0.0.1:9"  # the port of the discard protocol, where nothing listens
 
 
-@dataclass
-class OfflineProject(Project):
-    """Every request for a page goes to a proxy that is not there."""
-
-    @property
-    def environment(self) -> dict[str, str]:
-        names = [f"{scheme}_proxy" for scheme in ("http", "https")]
-        lost = dict.fromkeys([*names, *(name.upper() for name in names)], NOWHERE)
-        return super().environment | lost | {"no_proxy": "", "NO_PROXY": ""}
-
-
 def test_snakemakes_report_holds_page_figures_and_tables_with_their_captions(project: Project) -> None:
-    offline = OfflineProject(project.dir, project.library, project.name)
+    lost = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), NOWHERE)
+    offline = replace(project, variables={**lost, "no_proxy": "", "NO_PROXY": ""})
     offline.snakemake("--report", "report.html")
     text = (offline.dir / "report.html").read_text()
     for name in ("index.html", "figures/accuracy-by-length.svg", "figures/solver-health.svg"):

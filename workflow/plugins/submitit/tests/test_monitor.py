@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_submitit import attempts
-from snakemake_executor_plugin_submitit.attempts import CLASSES
+from snakemake_executor_plugin_submitit.attempts import CLASSES, Failure
 from snakemake_executor_plugin_submitit.monitor import SETTLE_S, Monitor, Tracked, Verdict, is_worth_another, message
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmState
 from snakemake_executor_plugin_submitit.store import JobFiles, Record, write_json
@@ -50,12 +50,15 @@ def look(slurm: Slurm, job: Tracked, seconds: float = 0) -> Verdict:
     return monitor.look([job])[0]
 
 
-def ended(job: Tracked, state: str) -> Verdict:
+def failed(job: Tracked, state: str) -> Failure:
+    """How a job has failed whose Slurm says only this."""
     slurm = Slurm()
     slurm.states = {"7": SlurmState(state, "0:9", "node3")}
     assert not look(slurm, job).is_over  # its last file may not be visible yet
     assert not look(slurm, job, SETTLE_S).is_over  # it may be requeued
-    return look(slurm, job, 1.5 * slurm.interval_s)
+    verdict = look(slurm, job, 1.5 * slurm.interval_s)
+    assert verdict.failure is not None
+    return verdict.failure
 
 
 @pytest.mark.parametrize(
@@ -71,17 +74,13 @@ def ended(job: Tracked, state: str) -> Verdict:
     ],
 )
 def test_a_job_that_ended_without_a_word_is_never_a_success(job: Tracked, state: str, kind: str) -> None:
-    verdict = ended(job, state)
-    assert verdict.is_over
-    assert verdict.failure is not None
-    assert (verdict.failure.kind, verdict.failure.nodes) == (kind, "node3")
+    failure = failed(job, state)
+    assert (failure.kind, failure.nodes) == (kind, "node3")
 
 
 def test_a_job_killed_for_want_of_memory_is_known_by_what_slurm_wrote(job: Tracked) -> None:
     Path(job.record.folder, "7_0_log.err").write_text("slurmstepd: error: StepId=7.0 exceeded memory limit (2 > 1)\n")
-    verdict = ended(job, "FAILED")
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "oom"
+    assert failed(job, "FAILED").kind == "oom"
 
 
 def test_what_the_job_wrote_counts_whatever_slurm_says(job: Tracked) -> None:
@@ -140,30 +139,23 @@ def test_a_job_stopped_by_sigterm_may_still_be_requeued_by_slurm(job: Tracked) -
     slurm = Slurm()
     slurm.states = {"7": SlurmState("PENDING")}
     assert not look(slurm, job, 1000).is_over
-    verdict = ended(job, "CANCELLED")
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "user"
+    assert failed(job, "CANCELLED").kind == "user"
 
 
-def test_a_job_that_stopped_on_sigterm_when_its_node_failed_has_that_class(job: Tracked) -> None:
-    write_json(job.files.outcome(1), {"exit_code": 143, "failure_class": "preempted", "asked": "SIGTERM"})
-    verdict = ended(job, "NODE_FAIL")
-    assert verdict.failure is not None
-    assert (verdict.failure.kind, verdict.failure.exit_code, verdict.failure.nodes) == ("node_fail", 143, "node3")
-
-
-def test_a_job_that_stopped_on_sigterm_with_a_checkpoint_at_its_time_limit_goes_on(job: Tracked) -> None:
-    write_json(job.files.outcome(1), {"exit_code": 75, "failure_class": "preempted", "asked": "SIGTERM"})
-    verdict = ended(job, "TIMEOUT")
-    assert verdict.failure is not None
-    assert verdict.failure.kind == "preempted"
-
-
-def test_a_job_without_checkpoints_is_stopped_at_its_time_limit_in_whatever_way(job: Tracked) -> None:
-    write_json(job.files.outcome(1), {"exit_code": 143, "failure_class": "timeout", "asked": "SIGTERM"})
-    verdict = ended(job, "TIMEOUT")
-    assert verdict.failure is not None
-    assert (verdict.failure.kind, verdict.failure.state) == ("timeout", "TIMEOUT")
+@pytest.mark.parametrize(
+    ("exit_code", "said", "state", "kind"),
+    [
+        (143, "preempted", "NODE_FAIL", "node_fail"),
+        (75, "preempted", "TIMEOUT", "preempted"),  # it has a checkpoint and goes on
+        (143, "timeout", "TIMEOUT", "timeout"),  # it has none
+    ],
+)
+def test_of_a_job_that_stopped_on_sigterm_slurm_says_why(
+    job: Tracked, exit_code: int, said: str, state: str, kind: str
+) -> None:
+    write_json(job.files.outcome(1), {"exit_code": exit_code, "failure_class": said, "asked": "SIGTERM"})
+    failure = failed(job, state)
+    assert (failure.kind, failure.state, failure.exit_code, failure.nodes) == (kind, state, exit_code, "node3")
 
 
 @pytest.mark.parametrize("kind", sorted(CLASSES.keys() - {"preempted"}))
@@ -182,9 +174,7 @@ def test_a_preempted_job_is_started_again_up_to_the_limit(job: Tracked) -> None:
 
 def test_the_message_has_all_that_helps(job: Tracked) -> None:
     job.files.output_log.write_text("first\nlast words\n")
-    verdict = ended(job, "TIMEOUT")
-    assert verdict.failure is not None
-    text = message(job, verdict.failure)
+    text = message(job, failed(job, "TIMEOUT"))
     assert "class timeout, Slurm state TIMEOUT, on node3" in text
     assert "exit code 0:9" in text
     assert str(job.files.output_log) in text

@@ -104,6 +104,7 @@ class ToyProject:
     drivers: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._jobs_before = self.cluster.job_count() if self.cluster else 0
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "train.py").write_text(TRAIN)
         (self.path / "Snakefile").write_text(SNAKEFILE)
@@ -124,14 +125,21 @@ class ToyProject:
         self.drivers.append(driver)
         return driver
 
-    def run(self, *options: str, **config: Any) -> str:
-        """Run a driver to its end; what it printed, with its exit code as the last line."""
+    def run(self, *options: str, code: int = 0, **config: Any) -> str:
+        """Run a driver to its end, which must be this exit code; what it printed."""
         self.start(*options, **config)
-        return self.finish()
+        return self.finish(code)
 
-    def finish(self, seconds: float = 300) -> str:
-        code = self.drivers[-1].wait(timeout=seconds)
-        return f"{self.said()}\nexit code {code}"
+    def finish(self, code: int = 0) -> str:
+        ended, said = self.drivers[-1].wait(timeout=300), self.said()
+        assert ended == code, said
+        return said
+
+    @property
+    def submitted(self) -> int:
+        """How many jobs Slurm got since this project was made."""
+        assert self.cluster is not None
+        return self.cluster.job_count() - self._jobs_before
 
     def said(self) -> str:
         return (self.path / f"driver-{len(self.drivers) - 1}.log").read_text()
