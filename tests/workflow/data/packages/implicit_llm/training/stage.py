@@ -22,7 +22,7 @@ def run(context: StageContext) -> StageResult:
 
 def wait_while_held() -> None:
     """Stay here while the file named in TINY_HOLD exists, for a test that kills the driver meanwhile."""
-    hold = Path(os.environ.get("TINY_HOLD", "/nonexistent"))
-    while hold.exists():
-        hold.with_suffix(".reached").touch()
+    hold = os.environ.get("TINY_HOLD", "")
+    while os.path.isfile(hold):
+        Path(hold).with_suffix(".reached").touch()
         time.sleep(0.05)
