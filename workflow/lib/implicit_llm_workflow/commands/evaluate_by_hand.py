@@ -24,7 +24,6 @@ from implicit_llm_workflow.commands.jobs import BatchSize, Device, Job, Kernels,
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
-from implicit_llm_workflow.results.text import number_text
 
 ROOT = Path("results") / "by-hand"
 SHOWN_DIGITS = 8
@@ -170,6 +169,8 @@ def _show(run_dir: Path, columns: Mapping[str, str]) -> None:
 
 def _text(value: Any) -> str:
     """What is not known is a dash, never a zero."""
+    from implicit_llm_workflow.results.text import number_text
+
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
     return value if isinstance(value, str) else number_text(value, 5)
