@@ -28,7 +28,6 @@ from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import AS_TRAINED, EvalMode, SolverConfig
 
 _log = logging.getLogger(__name__)
-NORM_EPS = 1e-5  # of a family whose configuration has no layer_norm_epsilon
 
 
 @dataclass
@@ -55,31 +54,32 @@ def _padding(attention_mask: Tensor | None, embedding_BLD: Tensor, past: int) ->
 
 
 class ImplicitModel(ImplicitPreTrainedModel):
-    """Shared forward pass; a family says which modules it has and how wide its injection is.
+    """Shared forward pass; a family says of which layers it is, and what its embedding and last norm are called.
 
     runner: what runs the passes, a `runner_class()` at first.
     """
 
-    layers: nn.ModuleList
+    layer_class: type[nn.Module]
+    _final_norm: str
     runner_class: type[Runner] = Runner
     _has_said_so = False
     has_growing_state = False  # whether a layer's state is as long as the sequence
 
-    def final_norm(self) -> RMSNorm:
-        raise NotImplementedError
+    def __init__(self, config: ImplicitConfig) -> None:
+        super().__init__(config)
+        width, eps = config.hidden_size, config.norm_eps
+        setattr(self, self._input_embed_layer, nn.Embedding(config.vocab_size, width))
+        setattr(self, self._final_norm, RMSNorm(width, eps))
+        self.layers = nn.ModuleList(self.layer_class(config) for _ in range(config.num_hidden_layers))
+        if config.is_implicit:
+            self.injection = Injection(width, config.injection_width, eps, config.has_weight_norm)
+        self.gradient_checkpointing = False
+        self.runner = self.runner_class()
+        self.post_init()
 
     def rope(self, position_ids_BL: Tensor) -> tuple[Tensor, Tensor] | None:
         """Rotary tables of attention layers, None for others."""
         return None
-
-    def _build(self, layer_class: type[nn.Module], injection_width: int, eps: float) -> None:
-        config = self.config
-        self.layers = nn.ModuleList(layer_class(config) for _ in range(config.num_hidden_layers))
-        if config.is_implicit:
-            self.injection = Injection(config.hidden_size, injection_width, eps, config.has_weight_norm)
-        self.gradient_checkpointing = False
-        self.runner = self.runner_class()
-        self.post_init()
 
     def apply_stack(
         self, h_BLD: Tensor, x: StackInput, *, return_states: bool = False, collect: list[Tensor] | None = None
@@ -91,7 +91,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
                 collect.append(h_BLD)
             h_BLD, state = layer(h_BLD, x, index, return_states)
             states.append(state)
-        h_BLD = self.final_norm()(h_BLD)
+        h_BLD = getattr(self, self._final_norm)(h_BLD)
         if collect is not None:
             collect.append(h_BLD)
         return h_BLD, tuple(states) if return_states else ()
@@ -107,7 +107,6 @@ class ImplicitModel(ImplicitPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_positions: bool = False,
         eval_mode: EvalMode | None = None,
-        cache_params: ConvergedStateCache | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> ImplicitModelOutput | tuple[Any, ...]:
@@ -115,14 +114,14 @@ class ImplicitModel(ImplicitPreTrainedModel):
 
         Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 for padding, which
             may be anywhere in a row and never changes the result for the other tokens; past_key_values a cache of
-            converged states, advanced in place (cache_params is the same); output_positions keeps
+            converged states, advanced in place; output_positions keeps
             `solver_stats.unconverged_BL`; eval_mode replaces the solver's for this call.
         Raises: ValueError for arguments that contradict each other and for packed documents; TypeError for unknown
             arguments; NonFiniteState, whose position does not count padding.
         """
         self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
-        cache = joined_cache(self, len(h_BLD), past_key_values, cache_params, use_cache)
+        cache = joined_cache(self, len(h_BLD), past_key_values, use_cache)
         padding = _padding(attention_mask, h_BLD, 0 if cache is None else cache.get_seq_length())
         stats: SolverStats | None
         is_plain = not output_hidden_states and not output_positions and eval_mode is None
@@ -277,23 +276,8 @@ class RecurrentModel(ImplicitModel):
     """Layers of one class whose states do not grow with the sequence, explicit or iterated to the fixed point."""
 
     base_model_prefix = "backbone"
-    layer_class: type[nn.Module]
-
-    def __init__(self, config: ImplicitConfig) -> None:
-        super().__init__(config)
-        eps = getattr(config, "layer_norm_epsilon", NORM_EPS)
-        self.embeddings: nn.Module = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.norm_f = RMSNorm(config.hidden_size, eps)
-        self._build(self.layer_class, config.injection_width, eps)
-
-    def final_norm(self) -> RMSNorm:
-        return self.norm_f
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embeddings = value
+    _input_embed_layer = "embeddings"
+    _final_norm = "norm_f"
 
 
 class ImplicitMamba2Model(RecurrentModel):
@@ -311,24 +295,12 @@ class ImplicitLlama3Model(ImplicitModel):
     config_class = ImplicitLlama3Config
     config: ImplicitLlama3Config
     base_model_prefix = "model"
+    layer_class = Llama3Layer
+    _final_norm = "norm"
+    norm: RMSNorm
     has_growing_state = True
     _no_split_modules = ["Llama3Layer"]  # noqa: RUF012 (an instance variable in transformers)
-
-    def __init__(self, config: ImplicitLlama3Config) -> None:
-        super().__init__(config)
-        self.embed_tokens: nn.Module = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self._build(Llama3Layer, config.qkv_size, config.rms_norm_eps)
-
-    def final_norm(self) -> RMSNorm:
-        return self.norm
 
     def rope(self, position_ids_BL: Tensor) -> tuple[Tensor, Tensor]:
         config, dtype = self.config, torch.promote_types(self.norm.weight.dtype, torch.float32)
         return rope_tables(position_ids_BL, config.head_width, config.rope_theta, dtype, config.rope_scaling)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value

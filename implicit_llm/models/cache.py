@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class ConvergedStateCache(Cache):
     """Converged SSM and convolution states, or keys and values, of everything seen so far, for one batch.
 
-    Given as `past_key_values` (or `cache_params`) to a model, it is read and then advanced in place.
+    Given as `past_key_values` to a model, it is read and then advanced in place.
     """
 
     def __init__(self) -> None:
@@ -86,16 +86,11 @@ class ConvergedStateCache(Cache):
         self.prefix = Prefix(layers, length, None if before.valid_BS is None else before.valid_BS[:, :length])
 
 
-def joined_cache(
-    model: ImplicitModel, batch: int, past_key_values: object, cache_params: object, use_cache: bool | None
-) -> ConvergedStateCache | None:
+def joined_cache(model: ImplicitModel, batch: int, cache: object, use_cache: bool | None) -> ConvergedStateCache | None:
     """The cache that a forward pass reads and advances; a new one if none is given and `use_cache` wants one.
 
     Raises: ValueError for any other kind of cache, and for a cache of another model or batch.
     """
-    if past_key_values is not None and cache_params is not None:
-        raise ValueError("past_key_values and cache_params mean the same; give one of them")
-    cache = cache_params if past_key_values is None else past_key_values
     if cache is None and use_cache:
         cache = ConvergedStateCache()
     if cache is None:

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.utils import ModelOutput
 
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
-from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel, RecurrentModel
+from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
@@ -42,15 +42,17 @@ class ImplicitCausalLMOutput(ModelOutput):
 class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     """What both families share around the backbone."""
 
+    model_class: type[ImplicitModel]
+
+    def __init__(self, config: ImplicitConfig) -> None:
+        super().__init__(config)
+        setattr(self, self.base_model_prefix, self.model_class(config))
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
     @property
     def base(self) -> ImplicitModel:
         return getattr(self, self.base_model_prefix)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.base.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.base.set_input_embeddings(value)
 
     def forward(
         self,
@@ -68,7 +70,6 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         return_logits: bool = True,
         num_items_in_batch: int | Tensor | None = None,
-        cache_params: ConvergedStateCache | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> ImplicitCausalLMOutput | tuple[Any, ...]:
@@ -90,7 +91,6 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             "output_hidden_states": output_hidden_states,
             "output_positions": output_positions,
             "eval_mode": eval_mode,
-            "cache_params": cache_params,
         }
         is_bare = all(given is None or given is False for given in inputs.values())
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -153,8 +153,8 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         if kwargs.get("cache_implementation") is not None:
             raise ValueError("cache_implementation: generation carries a cache of converged states; leave it out")
         asked = kwargs.get("use_cache"), getattr(generation_config, "use_cache", None), self.generation_config.use_cache
-        has_cache = kwargs.get("past_key_values") is not None or kwargs.get("cache_params") is not None
-        if not has_cache and next((use_cache for use_cache in asked if use_cache is not None), True):
+        wants_cache = next((use_cache for use_cache in asked if use_cache is not None), True)
+        if wants_cache and kwargs.get("past_key_values") is None:
             kwargs["past_key_values"] = ConvergedStateCache()
         in_training = [module for module in self.modules() if module.training]
         self.eval()
@@ -183,15 +183,8 @@ class RecurrentForCausalLM(ImplicitForCausalLM):
     """Language model whose layers have states that do not grow with the sequence."""
 
     base_model_prefix = "backbone"
-    model_class: type[RecurrentModel]
     _is_stateful = True  # decoding methods that rewind are refused by name
     _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}  # noqa: RUF012 (an instance variable in transformers)
-
-    def __init__(self, config: ImplicitConfig) -> None:
-        super().__init__(config)
-        self.backbone = self.model_class(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
 
 
 class ImplicitMamba2ForCausalLM(RecurrentForCausalLM):
@@ -210,14 +203,10 @@ class ImplicitLlama3ForCausalLM(ImplicitForCausalLM):
     config_class = ImplicitLlama3Config
     config: ImplicitLlama3Config
     base_model_prefix = "model"
+    model_class = ImplicitLlama3Model
+    model: ImplicitLlama3Model
     _no_split_modules = ["Llama3Layer"]  # noqa: RUF012 (an instance variable in transformers)
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (an instance variable in transformers)
-
-    def __init__(self, config: ImplicitLlama3Config) -> None:
-        super().__init__(config)
-        self.model = ImplicitLlama3Model(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
 
 
 def sequential_forward(model: ImplicitForCausalLM, input_ids: Tensor, **kwargs: Any) -> ImplicitCausalLMOutput:

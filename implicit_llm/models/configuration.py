@@ -17,6 +17,7 @@ from implicit_llm.models.published import clean_config, is_published
 from implicit_llm_contracts.config.solver import SolverConfig
 
 SHIM = Path(__file__).with_name("modeling_implicit.py")
+NORM_EPS = 1e-5  # of a family whose configuration has no layer_norm_epsilon
 ROPE_SCALINGS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -88,6 +89,11 @@ class ImplicitConfig(PreTrainedConfig):
     def injection_width(self) -> int:
         """Width of what the layers add to their in-projections."""
         return self.hidden_size
+
+    @property
+    def norm_eps(self) -> float:
+        """Epsilon of the norms around and between the layers."""
+        return getattr(self, "layer_norm_epsilon", NORM_EPS)
 
     @property
     def has_weight_norm(self) -> bool:
@@ -209,7 +215,11 @@ class ImplicitLlama3Config(ImplicitConfig):
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
-    def qkv_size(self) -> int:
+    def norm_eps(self) -> float:
+        return self.rms_norm_eps
+
+    @property
+    def injection_width(self) -> int:
         """Width of query, key and value together, and of the injection."""
         return (self.num_attention_heads + 2 * self.key_value_heads) * self.head_width
 

@@ -1,8 +1,7 @@
 """Errors of the model library."""
 
+from implicit_llm_contracts.runs.errors import UserError
 
-class ModelConfigError(ValueError):
+
+class ModelConfigError(UserError, ValueError):
     """A model cannot be made of a configuration or of weights; the message names the key or the file, and the fix."""
-
-    exit_code = 2
-    failure_class = "user"

@@ -170,7 +170,7 @@ class StackInput:
 
 
 class StackMap:
-    """f(., x) of a model for one input: what the solver iterates (solver.passes: SequenceMap and BlockMap)."""
+    """f(., x) of a model for one input: what the solver iterates (solver.passes: SequenceMap)."""
 
     def __init__(self, model: ImplicitModel, x: StackInput) -> None:
         self.model, self.x = model, x

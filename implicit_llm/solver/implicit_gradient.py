@@ -18,7 +18,7 @@ from torch import Tensor
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.solver.fixed_point import FixedPointMap, solve
 from implicit_llm.solver.methods import make_update
-from implicit_llm.solver.residual import sequence_rule
+from implicit_llm.solver.residual import make_rule
 from implicit_llm_contracts.config.solver import SolverConfig
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def _solve_linear(product: Linear, g_BLD: Tensor, is_wanted: IsWanted, solver: S
         _Affine(product, g_BLD / norm_B11, everyone, is_wanted),
         torch.zeros_like(g_BLD),
         update=make_update("anderson", solver.tau),
-        rule=sequence_rule(solver.gradient_tol),
+        rule=make_rule("sequence", solver.gradient_tol, is_training=True),
         max_iter=solver.eval_budget,
     )
     if not bool(stats.is_converged.all()):

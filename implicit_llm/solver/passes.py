@@ -20,24 +20,19 @@ from implicit_llm.solver.stats import Blocks, BlockStats, SolverStats, gather_bl
 from implicit_llm_contracts.config.solver import SolverConfig
 
 
-class BlockMap(FixedPointMap, Protocol):
-    """f(., x) on one block of tokens, given the converged state of the blocks before it."""
+class SequenceMap(FixedPointMap, Protocol):
+    """f(., x) on sequences, or on a block of their tokens; differentiable."""
 
     @property
     def valid_BL(self) -> Tensor | None: ...
 
-    def close(self, z_BLD: Tensor) -> tuple[Tensor, Any]:
-        """f(z) and the state after the block."""
+    def block(self, start: int, end: int, state: Any) -> SequenceMap:
+        """The map on tokens start to end, given the converged state of those before."""
         ...
 
-
-class SequenceMap(FixedPointMap, Protocol):
-    """f(., x) on whole sequences, differentiable; `block` restricts it to tokens start to end after `state`."""
-
-    @property
-    def valid_BL(self) -> Tensor | None: ...
-
-    def block(self, start: int, end: int, state: Any) -> BlockMap: ...
+    def close(self, z_BLD: Tensor) -> tuple[Tensor, Any]:
+        """f(z) and the state after the last token."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)  # as residual.Rule

@@ -36,10 +36,10 @@ class Rule:
 
     stop: str
     tol: float
-    judge: Callable[[Tensor, Tensor], Progress]
+    judge: Callable[[Tensor, Tensor, float], Progress]
 
     def __call__(self, z_BLD: Tensor, fz_BLD: Tensor) -> Progress:
-        return self.judge(z_BLD, fz_BLD)
+        return self.judge(z_BLD, fz_BLD, self.tol)
 
 
 def _norms(t_BLD: Tensor) -> Tensor:
@@ -55,51 +55,35 @@ def _relative(z_BLD: Tensor, fz_BLD: Tensor) -> tuple[Tensor, Tensor]:
     return by_sequence, by_token
 
 
-def sequence_rule(tol: float) -> Rule:
+def _judge_sequences(z: Tensor, fz: Tensor, tol: float) -> Progress:
     """Each sequence stops by itself, on its residual over all its positions."""
-
-    def judge(z: Tensor, fz: Tensor) -> Progress:
-        by_sequence, by_token = _relative(z, fz)
-        return Progress(by_sequence < tol, by_sequence, by_token)
-
-    return Rule("sequence", tol, judge)
+    by_sequence, by_token = _relative(z, fz)
+    return Progress(by_sequence < tol, by_sequence, by_token)
 
 
-def token_rule(tol: float) -> Rule:
+def _judge_tokens(z: Tensor, fz: Tensor, tol: float) -> Progress:
     """Each sequence stops by itself, when the residual of each of its tokens is below tol."""
-
-    def judge(z: Tensor, fz: Tensor) -> Progress:
-        _, by_token = _relative(z, fz)
-        worst = by_token.amax(1)
-        return Progress(worst < tol, worst, by_token)
-
-    return Rule("token", tol, judge)
+    _, by_token = _relative(z, fz)
+    worst = by_token.amax(1)
+    return Progress(worst < tol, worst, by_token)
 
 
-def batch_max_rule(tol: float) -> Rule:
+def _judge_worst(z: Tensor, fz: Tensor, tol: float) -> Progress:
     """Published in training: all stop when the largest residual of the sequences is below tol."""
-
-    def judge(z: Tensor, fz: Tensor) -> Progress:
-        by_sequence, by_token = _relative(z, fz)
-        done = (by_sequence.amax() < tol).expand(len(by_sequence))
-        return Progress(done, by_sequence, by_token)
-
-    return Rule("batch", tol, judge)
+    by_sequence, by_token = _relative(z, fz)
+    done = (by_sequence.amax() < tol).expand(len(by_sequence))
+    return Progress(done, by_sequence, by_token)
 
 
-def batch_norm_rule(tol: float) -> Rule:
+def _judge_batch(z: Tensor, fz: Tensor, tol: float) -> Progress:
     """Published in evaluation: one norm of f(z) - z over the whole batch, relative to that of the iterate z."""
-
-    def judge(z: Tensor, fz: Tensor) -> Progress:
-        change_BL, size_BL = _norms(fz - z), _norms(z)
-        ratio = torch.linalg.vector_norm(change_BL) / (torch.linalg.vector_norm(size_BL) + PUBLISHED_EPS)
-        batch = len(z)
-        return Progress((ratio < tol).expand(batch), ratio.expand(batch), change_BL / (size_BL + PUBLISHED_EPS), True)
-
-    return Rule("batch", tol, judge)
+    change_BL, size_BL = _norms(fz - z), _norms(z)
+    ratio = torch.linalg.vector_norm(change_BL) / (torch.linalg.vector_norm(size_BL) + PUBLISHED_EPS)
+    batch = len(z)
+    return Progress((ratio < tol).expand(batch), ratio.expand(batch), change_BL / (size_BL + PUBLISHED_EPS), True)
 
 
-STOPS.update(sequence=sequence_rule, token=token_rule, batch=batch_max_rule)
+STOPS.update(sequence=_judge_sequences, token=_judge_tokens, batch=_judge_worst)
 
 
 def register_stop(name: str, judge: Callable[[Tensor, Tensor, float], Progress]) -> None:
@@ -107,7 +91,7 @@ def register_stop(name: str, judge: Callable[[Tensor, Tensor, float], Progress])
 
     Raises: NameTaken for a built-in rule.
     """
-    STOPS.add(name, lambda tol: Rule(name, tol, lambda z_BLD, fz_BLD: judge(z_BLD, fz_BLD, tol)))
+    STOPS.add(name, judge)
 
 
 def make_rule(stop: str, tol: float, *, is_training: bool) -> Rule:
@@ -115,4 +99,4 @@ def make_rule(stop: str, tol: float, *, is_training: bool) -> Rule:
 
     The published rules, "batch", differ between the two.
     """
-    return batch_norm_rule(tol) if stop == "batch" and not is_training else STOPS[stop](tol)
+    return Rule(stop, tol, _judge_batch if stop == "batch" and not is_training else STOPS[stop])

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from implicit_llm.evaluation import answers as reading
 from implicit_llm.evaluation.tallies import SolverTally, finite, position_bins
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm.solver.residual import sequence_rule
+from implicit_llm.solver.residual import make_rule
 from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, ModeConfig
 from implicit_llm_contracts.config.solver import SolverConfig, solver_of
 
@@ -237,7 +237,7 @@ class TracedModel(nn.Module):
         base, wanted = self.model.base, set(self.evaluations)
         embedding_BLD = base.get_input_embeddings()(input_ids)
         x = base.stack_input(embedding_BLD, None, None, None)
-        measure = sequence_rule(self.solver.tol)
+        measure = make_rule("sequence", self.solver.tol, is_training=False)
         z_BLD = torch.zeros_like(embedding_BLD)
         by_sequence, by_token, predictions = [], [], []
         for evaluation in range(1, self.solver.eval_budget + 1):

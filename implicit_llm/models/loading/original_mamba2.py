@@ -46,11 +46,7 @@ SIZES = frozenset({"d_state", "d_conv", "expand", "headdim", "dt_limit"})
 
 
 class UntrustedCheckpoint(ModelConfigError):
-    """A pickle that nobody has vouched for; `sha256` is what it has."""
-
-    def __init__(self, message: str, sha256: str) -> None:
-        super().__init__(message)
-        self.sha256 = sha256
+    """A pickle that nobody has vouched for; the message has its sha256."""
 
 
 def is_original_mamba2(config: Mapping[str, Any]) -> bool:
@@ -93,11 +89,6 @@ def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
     )
 
 
-def our_name(name: str) -> str:
-    """Our name of an original parameter; most are called the same, and in_proj has the same order (z, x, B, C, dt)."""
-    return re.sub(r"^backbone\.embedding\.", "backbone.embeddings.", name)
-
-
 def load_original_mamba2(directory: Path | str, sha256: str | None = None) -> ImplicitForCausalLM:
     """The explicit model, in fp32, of a directory with config.json and weights.
 
@@ -106,7 +97,11 @@ def load_original_mamba2(directory: Path | str, sha256: str | None = None) -> Im
     """
     directory = Path(directory)
     config = original_config(json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8")))
-    weights = {our_name(name): value.float() for name, value in _read_weights(directory, sha256).items()}
+    # Other parameters are called the same as ours, and in_proj has the same order (z, x, B, C, dt).
+    weights = {
+        re.sub(r"^backbone\.embedding\.", "backbone.embeddings.", name): value.float()
+        for name, value in _read_weights(directory, sha256).items()
+    }
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if config.tie_word_embeddings:
         weights.setdefault("lm_head.weight", weights.get("backbone.embeddings.weight", torch.empty(0)))
@@ -130,7 +125,7 @@ def _read_weights(directory: Path, sha256: str | None) -> dict[str, Tensor]:
         raise ModelConfigError(f"{directory}: neither {SAFE_FILE} nor {PICKLE_FILE} is there")
     found = sha256_of(path)
     if sha256 is None:
-        raise UntrustedCheckpoint(f"{path}: is a pickle; vouch for it by its sha256, {found}", found)
+        raise UntrustedCheckpoint(f"{path}: is a pickle; vouch for it by its sha256, {found}")
     if found != sha256:
         raise ModelConfigError(f"{path}: expected sha256 {sha256}, found {found}; fetch the file again")
     return read_pickle(path)
