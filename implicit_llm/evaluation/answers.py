@@ -73,10 +73,15 @@ class Tally(Protocol):
     def shown(self) -> str: ...
 
 
-def tallied(job: EvaluationJob, tally: Tally, read: Callable[[Any, dict[str, np.ndarray]], Any]) -> dict[str, Any]:
+def tallied(
+    job: EvaluationJob,
+    tally: Tally,
+    read: Callable[[Any, dict[str, np.ndarray]], Any],
+    ask: Callable[..., Any] | None = None,
+) -> dict[str, Any]:
     """The record's values: what `tally` counts of the answers that `read` finds, and the solver's cost.
 
-    Raises: EvaluationOutOfMemory, UnknownToken.
+    `ask` as for `answers`. Raises: EvaluationOutOfMemory, UnknownToken.
     """
     solver, progress, num_nonfinite = SolverTally(), Progress(job.where, job.num_samples), 0
 
@@ -84,7 +89,10 @@ def tallied(job: EvaluationJob, tally: Tally, read: Callable[[Any, dict[str, np.
         so_far = "not finite" if num_nonfinite else tally.shown()
         return f"{so_far}, {solver.f_evaluations_per_token or 0:.1f} f-evaluations per token"
 
-    for start, batch, answer in answers(job, lambda out, batch: (read(out, batch), getattr(out, "solver_stats", None))):
+    def read_with_stats(out: Any, batch: dict[str, np.ndarray]) -> tuple[Any, Any]:
+        return read(out, batch), getattr(out, "solver_stats", None)
+
+    for start, batch, answer in answers(job, read_with_stats, ask):
         found, stats = answer or (None, None)
         num_nonfinite += tally.add(found, batch)
         shape = np.shape(batch["labels"])
@@ -101,15 +109,18 @@ def tallied(job: EvaluationJob, tally: Tally, read: Callable[[Any, dict[str, np.
 
 
 def answers(
-    job: EvaluationJob, read: Callable[[Any, dict[str, np.ndarray]], T]
+    job: EvaluationJob,
+    read: Callable[[Any, dict[str, np.ndarray]], T],
+    ask: Callable[..., Any] | None = None,
+    start: int = 0,
 ) -> Iterator[tuple[int, dict[str, np.ndarray], T | None]]:
-    """Yield (index of the first sequence, batch, what `read` made of the model's output).
+    """Yield (index of the first sequence, batch, what `read` made of the model's output), from sequence `start` on.
 
-    None stands for a batch on which the iteration became NaN or infinite. A batch that does not fit is tried again in
-    halves. Raises: EvaluationOutOfMemory, UnknownToken.
+    `ask` is called with the tokens in place of the model, such as to run it in several modes. None stands for a batch
+    on which the iteration became NaN or infinite. A batch that does not fit is tried again in halves.
+    Raises: EvaluationOutOfMemory, UnknownToken.
     """
     job.model.eval()
-    start = 0
     while start < job.num_samples:
         batch = job.dataset.fetch(np.arange(start, min(start + job.batch_size.size, job.num_samples)))
         columns = [column for column in ("input_ids", "labels") if column in batch]
@@ -118,7 +129,7 @@ def answers(
         try:
             with torch.inference_mode(), _autocast(job):
                 input_ids = torch.as_tensor(np.asarray(batch["input_ids"]), dtype=torch.long, device=job.device)
-                answer = read(job.model(input_ids=input_ids), batch)
+                answer = read((ask or job.model)(input_ids=input_ids), batch)
         except FloatingPointError as error:
             log.warning("%s: %s", job.where, error)
             answer = None

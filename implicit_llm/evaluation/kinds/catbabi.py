@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob, tallied, token_losses
 from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, Record
@@ -100,9 +100,9 @@ def _place(record: Record) -> tuple[str, str]:
     return data if protocol == WINDOWED else f"{data}.{protocol}", record["mode"]
 
 
-def evaluate_catbabi(job: EvaluationJob, question_id: int) -> Evaluation:
+def evaluate_catbabi(job: EvaluationJob, question_id: int, ask: Callable[..., Any] | None = None) -> Evaluation:
     """Accuracy at every "?" and over all words, by argmax over the whole vocabulary. Raises: EvaluationOutOfMemory."""
-    return Evaluation(tallied(job, AnswerTally(question_id), _read) | {"num_samples": job.num_samples})
+    return Evaluation(tallied(job, AnswerTally(question_id), _read, ask) | {"num_samples": job.num_samples})
 
 
 def _read(out: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -134,24 +134,10 @@ class StoriesInOrder:
         return {name: getattr(batch, name)[:, :end] for name in ("input_ids", "labels", "task")}
 
 
-class StateCarrier(nn.Module):
-    """A model whose every pass goes on where the one before it ended."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-        self.config = model.config
-        self.solver = model.solver
-        self._cache = ConvergedStateCache()
-
-    def forward(self, input_ids: Tensor) -> Any:
-        return self.model(input_ids=input_ids, past_key_values=self._cache)
-
-
 def evaluate_carried(job: EvaluationJob, question_id: int) -> Evaluation:
     """As `evaluate_catbabi`, over windows in their order, one at a time. Raises: EvaluationOutOfMemory."""
-    carried = replace(job, model=StateCarrier(job.model), batch_size=BatchSize(1, is_fixed=True))
-    return evaluate_catbabi(carried, question_id)
+    one_by_one = replace(job, batch_size=BatchSize(1, is_fixed=True))
+    return evaluate_catbabi(one_by_one, question_id, partial(job.model, past_key_values=ConvergedStateCache()))
 
 
 COUNTS = ("num_questions", "num_questions_by_task", "num_words", "num_words_by_task")

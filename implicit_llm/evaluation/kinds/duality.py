@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,20 @@ from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
 from implicit_llm.evaluation.frame import ModelEvaluation, Record
 from implicit_llm.evaluation.inputs import data_inputs, reads_of_inputs
 from implicit_llm.evaluation.kinds.duality_measures import (
-    AllModes,
     DualityTally,
     PairTally,
-    TracedModel,
     TraceTally,
+    all_modes,
     compare,
     goes_by_token,
     is_finite,
+    looked_at,
     pairs_of,
+    trace,
 )
 from implicit_llm.evaluation.tallies import SolverTally
-from implicit_llm_contracts.config.evaluation import SEQUENTIAL, DualityConfig, EvaluateConfigError
-from implicit_llm_contracts.config.solver import solver_of
+from implicit_llm_contracts.config.evaluation import SEQUENTIAL, DualityConfig, EvaluateConfigError, ModeConfig
+from implicit_llm_contracts.config.solver import SolverConfig, solver_of
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shards import Sequences, open_dataset
@@ -95,14 +97,14 @@ class Comparison:
         modes = [mode for mode in self.evaluation.modes if mode.eval_mode == SIMULTANEOUS and mode.sweep is None]
         if trained is None or not modes:
             return []
-        traced = TracedModel(self.evaluation.model, modes[0].solver(trained))
+        solver = modes[0].solver(trained)
         num_rows = min(self._num_rows(rows), max(1, self.config.trace_tokens // rows.length))
-        tally = trace_convergence(self._job(rows, where, traced, num_rows, None)) if num_rows else None
+        tally = trace_convergence(self._job(rows, where, num_rows, None), solver) if num_rows else None
         curve = None if tally is None else tally.values()
         record = {"measure": CONVERGENCE, "mode": modes[0].name, "against": None, **modes[0].record(trained)}
         return [
             record
-            | {"f_evaluations_per_token": float(traced.solver.eval_budget), "residual": None, "convergence": curve}
+            | {"f_evaluations_per_token": float(solver.eval_budget), "residual": None, "convergence": curve}
             | {"unconverged_share": None if curve is None else curve["unconverged_share"][-1]}
             | {"num_tokens": 0 if tally is None else tally.num_tokens}
         ]
@@ -113,10 +115,10 @@ class Comparison:
             limits.append(max(1, self.config.max_tokens // rows.length))
         return min([len(rows), *limits])
 
-    def _job(self, rows: Sequences, where: str, model: Any, num_rows: int, fixed: int | None) -> EvaluationJob:
-        """`model` replaces the loaded model, such as by a wrapper; `fixed` is the batch size that its modes require."""
-        size = fixed or self.evaluation.batch_size or max(1, BATCH_TOKENS // rows.length)
-        return EvaluationJob(model, rows, num_rows, BatchSize(size, fixed is not None), where, self.config.precision)
+    def _job(self, rows: Sequences, where: str, num_rows: int, fixed: int | None) -> EvaluationJob:
+        """`fixed` is the batch size that the modes require, if they do."""
+        size = BatchSize(fixed or self.evaluation.batch_size or max(1, BATCH_TOKENS // rows.length), fixed is not None)
+        return EvaluationJob(self.evaluation.model, rows, num_rows, size, where, self.config.precision)
 
     def _tally(self, rows: Sequences, where: str) -> DualityTally | None:
         """From before a restart as far as it is there; None where there is nothing to compare."""
@@ -140,8 +142,8 @@ class Comparison:
             except ValueError:  # a NaN or infinity is no JSON: the rows are read again
                 log.info("%s: not kept for a restart, for it has numbers that are not finite", where)
 
-        job = self._job(rows, where, AllModes(model, self.evaluation.modes), num_rows, self._coupled_batch_size())
-        tally = compare_modes(job, begun, keep)
+        job = self._job(rows, where, num_rows, self._coupled_batch_size())
+        tally = compare_modes(job, self.evaluation.modes, begun, keep)
         keep(tally)
         return tally
 
@@ -157,44 +159,28 @@ class Comparison:
         return next(iter(sizes.values()), None)
 
 
-class RowsFrom:
-    """The rows of a data set from number `start` on."""
-
-    def __init__(self, dataset: Sequences, start: int) -> None:
-        self._dataset, self._start = dataset, start
-        self.length, self.vocab_size = dataset.length, dataset.vocab_size
-
-    def __len__(self) -> int:
-        return len(self._dataset) - self._start
-
-    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        return self._dataset.fetch(np.asarray(indices) + self._start)
-
-
 def compare_modes(
     job: EvaluationJob,
+    modes: Sequence[ModeConfig],
     begun: DualityTally | None = None,
     keep: Callable[[DualityTally], None] = lambda tally: None,
 ) -> DualityTally:
-    """Read the rows in every mode of `job.model`, an AllModes, from where the tally `begun` ended.
+    """Read the rows in every mode, from where the tally `begun` ended.
 
     `keep` is called with the tally about once a minute. Rows on which a mode became NaN or infinite are only counted.
     Raises: EvaluationOutOfMemory.
     """
-    assert isinstance(job.model, AllModes)
-    tally = begun or DualityTally.of(pairs_of(job.model.modes, is_implicit=solver_of(job.model) is not None))
+    tally = begun or DualityTally.of(pairs_of(modes, is_implicit=solver_of(job.model) is not None))
     progress = Progress(job.where, job.num_samples)
-    first = tally.num_rows
-    rest = replace(job, dataset=RowsFrom(job.dataset, first), num_samples=job.num_samples - first)
     kept_s = time.monotonic()
 
     def read(outputs: Any, batch: dict[str, np.ndarray]) -> Any:
         # Nothing is counted here: a batch that does not fit is tried again in halves.
         return (outputs, compare(outputs, tally.pairs)) if is_finite(outputs) else None
 
-    for start, batch, answer in answers(rest, read):
+    for start, batch, answer in answers(job, read, partial(all_modes, job.model, modes), tally.num_rows):
         size = len(batch["input_ids"])
-        tally.num_rows = first + start + size
+        tally.num_rows = start + size
         if answer is None:
             tally.num_nonfinite_rows += size
         else:
@@ -209,18 +195,17 @@ def compare_modes(
     return tally
 
 
-def trace_convergence(job: EvaluationJob) -> TraceTally | None:
-    """The convergence of `job.model`, a TracedModel; None when an iteration became NaN or infinite.
+def trace_convergence(job: EvaluationJob, solver: SolverConfig) -> TraceTally | None:
+    """The convergence of the simultaneous iteration; None when it became NaN or infinite.
 
     Raises: EvaluationOutOfMemory.
     """
-    assert isinstance(job.model, TracedModel)
-    tally = TraceTally(job.model.evaluations, job.model.solver.tol)
+    tally = TraceTally(looked_at(solver.eval_budget), solver.tol)
     progress = Progress(job.where, job.num_samples)
-    for start, batch, trace in answers(job, lambda trace, batch: trace):
-        if trace is None:
+    for start, batch, traced in answers(job, lambda traced, batch: traced, partial(trace, job.model, solver)):
+        if traced is None:
             return None
-        tally.add(trace)
+        tally.add(traced)
         progress.tell(start + len(batch["input_ids"]), lambda: f"{len(tally.evaluations)} evaluations looked at")
     return tally
 

@@ -50,28 +50,20 @@ class ModeOutput:
         return (states if self.head is None else self.head(states)).float()
 
 
-class AllModes(nn.Module):
-    """A model whose output holds that of every mode, by name; the model's solver stays as it was."""
-
-    def __init__(self, model: Any, modes: Sequence[ModeConfig]) -> None:
-        super().__init__()
-        self.model = model
-        self.config = model.config
-        self.modes = tuple(modes)
-        self.solver = solver_of(model)
-
-    def forward(self, input_ids: Tensor) -> Mapping[str, ModeOutput]:
-        if self.solver is None:
-            by_token = mode_output(self.model, input_ids, is_by_token=True)
-            return {PARALLEL: mode_output(self.model, input_ids), SEQUENTIAL: by_token}
-        found = {}
-        try:
-            for mode in self.modes:
-                self.model.solver = mode.solver(self.solver)
-                found[mode.name] = mode_output(self.model, input_ids)
-        finally:
-            self.model.solver = self.solver
-        return found
+def all_modes(model: Any, modes: Sequence[ModeConfig], input_ids: Tensor) -> dict[str, ModeOutput]:
+    """The output in every mode, by name; the model's solver stays as it was."""
+    trained = solver_of(model)
+    if trained is None:
+        by_token = mode_output(model, input_ids, is_by_token=True)
+        return {PARALLEL: mode_output(model, input_ids), SEQUENTIAL: by_token}
+    found = {}
+    try:
+        for mode in modes:
+            model.solver = mode.solver(trained)
+            found[mode.name] = mode_output(model, input_ids)
+    finally:
+        model.solver = trained
+    return found
 
 
 def mode_output(model: Any, input_ids: Tensor, *, is_by_token: bool = False) -> ModeOutput:
@@ -223,39 +215,29 @@ class Trace:
     predictions_GBL: np.ndarray
 
 
-class TracedModel(nn.Module):
-    """A model whose output is the trace of its simultaneous iteration; its solver is not asked and stays as it is."""
+def trace(model: ImplicitForCausalLM, solver: SolverConfig, input_ids: Tensor) -> Trace:
+    """The simultaneous iteration by the settings of `solver`; that of the model is not asked.
 
-    def __init__(self, model: Any, solver: SolverConfig) -> None:
-        super().__init__()
-        self.model = model
-        self.config = model.config
-        self.solver = solver
-        self.evaluations = looked_at(solver.eval_budget)
-
-    def forward(self, input_ids: Tensor) -> Trace:
-        base, wanted = self.model.base, set(self.evaluations)
-        embedding_BLD = base.get_input_embeddings()(input_ids)
-        x = base.stack_input(embedding_BLD, None, None, None)
-        measure = make_rule("sequence", self.solver.tol, is_training=False)
-        z_BLD = torch.zeros_like(embedding_BLD)
-        by_sequence, by_token, predictions = [], [], []
-        for evaluation in range(1, self.solver.eval_budget + 1):
-            fz_BLD = base.apply_stack(z_BLD, x)[0]
-            if evaluation in wanted:
-                progress = measure(z_BLD, fz_BLD)
-                by_sequence.append(progress.residual_B)
-                by_token.append(progress.residual_BL)
-                predictions.append(self._predict(fz_BLD))
-            z_BLD = torch.lerp(z_BLD, fz_BLD, self.solver.tau)
-        if not bool(torch.isfinite(z_BLD).all()):
-            raise FloatingPointError("the simultaneous iteration became NaN or infinite; no convergence is reported")
-        return Trace(*(torch.stack(parts).cpu().numpy() for parts in (by_sequence, by_token, predictions)))
-
-    def _predict(self, hidden_BLD: Tensor) -> Tensor:
-        step = max(1, reading.LOSS_TOKENS // len(hidden_BLD))
-        parts = hidden_BLD.split(step, dim=1)
-        return torch.cat([self.model.lm_head(part_BLD).argmax(-1) for part_BLD in parts], dim=1)
+    Raises: FloatingPointError.
+    """
+    base, wanted = model.base, set(looked_at(solver.eval_budget))
+    embedding_BLD = base.get_input_embeddings()(input_ids)
+    x = base.stack_input(embedding_BLD, None, None, None)
+    measure = make_rule("sequence", solver.tol, is_training=False)
+    z_BLD = torch.zeros_like(embedding_BLD)
+    by_sequence, by_token, predictions = [], [], []
+    for evaluation in range(1, solver.eval_budget + 1):
+        fz_BLD = base.apply_stack(z_BLD, x)[0]
+        if evaluation in wanted:
+            progress = measure(z_BLD, fz_BLD)
+            by_sequence.append(progress.residual_B)
+            by_token.append(progress.residual_BL)
+            parts = fz_BLD.split(max(1, reading.LOSS_TOKENS // len(fz_BLD)), dim=1)
+            predictions.append(torch.cat([model.lm_head(part_BLD).argmax(-1) for part_BLD in parts], dim=1))
+        z_BLD = torch.lerp(z_BLD, fz_BLD, solver.tau)
+    if not bool(torch.isfinite(z_BLD).all()):
+        raise FloatingPointError("the simultaneous iteration became NaN or infinite; no convergence is reported")
+    return Trace(*(torch.stack(parts).cpu().numpy() for parts in (by_sequence, by_token, predictions)))
 
 
 @dataclass

@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 
 from implicit_llm.evaluation.answers import BatchSize, EvaluationJob, UnknownToken, answers
-from implicit_llm.evaluation.kinds.catbabi import StateCarrier
-from implicit_llm.evaluation.kinds.duality_measures import AllModes, TracedModel
-from implicit_llm_contracts.config.evaluation import ModeConfig
 from tests.unit.evaluation.small_models import VOCAB, Rows, small_model
 
 
@@ -20,10 +17,7 @@ def test_a_token_that_the_model_does_not_know_is_named(column: str) -> None:
         next(answers(job, lambda out, batch: out))
 
 
-def test_so_it_is_when_the_model_is_read_in_another_guise() -> None:
-    model = small_model("implicit")
-    modes = (ModeConfig("blockwise", "blockwise"),)
-    for guise in (StateCarrier(model), AllModes(model, modes), TracedModel(model, model.solver)):
-        job = EvaluationJob(guise, Rows(input_ids=np.full((7, 12), VOCAB)), 1, BatchSize(1), "here")
-        with pytest.raises(UnknownToken):
-            next(answers(job, lambda out, batch: out))
+def test_so_it_is_before_something_else_is_asked_in_place_of_the_model() -> None:
+    job = EvaluationJob(small_model("implicit"), Rows(input_ids=np.full((7, 12), VOCAB)), 1, BatchSize(1), "here")
+    with pytest.raises(UnknownToken):
+        next(answers(job, lambda out, batch: out, ask=pytest.fail))

@@ -12,16 +12,16 @@ import torch
 from implicit_llm.evaluation.answers import BatchSize, EvaluationJob
 from implicit_llm.evaluation.kinds.duality import compare_modes, trace_convergence
 from implicit_llm.evaluation.kinds.duality_measures import (
-    AllModes,
     DualityTally,
     ModeOutput,
     PairTally,
-    TracedModel,
     TraceTally,
+    all_modes,
     compare,
     looked_at,
     mode_output,
     pairs_of,
+    trace,
 )
 from implicit_llm_contracts.config.evaluation import ModeConfig, SweepConfig, swept_modes
 from tests.unit.evaluation.small_models import Rows, small_model
@@ -101,7 +101,7 @@ def test_modes_of_a_sweep_are_compared_at_equal_settings() -> None:
 @pytest.mark.parametrize("kind", ["explicit", "gpt_neox"])
 def test_explicit_model_gives_the_same_in_parallel_and_token_by_token(kind: str) -> None:
     rows = Rows()
-    tally = compare_modes(job_of(AllModes(small_model(kind), MODES), rows))
+    tally = compare_modes(job_of(small_model(kind), rows), MODES)
     values = tally.pairs["parallel|sequential"].values()
     assert values["num_tokens"] == 7 * 12
     assert values["token_agreement"] == 1.0
@@ -112,13 +112,13 @@ def test_explicit_model_gives_the_same_in_parallel_and_token_by_token(kind: str)
 def test_converged_modes_agree_and_a_small_budget_does_not() -> None:
     model, rows = contracting_model(), Rows(num_rows=2)
     before = model.solver
-    converged = compare_modes(job_of(AllModes(model, MODES), rows))
+    converged = compare_modes(job_of(model, rows), MODES)
     for pair in pairs_of(MODES, is_implicit=True):
         values = converged.pairs["|".join(pair)].values()
         assert values["token_agreement"] == 1.0
         assert values["logit_distance_max"] < 0.01 * values["logit_std"]
     short = (ModeConfig("short", "simultaneous", eval_max_iter=1), MODES[1])
-    cut_short = compare_modes(job_of(AllModes(model, short), rows)).pairs["short|sequential"].values()
+    cut_short = compare_modes(job_of(model, rows), short).pairs["short|sequential"].values()
     assert cut_short["logit_distance_mean"] > 100 * values["logit_distance_mean"]
     assert cut_short["kl"] > values["kl"]
     assert model.solver == before
@@ -126,28 +126,27 @@ def test_converged_modes_agree_and_a_small_budget_does_not() -> None:
 
 
 def test_a_restart_goes_on_where_the_kept_tally_ended_with_the_same_numbers() -> None:
-    model, rows = AllModes(small_model("explicit"), MODES), Rows()
-    whole = compare_modes(job_of(model, rows))
-    begun = compare_modes(job_of(model, rows, num_rows=3))
+    model, rows = small_model("explicit"), Rows()
+    whole = compare_modes(job_of(model, rows), MODES)
+    begun = compare_modes(job_of(model, rows, num_rows=3), MODES)
     restored = DualityTally.from_dict(json.loads(json.dumps(begun.to_dict())))
-    assert compare_modes(job_of(model, rows), restored) == whole
+    assert compare_modes(job_of(model, rows), MODES, restored) == whole
     assert whole.num_rows == 7
 
 
-def test_batch_that_does_not_fit_is_counted_once() -> None:
-    model, rows = AllModes(small_model("explicit"), MODES), Rows()
-    whole = compare_modes(job_of(model, rows)).pairs["parallel|sequential"].num_tokens
+def test_batch_that_does_not_fit_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = small_model("explicit"), Rows()
+    whole = compare_modes(job_of(model, rows), MODES).pairs["parallel|sequential"].num_tokens
     tokens: list[int] = []
-    real = model.forward
 
-    def refuses_large_batches(input_ids: torch.Tensor) -> Any:
+    def refuses_large_batches(model: Any, modes: Any, input_ids: torch.Tensor) -> Any:
         if len(input_ids) > 2:
             raise torch.OutOfMemoryError("too large")
         tokens.append(input_ids.numel())
-        return real(input_ids)
+        return all_modes(model, modes, input_ids)
 
-    model.forward = refuses_large_batches  # type: ignore[method-assign]
-    assert compare_modes(job_of(model, rows, batch_size=7)).pairs["parallel|sequential"].num_tokens == whole
+    monkeypatch.setattr("implicit_llm.evaluation.kinds.duality.all_modes", refuses_large_batches)
+    assert compare_modes(job_of(model, rows, batch_size=7), MODES).pairs["parallel|sequential"].num_tokens == whole
     assert sum(tokens) == whole
 
 
@@ -155,7 +154,7 @@ def test_non_finite_rows_are_left_out_and_counted(caplog: pytest.LogCaptureFixtu
     model = small_model("explicit")
     with torch.no_grad():
         model.get_input_embeddings().weight[3] = float("nan")
-    tally = compare_modes(job_of(AllModes(model, MODES), Rows(), batch_size=1))
+    tally = compare_modes(job_of(model, Rows(), batch_size=1), MODES)
     with_token = int((Rows().columns["input_ids"] == 3).any(axis=1).sum())
     assert 0 < tally.num_nonfinite_rows == with_token < 7
     assert "became NaN or infinite" in caplog.text
@@ -166,44 +165,44 @@ def test_trace_gives_what_the_model_answers_with_each_budget() -> None:
     solver = replace(model.solver, eval_mode="simultaneous", eval_max_iter=12, tol=1e-6)
     input_ids = torch.as_tensor(Rows().columns["input_ids"])
     with torch.inference_mode():
-        trace = TracedModel(model, solver)(input_ids)
+        traced = trace(model, solver, input_ids)
     for place, budget in enumerate(looked_at(12)):
         if budget == 1:  # the solver always iterates once before the closing evaluation
             continue
         model.solver = replace(solver, eval_max_iter=budget)
         with torch.inference_mode():
             out = model(input_ids=input_ids)
-        assert np.array_equal(trace.predictions_GBL[place], out.logits.argmax(-1).numpy()), budget
+        assert np.array_equal(traced.predictions_GBL[place], out.logits.argmax(-1).numpy()), budget
         if budget <= 8:  # every evaluation is looked at; the closing one is not measured
-            np.testing.assert_allclose(trace.residual_GB[place - 1], out.solver_stats.residual, rtol=1e-3)
-    assert trace.residual_GB[0] == pytest.approx(1.0, abs=1e-5)
-    assert (trace.residual_GB[-1] < 0.01).all()
+            np.testing.assert_allclose(traced.residual_GB[place - 1], out.solver_stats.residual, rtol=1e-3)
+    assert traced.residual_GB[0] == pytest.approx(1.0, abs=1e-5)
+    assert (traced.residual_GB[-1] < 0.01).all()
 
 
 def test_curve_of_the_convergence_has_quantiles_and_agreement_by_hand() -> None:
     evaluations = (1, 2, 3)
     tally = TraceTally(evaluations, tol=0.5)
     model = contracting_model()
-    traced = TracedModel(model, replace(model.solver, eval_max_iter=3))
+    solver = replace(model.solver, eval_max_iter=3)
     with torch.inference_mode():
-        trace = traced(torch.as_tensor(Rows().columns["input_ids"]))
-    tally.add(replace_rows(trace, slice(0, 2)))
-    tally.add(replace_rows(trace, slice(2, 7)))
+        traced = trace(model, solver, torch.as_tensor(Rows().columns["input_ids"]))
+    tally.add(replace_rows(traced, slice(0, 2)))
+    tally.add(replace_rows(traced, slice(2, 7)))
     curve = tally.values()
     assert curve["f_evaluations"] == [1, 2, 3]
-    assert curve["residual_sequence_median"] == pytest.approx(np.median(trace.residual_GB, axis=1), rel=1e-4)
-    by_token = trace.residual_GBL.reshape(3, -1)
+    assert curve["residual_sequence_median"] == pytest.approx(np.median(traced.residual_GB, axis=1), rel=1e-4)
+    by_token = traced.residual_GBL.reshape(3, -1)
     assert curve["residual_token_q90"] == pytest.approx(np.quantile(by_token, 0.9, axis=1), rel=1e-4)
     assert curve["unconverged_share"] == pytest.approx((by_token >= 0.5).mean(axis=1))
-    same = (trace.predictions_GBL == trace.predictions_GBL[-1]).reshape(3, -1).mean(axis=1)
+    same = (traced.predictions_GBL == traced.predictions_GBL[-1]).reshape(3, -1).mean(axis=1)
     assert curve["agreement_with_last"] == pytest.approx(same)
     assert curve["agreement_with_last"][-1] == 1.0
     assert tally.num_tokens == 84
 
 
-def replace_rows(trace: Any, rows: slice) -> Any:
-    parts = {name: getattr(trace, name)[:, rows] for name in ("residual_GB", "residual_GBL", "predictions_GBL")}
-    return replace(trace, **parts)
+def replace_rows(traced: Any, rows: slice) -> Any:
+    parts = {name: getattr(traced, name)[:, rows] for name in ("residual_GB", "residual_GBL", "predictions_GBL")}
+    return replace(traced, **parts)
 
 
 def test_diverging_iteration_has_no_curve(caplog: pytest.LogCaptureFixture) -> None:
@@ -211,7 +210,7 @@ def test_diverging_iteration_has_no_curve(caplog: pytest.LogCaptureFixture) -> N
     with torch.no_grad():
         model.backbone.norm_f.weight.fill_(float("nan"))
     solver = replace(model.solver, eval_max_iter=4)
-    assert trace_convergence(job_of(TracedModel(model, solver), Rows())) is None
+    assert trace_convergence(job_of(model, Rows()), solver) is None
     assert "became NaN or infinite" in caplog.text
 
 

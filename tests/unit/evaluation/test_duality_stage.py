@@ -100,15 +100,15 @@ def test_interrupted_comparison_goes_on_with_the_same_numbers(
     monkeypatch.setattr(stage, "BATCH_TOKENS", 16)
     whole = records(evaluate(tmp_path / "whole", "explicit", text, lengths=[16]))
     seen: list[int] = []
-    real = stage.AllModes.forward
+    real = stage.all_modes
 
-    def killed_at_the_fourth(self: Any, input_ids: Any) -> Any:
+    def killed_at_the_fourth(model: Any, modes: Any, input_ids: Any) -> Any:
         seen.append(len(input_ids))
         if len(seen) == 4:
             raise KeyboardInterrupt
-        return real(self, input_ids)
+        return real(model, modes, input_ids)
 
-    monkeypatch.setattr(stage.AllModes, "forward", killed_at_the_fourth)
+    monkeypatch.setattr(stage, "all_modes", killed_at_the_fourth)
     with pytest.raises(KeyboardInterrupt):
         evaluate(tmp_path / "cut", "explicit", text, lengths=[16])
     assert records(evaluate(tmp_path / "cut", "explicit", text, lengths=[16])) == whole
