@@ -131,11 +131,25 @@ def solver_words(solver: SolverConfig | None) -> str:
     )
 
 
-TEMPLATE = "saved.md.j2"
-
-
 def saved_card(model: Any) -> str:
     """The card of `model`, without a licence: whoever trained the model chooses one."""
     facts = ModelFacts.of(model)
     head = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=facts.tags)
-    return render_card(TEMPLATE, head, {"model": facts})
+    return render_card("saved.md.j2", head, {"model": facts})
+
+
+def checkpoint_card(fingerprint: str, model: Any, source: Mapping[str, Any], layout: str) -> str:
+    """The card of a model that was trained elsewhere and imported, by the job with this fingerprint.
+
+    `source` says where its files come from, `layout` in whose format they were.
+    """
+    facts = ModelFacts.of(model)
+    head = ModelCardData(
+        license="unknown",  # nothing but the weights and the configuration was read
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=facts.tags,
+        base_model=source.get("hub"),
+    )
+    values = {"fingerprint": fingerprint, "model": facts, "source": source, "layout": layout}
+    return render_card("checkpoint.md.j2", head, values)

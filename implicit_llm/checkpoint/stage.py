@@ -11,8 +11,8 @@ from transformers import CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
-from implicit_llm.cards.checkpoint_card import checkpoint_card
 from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
+from implicit_llm.cards.model_card import checkpoint_card
 from implicit_llm.checkpoint.source import CONFIG_FILE, PICKLE_FILE, Checkpoint, CheckpointConfig, find_checkpoint
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading.foreign import load_errors, load_foreign
@@ -52,7 +52,7 @@ def run(context: StageContext) -> StageResult:
             else:
                 model.save_pretrained(tmp)
             _copy(checkpoint, checkpoint.others, tmp)
-            card = checkpoint_card(context, model, checkpoint.about, layout)
+            card = checkpoint_card(context.fingerprint, model, checkpoint.about, layout)
             (tmp / CARD_FILE).write_text(card, encoding="utf-8")
         commit_directory(tmp, target)
     finally:

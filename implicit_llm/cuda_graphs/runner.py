@@ -229,7 +229,7 @@ def _replay_token(decoder: Decoder, model: ImplicitModel, embedding_B1D: Tensor,
     graph.begin(embedding_B1D)
     stats = None if setting.solver is None else gather_blocks([(1, graph.solve())], 1, positions=False)
     z_B1D = graph.close().clone()
-    cache.advance(graph.prefix())
+    cache.prefix = graph.prefix()
     return z_B1D, stats
 
 

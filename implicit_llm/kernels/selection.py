@@ -23,6 +23,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from implicit_llm_contracts.runs.errors import UserError
+
 Backend = Literal["torch", "triton", "reference"]
 KernelChoice = Literal["auto", "torch", "triton", "reference"]
 
@@ -32,10 +34,9 @@ _MAMBA_PACKAGES = ("mamba_ssm", "causal_conv1d", "einops")
 _log = logging.getLogger(__name__)
 
 
-class KernelsUnavailable(RuntimeError):
+class KernelsUnavailable(UserError, RuntimeError):
     """The kernels asked for cannot run here; the message names what is missing and how to get it."""
 
-    exit_code = 2
     failure_class = "env"
 
 

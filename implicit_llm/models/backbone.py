@@ -149,7 +149,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
                     "a training pass neither reads nor fills a cache of converged states: call model.eval() and take "
                     "another eval_mode than 'as_trained', or pass use_cache=False"
                 )
-            cache.advance(prefix if padding is None else padding.move_back_keys(prefix))
+            cache.prefix = prefix if padding is None else padding.move_back_keys(prefix)
         if padding is not None:
             h_BLD = padding.move_back(h_BLD)
             collect = None if collect is None else [padding.move_back(state_BLD) for state_BLD in collect]
@@ -246,7 +246,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
     def _explicit_pass(
         self, h_BLD: Tensor, x: StackInput, with_state: bool, collect: list[Tensor] | None
     ) -> tuple[Tensor, Prefix | None]:
-        if self.gradient_checkpointing and self.training and collect is None and not with_state:
+        if collect is None and not with_state:
             return StackMap(self, x)(h_BLD), None
         out_BLD, layers = self.apply_stack(h_BLD, x, return_states=with_state, collect=collect)
         return out_BLD, x.extend_prefix(layers, h_BLD.shape[1]) if with_state else None

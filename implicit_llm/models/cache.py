@@ -40,9 +40,6 @@ class ConvergedStateCache(Cache):
                 "reorder them with batch_select_indices"
             )
 
-    def advance(self, prefix: Prefix) -> None:
-        self.prefix = prefix
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0 if self.prefix is None else self.prefix.length
 

@@ -22,20 +22,19 @@ class Update(Protocol):
 
     def __call__(self, z_BLD: Tensor, fz_BLD: Tensor) -> Tensor: ...
 
-    def select(self, index_B: Tensor) -> None: ...
+    def select(self, index_B: Tensor) -> None:
+        """Keep what is remembered of these sequences; by default nothing is."""
+        return
 
 
-class Plain:
+class Plain(Update):
     """z <- f(z)."""
 
     def __call__(self, z_BLD: Tensor, fz_BLD: Tensor) -> Tensor:
         return fz_BLD
 
-    def select(self, index_B: Tensor) -> None:
-        pass
 
-
-class Damped:
+class Damped(Update):
     """z <- (1 - tau) z + tau f(z)."""
 
     def __init__(self, tau: float) -> None:
@@ -43,9 +42,6 @@ class Damped:
 
     def __call__(self, z_BLD: Tensor, fz_BLD: Tensor) -> Tensor:
         return torch.lerp(z_BLD, fz_BLD, self.tau)
-
-    def select(self, index_B: Tensor) -> None:
-        pass
 
 
 class Anderson:

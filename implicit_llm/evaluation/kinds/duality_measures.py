@@ -215,7 +215,7 @@ class Trace:
     predictions_GBL: np.ndarray
 
 
-def trace(model: ImplicitForCausalLM, solver: SolverConfig, input_ids: Tensor) -> Trace:
+def trace(model: Any, solver: SolverConfig, input_ids: Tensor) -> Trace:
     """The simultaneous iteration by the settings of `solver`; that of the model is not asked.
 
     Raises: FloatingPointError.

@@ -83,7 +83,9 @@ def run(context: StageContext) -> StageResult:
     check_tokens(model, int(np.max(ids_BL)), f"{where} on {role}")
     progress = Progress(where, len(ids_BL) * len(positions) + len(RANDOM_SEEDS))
     about_data = {"data": role, "length": dataset.length}
-    is_hard_BL = _is_hard(context.inputs[role].manifest.identity["config"], ids_BL)
+    data = context.inputs[role].manifest.identity["config"]
+    # Which tokens of a word problem are not the identity of the group.
+    is_hard_BL = ids_BL // load_monoid(data["monoid"]).order != 0 if "group" in data else None
     of_trained = _of_trained(model, torch.as_tensor(ids_BL, dtype=torch.long, device=model.device), positions, config)
     records: list[Record] = []
     for record in chain(of_trained, _of_random(config, is_implicit=about["is_implicit"])):
@@ -109,11 +111,6 @@ def _shortest(context: StageContext) -> tuple[str, Any]:
 
     role = min(datasets, key=order)
     return role, datasets[role]
-
-
-def _is_hard(data: dict[str, Any], ids_BL: np.ndarray) -> np.ndarray | None:
-    """Which tokens of a word problem are not the identity of the group; None for other data."""
-    return ids_BL // load_monoid(data["monoid"]).order != 0 if "group" in data else None
 
 
 def _of_trained(

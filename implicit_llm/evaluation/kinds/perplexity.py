@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,7 +137,7 @@ def evaluate_perplexity(job: EvaluationJob) -> Evaluation:
     # The logits of a whole batch are never held where the model's parts are known: for 16,384 tokens of a vocabulary of
     # 50,000 they take 3.3 GB in fp32. Other models make them by themselves.
     if isinstance(job.model, ImplicitForCausalLM):
-        return Evaluation(tallied(replace(job, model=job.model.base), tally, partial(_read, head=job.model.lm_head)))
+        return Evaluation(tallied(job, tally, partial(_read, head=job.model.lm_head), job.model.base))
     return Evaluation(tallied(job, tally, _read))
 
 

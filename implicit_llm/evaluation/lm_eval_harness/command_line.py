@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -13,8 +14,6 @@ from implicit_llm.evaluation.lm_eval_harness.model import NAME
 log = logging.getLogger(__name__)
 
 SUB_COMMANDS = ("ls", "validate")
-MODEL_OPTIONS = ("--model", "-M")
-CONFIG_OPTIONS = ("--config", "-C")
 PADDING_MODELS = ("hf", "hf-auto", "huggingface")
 
 
@@ -32,16 +31,13 @@ def without_padding(arguments: Sequence[str]) -> list[str]:
     words = list(arguments)
     if not words or words[0] in SUB_COMMANDS:
         return words
-    named = False
-    for index, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option not in MODEL_OPTIONS:
-            named = named or option in CONFIG_OPTIONS
-            continue
-        named = True
-        if not equals and index + 1 < len(words):
-            value = words[index + 1]
-        if value in PADDING_MODELS:
-            log.info("--model %s: taken as %s, with the same arguments, whose batches hold no padding", value, NAME)
-            words[index + (not equals)] = f"{option}={NAME}" if equals else NAME
-    return words if named else [*words, "--model", NAME]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model", "-M")
+    parser.add_argument("--config", "-C")
+    named, _ = parser.parse_known_args(words)
+    if named.model is None:
+        return words if named.config is not None else [*words, "--model", NAME]
+    if named.model not in PADDING_MODELS:
+        return words
+    log.info("--model %s: taken as %s, with the same arguments, whose batches hold no padding", named.model, NAME)
+    return [*words, "--model", NAME]  # the last one counts

@@ -37,6 +37,7 @@ from implicit_llm_contracts.runs.logs import wants_bar
 log = logging.getLogger(__name__)
 
 NAME = "implicit"
+SOLVER_SETTINGS = ("eval_mode", "eval_max_iter", "eval_tol", "eval_stop", "eval_block_len")
 DEFAULT_BATCH_SIZE = 32  # at 200 tokens and a vocabulary of 50,000: 1.3 GB of fp32 logits, twice
 Answer = tuple[float, bool]
 
@@ -62,16 +63,12 @@ class ImplicitLM(HFLM):
         pretrained: Any,
         tokenizer: Any = None,
         *,
-        eval_mode: str | None = None,
-        eval_max_iter: int | None = None,
-        eval_tol: float | None = None,
-        eval_stop: str | None = None,
-        eval_block_len: int | None = None,
         kernels: Any = "auto",
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         **options: Any,
     ) -> None:
+        settings = {key: options.pop(key) for key in SOLVER_SETTINGS if key in options}
         is_auto = batch_size is None or str(batch_size).startswith("auto")
         size = (max_batch_size or DEFAULT_BATCH_SIZE) if is_auto else int(batch_size)  # type: ignore[arg-type]
         self.batches = BatchSize(size)
@@ -84,22 +81,16 @@ class ImplicitLM(HFLM):
         super().__init__(
             pretrained, tokenizer=tokenizer, batch_size=size, **{"backend": "causal", "dtype": "float32"} | options
         )
-        settings: dict[str, Any] = {"eval_mode": eval_mode, "eval_max_iter": eval_max_iter, "eval_stop": eval_stop}
-        settings |= {"eval_block_len": eval_block_len, "tol": eval_tol}
-        self._set_solver({key: value for key, value in settings.items() if value is not None})
         solver = solver_of(self.model)
+        if settings:
+            if solver is None:
+                raise SolverSettingError(f"{min(settings)}: the model is explicit and has no solver; leave it out")
+            if "eval_tol" in settings:
+                settings["tol"] = settings.pop("eval_tol")
+            self.model.solver = solver = replace(solver, **settings)
         self.batches.is_fixed = solver is not None and solver.eval_stop == "batch"
         self.where = NAME
         self.cost = RequestCost()
-
-    def _set_solver(self, settings: dict[str, Any]) -> None:
-        if not settings:
-            return
-        solver = solver_of(self.model)
-        if solver is None:
-            key = "eval_tol" if "tol" in settings else next(iter(settings))
-            raise SolverSettingError(f"{key}: the model is explicit and has no solver; leave the setting out")
-        self.model.solver = replace(solver, **settings)
 
     @property
     def batch_size(self) -> int:

@@ -253,9 +253,9 @@ def test_so_does_the_command_as_it_is(tmp_path: Path, tokenizer: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "handed_over"),
     [
-        (["--model", "hf", "--tasks", "x"], ["--model", "implicit", "--tasks", "x"]),
-        (["run", "-M", "huggingface", "-t", "x"], ["run", "-M", "implicit", "-t", "x"]),
-        (["--model=hf-auto", "--tasks", "x"], ["--model=implicit", "--tasks", "x"]),
+        (["--model", "hf", "--tasks", "x"], ["--model", "hf", "--tasks", "x", "--model", "implicit"]),
+        (["run", "-M", "huggingface", "-t", "x"], ["run", "-M", "huggingface", "-t", "x", "--model", "implicit"]),
+        (["--model=hf-auto", "--tasks", "x"], ["--model=hf-auto", "--tasks", "x", "--model", "implicit"]),
         (["--tasks", "x"], ["--tasks", "x", "--model", "implicit"]),
         (["--model", "vllm", "--tasks", "hf"], ["--model", "vllm", "--tasks", "hf"]),
         (["--config", "mine.yaml"], ["--config", "mine.yaml"]),

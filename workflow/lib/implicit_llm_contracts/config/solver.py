@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from implicit_llm_contracts.config.registry import Registry
 from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.runs.errors import UserError
 
 Mode = Literal["unrolled", "fixed_point"]
 EvalMode = Literal["blockwise", "simultaneous", "sequential", "as_trained"]
@@ -19,11 +20,8 @@ METHODS: Registry[Any] = Registry("solver method", dict.fromkeys(("plain", "damp
 STOPS: Registry[Any] = Registry("stopping rule", dict.fromkeys(("sequence", "token", "batch")))
 
 
-class SolverConfigError(ValueError):
+class SolverConfigError(UserError, ValueError):
     """A solver setting is unknown or out of range; the message names the key and what is allowed."""
-
-    exit_code = 2
-    failure_class = "user"
 
 
 @dataclass(frozen=True)
