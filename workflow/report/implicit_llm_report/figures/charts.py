@@ -44,9 +44,10 @@ class Line:
 
     @property
     def missing(self) -> list[str]:
-        if self.width is not None:
-            return [] if self.points else [self.label]
-        return [f"{self.label} at {x:g}" for x, spread in self.points if not spread.values]
+        lost = [f"{x:g}" for x, spread in self.points if not spread.values]
+        if self.level is None and len(lost) == len(self.points):
+            return [self.label]
+        return [f"{self.label} at {', '.join(lost)}"] if lost else []
 
 
 @dataclass(frozen=True)
