@@ -216,8 +216,6 @@ def _set_up_torch(runtime: Runtime) -> str:
     transformers_logging.disable_progress_bar()  # of save_pretrained
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
-    if runtime.tf32:
-        torch.set_float32_matmul_precision("high")
     device = choose_device(runtime.device)
     if device == "cuda":
         require_own_gpu()

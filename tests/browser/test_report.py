@@ -141,10 +141,10 @@ def _luminance(channels: list[int]) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+@pytest.mark.parametrize("width", [1280, 390])
 def test_a_screenshot_of_the_whole_page_has_ink_from_head_to_foot(
-    browser: WebDriver, report: Path, tmp_path: Path
+    browser: WebDriver, report: Path, tmp_path: Path, width: int
 ) -> None:
-    width = 1280
     open_page(browser, report / "index.html", width)
     height = browser.execute_script("return document.documentElement.scrollHeight")
     from matplotlib.image import imread

@@ -30,7 +30,7 @@ from implicit_llm.evaluation.answers import BatchSize, check_tokens, is_out_of_m
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import TokenizerMissing, load_tokenizer, model_folder
 from implicit_llm.evaluation.tallies import SolverTally
 from implicit_llm.kernels.selection import select_kernels_for
-from implicit_llm_contracts.config.solver import solver_of
+from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.logs import wants_bar
 
@@ -43,7 +43,7 @@ Answer = tuple[float, bool]
 
 
 class SolverSettingError(UserError):
-    """A solver setting was given for a model that has no solver."""
+    """A solver setting was given that the model or its task cannot use."""
 
 
 @register_model(NAME)
@@ -88,7 +88,9 @@ class ImplicitLM(HFLM):
             if "eval_tol" in settings:
                 settings["tol"] = settings.pop("eval_tol")
             self.model.solver = solver = replace(solver, **settings)
-        self.batches.is_fixed = solver is not None and solver.eval_stop == "batch"
+        if solver is not None:
+            is_trained = solver.eval_mode == AS_TRAINED
+            self.batches.is_fixed = (solver.stop if is_trained else solver.eval_stop) == "batch"
         self.where = NAME
         self.cost = RequestCost()
 
@@ -151,7 +153,15 @@ class ImplicitLM(HFLM):
         return answers
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """As in HFLM. Raises: TokenizerMissing, if the tokenizer does not say which token ends a text."""
+        """As in HFLM.
+
+        Raises: TokenizerMissing, if the tokenizer does not say which token ends a text; SolverSettingError.
+        """
+        solver = solver_of(self.model)
+        if solver is not None and solver.eval_mode == AS_TRAINED:
+            raise SolverSettingError(
+                f"{self.where}: generates text, for which {AS_TRAINED} leaves no state; use blockwise"
+            )
         if self.eot_token_id is None:
             raise TokenizerMissing(
                 f"{self.where}: the tokenizer names no token that ends a text, which is needed here; set its eos_token"

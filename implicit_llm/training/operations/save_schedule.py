@@ -107,9 +107,10 @@ class SaveSchedule:
         seconds, grace_s = self._store.last_save_s, self._runtime.grace_s
         self._journal.event("checkpoint_committed", step=self._written_step, seconds=round(seconds, 3))
         launched.report_progress(self._written_step)
-        if grace_s is not None and seconds > grace_s:
+        if grace_s is not None and 2 * seconds > grace_s:  # a stop may come while an earlier state is written
             log.warning(
-                "a save takes %.1f s, longer than the grace of %.1f s after a stop signal: a stop loses steps",
+                "a save takes %.1f s, and a stop may wait for two: over the grace of %.1f s after a stop signal, so a "
+                "stop can lose steps",
                 seconds,
                 grace_s,
             )
@@ -132,7 +133,7 @@ class SaveSchedule:
 
 
 def save_interval_s(wanted_s: float, stall_s: float, write_s: float) -> float:
-    """Seconds between two saves by the clock: as wanted, or more where the last one took long; 0 is every step."""
+    """Seconds between two saves by the clock: as wanted, or more where the last one took long; 0 is at once."""
     return wanted_s and max(wanted_s, stall_s / _STALL_SHARE, write_s / _WRITE_SHARE)
 
 

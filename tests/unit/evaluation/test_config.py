@@ -99,6 +99,12 @@ def test_impossible_modes_are_refused_by_key(modes: tuple[ModeConfig, ...], name
         modes_of(modes, None, "evaluate")
 
 
+def test_a_mode_that_takes_all_from_training_is_not_swept() -> None:
+    modes = (ModeConfig("a", "as_trained"),)
+    with pytest.raises(EvaluateConfigError, match=r"x\.sweep: mode 'a' is as_trained: give it an evaluation"):
+        modes_of(modes, SweepConfig(eval_max_iter=(1, 2)), "x")
+
+
 @pytest.mark.parametrize(
     ("setting", "named"),
     [

@@ -43,6 +43,10 @@ def overwrite(path: Path) -> None:
     path.write_bytes(b"this is no database" * 100)
 
 
+def overwrite_the_header(path: Path) -> None:
+    path.write_bytes(bytes(100) + path.read_bytes()[100:])
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -58,7 +62,9 @@ def replace_by_another_database(path: Path) -> None:
         connection.execute("CREATE TABLE mine (x)")
 
 
-@pytest.mark.parametrize("damage", [overwrite, truncate, overwrite_pages, replace_by_another_database])
+@pytest.mark.parametrize(
+    "damage", [overwrite, overwrite_the_header, truncate, overwrite_pages, replace_by_another_database]
+)
 def test_a_damaged_store_is_moved_aside(results: Path, damage: Callable[[Path], None]) -> None:
     damage(results / "mlflow.db")
     damaged = (results / "mlflow.db").read_bytes()

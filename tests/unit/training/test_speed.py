@@ -13,24 +13,23 @@ from implicit_llm_contracts.config.training import Runtime
 
 
 @pytest.mark.parametrize(
-    ("name", "precision", "tf32", "tera"),
+    ("name", "precision", "tera"),
     [
-        ("NVIDIA H100 80GB HBM3", "bf16", False, 989.4),
-        ("NVIDIA H200", "bf16", False, 989.4),
-        ("NVIDIA H200", "fp32", True, 494.7),
-        ("NVIDIA H200", "fp32", False, 66.9),
-        ("NVIDIA H100 PCIe", "bf16", False, 756.0),
-        ("NVIDIA A100-SXM4-80GB", "bf16", False, 312.0),
-        ("Tesla V100-SXM2-32GB", "fp16", False, 125.0),
-        ("Tesla V100-SXM2-32GB", "fp32", True, 15.7),  # it has no TF32
-        ("Tesla V100-SXM2-32GB", "bf16", False, None),
-        ("AMD Instinct MI300X", "bf16", False, 1307.4),
-        ("NVIDIA GeForce RTX 4090", "bf16", False, None),
-        ("NVIDIA A1000", "bf16", False, None),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H200", "bf16", 989.4),
+        ("NVIDIA H200", "fp32", 66.9),
+        ("NVIDIA H100 PCIe", "bf16", 756.0),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("Tesla V100-SXM2-32GB", "fp16", 125.0),
+        ("Tesla V100-SXM2-32GB", "fp32", 15.7),
+        ("Tesla V100-SXM2-32GB", "bf16", None),
+        ("AMD Instinct MI300X", "bf16", 1307.4),
+        ("NVIDIA GeForce RTX 4090", "bf16", None),
+        ("NVIDIA A1000", "bf16", None),
     ],
 )
-def test_the_peak_of_a_device(name: str, precision: str, tf32: bool, tera: float | None) -> None:
-    found = peak_flops(name, precision, tf32=tf32)
+def test_the_peak_of_a_device(name: str, precision: str, tera: float | None) -> None:
+    found = peak_flops(name, precision)
     assert found == (None if tera is None else pytest.approx(tera * 1e12))
 
 

@@ -31,7 +31,7 @@ from implicit_llm_report.registry import Entry
 
 MOST_COLUMNS = 12  # a table with more stands on its side
 LONG = 60  # rows of a table that needs the package longtable
-SYMBOLS = {">": "$>$", "<": "$<$", "≤": r"$\leq$", "×": r"$\times$"}
+SYMBOLS = {">": "$>$", "<": "$<$", "×": r"$\times$"}
 # Columns of the frame that are of a record alone, or that a CSV file has in other words.
 NOT_WRITTEN = (
     "kind", "role", "seed", "is_implicit", "solver", "source", "sweep", "record", "origin", "metric", "value", "detail",

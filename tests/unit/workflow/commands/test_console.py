@@ -200,12 +200,20 @@ def test_a_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[
     assert re.fullmatch(r"error: .*data\.s3\.group: 'Q3' is no group.*\n", err)
 
 
-def test_the_identity_of_a_training_is_refused_with_its_command(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("data", "there is no job of stage data and kind wordproblem"),
+        ("daata", "there is no job of stage daata"),
+        ("train", "is that of a job of the stage train; type `implicit-llm train`"),
+    ],
+)
+def test_an_identity_that_no_job_has_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, stage: str, message: str
 ) -> None:
-    identity = Identity("train", "s3", {}, "c0de", {}).to_json()
+    identity = Identity(stage, "s3", {"kind": "wordproblem"}, "c0de", {}).to_json()
     code, _, err = run(capsys, "job", "--run-dir", str(tmp_path / "s3"), "--identity", identity)
-    assert (code, "is that of a job of the stage train; type `implicit-llm train`" in err) == (2, True)
+    assert (code, message in err) == (2, True)
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(tiny: ExperimentFile) -> None:

@@ -243,7 +243,7 @@ def test_the_peaks_are_those_of_the_utilisation_that_training_reports() -> None:
     for card in HARDWARE.cards.values():
         for precision in ("fp32", "fp16", "bf16"):
             expected = card.peak_tflops.get(precision)
-            found = peak_flops(card.name, precision, tf32=False)
+            found = peak_flops(card.name, precision)
             assert found == (None if expected is None else pytest.approx(expected * 1e12)), card.name
 
 

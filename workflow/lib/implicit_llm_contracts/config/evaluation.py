@@ -124,6 +124,11 @@ class SweepConfig:
 
 def modes_of(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None, where: str) -> tuple[ModeConfig, ...]:
     """The modes that are evaluated: those of the config, or those of its sweep. Raises: EvaluateConfigError."""
+    unswept = next((mode.name for mode in modes if mode.eval_mode == AS_TRAINED), None)
+    if sweep is not None and unswept is not None:
+        raise EvaluateConfigError(
+            f"{where}.sweep: mode {unswept!r} is as_trained: give it an evaluation without a sweep"
+        )
     swept = swept_modes(modes, sweep)
     names = [PARALLEL, *(mode.name for mode in (*modes, *(swept if sweep else ())))]
     for name in names:

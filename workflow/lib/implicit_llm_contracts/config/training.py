@@ -129,7 +129,6 @@ class Runtime:
     save_every_s: NotNegative | None = 60.0
     save_steps: Count | None = None
     log_every_steps: Count = 10
-    tf32: bool = False
     kernels: Literal["auto", "torch", "triton"] = "auto"
     gradient_checkpointing: bool = False
     shard_optimizer: bool = False

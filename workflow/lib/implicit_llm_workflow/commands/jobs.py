@@ -125,8 +125,11 @@ def run_job(job: Job) -> None:
     plugins = plugin_paths(config)
     for plugin in plugins:
         load_plugin(Path(plugin))
-    name = stage_module(stage, config)
-    module = importlib.import_module(name)
+    try:
+        name = stage_module(stage, config)
+        module = importlib.import_module(name)
+    except (KeyError, ModuleNotFoundError) as error:
+        raise OptionError(f"--identity: there is no job of stage {stage} and kind {config.get('kind')}") from error
     is_own = owner_of(stage, config.get("kind", "")) is not None
     run = getattr(module, job_function(stage, config["kind"]) if is_own else "run")
 

@@ -137,9 +137,7 @@ def _phase_cells(jobs: list[JobEstimate]) -> list[str]:
         _short(_total(each.cost.hours for each in jobs)) + ("?" if job.cost.is_assumed else ""),
         f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device),
         MISSING if hours is None else f"{hours / job.gpus / 24:,.2f}",
-        MISSING
-        if step is None
-        else f"{step.micro_batch}{' r' if step.is_recomputed else ''}{'s' if step.is_sharded else ''}",
+        MISSING if step is None else step.label,
         MISSING if step is None else f"{step.gib:.1f}",
         _short(_total(each.work.disk_bytes for each in jobs), GB),
     ]

@@ -98,6 +98,8 @@ def _find(name: str, plan: Plan | None) -> tuple[str, list[Lineage]]:
     finished = [key for key in keys if (plan.root / key / MANIFEST).exists()]
     if not finished:
         raise NotComparable(f"{name}: has not finished; type: {plan.command_for([plan.nodes[keys[0]]])}")
+    if len(finished) < len(keys):
+        label = f"{label} ({len(finished)} of {len(keys)} seeds)"
     return label, [trace(plan.root / key) for key in finished]
 
 
