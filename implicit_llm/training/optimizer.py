@@ -24,7 +24,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, *, is_sharded: bo
     ]
     kind: Callable[..., optim.Optimizer] = optim.AdamW
     if is_sharded:
-        from torch.distributed.optim import ZeroRedundancyOptimizer  # compiles scripts, which takes a second
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # its import takes a second
 
         kind = partial(ZeroRedundancyOptimizer, optimizer_class=optim.AdamW)
     build = partial(kind, groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps)  # the schedule sets lr

@@ -159,9 +159,7 @@ class ImplicitLM(HFLM):
         """
         solver = solver_of(self.model)
         if solver is not None and solver.eval_mode == AS_TRAINED:
-            raise SolverSettingError(
-                f"{self.where}: generates text, for which {AS_TRAINED} leaves no state; use blockwise"
-            )
+            raise SolverSettingError(f"{self.where}: {AS_TRAINED} leaves no state to generate text from; use blockwise")
         if self.eot_token_id is None:
             raise TokenizerMissing(
                 f"{self.where}: the tokenizer names no token that ends a text, which is needed here; set its eos_token"

@@ -76,7 +76,7 @@ class Staging:
     def copy_of(self, state: TrainingState) -> TrainingState:
         """The state with its model and optimizer in this memory."""
         tensors = [*state.model.values(), *state.optimizer.values()]
-        sizes = [-(-tensor.nbytes // 8) * 8 for tensor in tensors]  # so that each begins where its type may
+        sizes = [-(-tensor.nbytes // 8) * 8 for tensor in tensors]  # each aligned to 8 bytes
         if len(self._memory) != sum(sizes):
             is_pinned = any(tensor.is_cuda for tensor in tensors)
             self._memory = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=is_pinned)

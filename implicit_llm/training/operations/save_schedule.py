@@ -23,7 +23,7 @@ from implicit_llm_contracts.runs.journal import Journal
 log = logging.getLogger(__name__)
 
 _SAVE, _STOP = 1, 2
-# Largest shares of the time, with saves by the clock: in which training stands still, and in which a file is written.
+# With saves by the clock: the largest share of the time that training may wait, and that writing may take.
 _STALL_SHARE, _WRITE_SHARE = 0.02, 0.2
 
 
@@ -94,7 +94,7 @@ class SaveSchedule:
         self._stall_s = self._last_save - self._due_at
 
     def _finish_write(self) -> None:
-        """Wait for the write that was begun, if any, and tell how it ended. Raises: StorageError."""
+        """Wait for the write under way, if any, and report how it ended. Raises: StorageError."""
         if self._write is None:
             return
         write, self._write = self._write, None
@@ -109,8 +109,8 @@ class SaveSchedule:
         launched.report_progress(self._written_step)
         if grace_s is not None and 2 * seconds > grace_s:  # a stop may come while an earlier state is written
             log.warning(
-                "a save takes %.1f s, and a stop may wait for two: over the grace of %.1f s after a stop signal, so a "
-                "stop can lose steps",
+                "a save takes %.1f s, and a stop may wait for two, longer than the grace of %.1f s after a stop signal:"
+                " steps can be lost",
                 seconds,
                 grace_s,
             )

@@ -73,7 +73,7 @@ def test_nothing_is_generated_with_a_tokenizer_that_names_no_end_of_a_text() -> 
 def test_no_text_is_generated_in_the_mode_as_trained_whose_batch_is_that_of_the_training_rule() -> None:
     lm = ImplicitLM(harness_model("mamba2", eval_mode="as_trained", stop="batch"), harness_tokenizer())
     assert lm.batches.is_fixed
-    with pytest.raises(SolverSettingError, match="as_trained leaves no state; use blockwise"):
+    with pytest.raises(SolverSettingError, match="as_trained leaves no state to generate text from; use blockwise"):
         lm.generate_until([])
 
 

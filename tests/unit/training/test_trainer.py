@@ -152,7 +152,7 @@ def test_a_grace_that_is_shorter_than_a_save_is_warned_of(
     run_dir: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(run_dir, train_config(), data, grace_s=0.0)
-    assert "over the grace" in caplog.text
+    assert "longer than the grace" in caplog.text
 
 
 def test_nothing_but_the_artifacts_is_left_in_the_work_directory(

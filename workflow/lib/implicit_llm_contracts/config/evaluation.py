@@ -64,7 +64,8 @@ class ModeConfig:
         if self.eval_mode == AS_TRAINED:
             for key in ("eval_max_iter", "eval_tol", "eval_stop", "eval_block_len"):
                 refuse_if(
-                    getattr(self, key) is not None, f"{key}: the mode as_trained is all as in training; remove it"
+                    getattr(self, key) is not None,
+                    f"{key}: the mode as_trained takes all settings from training; remove it",
                 )
 
     def coupled_batch_size(self, trained: SolverConfig | None) -> int | None:

@@ -96,7 +96,7 @@ def _decorate_accuracy(axis: Axes, cells: Sequence[Group]) -> None:
 
 
 def _perplexities(cell: Group) -> Points:
-    """Of the bins with enough tokens, of the seeds that share the bins of the first."""
+    """The perplexity of each bin with enough tokens; seeds whose bins differ from the first one's are left out."""
     curves = [curve for curve in cell.curves("loss_by_position") if None not in curve["loss"]]
     if not curves:
         return []
