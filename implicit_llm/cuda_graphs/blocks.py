@@ -159,6 +159,11 @@ class BlockGraph:
         """What precedes the next block. Its tensors are this object's: the next `close` overwrites them."""
         return Prefix(self._layers, self.length, room=self.room)
 
+    def fits(self, setting: BlockSetting, prefix: Prefix) -> bool:
+        """Whether these are the graphs for a block of this setting after `prefix`."""
+        has_room = self.room is None or prefix.length + setting.width <= self.room
+        return self.setting == setting and has_room
+
     def holds(self, prefix: Prefix) -> bool:
         """Whether the next block follows `prefix`."""
         return prefix.layers is self._layers and prefix.length == self.length

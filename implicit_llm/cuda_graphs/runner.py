@@ -61,7 +61,8 @@ class GraphRunner(Runner):
 
     A capture that fails ends this: the model then has a plain `Runner`.
     step: the graph of whole training steps. sequences: those that solve blocks, in training (True) and in evaluation.
-    decoders: those for single tokens, by cache.
+    decoders: those for single tokens, by cache. token_graph: the newest of them, which serves the next cache once its
+    own is gone.
     """
 
     def __init__(self, replays_training: bool = False) -> None:
@@ -69,6 +70,7 @@ class GraphRunner(Runner):
         self.step: StepGraph | None = None
         self.sequences: dict[bool, BlockGraph] = {}
         self.decoders: WeakKeyDictionary[ConvergedStateCache, Decoder] = WeakKeyDictionary()
+        self.token_graph: BlockGraph | None = None
 
     def __reduce__(self) -> tuple[type[GraphRunner], tuple[bool]]:
         return type(self), (self.replays_training,)  # a copy of a model captures its own graphs
@@ -89,9 +91,7 @@ class GraphRunner(Runner):
             return None
         decoder = self.decoders.setdefault(cache, Decoder())
         decoder.tokens += 1
-        if decoder.tokens <= EAGER_TOKENS:
-            return None
-        return self._attempt(model, _replay_token, decoder, model, embedding_BLD, cache)
+        return self._attempt(model, self._replay_token, decoder, model, embedding_BLD, cache)
 
     def training_solve(self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
         is_wanted = self.replays_training and f.model.training and f.valid_BL is None
@@ -145,6 +145,36 @@ class GraphRunner(Runner):
             self.step = None  # its memory is free before the next is captured
             self.step = StepGraph(setting, model, ids_BL)
         return self.step(ids_BL, labels_BL, self._solve)
+
+    def _replay_token(
+        self, decoder: Decoder, model: ImplicitModel, embedding_B1D: Tensor, cache: ConvergedStateCache
+    ) -> Token | None:
+        """As `next_token`. Raises: CaptureFailed."""
+        assert cache.prefix is not None
+        graph, setting = decoder.graph, BlockSetting.of(model, embedding_B1D)
+        if graph is None or not graph.holds(cache.prefix) or not graph.fits(setting, cache.prefix):
+            before = cache.prefix.without_room()
+            graph = graph or self._free_token_graph()
+            if graph is not None and graph.fits(setting, before):
+                graph.restart(before)
+                graph.refresh_weights()
+            elif decoder.tokens <= EAGER_TOKENS:
+                return None
+            else:
+                self.token_graph = decoder.graph = graph = None  # its memory is free before the next is captured
+                room = before.length + ROOM_TOKENS if model.has_growing_state else None
+                self.token_graph = graph = BlockGraph(setting, model, before, room=room)
+            decoder.graph = graph
+        graph.begin(embedding_B1D)
+        stats = None if setting.solver is None else gather_blocks([(1, graph.solve())], 1, positions=False)
+        z_B1D = graph.close().clone()
+        cache.prefix = graph.prefix()
+        return z_B1D, stats
+
+    def _free_token_graph(self) -> BlockGraph | None:
+        """The newest graph for single tokens, if its cache is gone."""
+        is_used = any(decoder.graph is self.token_graph for decoder in self.decoders.values())
+        return None if is_used else self.token_graph
 
     @torch.no_grad()
     def _solve(
@@ -215,22 +245,6 @@ def _can_solve_training(model: ImplicitModel, input_BL: Tensor) -> bool:
     length = input_BL.shape[1]
     width = model.solver.block_len or length
     return (width >= length or length % width == 0) and can_solve(model, input_BL.device)
-
-
-def _replay_token(decoder: Decoder, model: ImplicitModel, embedding_B1D: Tensor, cache: ConvergedStateCache) -> Token:
-    """As `next_token`. Raises: CaptureFailed."""
-    assert cache.prefix is not None
-    graph, setting = decoder.graph, BlockSetting.of(model, embedding_B1D)
-    is_full = graph is not None and graph.room is not None and graph.length == graph.room
-    if graph is None or is_full or graph.setting != setting or not graph.holds(cache.prefix):
-        before = cache.prefix.without_room()
-        room = before.length + ROOM_TOKENS if model.has_growing_state else None
-        decoder.graph = graph = BlockGraph(setting, model, before, room=room)
-    graph.begin(embedding_B1D)
-    stats = None if setting.solver is None else gather_blocks([(1, graph.solve())], 1, positions=False)
-    z_B1D = graph.close().clone()
-    cache.prefix = graph.prefix()
-    return z_B1D, stats
 
 
 def _empty_prefix(model: ImplicitModel, embedding_BWD: Tensor) -> Prefix:

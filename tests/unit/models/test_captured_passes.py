@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.cuda_graphs import blocks, runner, training_step
+from implicit_llm.cuda_graphs.blocks import BlockGraph
 from implicit_llm.cuda_graphs.capture import CaptureFailed
 from implicit_llm.cuda_graphs.runner import GraphRunner
 from implicit_llm.models.cache import ConvergedStateCache
@@ -132,7 +133,7 @@ def test_captured_evaluation_equals_the_plain_one(config, mode: str) -> None:
 
 @pytest.mark.usefixtures("_without_gpu")
 @pytest.mark.parametrize("config", [MAMBA, LLAMA, GROUPED, EXPLICIT])
-def test_captured_tokens_equal_the_plain_ones_until_their_cache_is_gone(config, monkeypatch) -> None:
+def test_captured_tokens_equal_the_plain_ones(config, monkeypatch) -> None:
     monkeypatch.setattr(runner, "ROOM_TOKENS", 4)  # so that keys outgrow it
     model, ids = _model(config, tol=1e-4, max_iter=40).eval(), torch.randint(37, (3, 16))
     found = []
@@ -144,8 +145,29 @@ def test_captured_tokens_equal_the_plain_ones_until_their_cache_is_gone(config, 
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
     assert model.base.runner.decoders[cache].graph is not None
     assert deepcopy(model).base.runner.decoders == {}
-    del cache
-    assert len(model.base.runner.decoders) == 0
+
+
+@pytest.mark.usefixtures("_without_gpu")
+@pytest.mark.parametrize("config", [MAMBA, LLAMA, EXPLICIT])
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_graphs_of_one_call_of_generate_serve_the_next(config, num_beams: int, monkeypatch) -> None:
+    captured: list[BlockGraph] = []
+    monkeypatch.setattr(
+        BlockGraph, "_capture_all", lambda graph, of=BlockGraph._capture_all: captured.append(of(graph))
+    )
+    model = _model(config, tol=1e-4, eval_max_iter=40).eval()
+    how = {"max_new_tokens": 8, "do_sample": False, "num_beams": num_beams, "eos_token_id": None, "pad_token_id": 0}
+    for scale in (1, 1.5):  # the second call finds other weights
+        for parameter in model.parameters():
+            parameter.data *= scale
+        ids = torch.randint(1, 37, (2, 5))  # without padding
+        found = []
+        for used in (Runner(), graphs := model.base.runner if captured else GraphRunner()):
+            model.base.runner = used
+            found.append(model.generate(ids, **how))
+        assert torch.equal(*found)
+        assert len(captured) == 1
+        assert len(graphs.decoders) == 0
 
 
 @pytest.mark.usefixtures("_without_gpu")
