@@ -88,7 +88,7 @@ def measure(model: Any, batch: int, num_tokens: int) -> dict[str, Any]:
     seconds = []
     for count in (num_tokens, num_tokens, 2 * num_tokens):
         started = time.perf_counter()
-        model.generate(prompt, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
+        model.generate(prompt, min_new_tokens=count, max_new_tokens=count, do_sample=False, pad_token_id=0)
         synchronize()
         seconds.append(time.perf_counter() - started)
     first_s, short_s, long_s = seconds
