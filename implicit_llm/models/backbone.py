@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, can_return_tuple
 
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.models.cache import ConvergedStateCache, joined_cache
@@ -38,19 +38,6 @@ class ImplicitModelOutput(ModelOutput):
     past_key_values: ConvergedStateCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     solver_stats: SolverStats | None = None
-
-
-def _padding(attention_mask: Tensor | None, embedding_BLD: Tensor, past: int) -> Padding | None:
-    """The padding of the new tokens, None without any. Raises: ValueError for a mask of another shape."""
-    if attention_mask is None:
-        return None
-    batch, length, _ = embedding_BLD.shape
-    if attention_mask.shape != (batch, past + length):
-        raise ValueError(
-            f"attention_mask must be (batch, length of cache and input) = {(batch, past + length)}, 0 where padding; "
-            f"got {tuple(attention_mask.shape)}"
-        )
-    return Padding.of(attention_mask[:, past:])
 
 
 class ImplicitModel(ImplicitPreTrainedModel):
@@ -96,6 +83,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             collect.append(h_BLD)
         return h_BLD, tuple(states) if return_states else ()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -107,9 +95,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_positions: bool = False,
         eval_mode: EvalMode | None = None,
-        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> ImplicitModelOutput | tuple[Any, ...]:
+    ) -> ImplicitModelOutput:
         """Run to the fixed point: the training pass of `solver` in train mode, its evaluation pass in eval mode.
 
         Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 for padding, which
@@ -122,14 +109,13 @@ class ImplicitModel(ImplicitPreTrainedModel):
         self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
         cache = joined_cache(self, len(h_BLD), past_key_values, use_cache)
-        padding = _padding(attention_mask, h_BLD, 0 if cache is None else cache.get_seq_length())
+        padding = Padding.of(attention_mask, h_BLD, 0 if cache is None else cache.get_seq_length())
         stats: SolverStats | None
         is_plain = not output_hidden_states and not output_positions and eval_mode is None
         if cache is not None and is_plain and padding is None:
             token = self.runner.next_token(self, h_BLD, cache)
             if token is not None:
-                output = ImplicitModelOutput(token[0], cache, None, token[1])
-                return output if return_dict is not False else output.to_tuple()
+                return ImplicitModelOutput(token[0], cache, None, token[1])
         solver = self._solver_of_call(eval_mode)
         prefix = None if cache is None or cache.prefix is None else cache.prefix.without_room()
         if padding is not None:
@@ -155,8 +141,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             collect = None if collect is None else [padding.move_back(state_BLD) for state_BLD in collect]
             if stats is not None and stats.unconverged_BL is not None:
                 stats = replace(stats, unconverged_BL=padding.move_back(stats.unconverged_BL))
-        output = ImplicitModelOutput(h_BLD, cache, tuple(collect) if collect is not None else None, stats)
-        return output if return_dict is not False else output.to_tuple()
+        return ImplicitModelOutput(h_BLD, cache, tuple(collect) if collect is not None else None, stats)
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, with_hidden_states: bool) -> Tensor:
         """The embedding (B, L, D), once the arguments of `forward` are found to go together. Raises: ValueError."""
@@ -258,7 +243,9 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if not self.training and solver.eval_mode != AS_TRAINED:
             with torch.no_grad():
                 z_BLD, prefix, stats = self.runner.evaluation_pass(f, embedding_BLD, solver, positions=positions)
-            if torch.is_grad_enabled() and (is_reference() or embedding_BLD.requires_grad or self._is_trainable()):
+            if torch.is_grad_enabled() and (
+                is_reference() or embedding_BLD.requires_grad or any(w.requires_grad for w in self.parameters())
+            ):
                 z_BLD = with_gradient(f, z_BLD, solver)
             return z_BLD, prefix, stats
         if solver.mode == "unrolled":
@@ -267,9 +254,6 @@ class ImplicitModel(ImplicitPreTrainedModel):
         with torch.no_grad():
             z_BLD, blocks = self.runner.training_solve(f, embedding_BLD, solver)
         return differentiated_steps(f, z_BLD, solver), None, free_stats(blocks, solver, positions=positions)
-
-    def _is_trainable(self) -> bool:
-        return any(parameter.requires_grad for parameter in self.parameters())
 
 
 class RecurrentModel(ImplicitModel):

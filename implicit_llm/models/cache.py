@@ -18,27 +18,14 @@ class ConvergedStateCache(Cache):
     """Converged SSM and convolution states, or keys and values, of everything seen so far, for one batch.
 
     Given as `past_key_values` to a model, it is read and then advanced in place.
+    made_by: the model of the states; is_growing: whether they are as long as the sequence.
     """
 
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.prefix: Prefix | None = None
-        self._made_by = ""
-        self._is_growing = False
-
-    def join(self, model: ImplicitModel, batch: int) -> None:
-        """Check that the states fit `model` and `batch`, the number of sequences. Raises: ValueError."""
-        config = model.config
-        name = f"{config.model_type} of {config.num_hidden_layers} layers and width {config.hidden_size}"
-        if self.prefix is None:
-            self._made_by, self._is_growing = name, model.has_growing_state
-        elif self._made_by != name:
-            raise ValueError(f"past_key_values: the cache comes from {self._made_by}, but the model is {name}")
-        elif (held := len(self.prefix.layers[0][0])) != batch:
-            raise ValueError(
-                f"past_key_values: the cache holds {held} sequences, but the input has {batch}; "
-                "reorder them with batch_select_indices"
-            )
+        self.made_by = ""
+        self.is_growing = False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0 if self.prefix is None else self.prefix.length
@@ -68,34 +55,42 @@ class ConvergedStateCache(Cache):
         """
         if self.prefix is None or tokens == 0:
             return
-        if not self._is_growing:
+        if not self.is_growing:
             raise NotImplementedError(
-                f"past_key_values: the recurrent state of {self._made_by} cannot forget its last tokens; "
+                f"past_key_values: the recurrent state of {self.made_by} cannot forget its last tokens; "
                 "use a decoding method that never rewinds"
             )
-        before = self.prefix.without_room()
+        before = self.prefix
         length = tokens if tokens > 0 else before.length + tokens
         if not 0 <= length <= before.length:
             raise ValueError(
                 f"past_key_values: the cache holds {before.length} tokens and cannot be cropped by {tokens}"
             )
-        layers = tuple(tuple(t[:, :, :length] for t in layer) for layer in before.layers)
-        self.prefix = Prefix(layers, length, None if before.valid_BS is None else before.valid_BS[:, :length])
+        self.prefix = before.first(length)
 
 
 def joined_cache(model: ImplicitModel, batch: int, cache: object, use_cache: bool | None) -> ConvergedStateCache | None:
     """The cache that a forward pass reads and advances; a new one if none is given and `use_cache` wants one.
 
-    Raises: ValueError for any other kind of cache, and for a cache of another model or batch.
+    Raises: ValueError for any other kind of cache, and for a cache of another model or number of sequences.
     """
-    if cache is None and use_cache:
-        cache = ConvergedStateCache()
-    if cache is None:
+    if cache is None and not use_cache:
         return None
+    cache = ConvergedStateCache() if cache is None else cache
     if not isinstance(cache, ConvergedStateCache):
         raise ValueError(
             f"past_key_values: a {type(cache).__name__} holds no converged states; call the model with use_cache=True "
             "and give back the past_key_values that it returns"
         )
-    cache.join(model, batch)
+    config = model.config
+    name = f"{config.model_type} of {config.num_hidden_layers} layers and width {config.hidden_size}"
+    if cache.prefix is None:
+        cache.made_by, cache.is_growing = name, model.has_growing_state
+    elif cache.made_by != name:
+        raise ValueError(f"past_key_values: the cache comes from {cache.made_by}, but the model is {name}")
+    elif (held := len(cache.prefix.layers[0][0])) != batch:
+        raise ValueError(
+            f"past_key_values: the cache holds {held} sequences, but the input has {batch}; "
+            "reorder them with batch_select_indices"
+        )
     return cache

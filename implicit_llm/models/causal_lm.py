@@ -12,7 +12,7 @@ import torch
 from torch import LongTensor, Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationConfig, GenerationMixin
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, can_return_tuple
 
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
 from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel
@@ -54,6 +54,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def base(self) -> ImplicitModel:
         return getattr(self, self.base_model_prefix)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -70,9 +71,8 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         return_logits: bool = True,
         num_items_in_batch: int | Tensor | None = None,
-        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> ImplicitCausalLMOutput | tuple[Any, ...]:
+    ) -> ImplicitCausalLMOutput:
         """Logits and, with labels, the mean cross entropy in fp32 (fp64 if the model is).
 
         Args: labels (B, L), -100 ignored. aligned: logits at t are scored on labels at t (word problems);
@@ -101,9 +101,8 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             if step is not None:
                 total, logits_BLV, hidden_BLD, stats = step
                 mean = total / _count(labels, aligned, num_items_in_batch)
-                result = ImplicitCausalLMOutput(mean, logits_BLV, hidden_BLD, solver_stats=stats)
-                return result if return_dict is not False else result.to_tuple()
-        output = self.base(input_ids, **inputs)
+                return ImplicitCausalLMOutput(mean, logits_BLV, hidden_BLD, solver_stats=stats)
+        output = self.base(input_ids, return_dict=True, **inputs)
         kept_BLD, logits_BLV, loss = output.last_hidden_state[:, keep], None, None
         is_fp64 = kept_BLD.dtype == torch.float64  # which the loss of transformers takes to fp32
         if labels is not None and (aligned or not return_logits or is_fp64):
@@ -115,8 +114,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
                 sizes = {"vocab_size": self.config.vocab_size, "num_items_in_batch": num_items_in_batch}
                 loss = self.loss_function(logits_BLV, labels, **sizes)
         states = output.past_key_values, output.hidden_states, output.solver_stats
-        result = ImplicitCausalLMOutput(loss, logits_BLV, output.last_hidden_state, *states)
-        return result if return_dict is not False else result.to_tuple()
+        return ImplicitCausalLMOutput(loss, logits_BLV, output.last_hidden_state, *states)
 
     def total_loss(
         self, hidden_BLD: Tensor, labels_BL: Tensor, aligned: bool, return_logits: bool

@@ -5,9 +5,8 @@ The published nested layout is translated on reading (published.py) and never wr
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -36,8 +35,6 @@ class ImplicitConfig(PreTrainedConfig):
     """
 
     # What Trainer leaves out of predictions, so that compute_metrics gets the logits.
-    auto_classes: ClassVar[Mapping[str, str]] = {}  # names in the module that is saved beside a model
-
     keys_to_ignore_at_inference = ["past_key_values", "solver_stats", "last_hidden_state"]  # noqa: RUF012 (no field)
 
     vocab_size: int = 50288
@@ -64,13 +61,20 @@ class ImplicitConfig(PreTrainedConfig):
         if not 0 <= self.dropout < 1:
             raise ModelConfigError(f"dropout: {self.dropout!r} is not in [0, 1)")
         super().__post_init__(**kwargs)
-        if type(self).auto_classes:
-            self.auto_map = {auto: f"{SHIM.stem}.{name}" for auto, name in type(self).auto_classes.items()}
+        if self._is_in_shim():
+            title = type(self).__name__.removesuffix("Config")
+            kinds = {"AutoConfig": "Config", "AutoModel": "Model", "AutoModelForCausalLM": "ForCausalLM"}
+            self.auto_map = {auto: f"{SHIM.stem}.{title}{kind}" for auto, kind in kinds.items()}
+
+    @classmethod
+    def _is_in_shim(cls) -> bool:
+        """Whether the module that is saved beside a model has its classes: those of this package, not a user's."""
+        return cls.__module__ == __name__
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save the configuration, and beside it the module that `auto_map` names."""
         super().save_pretrained(save_directory, *args, **kwargs)
-        if type(self).auto_classes:
+        if self._is_in_shim():
             shutil.copyfile(SHIM, Path(save_directory) / SHIM.name)
 
     @classmethod
@@ -116,11 +120,6 @@ class ImplicitMamba2Config(ImplicitConfig):
     """
 
     model_type = "implicit_mamba2"
-    auto_classes: ClassVar[Mapping[str, str]] = {
-        "AutoConfig": "ImplicitMamba2Config",
-        "AutoModel": "ImplicitMamba2Model",
-        "AutoModelForCausalLM": "ImplicitMamba2ForCausalLM",
-    }
 
     expand: int = 2
     state_size: int = 128
@@ -169,11 +168,6 @@ class ImplicitLlama3Config(ImplicitConfig):
     """
 
     model_type = "implicit_llama3"
-    auto_classes: ClassVar[Mapping[str, str]] = {
-        "AutoConfig": "ImplicitLlama3Config",
-        "AutoModel": "ImplicitLlama3Model",
-        "AutoModelForCausalLM": "ImplicitLlama3ForCausalLM",
-    }
 
     vocab_size: int = 50277
     num_hidden_layers: int = 12

@@ -40,10 +40,12 @@ class Prefix:
 
     def without_room(self) -> Prefix:
         """The same prefix in tensors of its own length; only a runner whose tensors stay in place needs the room."""
-        if self.room is None:
-            return self
-        layers = tuple(tuple(t[:, :, : self.length] for t in layer) for layer in self.layers)
-        return Prefix(layers, self.length, self.valid_BS)
+        return self if self.room is None else self.first(self.length)
+
+    def first(self, length: int) -> Prefix:
+        """The first tokens of a prefix of keys and values."""
+        layers = tuple(tuple(t[:, :, :length] for t in layer) for layer in self.layers)
+        return Prefix(layers, length, None if self.valid_BS is None else self.valid_BS[:, :length])
 
     def select(self, index_B: Tensor) -> Prefix:
         """The state of some of the sequences, also repeated or reordered."""
@@ -64,9 +66,21 @@ class Padding:
     valid_BL: Tensor
 
     @classmethod
-    def of(cls, attention_mask_BL: Tensor | None) -> Padding | None:
-        """The padding of a mask; None if every position is a token."""
-        if attention_mask_BL is None or bool((valid_BL := attention_mask_BL.bool()).all()):
+    def of(cls, attention_mask: Tensor | None, embedding_BLD: Tensor, past: int) -> Padding | None:
+        """The padding of the tokens after the `past` ones of a cache, None without any.
+
+        Raises: ValueError for a mask of another shape.
+        """
+        if attention_mask is None:
+            return None
+        batch, length, _ = embedding_BLD.shape
+        if attention_mask.shape != (batch, past + length):
+            raise ValueError(
+                f"attention_mask must be (batch, length of cache and input) = {(batch, past + length)}, 0 where "
+                f"padding; got {tuple(attention_mask.shape)}"
+            )
+        valid_BL = attention_mask[:, past:].bool()
+        if bool(valid_BL.all()):
             return None
         order_BL = valid_BL.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
         return cls(order_BL, valid_BL.gather(1, order_BL))

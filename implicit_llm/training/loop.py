@@ -6,7 +6,7 @@ Shapes: `B` batch, `L` length, `V` vocabulary.
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, set_seed
 
-from implicit_llm.analysis.spectral_radius import mean_spectral_radius
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.training.batches import BatchLayout, micro_batches
 from implicit_llm.training.distributed import (
@@ -29,7 +28,7 @@ from implicit_llm.training.distributed import (
     world_size,
 )
 from implicit_llm.training.metrics import GRAD_NORM, LOSS, StepCost, StepMetrics
-from implicit_llm.training.mode_gap import is_due, mode_gap, trained_logits
+from implicit_llm.training.mode_gap import is_due, look_at_fixed_point
 from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
 from implicit_llm.training.operations.checkpoint import Checkpoint, TrainingState
 from implicit_llm.training.operations.save_schedule import SaveSchedule
@@ -38,7 +37,6 @@ from implicit_llm.training.operations.speed import SpeedMeter
 from implicit_llm.training.operations.status import StatusLine
 from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.optimizer import build_optimizer, learning_rate, local_part
-from implicit_llm.training.precision import MAX_SKIPPED_IN_A_ROW, autocast, load_scaler, make_scaler, scaler_values
 from implicit_llm.training.sampler import StepSampler
 from implicit_llm.training.state import (
     load_model,
@@ -55,6 +53,10 @@ from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 
 log = logging.getLogger(__name__)
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# The scale starts at 2**16 and halves with each overflow. After so many in a row it is below any that could help.
+MAX_SKIPPED_IN_A_ROW = 24
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,11 @@ class TrainingLoop:
         cast("nn.Module", model).to(job.device)
         set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
         self.optimizer = build_optimizer(model, config.optimizer, is_sharded=job.shards_optimizer)
-        self.scaler = make_scaler(job.device.type, config.precision)
+        self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # else it does nothing
         self.metrics = StepMetrics(config.task, StepCost(model, config.batch_size, job.dataset.length))
         if start is not None:
             self._load(start)
-        self.speed = SpeedMeter(config.precision, job.runtime, job.device, world_size())
+        self.speed = SpeedMeter(config.precision, job.device, world_size())
         self._alarm = SolverAlarm(job.runtime, job.journal)
         self.sampler = StepSampler(len(job.dataset), config.batch_size, config.seed)
         self._solver_failures = SolverFailures(model) if world_size() > 1 else None
@@ -108,7 +110,7 @@ class TrainingLoop:
         if world_size() > 1:
             devices = [job.device] if job.device.type == "cuda" else None
             self._replica = DistributedDataParallel(model, device_ids=devices)
-        self._guard = UpdateGuard(local_part(self.optimizer), job.device, may_overflow=self.scaler is not None)
+        self._guard = UpdateGuard(local_part(self.optimizer), job.device, may_overflow=self.scaler.is_enabled())
 
     def run(self) -> int:
         """Train; return the global step reached, less than the end of the phase after a stop request."""
@@ -152,15 +154,12 @@ class TrainingLoop:
                     loss = self.compute_loss(batch, num_labels)
                 except FloatingPointError as error:
                     raise self._non_finite(step + 1, str(error)) from error
-                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+                self.scaler.scale(loss).backward()
             self.job.watchdog.beat()
         if not self._guard.is_good(self.metrics.close_step(self.clip_gradients())):
             self._read_metrics(step + 1)  # raises
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad()
         self.global_step = step + 1
 
@@ -180,14 +179,17 @@ class TrainingLoop:
         loss = loss * (world_size() / num_labels)
         is_first = self.metrics.is_between_steps  # of the step's micro-batches
         if is_first and self._is_implicit and is_due(self.global_step + 1, self.job.config.total_steps):
-            self._look_at_fixed_point(batch, outputs)
+            failures = self._solver_failures
+            message = None if failures is None else failures.message
+            self.metrics.add_occasional(look_at_fixed_point(self.model, batch, outputs, self._autocast()))
+            if failures is not None:
+                failures.message = message  # a failure of the evaluation is no failure of the step
         self.metrics.add(loss, outputs.logits, labels_BL, getattr(outputs, "solver_stats", None))
         return loss
 
     def clip_gradients(self) -> Tensor:
         """Divide the gradients by the loss scale and clip their norm; return the norm before clipping."""
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
+        self.scaler.unscale_(self.optimizer)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         return nn.utils.clip_grad_norm_(trained, self.job.config.optimizer.max_grad_norm)
 
@@ -219,7 +221,7 @@ class TrainingLoop:
                 optimizer=optimizer,
                 random=random,
                 metrics=self.metrics.state(),
-                scaler=scaler_values(self.scaler),
+                scaler=self.scaler.state_dict() or None,  # scales are powers of two, so JSON rounds nothing
             )
             self.job.saves.commit(state)
         self.job.watchdog.beat()
@@ -227,8 +229,9 @@ class TrainingLoop:
     def _load(self, start: Checkpoint) -> None:
         load_model(self.model, start.model(), str(start.path))
         load_optimizer(self.optimizer, self.model, start.optimizer(), str(start.path))
-        load_scaler(self.scaler, start.scaler)
-        self.metrics.load_state(start.metrics)
+        if start.state["scaler"] is not None:  # one of another precision leaves the initial scale
+            self.scaler.load_state_dict(start.state["scaler"])
+        self.metrics.load_state(start.state["metrics"])
         if start.global_step == self.job.config.phase.start_step:
             self.metrics.start_phase()
         found = start.random(rank())
@@ -246,17 +249,10 @@ class TrainingLoop:
         options = {"labels": labels_BL, "aligned": True, "num_items_in_batch": 1}
         return options | {"return_logits": self.metrics.measures_accuracy}
 
-    def _look_at_fixed_point(self, batch: dict[str, Any], outputs: Any) -> None:
-        failures = self._solver_failures
-        message = None if failures is None else failures.message
-        gap = mode_gap(self.model, batch, trained_logits(self.model, outputs, self._autocast()), self._autocast())
-        radius = mean_spectral_radius(cast("ImplicitForCausalLM", self.model), batch, self._autocast())
-        self.metrics.add_occasional(mode_gap=gap, spectral_radius=radius)
-        if failures is not None:
-            failures.message = message  # a failure of the evaluation is no failure of the step
-
-    def _autocast(self) -> Any:
-        return autocast(self.job.device.type, self.job.config.precision)
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """Context in which matrix products are done in the config's precision."""
+        dtype = _AUTOCAST.get(self.job.config.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.job.device.type, dtype)
 
     def _read_metrics(self, step: int) -> None:
         """Bring the metrics of all closed steps, the last of them `step`, to the host. Collective.
@@ -267,7 +263,7 @@ class TrainingLoop:
         in_a_row = self.metrics.totals.skipped_in_a_row
         rows = self.metrics.pull()
         losses_and_norms = [(row[LOSS], row[GRAD_NORM]) for row in rows]
-        allowed = 0 if self.scaler is None else MAX_SKIPPED_IN_A_ROW
+        allowed = MAX_SKIPPED_IN_A_ROW if self.scaler.is_enabled() else 0
         skipped, bad = judge(losses_and_norms, step - len(rows) + 1, allowed, in_a_row)
         if bad is not None:
             raise self._non_finite(bad[0], self._reason(bad[1]))

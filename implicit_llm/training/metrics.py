@@ -24,7 +24,7 @@ from implicit_llm_data.shards import IGNORED_LABEL
 
 RECENT_STEPS = 50
 _SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
-# Measured about ten times in a curriculum: mode_gap.py and spectral_radius.py.
+# Measured about ten times in a curriculum: mode_gap.py.
 OCCASIONAL = ("mode_gap", "spectral_radius")
 _COLUMNS = ("loss", "grad_norm", "accuracy", *_SOLVER, *OCCASIONAL)
 LOSS, GRAD_NORM = _COLUMNS.index("loss"), _COLUMNS.index("grad_norm")
@@ -42,11 +42,6 @@ class Totals:
     flops: float = 0.0
     skipped_updates: int = 0
     skipped_in_a_row: int = 0
-
-    def count_skipped(self, is_skipped: bool) -> None:
-        """Count one more step, the update of which was skipped or not."""
-        self.skipped_updates += is_skipped
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
 
 
 class StepCost:
@@ -109,7 +104,7 @@ class StepMetrics:
             row += [num_iter, num_iter + stats.num_closing, stats.residual.float().amax(), unconverged]
         self._micro.append(torch.stack(row))
 
-    def add_occasional(self, **values: Tensor) -> None:
+    def add_occasional(self, values: Mapping[str, Tensor]) -> None:
         """Put numbers of OCCASIONAL into the row of the open step."""
         self._occasional |= {name: value.detach().float() for name, value in values.items()}
 
@@ -195,7 +190,9 @@ class StepMetrics:
         if self._cost is not None:
             self.totals.tokens += self._cost.tokens
             self.totals.flops += self._cost.flops(row[_F_EVALUATIONS])
-        self.totals.count_skipped(not math.isfinite(row[GRAD_NORM]))
+        is_skipped = not math.isfinite(row[GRAD_NORM])
+        self.totals.skipped_updates += is_skipped
+        self.totals.skipped_in_a_row = self.totals.skipped_in_a_row + 1 if is_skipped else 0
 
     def _means(self, rows: Sequence[Sequence[float]]) -> dict[str, float]:
         """Mean of each column that has numbers; what a solver did not measure is left out."""

@@ -1,4 +1,6 @@
-"""The mode gap: what a model loses, or gains, when its fixed point is found the way it is in evaluation.
+"""What is measured of a fixed point now and then in training: mode gap and spectral radius.
+
+The mode gap is what a model loses, or gains, when its fixed point is found the way it is in evaluation.
 
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """
@@ -12,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
+from implicit_llm.analysis.spectral_radius import spectral_radius
 from implicit_llm_data.shards import IGNORED_LABEL
 
-# An evaluation takes up to four times max_iter iterations for every block of tokens, so it is kept small: in a phase
+# An evaluation takes up to four times max_iter iterations for every block of tokens, so both look at few: in a phase
 # without fixed points yet, more would cost minutes. Models are causal: what follows a token does not change its loss.
 SEQUENCES, POSITIONS = 8, 512
+RADIUS_SEQUENCES, RADIUS_POSITIONS = 4, 128
+RADIUS_PRODUCTS = 40  # each a backward pass; within a few percent of the limit on trained models
 POINTS = 10  # over a curriculum
 _MIN_INTERVAL_STEPS = 5
 
@@ -29,34 +33,35 @@ def is_due(step: int, total_steps: int) -> bool:
 
 
 @torch.no_grad()
-def trained_logits(model: Any, outputs: Any, context: AbstractContextManager[Any]) -> Tensor:
-    """The logits of a training pass at the tokens that `mode_gap` looks at, made now if the pass made none."""
-    if outputs.logits is not None:
-        return outputs.logits
-    with context:
-        return model.lm_head(outputs.last_hidden_state[:SEQUENCES, :POSITIONS])
+def look_at_fixed_point(
+    model: Any, inputs: dict[str, Any], outputs: Any, context: AbstractContextManager[Any]
+) -> dict[str, Tensor]:
+    """mode_gap and spectral_radius of an implicit language model, on the first tokens of a micro-batch; not yet read.
 
-
-@torch.no_grad()
-def mode_gap(
-    model: PreTrainedModel, inputs: dict[str, Any], logits_BLV: Tensor, context: AbstractContextManager[Any]
-) -> Tensor:
-    """Loss in evaluation mode minus that of `logits_BLV`, of training mode; not yet read.
-
-    Of the first POSITIONS of the first SEQUENCES of a micro-batch.
-    Takes nothing from the random state, and leaves the model in training mode. NaN where the evaluation is not finite.
+    mode_gap: loss in evaluation mode minus that of the training pass with these `outputs`. spectral_radius: of df/dz at
+    the fixed point that evaluation finds, the largest over the tokens of a sequence, as a mean over sequences.
+    Takes nothing from the random state, leaves gradients as they were and the model in training mode. NaN where the
+    evaluation is not finite.
     """
     part = (slice(SEQUENCES), slice(POSITIONS))
     input_ids, labels_BL = inputs["input_ids"][part], inputs["labels"][part]
+    some_ids, base = input_ids[:RADIUS_SEQUENCES, :RADIUS_POSITIONS], model.base
     model.eval()
     try:
         with context:
+            # A pass without accuracy made no logits.
+            trained_BLV = model.lm_head(outputs.last_hidden_state[part]) if outputs.logits is None else outputs.logits
             evaluated_BLV = model(input_ids=input_ids, use_cache=False).logits
+            gap = _loss(evaluated_BLV, labels_BL) - _loss(trained_BLV[part], labels_BL)
+            del trained_BLV, evaluated_BLV  # large
+            z_BLD = base(some_ids, use_cache=False).last_hidden_state
+            x = base.stack_input(base.get_input_embeddings()(some_ids), None, None, None)
+            radius = spectral_radius(base, x, z_BLD, num_products=RADIUS_PRODUCTS).float().mean()
     except FloatingPointError:
-        return torch.full((), math.nan, device=labels_BL.device)
+        return dict.fromkeys(("mode_gap", "spectral_radius"), torch.full((), math.nan, device=labels_BL.device))
     finally:
         model.train()
-    return _loss(evaluated_BLV, labels_BL) - _loss(logits_BLV[part], labels_BL)
+    return {"mode_gap": gap, "spectral_radius": radius}
 
 
 def _loss(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:

@@ -75,7 +75,14 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
 
 def _pretrained(fields: dict[str, Any], where: str) -> PreTrainedModel:
     """The model in a folder, or that commit of one of the hub as prefetch fetched it; never from the network."""
-    folder = _folder_of(fields, where)
+    given, revision, downloads = fields["pretrained"], fields.get("revision"), downloads_folder()
+    is_local = revision is None
+    folder = local_folder(Path(given), downloads) if is_local else fetched_model(given, revision, downloads)[0]
+    if folder is None:
+        raise ModelError(
+            f"{where}.model.pretrained: {given} is no folder; correct it, or add revision, the commit of a model of "
+            "the hub in 40 hexadecimal digits"
+        )
     for name, sha256 in fields.get("sha256", {}).items():
         path = folder / name
         if not path.is_file() or sha256_of(path) != sha256:
@@ -87,19 +94,6 @@ def _pretrained(fields: dict[str, Any], where: str) -> PreTrainedModel:
         return load_foreign(folder)
     except ModelConfigError as error:
         raise ModelError(f"{where}.model.pretrained: {folder}: {error}") from error
-
-
-def _folder_of(fields: dict[str, Any], where: str) -> Path:
-    name, revision, downloads = fields["pretrained"], fields.get("revision"), downloads_folder()
-    if revision is not None:
-        return fetched_model(name, revision, downloads)[0]
-    folder = local_folder(Path(name), downloads)
-    if folder is None:
-        raise ModelError(
-            f"{where}.model.pretrained: {name} is no folder; correct it, or add revision, the commit of a model of the "
-            "hub in 40 hexadecimal digits"
-        )
-    return folder
 
 
 def _from_config(fields: dict[str, Any], solver: SolverConfig | None, where: str) -> PreTrainedModel:

@@ -114,7 +114,9 @@ def _prepare(context: StageContext, runtime: Runtime) -> Setup:
     start = from_main(_find_start(context, config, runtime, store) if context.is_main else None)
     if context.is_main:
         store.require_space(sum(3 * tensor.nbytes for tensor in model_tensors(model).values()))
-        _rewind_journal(context, start)
+        step = 0 if start is None else start.global_step
+        if context.journal.path is not None and any(p.step > step for p in journals.read(context.journal.path)):
+            context.journal.rewind(step)  # the steps after the checkpoint are made again, and must not count twice
     return Setup(config, runtime, device, dataset, model, store, start)
 
 
@@ -187,7 +189,7 @@ def _summary(context: StageContext, setup: Setup, final: Checkpoint) -> dict[str
     """Nothing in it depends on the runtime. metrics: means over the last steps."""
     config = setup.config
     metrics = StepMetrics(config.task)
-    metrics.load_state(final.metrics)
+    metrics.load_state(final.state["metrics"])
     return {
         "phase": config.phase.name,
         "global_step": final.global_step,
@@ -244,14 +246,6 @@ def _find_start(
         context.log.info("going on from %s, step %d", own.path.name, own.global_step)
         return own
     return _earlier_phase(context, config) if config.phase.index > 0 else None
-
-
-def _rewind_journal(context: StageContext, start: Checkpoint | None) -> None:
-    """Steps after the checkpoint are made again, so their points must not count twice."""
-    step = 0 if start is None else start.global_step
-    path = context.journal.path
-    if path is not None and any(point.step > step for point in journals.read(path)):
-        context.journal.rewind(step)
 
 
 def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:

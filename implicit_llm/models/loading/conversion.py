@@ -92,15 +92,11 @@ def to_implicit(model: ImplicitForCausalLM, solver: SolverConfig | None = None) 
         if source is None:
             continue
         if isinstance(module, NormedWeight) and isinstance(source, NormedWeight):
-            _split(module, source)
+            weight = source.effective_weight() if source.is_normed else source.weight
+            module.v.copy_(weight)
+            module.g.copy_(gain_of(weight))
         for key, parameter in module.named_parameters(recurse=False):
             value = getattr(source, key, None)
             if isinstance(value, nn.Parameter):
                 parameter.copy_(value)
     return implicit
-
-
-def _split(target: NormedWeight, source: NormedWeight) -> None:
-    weight = source.effective_weight() if source.is_normed else source.weight
-    target.v.copy_(weight)
-    target.g.copy_(gain_of(weight))

@@ -93,7 +93,10 @@ class Staging:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint whose digests were right when it was read."""
+    """A committed checkpoint whose digests were right when it was read.
+
+    state: what state.json holds, of `TrainingState`: global_step, identity, metrics and scaler.
+    """
 
     path: Path
     state: Mapping[str, Any]
@@ -101,18 +104,6 @@ class Checkpoint:
     @property
     def global_step(self) -> int:
         return int(self.state["global_step"])
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return self.state["identity"]
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        return self.state["metrics"]
-
-    @property
-    def scaler(self) -> Mapping[str, Any] | None:
-        return self.state["scaler"]
 
     def model(self) -> dict[str, Tensor]:
         return load_file(self.path / MODEL)
@@ -124,11 +115,9 @@ class Checkpoint:
         """Random states of a rank, None when the checkpoint was written by fewer of them."""
         if rank >= len(self.state["random"]):
             return None
-        prefix = f"{rank}."
-        tensors = {
-            name[len(prefix) :]: t for name, t in load_file(self.path / RANDOM).items() if name.startswith(prefix)
-        }
-        return self.state["random"][rank], tensors
+        prefix, found = f"{rank}.", load_file(self.path / RANDOM)
+        own = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
+        return self.state["random"][rank], own
 
 
 def write_checkpoint(state: TrainingState, final_dir: Path) -> None:

@@ -82,11 +82,10 @@ class CheckpointStore:
         for path in self._torn:
             if _PRUNED not in path.name:
                 self._report("checkpoint_torn", path, "the writer was stopped before the commit")
-        read = {step: self._read(self.kept / step_name(step)) for step in self.keep}
-        kept = {step: checkpoint for step, checkpoint in read.items() if checkpoint is not None}
+        kept = {step: found for step in self.keep if (found := self._read(self.kept / step_name(step))) is not None}
         self._whole_kept = set(kept)
         first_lost = min(set(self.keep) - set(kept), default=None)
-        found = [kept[step] for step in kept if first_lost is None or step < first_lost][-1:]
+        usable = [kept[step] for step in kept if first_lost is None or step < first_lost][-1:]
         for path in self._committed():
             checkpoint = self._read(path)
             if checkpoint is None:
@@ -94,9 +93,9 @@ class CheckpointStore:
             if first_lost is not None and first_lost <= checkpoint.global_step:
                 self._give_up(checkpoint, first_lost)
                 continue
-            found.append(checkpoint)
+            usable.append(checkpoint)
             break
-        return max(found, key=lambda checkpoint: checkpoint.global_step, default=None)
+        return max(usable, key=lambda checkpoint: checkpoint.global_step, default=None)
 
     def commit(self, state: TrainingState) -> None:
         """Write, rename, then prune to the last two; errors that may pass are given some seconds.
@@ -136,7 +135,7 @@ class CheckpointStore:
         directory = self.kept if checkpoint.global_step in self.keep else self.directory
         return _copy(checkpoint.path, directory / step_name(checkpoint.global_step))
 
-    def finish(self, checkpoint: Checkpoint) -> Path:
+    def finish(self, checkpoint: Checkpoint) -> None:
         """Make `checkpoint` the final one and drop all but the kept ones; again is harmless."""
         if checkpoint.path != self.final:
             faults.point("checkpoint.before_finish")
@@ -146,7 +145,6 @@ class CheckpointStore:
                 commit_directory(checkpoint.path, self.final)
             faults.point("checkpoint.after_finish")
         shutil.rmtree(self.directory, ignore_errors=True)
-        return self.final
 
     def require_space(self, checkpoint_bytes: int) -> None:
         """Raises: OutOfSpace, with the numbers, when the file system cannot take this run's checkpoints."""
@@ -241,7 +239,7 @@ def find_checkpoint(directory: Path) -> Checkpoint:
 
 def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any], advice: str) -> None:
     """Raises: ForeignCheckpoint with the difference of the configs, in one line."""
-    found = checkpoint.identity
+    found = checkpoint.state["identity"]
     if found["fingerprint"] == identity["fingerprint"]:
         return
     differences = list(_differences(found["config"], identity["config"], ""))

@@ -11,13 +11,12 @@ import time
 import torch
 
 from implicit_llm.training.metrics import Totals
-from implicit_llm_contracts.config.training import Runtime
 
 
 class SpeedMeter:
     """Rates over all ranks since the last report."""
 
-    def __init__(self, precision: str, runtime: Runtime, device: torch.device, world_size: int) -> None:
+    def __init__(self, precision: str, device: torch.device, world_size: int) -> None:
         self._device = device
         self._peak: float | None = None
         if device.type == "cuda":

@@ -161,17 +161,19 @@ def outcome(run_dir: Path) -> tuple[dict[str, str], list]:
 
 
 class Undisturbed:
-    """Outcomes of runs without a stop, one a config."""
+    """Runs without a stop, one a config; nobody changes them."""
 
     def __init__(self, root: Path, data: Path) -> None:
         self._root = root
         self._data = data
-        self._known: dict[str, tuple[dict[str, str], list]] = {}
+        self._known: dict[str, Path] = {}
 
-    def of(self, config: dict[str, Any], **runtime: Any) -> tuple[dict[str, str], list]:
+    def run_dir(self, config: dict[str, Any], **runtime: Any) -> Path:
         key = repr((config, runtime))
         if key not in self._known:
-            run_dir = self._root / f"run{len(self._known)}" / "only"
-            train(run_dir, config, self._data, **runtime)
-            self._known[key] = outcome(run_dir)
+            self._known[key] = self._root / f"run{len(self._known)}" / "only"
+            train(self._known[key], config, self._data, **runtime)
         return self._known[key]
+
+    def of(self, config: dict[str, Any], **runtime: Any) -> tuple[dict[str, str], list]:
+        return outcome(self.run_dir(config, **runtime))

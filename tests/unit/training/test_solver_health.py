@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from implicit_llm.analysis.spectral_radius import mean_spectral_radius
+from implicit_llm.models.backbone import ImplicitMamba2Model
 from implicit_llm.training import loop
 from implicit_llm.training.metrics import OCCASIONAL
-from implicit_llm.training.mode_gap import SEQUENCES, is_due, mode_gap
+from implicit_llm.training.mode_gap import RADIUS_SEQUENCES, SEQUENCES, is_due, look_at_fixed_point
 from implicit_llm.training.operations.solver_alarm import SolverAlarm
 from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.runs.journal import Journal, read_events
@@ -64,14 +65,11 @@ def test_an_alarm_needs_a_whole_window_above_the_limit(
     assert "\n" not in record.message
 
 
-def test_a_passing_excess_is_no_alarm(alarm: SolverAlarm, tmp_path: Path) -> None:
+def test_a_passing_excess_is_no_alarm_and_the_residual_alarms_too(alarm: SolverAlarm, tmp_path: Path) -> None:
     alarm.observe(14, rows(10, 0.1) + rows(4, 0.9))
     alarm.observe(24, rows(10, 0.1))
     assert alarms(tmp_path) == []
-
-
-def test_the_residual_alarms_too(alarm: SolverAlarm, tmp_path: Path) -> None:
-    alarm.observe(10, rows(10, 0.0, residual=0.9))
+    alarm.observe(34, rows(10, 0.0, residual=0.9))
     assert set(alarms(tmp_path)[0]) >= {"residual", "step"}
 
 
@@ -105,7 +103,7 @@ def test_looking_at_mode_gap_and_spectral_radius_changes_nothing(
     for name, due in (("never", False), ("always", True)):
         monkeypatch.setattr(loop, "is_due", lambda step, total_steps, due=due: due)
         run_dir = tmp_path / name / "only"
-        train(run_dir, train_config(phase={"solver": solver}), data, micro_batch_size=4)
+        train(run_dir, train_config(phase={"solver": solver, "end_step": 3}), data, micro_batch_size=4)
         digests = artifacts(run_dir)
         found[name] = {file: digests[file] for file in digests if file.endswith((".safetensors", "training.json"))}
         for key in OCCASIONAL:
@@ -114,35 +112,45 @@ def test_looking_at_mode_gap_and_spectral_radius_changes_nothing(
     assert found["never"] == found["always"]
 
 
-def test_the_gap_is_the_loss_in_evaluation_less_that_in_training_of_the_first_sequences() -> None:
+def test_gap_and_radius_are_those_of_the_first_sequences_at_the_fixed_point_of_evaluation() -> None:
+    """The gap: loss in evaluation less that in training. The radius: a mean over sequences of the largest token's."""
     torch.manual_seed(0)
     fields = {key: value for key, value in IMPLICIT.items() if key != "model_type"}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("implicit_mamba2", **fields, solver=FREE)).train()
     ids_BL, labels_BL = torch.randint(6, (SEQUENCES + 3, 12)), torch.randint(6, (SEQUENCES + 3, 12))
     labels_BL[:, ::3] = IGNORED_LABEL
-    logits_BLV = model(ids_BL).logits
+    outputs = model(ids_BL)
     before = torch.get_rng_state()
-    gap = mode_gap(model, {"input_ids": ids_BL, "labels": labels_BL}, logits_BLV, nullcontext())
+    found = look_at_fixed_point(model, {"input_ids": ids_BL, "labels": labels_BL}, outputs, nullcontext())
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
-    model.eval()
+    assert all(weight.grad is None for weight in model.parameters())
     with torch.no_grad():
-        evaluated_BLV = model(ids_BL[:SEQUENCES]).logits
+        evaluated = model.eval()(ids_BL[:SEQUENCES])
+        x = model.base.stack_input(model.get_input_embeddings()(ids_BL[:SEQUENCES]), None, None, None)
+    is_counted_BL = labels_BL[:SEQUENCES] != IGNORED_LABEL
+    counted = labels_BL[:SEQUENCES][is_counted_BL]
+    losses = [cross_entropy(of.logits[:SEQUENCES][is_counted_BL], counted) for of in (evaluated, outputs)]
+    gap = (losses[0] - losses[1]).item()
+    assert found["mode_gap"].item() == pytest.approx(gap, rel=1e-3)
+    assert abs(gap) > 1e-5
+    exact = []
+    for row in range(RADIUS_SEQUENCES):
+        of_row = x.select(torch.tensor([row]))
 
-    def loss(some_BLV: torch.Tensor) -> float:
-        kept = labels_BL[:SEQUENCES] != IGNORED_LABEL
-        log_probs = some_BLV[:SEQUENCES][kept].log_softmax(-1)
-        return -log_probs.gather(1, labels_BL[:SEQUENCES][kept][:, None]).mean().item()
+        def f(z_LD: torch.Tensor, of_row: Any = of_row) -> torch.Tensor:
+            return model.base.apply_stack(z_LD[None], of_row)[0][0]
 
-    assert gap.item() == pytest.approx(loss(evaluated_BLV) - loss(logits_BLV), rel=1e-3)
-    assert abs(gap.item()) > 1e-5
+        jacobian_LDLD = torch.autograd.functional.jacobian(f, evaluated.last_hidden_state[row])
+        blocks_LDD = torch.stack([jacobian_LDLD[token, :, token] for token in range(12)])
+        exact.append(torch.linalg.eigvals(blocks_LDD).abs().max())
+    assert found["spectral_radius"].item() == pytest.approx(torch.stack(exact).mean().item(), rel=0.05)
 
 
-def test_a_fixed_point_that_is_not_finite_leaves_gap_and_radius_out(
-    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("model", [IMPLICIT, LLAMA])
+def test_a_model_without_a_solver_or_whose_fixed_point_is_not_finite_has_neither_gap_nor_radius(
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]
 ) -> None:
-    from implicit_llm.models.backbone import ImplicitMamba2Model
-
     forward = ImplicitMamba2Model.forward
 
     def diverging(self: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
@@ -152,17 +160,7 @@ def test_a_fixed_point_that_is_not_finite_leaves_gap_and_radius_out(
 
     monkeypatch.setattr(ImplicitMamba2Model, "forward", diverging)
     monkeypatch.setattr(loop, "is_due", lambda step, total_steps: True)
-    train(run_dir, train_config(), data)
-    points = logged(run_dir)
-    assert points
-    assert [key for _, values in points for key in OCCASIONAL if key in values] == []
-
-
-def test_a_model_without_a_solver_has_neither_gap_nor_radius(
-    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "is_due", lambda step, total_steps: True)
-    train(run_dir, train_config(LLAMA), data)
+    train(run_dir, train_config(model), data)
     points = logged(run_dir)
     assert points
     assert [key for _, values in points for key in OCCASIONAL if key in values] == []
@@ -171,30 +169,3 @@ def test_a_model_without_a_solver_has_neither_gap_nor_radius(
 def test_the_gap_is_measured_about_ten_times_in_a_curriculum() -> None:
     for total in (8, 100, 2400, 197_411):
         assert sum(is_due(step, total) for step in range(1, total + 1)) in range(1, 12)
-
-
-def test_the_radius_is_the_mean_over_the_first_sequences_of_the_largest_over_the_tokens() -> None:
-    torch.manual_seed(0)
-    fields = {key: value for key, value in IMPLICIT.items() if key != "model_type"}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("implicit_mamba2", **fields, solver=FREE)).train()
-    ids_BL = torch.randint(6, (6, 10))
-    before = torch.get_rng_state()
-    found = mean_spectral_radius(model, {"input_ids": ids_BL}, nullcontext())
-    assert torch.equal(torch.get_rng_state(), before)
-    assert model.training
-    assert all(weight.grad is None for weight in model.parameters())
-    base = model.eval().base
-    with torch.no_grad():
-        z_BLD = base(ids_BL).last_hidden_state
-        x = base.stack_input(base.get_input_embeddings()(ids_BL), None, None, None)
-    exact = []
-    for row in range(4):
-        of_row = x.select(torch.tensor([row]))
-
-        def f(z_LD: torch.Tensor, of_row: Any = of_row) -> torch.Tensor:
-            return base.apply_stack(z_LD[None], of_row)[0][0]
-
-        jacobian_LDLD = torch.autograd.functional.jacobian(f, z_BLD[row])
-        blocks_LDD = torch.stack([jacobian_LDLD[token, :, token] for token in range(10)])
-        exact.append(torch.linalg.eigvals(blocks_LDD).abs().max())
-    assert found.item() == pytest.approx(torch.stack(exact).mean().item(), rel=0.05)

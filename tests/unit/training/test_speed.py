@@ -9,7 +9,6 @@ import torch
 
 from implicit_llm.training.metrics import Totals
 from implicit_llm.training.operations.speed import SpeedMeter, peak_flops
-from implicit_llm_contracts.config.training import Runtime
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_rates_are_since_the_last_report(clock: Clock) -> None:
-    meter = SpeedMeter("bf16", Runtime(), torch.device("cpu"), 1)
+    meter = SpeedMeter("bf16", torch.device("cpu"), 1)
     meter.start(Totals(tokens=1000, flops=5e9))
     clock.now += 2.0
     assert meter.read(Totals(tokens=1500, flops=9e9)) == {"tokens_per_s": 250.0, "flops_per_s": 2e9}
@@ -56,7 +55,7 @@ def test_rates_are_since_the_last_report(clock: Clock) -> None:
 def test_utilisation_is_a_share_of_the_peak_of_all_devices(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(get_device_name=lambda device: "NVIDIA H200", max_memory_allocated=lambda device: 3 * 2**30)
     monkeypatch.setattr("implicit_llm.training.operations.speed.torch.cuda", cuda)
-    meter = SpeedMeter("bf16", Runtime(), torch.device("cuda", 0), 4)
+    meter = SpeedMeter("bf16", torch.device("cuda", 0), 4)
     meter.start(Totals())
     clock.now += 1.0
     values = meter.read(Totals(tokens=1, flops=4 * 989.4e12 * 0.3))
