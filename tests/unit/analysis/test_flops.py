@@ -27,34 +27,25 @@ SOLVERS: dict[str, dict[str, Any]] = {
 }
 
 
-def llama(solver: dict[str, Any] | None) -> PreTrainedModel:
-    config = ImplicitLlama3Config(
-        vocab_size=97,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        intermediate_size=56,
-        is_implicit=solver is not None,
-        solver=solver,
-    )
-    return ImplicitLlama3ForCausalLM(config).train()
+SIZES = {"vocab_size": 97, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
+ATTENTION = {"num_attention_heads": 4, "intermediate_size": 56}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": False}
+
+
+def llama(solver: dict[str, Any] | None, **changes: Any) -> PreTrainedModel:
+    fields = {**SIZES, **ATTENTION, **changes}
+    return ImplicitLlama3ForCausalLM(
+        ImplicitLlama3Config(**fields, is_implicit=solver is not None, solver=solver)
+    ).train()
 
 
 def grouped(solver: dict[str, Any] | None) -> PreTrainedModel:
-    fields = llama(solver).config.to_dict() | {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": False}
-    return ImplicitLlama3ForCausalLM(ImplicitLlama3Config(**fields)).train()
+    return llama(solver, **GROUPED)
 
 
 def mamba(solver: dict[str, Any] | None) -> PreTrainedModel:
     config = ImplicitMamba2Config(
-        vocab_size=97,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        expand=2,
-        head_dim=16,
-        state_size=STATE,
-        is_implicit=solver is not None,
-        solver=solver,
+        **SIZES, expand=2, head_dim=16, state_size=STATE, is_implicit=solver is not None, solver=solver
     )
     return ImplicitMamba2ForCausalLM(config).train()
 

@@ -85,9 +85,6 @@ def test_the_card_says_what_the_model_is_and_how_it_was_trained(results: Path) -
     ):
         assert part in text
     assert "the curriculum goes on" not in text
-
-
-def test_the_card_of_an_earlier_phase_says_that_the_curriculum_goes_on(results: Path) -> None:
     text = card_of(results / "train" / "s3-s0" / "unrolled").read_text(encoding="utf-8")
     assert "the state after phase `unrolled`, step 1 of 2: the curriculum goes on from here" in text
 
@@ -102,23 +99,15 @@ def test_the_lines_for_loading_load_the_model(results: Path, monkeypatch: pytest
     assert (model.config.model_type, model.solver.max_iter) == ("implicit_mamba2", 4)
 
 
-def test_equal_runs_elsewhere_have_equal_cards_without_a_trace_of_the_machine(results: Path, tmp_path: Path) -> None:
-    again = train_two_phases(tmp_path, results / "data" / "s3-train")
-    first = results / "train" / "s3-s0" / "free"
-    text = card_of(first).read_text(encoding="utf-8")
-    assert card_of(again).read_text(encoding="utf-8") == text
-    assert (again / "manifest.json").read_bytes() == (first / "manifest.json").read_bytes()
-    renamed = train_two_phases(tmp_path, results / "data" / "s3-train", "other-s0")
-    assert card_of(renamed).read_text(encoding="utf-8") == text
+def test_an_equal_run_elsewhere_has_an_equal_card_without_a_trace_of_name_and_machine(
+    results: Path, tmp_path: Path
+) -> None:
+    text = card_of(results / "train" / "s3-s0" / "free").read_text(encoding="utf-8")
+    other = train_two_phases(tmp_path, results / "data" / "s3-train", "other-s0")
+    assert card_of(other).read_text(encoding="utf-8") == text
     for trace in (str(tmp_path), str(results), socket.gethostname()):
         assert trace not in text
     assert not re.search(r"20\d\d-\d\d-\d\d", text)
-
-
-def test_the_manifest_vouches_for_the_card(results: Path) -> None:
-    run_dir = results / "train" / "s3-s0" / "free"
-    manifest = Manifest.read(run_dir / "manifest.json")
-    assert str(card_of(run_dir).relative_to(run_dir)) in {record.path for record in manifest.files}
 
 
 @pytest.mark.parametrize("stage", ["training", "checkpoint"])

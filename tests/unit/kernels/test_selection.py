@@ -89,13 +89,10 @@ def test_auto_takes_torch_without_a_gpu_and_says_so_once(bare: None, caplog: pyt
     assert [record.getMessage() for record in caplog.records] == ["kernels: torch (PyTorch sees no NVIDIA or ROCm GPU)"]
 
 
-def test_auto_takes_triton_where_it_can_run(capable: None) -> None:
-    assert selected_kernels() == "triton"
-
-
 def test_the_environment_decides_for_auto_and_the_caller_over_the_environment(
     capable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert select_kernels("auto") == "triton"
     monkeypatch.setenv(selection.ENVIRONMENT, "torch")
     assert select_kernels("auto") == "torch"
     assert select_kernels("triton") == "triton"
@@ -233,24 +230,31 @@ def test_fp32_takes_the_kernels_of_its_products(capable: None) -> None:
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("sizes", [(128, 1, 128), (64, 1, 256), (48, 1, 64), (64, 1, 8)])
-def test_states_that_the_gradient_of_the_mixer_cannot_hold_go_to_torch(sizes: tuple, capable: None) -> None:
-    assert not selection.trained_scan_runs_on_triton(fake(2, 8, 800), None, sizes, 4)
+SIZES = (64, 1, 128)
 
 
-@pytest.mark.parametrize("length", [1, 512, 4097])
-def test_mixers_of_every_length_take_their_own_kernels(length: int, capable: None) -> None:
+@pytest.mark.parametrize(
+    ("length", "valid", "sizes", "taps", "is_trained", "is_plain"),
+    [
+        (1, None, SIZES, 4, True, True),
+        (512, None, SIZES, 4, True, True),
+        (4097, None, SIZES, 4, True, True),
+        (8, torch.ones(2, 8), SIZES, 4, False, False),
+        (8, None, SIZES, 5, False, False),
+        (8, None, (128, 1, 128), 4, False, True),  # the gradient holds half as large a state
+        (8, None, (64, 1, 256), 4, False, True),
+        (8, None, (48, 1, 64), 4, False, False),
+        (8, None, (64, 1, 8), 4, False, False),
+    ],
+)
+def test_a_mixer_is_one_kernel_where_its_state_fits_and_nothing_is_padded(
+    length: int, valid: torch.Tensor | None, sizes: tuple, taps: int, is_trained: bool, is_plain: bool, capable: None
+) -> None:
     projected = fake(2, length, 2320)
-    assert selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128), 4)
+    assert selection.trained_scan_runs_on_triton(projected, valid, sizes, taps) == is_trained
+    assert not selection.scan_runs_on_triton(projected, valid, sizes, taps)  # it has no gradient
     with torch.no_grad():
-        assert selection.scan_runs_on_triton(projected, None, (64, 1, 128), 4)
-
-
-def test_padded_sequences_and_wide_convolutions_take_no_mixer_in_one(capable: None) -> None:
-    for valid, taps in ((torch.ones(2, 8), 4), (None, 5)):
-        assert not selection.trained_scan_runs_on_triton(fake(2, 8, 2320), valid, (64, 1, 128), taps)
-        with torch.no_grad():
-            assert not selection.scan_runs_on_triton(fake(2, 8, 2320), valid, (64, 1, 128), taps)
+        assert selection.scan_runs_on_triton(projected, valid, sizes, taps) == is_plain
 
 
 @pytest.mark.parametrize(("channels", "width"), [(12, 4), (16, 5), (16, 1)])

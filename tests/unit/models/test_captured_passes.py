@@ -114,9 +114,9 @@ def test_sequences_that_are_done_leave_the_captured_batch() -> None:
 )
 def test_captured_evaluation_equals_the_plain_one(config, mode: str) -> None:
     graphs = GraphRunner()
-    model = _model(config, eval_mode=mode, eval_block_len=4, tol=1e-4, eval_max_iter=40).eval()
+    model = _model(config, eval_mode=mode, eval_block_len=4, tol=1e-4, eval_max_iter=8).eval()
     for _ in range(2):  # the second sequence meets the graphs of the first
-        ids = torch.randint(37, (3, 20))
+        ids = torch.randint(37, (3, 16))
         with torch.no_grad():
             model.base.runner = graphs
             captured = model(input_ids=ids, use_cache=True)
@@ -135,7 +135,7 @@ def test_captured_evaluation_equals_the_plain_one(config, mode: str) -> None:
 @pytest.mark.parametrize("config", [MAMBA, LLAMA, GROUPED, EXPLICIT])
 def test_captured_tokens_equal_the_plain_ones(config, monkeypatch) -> None:
     monkeypatch.setattr(runner, "ROOM_TOKENS", 4)  # so that keys outgrow it
-    model, ids = _model(config, tol=1e-4, max_iter=40).eval(), torch.randint(37, (3, 16))
+    model, ids = _model(config, tol=1e-4, eval_max_iter=8).eval(), torch.randint(37, (3, 16))
     found = []
     for model.base.runner in (Runner(), GraphRunner()):
         cache = ConvergedStateCache()

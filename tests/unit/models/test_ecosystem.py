@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, EvalPrediction, PreTrainedTokenizerFast, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    EvalPrediction,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
 
 BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
 
@@ -67,13 +74,20 @@ def test_trainer_evaluates_and_predicts_the_logits_alone(make_model, tmp_path: P
     torch.testing.assert_close(torch.from_numpy(trainer.predict(data).predictions), expected, atol=1e-5, rtol=1e-5)
 
 
-@BOTH
+@pytest.mark.parametrize("family", ["mamba2", pytest.param("llama3", marks=pytest.mark.integration)])
 def test_compiled_model_gives_the_same_logits(make_model, family: str) -> None:
     """Compiled by the backend that needs no C++ compiler: what is tested is that tracing keeps the numbers."""
     model = make_model(family, tol=1e-9, eval_max_iter=4, eval_mode="simultaneous")
     input_ids = torch.randint(0, 23, (2, 6))
     expected = model(input_ids).logits
     torch.testing.assert_close(torch.compile(model, backend="eager")(input_ids).logits, expected, atol=1e-8, rtol=1e-8)
+
+
+def test_generation_pipeline_runs_with_any_tokenizer(make_model, tokenizer) -> None:
+    generate = pipeline("text-generation", model=make_model("mamba2", dtype=torch.float32), tokenizer=tokenizer)
+    text = generate("w1 w2 w3", max_new_tokens=3, do_sample=False)[0]["generated_text"]
+    assert text.startswith("w1 w2 w3")
+    assert len(text) > len("w1 w2 w3")
 
 
 @BOTH

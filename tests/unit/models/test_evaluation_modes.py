@@ -35,16 +35,6 @@ def test_all_modes_and_block_lengths_give_the_same_logits(make_model, family: st
     torch.testing.assert_close(again, expected, atol=1e-8, rtol=1e-8)
 
 
-@pytest.mark.parametrize("method", ["plain", "damped", "anderson"])
-@pytest.mark.parametrize("stop", ["sequence", "token", "batch"])
-def test_every_method_and_stopping_rule_reaches_the_same_fixed_point(make_model, method: str, stop: str) -> None:
-    model = make_model("mamba2", **TIGHT)
-    input_ids = torch.randint(0, 23, (4, 9))
-    expected = evaluate(model, input_ids, eval_mode="sequential")
-    got = evaluate(model, input_ids, eval_mode="blockwise", eval_block_len=4, method=method, eval_stop=stop)
-    torch.testing.assert_close(got, expected, atol=1e-8, rtol=1e-8)
-
-
 LENGTHS = [11, 7, 6, 4, 1]
 
 
@@ -154,18 +144,6 @@ def test_a_cache_continues_as_if_the_whole_sequence_had_been_given(make_model, f
     second = model(input_ids[:, 6:], past_key_values=first.past_key_values)
     assert second.past_key_values.get_seq_length() == 10
     torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), expected, atol=1e-8, rtol=1e-8)
-
-
-def test_sequences_leave_the_batch_without_touching_the_others(make_model) -> None:
-    model = make_model("mamba2", tol=1e-6, eval_mode="simultaneous", eval_max_iter=200)
-    input_ids = torch.randint(0, 23, (8, 12))
-    input_ids[0] = 0  # the same token again and again converges at another pace
-    together = model(input_ids)
-    assert len(set(together.solver_stats.num_iter.tolist())) > 1
-    for row in range(8):
-        alone = model(input_ids[row : row + 1])
-        assert alone.solver_stats.num_iter[0] == together.solver_stats.num_iter[row]
-        torch.testing.assert_close(alone.logits[0], together.logits[row], atol=1e-12, rtol=1e-12)
 
 
 def test_tokens_that_do_not_converge_are_counted_and_located(make_model) -> None:

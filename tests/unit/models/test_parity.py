@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 import implicit_llm  # noqa: F401  (registers the models)
 from implicit_llm.models.errors import ModelConfigError
@@ -32,12 +32,6 @@ class Fixture:
         self.tensors = load_file(self.directory / "expected.safetensors")
         self.numbers = json.loads((self.directory / "expected.json").read_text())
         self.model = AutoModelForCausalLM.from_pretrained(self.directory)
-
-    def set_solver(self, **changes) -> None:
-        self.model.solver = replace(self.model.solver, **changes)
-
-    def forward(self):
-        return self.model(self.tensors["input_ids"], labels=self.tensors["labels"], aligned=True)
 
     def assert_gradients(self, tag: str) -> None:
         ours = {name: parameter.grad for name, parameter in self.model.named_parameters()}
@@ -67,49 +61,33 @@ def test_explicit_model_gives_the_published_logits_loss_and_gradients(name: str)
 
 
 @pytest.mark.parametrize("name", IMPLICIT)
-def test_simultaneous_evaluation_gives_the_published_logits_and_iterations(name: str) -> None:
+def test_both_evaluations_give_the_published_logits_and_iterations(name: str) -> None:
     fixture = Fixture(name)
+    numbers = fixture.numbers
     output = fixture.model.eval()(fixture.tensors["input_ids"])
     torch.testing.assert_close(output.logits, fixture.tensors["eval_simultaneous_logits"], atol=1e-3, rtol=1e-3)
-    assert output.solver_stats.num_iter.tolist() == [fixture.numbers["eval_simultaneous_steps"]] * 3
-    assert output.solver_stats.residual[0].item() == pytest.approx(
-        fixture.numbers["eval_simultaneous_rel_diff"], rel=0.02
-    )
-
-
-@pytest.mark.parametrize("name", IMPLICIT)
-def test_sequential_evaluation_gives_the_published_logits_and_iterations(name: str) -> None:
-    fixture = Fixture(name)
-    fixture.set_solver(eval_mode="sequential")
-    output = fixture.model.eval()(fixture.tensors["input_ids"])
+    assert output.solver_stats.num_iter.tolist() == [numbers["eval_simultaneous_steps"]] * 3
+    assert output.solver_stats.residual[0].item() == pytest.approx(numbers["eval_simultaneous_rel_diff"], rel=0.02)
+    output = fixture.model(fixture.tensors["input_ids"], eval_mode="sequential")
     torch.testing.assert_close(output.logits, fixture.tensors["eval_sequential_logits"], atol=1e-3, rtol=1e-3)
-    assert output.solver_stats.num_iter[0].item() == pytest.approx(
-        fixture.numbers["eval_sequential_mean_steps"], abs=0.05
-    )
+    assert output.solver_stats.num_iter[0].item() == pytest.approx(numbers["eval_sequential_mean_steps"], abs=0.05)
 
 
 @pytest.mark.parametrize("name", IMPLICIT)
-def test_free_training_pass_gives_the_published_logits_loss_gradients_and_iterations(name: str) -> None:
+@pytest.mark.parametrize(("tag", "counted"), [("train_free", "num_iter"), ("train_unrolled", "num_closing")])
+def test_a_training_pass_gives_the_published_logits_loss_gradients_and_iterations(
+    name: str, tag: str, counted: str
+) -> None:
     fixture = Fixture(name)
-    fixture.model.train()
-    output = fixture.forward()
-    torch.testing.assert_close(output.logits, fixture.tensors["train_free_logits"], atol=1e-3, rtol=1e-3)
-    assert output.loss.item() == pytest.approx(fixture.numbers["train_free_loss"], rel=1e-4)
-    assert output.solver_stats.num_iter.max().item() == fixture.numbers["train_free_steps"]
+    if tag == "train_unrolled":
+        num_unroll = fixture.numbers["unrolled_iterations"]
+        fixture.model.solver = replace(fixture.model.solver, mode="unrolled", num_unroll=num_unroll)
+    output = fixture.model.train()(fixture.tensors["input_ids"], labels=fixture.tensors["labels"], aligned=True)
+    torch.testing.assert_close(output.logits, fixture.tensors[f"{tag}_logits"], atol=1e-3, rtol=1e-3)
+    assert output.loss.item() == pytest.approx(fixture.numbers[f"{tag}_loss"], rel=1e-4)
+    assert torch.as_tensor(getattr(output.solver_stats, counted)).max().item() == fixture.numbers[f"{tag}_steps"]
     output.loss.backward()
-    fixture.assert_gradients("train_free")
-
-
-@pytest.mark.parametrize("name", IMPLICIT)
-def test_unrolled_training_pass_gives_the_published_logits_loss_and_gradients(name: str) -> None:
-    fixture = Fixture(name)
-    fixture.set_solver(mode="unrolled", num_unroll=fixture.numbers["unrolled_iterations"])
-    fixture.model.train()
-    output = fixture.forward()
-    torch.testing.assert_close(output.logits, fixture.tensors["train_unrolled_logits"], atol=1e-3, rtol=1e-3)
-    assert output.loss.item() == pytest.approx(fixture.numbers["train_unrolled_loss"], rel=1e-4)
-    output.loss.backward()
-    fixture.assert_gradients("train_unrolled")
+    fixture.assert_gradients(tag)
 
 
 @pytest.mark.parametrize("name", EXPLICIT + IMPLICIT)
@@ -136,18 +114,6 @@ def test_pytorch_bin_and_shards_are_read_like_safetensors(name: str, tmp_path: P
     for file, keys in shards.items():
         torch.save({key: weights[key] for key in keys}, tmp_path / file)
     weight_map = {key: file for file, keys in shards.items() for key in keys}
-    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), fixture.model.parameters(), strict=True))
-
-
-def test_a_whole_file_is_read_before_shards_as_transformers_does(tmp_path: Path) -> None:
-    fixture = Fixture(IMPLICIT[0])
-    weights = load_file(fixture.directory / "model.safetensors")
-    (tmp_path / "config.json").write_text((fixture.directory / "config.json").read_text())
-    torch.save(weights, tmp_path / "pytorch_model.bin")
-    torch.save({key: torch.zeros_like(value) for key, value in weights.items()}, tmp_path / "other.bin")
-    weight_map = dict.fromkeys(weights, "other.bin")
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), fixture.model.parameters(), strict=True))
@@ -194,8 +160,3 @@ def test_an_index_of_shards_leads_to_no_other_folder(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ModelConfigError, match=r"index\.json: names '\.\./elsewhere/pytorch_model\.bin'"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-def test_published_config_uses_the_published_stopping_rules() -> None:
-    solver = AutoConfig.from_pretrained(PARITY / "mamba2-implicit").solver
-    assert (solver.stop, solver.eval_stop, solver.eval_mode) == ("batch", "batch", "simultaneous")

@@ -60,9 +60,8 @@ def test_loss_and_gradient_are_those_of_the_torch_kernels(model) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
 
 
-@BOTH
 @ALL
-@IN_EACH_MODE
+@pytest.mark.parametrize(("family", "is_training"), [("mamba2", True), ("llama3", False)], ids=["train", "eval"])
 def test_forward_and_reverse_mode_are_derivatives_of_one_map(model, kind: str, is_training: bool) -> None:
     f, e_BLD = logits_of(model.train(is_training))
     v, u = torch.randn_like(e_BLD), torch.randn(*IDS.shape, 23, dtype=torch.float64)

@@ -39,8 +39,7 @@ def test_every_epoch_has_every_sample_once_in_another_order() -> None:
 
 def test_a_step_has_the_same_samples_whatever_was_asked_for_before() -> None:
     asked = StepSampler(1000, 8, seed=3)
-    order = [*range(600), 3, 599, 0, 512]
-    for step in order:
+    for step in (0, 1, 511, 512, 600, 3, 599, 0, 512):  # 512 steps are permuted at once
         assert np.array_equal(asked.indices(step), StepSampler(1000, 8, seed=3).indices(step))
 
 

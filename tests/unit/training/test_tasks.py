@@ -17,7 +17,7 @@ from implicit_llm_contracts.runs.errors import ConfigError, Preempted
 from implicit_llm_contracts.runs.faults import FaultInjected
 from implicit_llm_contracts.runs.fetched_files import FetchedFilesError
 from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.manifest import Manifest, sha256_of
+from implicit_llm_contracts.runs.manifest import sha256_of
 from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,
@@ -74,7 +74,7 @@ def config_of(task: dict[str, Any], model: dict[str, Any] = IMPLICIT, **changes:
     return train_config({**model, "vocab_size": VOCAB}, **task, **changes)
 
 
-@pytest.mark.parametrize("model", [IMPLICIT, LLAMA3, LLAMA, {**IMPLICIT, "is_implicit": False}])
+@pytest.mark.parametrize("model", [LLAMA3, {**IMPLICIT, "is_implicit": False}])
 def test_a_language_model_learns_and_resumes_inside_an_accumulation_bit_for_bit(
     tmp_path: Path, text: Path, inject: Inject, model: dict[str, Any]
 ) -> None:
@@ -99,10 +99,10 @@ def test_questions_among_ignored_positions_are_what_is_learned_and_counted(
 ) -> None:
     config = config_of(QA, {**IMPLICIT, "dropout": 0.0})
     whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
-    train(whole, config, questions, micro_batch_size=1)
-    with inject("train.micro_step:raise@37"), pytest.raises(FaultInjected):
-        train(parts, config, questions, micro_batch_size=1, save_steps=2)
-    train(parts, config, questions, micro_batch_size=1)
+    train(whole, config, questions, micro_batch_size=2)
+    with inject("train.micro_step:raise@19"), pytest.raises(FaultInjected):
+        train(parts, config, questions, micro_batch_size=2, save_steps=2)
+    train(parts, config, questions, micro_batch_size=2)
     assert artifacts(parts) == artifacts(whole)
     points = logged(whole)
     assert points == logged(parts)
@@ -122,30 +122,10 @@ def test_a_batch_without_any_label_is_no_error(tmp_path: Path, run_dir: Path) ->
     assert {values["loss"] for _, values in logged(run_dir)} == {0.0}
 
 
-@pytest.mark.parametrize("solver", [FREE, UNROLLED])
-def test_handing_over_a_language_model_with_its_solver_equals_no_hand_over(
-    tmp_path: Path, text: Path, solver: dict[str, Any]
-) -> None:
-    def phase(index: int, start: int, end: int) -> dict[str, Any]:
-        fields = {"name": f"p{index}", "index": index, "start_step": start, "end_step": end, "solver": solver}
-        return config_of(LM, phase=fields)
-
-    runs = tmp_path / "whole" / "p0", tmp_path / "a" / "p0", tmp_path / "a" / "p1"
-    train(runs[0], phase(0, 0, 8), text)
-    train(runs[1], phase(0, 0, 3), text)
-    train(runs[2], phase(1, 3, 8), text, start=runs[1])
-    for name in ("model/model.safetensors", "checkpoint/optimizer.safetensors", "checkpoint/random.safetensors"):
-        assert artifacts(runs[2])[name] == artifacts(runs[0])[name]
-    totals = [Manifest.read(run / "manifest.json").summary for run in runs]
-    assert totals[0]["flops"] == totals[2]["flops"] > totals[1]["flops"] > 0
-
-
 @pytest.mark.parametrize(
     ("model", "solver"),
     [
         (IMPLICIT, FREE),
-        (IMPLICIT, UNROLLED),
-        (LLAMA3, FREE),
         (LLAMA3, UNROLLED),
         ({**IMPLICIT, "is_implicit": False}, None),
         (SMALL["gpt2"], None),
@@ -169,8 +149,7 @@ def test_a_model_that_cannot_compute_again_is_refused(
         train(run_dir, config_of(LM, LLAMA), text, gradient_checkpointing=True)
 
 
-@pytest.mark.parametrize("kind", SMALL)
-@pytest.mark.parametrize("task", ["word_problem", "catbabi", "language_model"])
+@pytest.mark.parametrize(("kind", "task"), [("gpt2", "language_model"), ("mamba", "catbabi"), ("lstm", "word_problem")])
 def test_any_pretrained_model_trains_on_any_task(
     tmp_path: Path, run_dir: Path, data: Path, text: Path, questions: Path, kind: str, task: str
 ) -> None:
@@ -217,17 +196,11 @@ def test_a_pretrained_model_that_is_not_there_is_the_users_error(tmp_path: Path,
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("is_damaged", "named"), [(False, "lack transformer.*c_proj"), (True, "no causal language")])
-def test_a_pretrained_model_that_is_not_whole_is_the_users_error(tmp_path: Path, is_damaged: bool, named: str) -> None:
+def test_a_pretrained_model_that_is_not_whole_is_the_users_error(tmp_path: Path) -> None:
     stored_model(tmp_path)
-    path = tmp_path / "model.safetensors"
-    weights = load_file(path)
-    del weights["transformer.h.0.attn.c_proj.bias"]
-    save_file(weights, path, {"format": "pt"})
-    if is_damaged:
-        path.write_bytes(b"{}")
+    (tmp_path / "model.safetensors").write_bytes(b"{}")
     config = train_config(SMALL["gpt2"], **LM) | {"model": {"pretrained": str(tmp_path)}}
-    with pytest.raises(ModelError, match=rf"^x\.model\.pretrained: .*{named}") as caught:
+    with pytest.raises(ModelError, match=r"^x\.model\.pretrained: .*no causal language") as caught:
         build_model(fill(TrainConfig, config, "x"), VOCAB, "x")
     assert "\n" not in str(caught.value)
 
