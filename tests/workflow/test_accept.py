@@ -7,8 +7,6 @@ import re
 import shlex
 import shutil
 
-import pytest
-
 from tests.workflow.test_staleness import TRAINED
 from tests.workflow.tiny_project import NOTHING, Project
 
@@ -16,7 +14,7 @@ EXPERIMENT = ("--config", "tiny.yaml")
 
 
 def explained(project: Project, *arguments: str) -> dict[str, dict]:
-    """What `explain` says, of each job that is not fresh."""
+    """What `explain` says of each job."""
     values = json.loads(project.command("implicit-llm", "explain", *arguments, *EXPERIMENT, "--json"))
     assert values["total"]["jobs"] == sum(job["runs"] for job in values["jobs"])
     return {job["job"]: job for job in values["jobs"]}
@@ -36,7 +34,7 @@ def test_what_is_explained_is_what_snakemake_runs(project: Project) -> None:
     assert running(jobs) == project.planned() == TRAINED
     free = jobs["train/implicit-s0/free"]
     assert free["code"]["files"] == ["implicit_llm.models.stack (solve)"]
-    assert free["inputs"]["changed"] == ["train/implicit-s0/unrolled"]
+    assert free["difference"]["changed_inputs"] == ["train/implicit-s0/unrolled"]
     assert (free["cost"]["unit"], free["cost"]["basis"]) == ("cpu", "as last time")
     assert free["cost"]["hours"] > 0
     text = project.command("implicit-llm", "explain", *EXPERIMENT)
@@ -82,14 +80,3 @@ def test_forcing_an_accepted_job_says_how_to_revoke_that(project: Project) -> No
     project.command(*shlex.split(advice[1]))
     project.snakemake(target, "--forcerun", target)
     assert manifest.read_bytes() != accepted
-
-
-@pytest.mark.slow
-def test_an_accepted_result_that_is_lost_is_made_with_the_code_of_now(project: Project) -> None:
-    edit_model(project)
-    job = "train/explicit-s0/explicit"
-    project.command("implicit-llm", "accept", "train/*", "--why", "half or a third", *EXPERIMENT)
-    (project.results / job / "manifest.json").unlink()
-    project.snakemake(f"results/tiny/{job}/manifest.json")
-    assert job not in explained(project)
-    assert "report" in running(explained(project)) == project.planned()

@@ -35,8 +35,6 @@ def test_a_checkout_that_would_run_the_code_of_another_one_is_refused(built: Pro
 def test_an_unknown_target_is_refused_with_the_nearest_and_all_that_have_a_name(project: Project) -> None:
     for target, meant in (
         ("trian", "train"),
-        ("prefetc", "prefetch"),
-        ("results/tiny/repot/manifest.json", "results/tiny/report/manifest.json"),
         ("results/tiny/train/implicit-s0/fre/manifest.json", "results/tiny/train/implicit-s0/free/manifest.json"),
     ):
         output = project.snakemake("--dry-run", target, code=2)

@@ -19,18 +19,14 @@ ALL = {
 }
 
 
-def test_every_job_leaves_a_manifest_and_a_log(built: Project) -> None:
+def test_every_job_leaves_a_manifest_and_a_log_and_a_second_run_does_nothing(built: Project) -> None:
     for key in ALL:
         assert (built.results / key / "manifest.json").is_file(), key
         assert "done" in (built.results / key / "job.log").read_text(), key
     assert (built.results / "report" / "index.html").is_file()
-
-
-def test_the_second_phase_starts_from_the_first(built: Project) -> None:
-    first = json.loads((built.results / "train/implicit-s0/unrolled/manifest.json").read_text())
-    second = json.loads((built.results / "train/implicit-s0/free/manifest.json").read_text())
+    first, second = (
+        json.loads((built.results / "train/implicit-s0" / phase / "manifest.json").read_text())
+        for phase in ("unrolled", "free")
+    )
     assert second["identity"]["upstream"]["start"] == first["fingerprint"]
-
-
-def test_a_second_run_does_nothing(built: Project) -> None:
     assert NOTHING in built.snakemake()

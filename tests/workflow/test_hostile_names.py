@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.tiny_project import Project, make_project
+from implicit_llm_contracts.runs.errors import ConfigError
+from tests.unit.workflow.experiments import ExperimentFile
+from tests.workflow.tiny_project import make_project
 
 COMMAND = "$(touch pwned); touch pwned & `touch pwned` 'x' \"y"
 
@@ -36,10 +38,6 @@ def test_no_path_and_no_value_reaches_a_shell_as_code(tmp_path: Path) -> None:
         ("curriculum: explicit", "curriculum: 'x;touch pwned'", "curriculum"),
     ],
 )
-def test_a_name_with_a_command_in_it_is_refused_in_one_line(tmp_path: Path, old: str, new: str, key: str) -> None:
-    project: Project = make_project(tmp_path)
-    project.edit(project.config, old, new)
-    output = project.snakemake("--dry-run", code=2)
-    (line,) = [line for line in output.splitlines() if line.startswith("error:")]
-    assert key in line
-    assert traces(tmp_path) == []
+def test_a_name_with_a_command_in_it_is_refused(tiny: ExperimentFile, old: str, new: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        tiny.edit(old, new).load()

@@ -48,11 +48,6 @@ def test_a_stream_is_given_all_its_shards(built_language: Project) -> None:
     assert len(manifest["identity"]["upstream"]) == 10
 
 
-def test_a_change_of_the_free_phase_reruns_the_branch_alone(language: Project) -> None:
-    language.edit(language.dir / "curricula" / "branches.yaml", "max_iter: 24", "max_iter: 25")
-    assert language.planned() == {*BRANCH, "report"}
-
-
 def test_gradient_checkpointing_is_the_machines_choice(language: Project) -> None:
     option = ("--set-resources", "train_language_model:gradient_checkpointing=on")
     assert NOTHING in language.snakemake(*option)
@@ -73,23 +68,6 @@ def test_another_branch_is_trained_without_its_trunk(language: Project) -> None:
     assert language.planned() == {*new, "report"}
 
 
-def test_a_branch_where_nothing_was_kept_is_one_line(language: Project) -> None:
-    language.edit(language.dir / "curricula" / "branches.yaml", "start: 0.8", "start: 0.85")
-    output = language.snakemake("--dry-run", code=2)
-    assert "Traceback" not in output
-    assert "runs.trunk.curriculum.free-80.start: phase 'bounded' does not keep step 167799" in output
-
-
-def test_a_lost_shard_is_made_again_alone(language: Project) -> None:
-    manifest = language.results / "data/text-shard-00007/manifest.json"
-    before = manifest.read_bytes()
-    manifest.write_text("{")
-    assert language.planned() == {"data/text-shard-00007"}
-    language.snakemake()
-    assert manifest.read_bytes() == before
-    assert NOTHING in language.snakemake()
-
-
 @pytest.mark.parametrize(
     ("experiment", "some"),
     [
@@ -107,9 +85,3 @@ def test_the_project_has_jobs_for_its_large_experiments(
     project.name = experiment
     (project.dir / "workflow" / "config" / f"{experiment}.yaml").rename(project.config)
     assert project.planned() >= {*some, "report"}
-
-
-def test_the_headline_reads_what_was_evaluated(built_language: Project) -> None:
-    output = built_language.command("implicit-llm", "report", "--numbers", "--config", "language.yaml")
-    assert ["trunk/free-80", "blockwise", "8", "8"] in [line.split() for line in output.splitlines()]
-    assert "50.0 %  50.0 %" in output

@@ -56,26 +56,6 @@ def test_code_that_is_edited_while_jobs_wait_is_never_published_under_the_digest
 
 
 @pytest.mark.slow
-def test_a_file_of_a_finished_result_that_is_gone_is_made_again_when_someone_needs_it_and_not_before(
-    project: Project,
-) -> None:
-    (model,) = (project.results / UNROLLED).glob("work/*/model.json")
-    content = model.read_bytes()
-    model.unlink()
-    assert NOTHING in project.snakemake()
-    project.edit(project.config, "tol: 0.1", "tol: 0.2")
-    output = project.snakemake(code=1)
-    assert f"{model}: expected {len(content)} bytes, found no file" in output
-    advice = f"rm -f results/tiny/{UNROLLED}/manifest.json"
-    assert f"type `{advice}` and run the workflow again" in output
-    project.command(*advice.split())
-    assert project.planned() == {UNROLLED, FREE, EVALUATIONS[FREE], "report"}
-    project.snakemake()
-    assert model.read_bytes() == content
-    assert NOTHING in project.snakemake()
-
-
-@pytest.mark.slow
 def test_a_job_that_fails_after_its_work_leaves_nothing_under_the_final_name_and_is_not_done_twice(
     project: Project,
 ) -> None:

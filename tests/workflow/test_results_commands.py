@@ -1,4 +1,4 @@
-"""What `status`, `runs` and `compare` say of the small experiment while Snakemake works on it."""
+"""What `status` says of the small experiment while Snakemake works on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def status(project: Project) -> dict[str, Any]:
 
 
 def states(found: dict[str, Any]) -> dict[str, str]:
-    return {job["job"]: job["status"] for job in found["jobs"]}
+    return {job["job"]: job["state"] for job in found["jobs"]}
 
 
 def test_a_job_at_work_and_one_that_failed_are_told_and_then_all_is_done(project: Project) -> None:
@@ -42,13 +42,11 @@ def test_a_job_at_work_and_one_that_failed_are_told_and_then_all_is_done(project
                 found = status(project)
             assert found["driver"] == {"pid": driver.pid, "is_alive": True}
             assert found["stages"]["data"] == {**dict.fromkeys(found["stages"]["data"], 0), "done": 3}
-            (failed,) = [job for job in found["jobs"] if job["status"] == "failed"]
+            (failed,) = [job for job in found["jobs"] if job["state"] == "failed"]
             assert failed["why"] == "RuntimeError: made to fail"
             assert failed["failure_class"] == "bug"
             assert failed["last_lines"][-1].endswith("RuntimeError: made to fail")
             assert states(found)["evaluate/implicit-s0/free/word-problem"] in ("stale", "waiting")
-            runs = project.command("implicit-llm", "runs", "--config", "tiny.yaml", "--status", "running")
-            assert [line.split()[:3] for line in runs.splitlines()[2:]] == [["implicit-s0", "running", "free"]]
         finally:
             hold.unlink()
         assert driver.stdout is not None
@@ -59,14 +57,6 @@ def test_a_job_at_work_and_one_that_failed_are_told_and_then_all_is_done(project
     assert found["next"] == "snakemake --configfile tiny.yaml --profile profiles/local"
     project.command(*found["next"].split(), "--cores", "2")
     assert set(states(status(project)).values()) == {"done"}
-
-
-def test_finished_runs_are_set_side_by_side_with_their_evaluations(project: Project) -> None:
-    out = project.command("implicit-llm", "compare", "implicit-s0", "explicit", "--config", "tiny.yaml")
-    lines = [line.split() for line in out.splitlines()]
-    assert ["phase.solver.tol", "0.1", "-"] in lines
-    assert ["loss", "0.5", "0.5"] in lines
-    assert ["accuracy_last10", "s3-test-L8-h0.5", "blockwise", "0.75", "0.75"] in lines
 
 
 def test_the_outputs_by_which_a_job_is_known_again_are_those_of_its_rule(built: Project) -> None:

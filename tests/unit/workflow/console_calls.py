@@ -29,9 +29,9 @@ def loaded_after(*statements: str) -> list[str]:
     return list(json.loads(done.stdout.splitlines()[-1].replace("'", '"')))
 
 
-def loaded_by(*words: str) -> list[str]:
-    """Which of the heavy packages a command loads."""
-    call = f"try:\n    main({list(words)!r})\nexcept SystemExit:\n    pass"
+def loaded_by(*calls: tuple[str, ...]) -> list[str]:
+    """Which of the heavy packages these commands load, one after the other."""
+    call = f"for words in {calls!r}:\n    try:\n        main([*words])\n    except SystemExit:\n        pass"
     return loaded_after("from implicit_llm_workflow.console import main", f"exec({call!r})")
 
 

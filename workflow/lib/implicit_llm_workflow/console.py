@@ -13,7 +13,7 @@ from implicit_llm_contracts import __version__
 from implicit_llm_workflow.commands.evaluate import evaluate
 from implicit_llm_workflow.commands.experiments import accept, estimate, explain, gc, init, prefetch, status
 from implicit_llm_workflow.commands.jobs import job, preflight, train
-from implicit_llm_workflow.commands.results import compare, lineage, mlflow, report, runs, verify
+from implicit_llm_workflow.commands.results import compare, lineage, mlflow, report, verify
 from implicit_llm_workflow.commands.try_it import try_it
 from implicit_llm_workflow.launching.launch import tell_who_started_this
 from implicit_llm_workflow.project_dirs import require_own_package
@@ -57,7 +57,7 @@ app.command("try", cls=Command, rich_help_panel="First steps")(try_it)
 _PANELS = {
     "First steps": (init,),
     "Experiments": (status, explain, estimate, accept, prefetch, gc),
-    "Results": (report, runs, compare, lineage, verify, evaluate, mlflow),
+    "Results": (report, compare, lineage, verify, evaluate, mlflow),
     "Jobs": (job, train, preflight),
 }
 for _panel, _commands in _PANELS.items():

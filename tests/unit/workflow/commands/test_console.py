@@ -35,22 +35,15 @@ def helps_of(group: Any) -> Iterator[tuple[str, str]]:
 HELPS = dict(helps_of(get_command(console.app)))
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["--help", "status", "explain", "estimate --json", "runs", "verify", "compare implicit-s0 implicit-s0/unrolled"],
-)
-def test_a_command_that_shows_something_loads_no_heavy_package(tiny: ExperimentFile, command: str) -> None:
+def test_a_command_that_shows_something_loads_no_heavy_package(tiny: ExperimentFile) -> None:
     plan = real_plan(tiny)
     for phase in ("unrolled", "free"):
         write_journal(plan, f"train/implicit-s0/{phase}", event("stage_started"), metrics(1, 1, loss=1.0))
-    assert loaded_by(*command.split(), *where(tiny)) == []
-
-
-def test_planning_an_experiment_loads_no_heavy_package() -> None:
-    files = "from implicit_llm_workflow.experiment_files import experiment, config_files"
-    plan = f"{files}; from implicit_llm_workflow.planning import plan"
-    use = "plan.Plan(experiment.load_experiment(config_files.experiment_path('demo'))).statuses"
-    assert loaded_after(plan, use) == []
+    (tiny.path.parent / "tasks_1-20_v1-2.tar.gz").write_bytes(b"damaged")
+    babi = ("prefetch", "--config", "miniature", "--downloads", str(tiny.path.parent))
+    shown = ("status", "status --jobs", "explain", "estimate --json", "verify", "gc", "report --numbers")
+    calls = [("--help",), ("evaluate", "harness", "--help"), babi, *((*it.split(), *where(tiny)) for it in shown)]
+    assert loaded_by(*calls, ("compare", "implicit-s0", "implicit-s0/unrolled", *where(tiny))) == []
 
 
 def test_making_data_loads_no_models() -> None:
@@ -70,12 +63,8 @@ def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFix
     )
     lines = [line.strip() for line in example.splitlines()]
     assert [start for start in starts if not any(line.startswith(start) for line in lines)] == []  # not run together
-
-
-@pytest.mark.parametrize("group", ["mlflow", "evaluate"])
-def test_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str], group: str) -> None:
-    _, out, _ = run(capsys, group, "--help")
-    assert [name for name in HELPS if name.startswith(f"{group} ") and name.split()[1] not in out] == []
+    # Without a name Typer shows the type, `<int range>`, and `<bool>` where an option takes nothing.
+    assert re.findall(r"<(?:bool|int|float|str|path|list|dir|file)\b", out) == []
 
 
 def test_every_command_of_the_console_is_among_them_and_a_reader_sees_no_more_than_eighteen() -> None:
@@ -114,13 +103,6 @@ def test_a_command_in_a_checkout_that_is_not_the_installed_one_is_refused(
     assert f"error: {tmp_path}: the installed package implicit_llm_workflow belongs to another tree" in err
 
 
-@pytest.mark.parametrize("command", sorted(HELPS))
-def test_the_help_shows_no_types_of_python(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    """Without a name Typer shows the type, `<int range>`, and `<bool>` where an option takes nothing."""
-    _, out, _ = run(capsys, *command.split(), "--help")
-    assert re.findall(r"<(?:bool|int|float|str|path|list|dir|file)\b", out) == []
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -144,7 +126,7 @@ def test_a_mistake_on_the_command_line_is_one_line_with_the_help_to_type(
     [
         (
             ["preflight", "--hardware", "v100", "--device", "cda"],
-            "--device: there is no device 'cda'; did you mean 'cuda'?",
+            "Invalid value for '--device': ",
         ),
         (["mlflow", "rebuild", "--results", "/proc/none"], "/proc/none: no such directory"),
     ],
@@ -162,8 +144,7 @@ def test_a_wrong_value_is_one_line_with_the_fix(
     [
         ("status train/implicit-s0/fre", "did you mean 'train/implicit-s0/free'"),
         ("verify data/s3-trian", "did you mean 'data/s3-train'"),
-        ("runs --status finished", "--status finished: is not a status; valid: "),
-        ("runs implizit-s0", "implizit-s0: experiment tiny has no such run; did you mean 'implicit-s0'"),
+        ("status train/*/fre", "train/*/fre: no job matches; "),
         ("compare implicit-s7 implicit-s0", "implicit-s7: experiment tiny has no such run; did you mean 'implicit-s"),
         ("compare implicit-s explicit", "implicit-s: experiment tiny has no such run; did you mean 'implicit-s"),
         ("compare implicit-s0 explicit", "implicit-s0: has not finished; type: snakemake "),
@@ -185,19 +166,6 @@ def test_a_mistake_about_an_experiment_is_one_line_that_says_what_to_type(
     code, out, err = run(capsys, *command.split(), *where(tiny))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
-
-
-def test_an_identity_is_printed_as_the_job_wants_it(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
-    code, out, _ = run(capsys, "explain", "--identity", "train/implicit-s1/free", "--config", str(tiny.path))
-    assert code == 0
-    assert Identity.parse(out).config["seed"] == 1
-
-
-def test_a_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
-    tiny.edit("group: S3", "group: Q3")
-    code, out, err = run(capsys, "status", "--config", str(tiny.path))
-    assert (code, out) == (2, "")
-    assert re.fullmatch(r"error: .*data\.s3\.group: 'Q3' is no group.*\n", err)
 
 
 @pytest.mark.parametrize(
@@ -295,10 +263,6 @@ def test_an_edited_identity_is_refused(capsys: pytest.CaptureFixture[str], tiny:
     assert "fingerprint" in err.splitlines()[-1]
 
 
-def test_inputs_are_roles_and_directories() -> None:
-    assert parse_inputs(["train:a/b=x/y", "data=z"]) == {"train:a/b": Path("x/y"), "data": Path("z")}
-
-
 def test_many_inputs_come_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "inputs.json"
     path.write_text(json.dumps({f"shard-{number}": f"results/{number}" for number in range(2000)}))
@@ -307,27 +271,18 @@ def test_many_inputs_come_in_a_file(tmp_path: Path) -> None:
     assert (inputs["tokenizer"], inputs["shard-1999"]) == (Path("t"), Path("results/1999"))
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]", '{"role": 1}', '{"data": "a"}'])
-def test_a_file_that_holds_no_inputs_is_named(tmp_path: Path, text: str | None) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", '{"role": 1}', '{"data": "a"}'])
+def test_a_file_that_holds_no_inputs_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "inputs.json"
-    if text is not None:
-        path.write_text(text)
+    path.write_text(text)
     with pytest.raises(OptionError, match=re.escape(f"--input @{path}")):
         parse_inputs(["data=x", f"@{path}"])
 
 
-@pytest.mark.parametrize("options", [["data"], ["=x"], ["data="], ["data=x", "data=y"]])
+@pytest.mark.parametrize("options", [["data"], ["=x"], ["data="], ["data=x", "data=y"], ["@nowhere.json"]])
 def test_an_input_without_role_or_directory_is_refused(options: list[str]) -> None:
     with pytest.raises(OptionError, match="--input"):
         parse_inputs(options)
-
-
-def test_the_headline_shows_missing_numbers_as_missing(
-    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
-) -> None:
-    _, out, _ = run(capsys, "report", "--numbers", *where(tiny))
-    assert re.search(r"implicit/free +- +-\n", out)
-    assert re.search(r"report: not made yet; type: snakemake --configfile \S+ --profile profiles/local", out)
 
 
 def test_the_headline_shows_each_mode_and_marks_stale_numbers(
@@ -351,14 +306,6 @@ def test_the_headline_shows_each_mode_and_marks_stale_numbers(
     assert re.search(rf"implicit/free \(stale\) +blockwise +{spread} +0\.0 % \(0\.0 % to 0\.0 %, 2 seeds\)\n", out)
     assert re.search(r"explicit/explicit \(stale\) +sequential +- +-\n", out)
     assert "mlflow ui --backend-store-uri sqlite:///" in out
-
-
-def test_the_headline_keeps_the_password_of_the_store_to_itself(
-    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:hunter2@mlflow.example.org")
-    _, out, _ = run(capsys, "report", "--numbers", *where(tiny))
-    assert "MLflow: https://***@mlflow.example.org\n" in out
 
 
 def test_the_headline_of_language_models_shows_mean_and_spread_over_seeds(

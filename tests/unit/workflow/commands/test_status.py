@@ -96,42 +96,42 @@ def test_a_running_job_is_told_with_step_rate_and_time_left(
     assert "next: nothing to type, the driver goes on; it leaves out what failed" in out
 
 
-def test_a_target_is_counted_with_what_it_needs_alone(
+def test_machines_get_a_target_and_what_it_needs_with_all_that_is_known(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:
-    code, out, _ = run(capsys, "status", UNROLLED, *where(failed), "--json")
+    (work_of(real_plan(failed), UNROLLED) / "mlflow.json").write_text('{"run_id": "abc"}')
+    code, out, _ = run(capsys, "status", "train/*/unrolled", EXPLICIT, *where(failed), "--json", "--lines", "2")
     found = json.loads(out)
-    assert (code, found["next"]) == (0, "nothing, all is done")
-    assert {stage: counts["done"] for stage, counts in found["stages"].items()} == {"data": 1, "train": 1}
-    assert [job["job"] for job in found["jobs"]] == ["data/s3-train", UNROLLED]
-
-
-def test_what_is_gone_and_not_needed_is_nothing_to_make(
-    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
-) -> None:
+    assert (code, found["driver"]) == (0, None)
+    assert {stage: sum(counts.values()) for stage, counts in found["stages"].items()} == {"data": 1, "train": 3}
+    jobs = {job["job"]: job for job in found["jobs"]}
+    assert list(jobs) == ["data/s3-train", UNROLLED, "train/implicit-s1/unrolled", EXPLICIT]
+    assert (jobs[UNROLLED]["mlflow_run_id"], jobs[UNROLLED]["progress"]["end_step"]) == ("abc", 4)
+    job = jobs[EXPLICIT]
+    assert (job["state"], job["failure_class"], len(job["last_lines"])) == ("failed", "quota", 2)
+    assert job["log"].endswith(f"{EXPLICIT}/job.log")
+    assert job["age_s"] > 0
     (real_plan(failed).root / "data" / "s3-train" / "manifest.json").unlink()
     _, out, _ = run(capsys, "status", UNROLLED, *where(failed))
-    assert out.splitlines()[-1] == ("next: nothing, all is done; 1 of its inputs are gone and not needed")
+    assert out.splitlines()[-1] == "next: nothing, all is done; 1 of its inputs are gone and not needed"
 
 
-def test_machines_get_every_job(capsys: pytest.CaptureFixture[str], failed: ExperimentFile) -> None:
-    _, out, _ = run(capsys, "status", *where(failed), "--json", "--lines", "2")
-    found = json.loads(out)
-    assert found["driver"] is None
-    assert sum(found["stages"]["train"].values()) == 5
-    (job,) = [job for job in found["jobs"] if job["status"] == "failed"]
-    assert (job["failure_class"], len(job["last_lines"])) == ("quota", 2)
-    assert job["log"].endswith(f"{EXPLICIT}/job.log")
-
-
-def test_every_job_is_listed_with_its_fingerprint_and_why_it_is_not_done(
+def test_each_job_is_a_line_that_says_how_it_is_doing_and_why_it_is_not_done(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:
-    code, out, _ = run(capsys, "status", "--jobs", *where(failed.edit("{steps: 4}", "{steps: 5}")))
+    plan = real_plan(failed.edit("{steps: 4}", "{steps: 5}"))
+    values = {"loss": 0.5, "residual": 0.0301, "num_iter": 7.25, "unconverged_share": 0.012}
+    write_journal(plan, FREE, event("stage_started"), metrics(7, 5, **values), torn='{"kind": "metr')
+    with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"):
+        code, out, _ = run(capsys, "status", "--jobs", *where(failed))
     assert code == 0
-    assert re.search(rf"^{UNROLLED} +stale +[0-9a-f]{{16}} +config: phase.end_step 4 -> 5", out, re.MULTILINE)
-    assert re.search(rf"^{FREE} +waiting +[0-9a-f]{{16}} *$", out, re.MULTILINE)
-    assert out.startswith("tiny: 1 of 12 jobs done, 1 failed, 1 stale, 9 waiting; no driver")
+    assert out.startswith("tiny: 1 of 12 jobs done, 1 running, 1 failed, 1 stale, 8 waiting; no driver")
+    assert re.search(r"^job +state +step +loss +residual +iter +unconv +age +why", out, re.MULTILINE)
+    assert re.search(rf"^{UNROLLED} +stale +4/4 +- +- +- +- +\d+ \w+ +config: phase.end_step 4 -> 5", out, re.MULTILINE)
+    assert re.search(rf"^{FREE} +running +7/10 +0\.5 +0\.03 +7\.25 +1\.2 % +\d+ d *$", out, re.MULTILINE)
+    assert re.search(r"^train/implicit-s1/free +waiting +-/10 +- ", out, re.MULTILINE)
+    _, out, _ = run(capsys, "status", *where(failed))
+    assert f"1 stale: `implicit-llm explain --config {failed.path}` says why" in out
 
 
 def test_a_freed_result_that_a_job_needs_is_stale_here_as_in_explain(
@@ -140,17 +140,10 @@ def test_a_freed_result_that_a_job_needs_is_stale_here_as_in_explain(
     plan = real_plan(failed)
     (work_of(plan, UNROLLED) / "freed.json").touch()
     why = f"its files were freed, and {FREE} needs them"
-    for command, key in (("explain", "state"), ("status", "status")):
+    for command in ("explain", "status"):
         _, out, _ = run(capsys, command, FREE, *where(failed), "--json")
         (job,) = [job for job in json.loads(out)["jobs"] if job["job"] == UNROLLED]
-        assert (job[key], job["why"]) == ("stale", why), command
-
-
-def test_stale_results_are_told_with_the_command_that_says_why(
-    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
-) -> None:
-    _, out, _ = run(capsys, "status", *where(failed.edit("{steps: 4}", "{steps: 5}")))
-    assert f"1 stale: `implicit-llm explain --config {failed.path}` says why" in out
+        assert (job["state"], job["why"]) == ("stale", why), command
 
 
 def test_a_preflight_that_failed_is_told(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:

@@ -11,18 +11,17 @@ import pytest
 
 from implicit_llm_contracts.config import flops
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import PROVENANCE
 from implicit_llm_workflow.estimates.cost import CostModel
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, MeasuredStep, read_hardware
 from implicit_llm_workflow.estimates.memory import TrainedModel
-from implicit_llm_workflow.estimates.table import data_estimates, training_estimates
+from implicit_llm_workflow.estimates.table import training_estimates
 from implicit_llm_workflow.experiment_files.models import model_fields
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.run_dirs import finish_with, work_of
 
 BENCHMARKS = PROJECT_DIR / "results" / "benchmarks"
 BOUNDED = {"mode": "fixed_point", "max_iter": 4, "tol": 0.05, "phantom_steps": 1, "tau": 0.8}
@@ -65,25 +64,18 @@ def train_node(name: str, model: dict[str, Any], solver: dict[str, Any] | None, 
 
 
 def language_plan(tiny: ExperimentFile, *nodes: Node) -> Plan:
-    """A plan of these training jobs on a corpus in two shards."""
-    corpus = {"source": "hub", "dataset": "EleutherAI/the_pile_deduplicated"}
-    shard = {"kind": "token_shard", "corpus": corpus, "num_shards": 2, "test_fraction": 0.001}
-    shards = [Node("data", f"pile-shard-0000{k}", shard) for k in (0, 1)]
+    """A plan of these training jobs on a stream of tokens."""
     stream = Node("data", "pile-train", {"kind": "token_stream", "split": "train", "length": LENGTH})
     plan = tiny.plan()
-    plan.nodes = {node.key: node for node in (*shards, stream, *nodes)}
+    plan.nodes = {node.key: node for node in (stream, *nodes)}
     return plan
 
 
 def finish(plan: Plan, node: Node, f_evaluations: float, busy_s: float, device: str) -> None:
     """Leave the run directory of a finished job."""
-    run_dir = plan.run_dir(node)
-    run_dir.mkdir(parents=True)
-    identity = Identity("train", node.name, node.config, "", {})
-    manifest = Manifest.of(identity, (), {"metrics": {"f_evaluations": f_evaluations}})
-    (run_dir / "manifest.json").write_bytes(manifest.to_bytes())
-    took = {"fingerprint": identity.fingerprint, "attempts": [{"busy_s": busy_s}], "device": device, "argv": []}
-    (run_dir / PROVENANCE).write_text(json.dumps(took))
+    finish_with(plan, node.key, {"metrics": {"f_evaluations": f_evaluations}})
+    took = {"attempts": [{"busy_s": busy_s}], "device": device, "argv": []}
+    (work_of(plan, node.key) / PROVENANCE).write_text(json.dumps(took))
 
 
 def test_the_prices_are_the_newest_measured_steps() -> None:
@@ -224,17 +216,6 @@ def test_a_pretrained_model_has_tokens_but_no_price(tiny: ExperimentFile) -> Non
     (job,) = training_estimates(plan, CostModel(plan))
     assert job.work.tokens == STEPS * BATCH * LENGTH
     assert (job.work.flops, job.work.disk_bytes, job.cost.hours, job.step) == (None, None, None, None)
-
-
-def test_the_corpus_is_split_among_its_shards(tiny: ExperimentFile) -> None:
-    plan = language_plan(tiny)
-    shards = data_estimates(plan, CostModel(plan))
-    assert [(job.work.tokens, job.work.disk_bytes, job.work.download_bytes) for job in shards] == 2 * [
-        (207e9 / 2, 414e9 / 2, 451.1e9)
-    ]
-    rows = json.loads((BENCHMARKS / "tokenisation-cpu.json").read_text())
-    slowest = min(row["ours"] for row in rows["rows"]) * 1e6 / rows["machine"]["cores"]
-    assert shards[0].cost.hours == pytest.approx(207e9 / 2 / slowest / 3600, rel=0.01)
 
 
 def test_the_peaks_are_those_of_the_utilisation_that_training_reports() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.evaluations import SUITES_FILE, TASK_FOLDERS, completed_settings
+from implicit_llm_workflow.experiment_files.evaluations import SUITES_FILE, TASK_FOLDERS
 from implicit_llm_workflow.node import Node
-from tests.unit.workflow.console_calls import loaded_after, run
+from tests.unit.workflow.console_calls import run
 from tests.unit.workflow.experiments import ExperimentFile
 
 MODES = "modes: [{name: blockwise, eval_mode: blockwise}]"
@@ -77,11 +77,6 @@ def test_mistakes_are_told_by_file_and_key(language: ExperimentFile, settings: s
         with_downstream(language, settings).load()
 
 
-def test_settings_by_hand_are_completed_like_those_of_a_file() -> None:
-    settings = completed_settings("lm_eval", {"tasks": ["piqa"], "limit": 3}, "by hand")
-    assert settings == {"tasks": ["piqa"], "limit": 3}
-
-
 def test_an_evaluation_by_hand_asks_for_its_tasks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, error = run(capsys, "evaluate", "lm-eval", "--model", str(tmp_path))
     assert (code, "tasks: is missing; give the name of a suite (paper, local)" in error) == (2, True)
@@ -97,8 +92,3 @@ def test_all_arguments_go_to_the_harness_in_their_order(
     assert run(capsys, "evaluate", "harness", "run", "--help")[0] == 0
     assert run(capsys, "evaluate", "harness", "ls", "tasks", "--include_path", "there")[0] == 0
     assert given == [words, ["run", "--help"], ["ls", "tasks", "--include_path", "there"]]
-
-
-def test_help_of_the_sub_command_loads_no_heavy_package() -> None:
-    call = 'exec(\'try:\\n    main(["evaluate", "harness", "--help"])\\nexcept SystemExit:\\n    pass\')'
-    assert loaded_after("from implicit_llm_workflow.console import main", call) == []

@@ -18,7 +18,7 @@ from implicit_llm_data.babi import archive as babi_archive
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.prefetching.needs import BabiArchive, EvaluationData, LocalFile, needs_of
 from implicit_llm_workflow.prefetching.prefetch import BABI_NAME, satisfy
-from tests.unit.workflow.console_calls import loaded_after, run
+from tests.unit.workflow.console_calls import run
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.prefetching.file_server import FileServer, serving
 
@@ -113,16 +113,6 @@ def test_something_else_than_babi_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_network_the_archive_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
-    with serving() as state:
-        url = state.url  # of a server that is gone
-    outcome = satisfy(BabiArchive(()), tmp_path, babi_url=f"{url}/x")
-    assert (outcome.state, "\n" in outcome.what) == ("failed", False)
-    assert "Connection refused" in outcome.what
-    assert f"put it at {tmp_path / BABI_NAME}" in outcome.what
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.usefixtures("small_babi")
 def test_an_archive_with_fewer_files_serves_experiments_that_do_without_them(
     server: FileServer, tmp_path: Path
@@ -138,15 +128,6 @@ def test_the_real_archive_is_found_whole_but_for_one_file() -> None:
     downloads = Path(os.environ["IMPLICIT_LLM_DATA"])
     need = BabiArchive(("en-valid-10k/qa3_train.txt",))
     assert satisfy(need, downloads, babi_url="http://127.0.0.1:9/").state == "there"
-
-
-def test_a_file_that_only_the_user_has_is_looked_for(tmp_path: Path) -> None:
-    need = LocalFile("more/*.txt", "corpus.files")
-    outcome = satisfy(need, tmp_path)
-    assert (outcome.state, outcome.what.startswith("corpus.files: more/*.txt is neither below")) == ("failed", True)
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "a.txt").touch()
-    assert satisfy(need, tmp_path).state == "there"
 
 
 def test_the_downloads_folder_is_that_of_the_data_jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -173,7 +154,9 @@ def test_the_command_reports_every_need_and_fails_for_one_that_cannot_be_had(
     assert [line.split()[0] for line in out.splitlines()] == ["failed", "there", "1"]
 
 
-def test_absolute_names_and_patterns_are_looked_for_too(tmp_path: Path) -> None:
+def test_a_file_that_only_the_user_has_is_looked_for_by_name_or_pattern(tmp_path: Path) -> None:
+    missing = satisfy(LocalFile("more/*.txt", "corpus.files"), tmp_path)
+    assert (missing.state, missing.what.startswith("corpus.files: more/*.txt is neither below")) == ("failed", True)
     (tmp_path / "more" / "deep").mkdir(parents=True)
     (tmp_path / "more" / "deep" / "a[1].txt").touch()
     for name in ("more/*/*.txt", "**/*.txt", "more/deep/a[[]1].txt", "more/deep/a[1].txt"):
@@ -184,17 +167,3 @@ def test_absolute_names_and_patterns_are_looked_for_too(tmp_path: Path) -> None:
         "failed",
         True,
     )
-
-
-def test_checking_an_archive_loads_no_models(tiny: ExperimentFile, tmp_path: Path) -> None:
-    (tmp_path / BABI_NAME).write_bytes(b"damaged")
-    fetch = "needs.needs_of = lambda plan: [needs.BabiArchive(())]"
-    words = ["prefetch", "--config", str(tiny.path), "--downloads", str(tmp_path)]
-    call = f"try:\n    main({words!r})\nexcept SystemExit as error:\n    assert error.code == 1"
-    start = "from implicit_llm_workflow.prefetching import needs; from implicit_llm_workflow.console import main"
-    assert loaded_after(start, fetch, f"exec({call!r})") == []
-
-
-def test_prefetching_nothing_loads_no_heavy_package(tiny: ExperimentFile) -> None:
-    call = f"try:\n    main(['prefetch', '--config', {str(tiny.path)!r}])\nexcept SystemExit:\n    pass"
-    assert loaded_after("from implicit_llm_workflow.console import main", f"exec({call!r})") == []

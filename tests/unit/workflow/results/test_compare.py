@@ -11,8 +11,15 @@ import pytest
 
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.compare import Column, NotComparable, differences, find_columns, number_rows
-from implicit_llm_workflow.results.lineage import NoLineage
+from implicit_llm_workflow.results.compare import (
+    Column,
+    NotComparable,
+    differences,
+    find_columns,
+    find_model,
+    number_rows,
+)
+from implicit_llm_workflow.text import number_text, spread_text
 from tests.unit.workflow.console_calls import run, where
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import event, finish_with, metrics, real_plan, write_journal
@@ -56,7 +63,8 @@ def shown(columns: list[Column]) -> dict[str, tuple[str, ...]]:
 
 
 def numbers(columns: list[Column], section: str) -> dict[str, list[str]]:
-    return {row.name: row.cells() for row in number_rows(columns) if row.section.startswith(section)}
+    rows = [row for row in number_rows(columns) if row.section.startswith(section)]
+    return {row.name: [spread_text(values, number_text) for values in row.values] for row in rows}
 
 
 def test_a_seed_is_all_that_differs_between_two_seeds_and_is_said_once(finished: ExperimentFile) -> None:
@@ -118,13 +126,6 @@ def test_what_an_unknown_input_was_is_not_invented(finished: ExperimentFile) -> 
     assert found["input start"] == (f"not found ({fingerprint})", "train/implicit-s1/unrolled")
 
 
-def test_a_damaged_manifest_is_one_line(finished: ExperimentFile) -> None:
-    plan = real_plan(finished)
-    (plan.root / FREE / "manifest.json").write_text("{")
-    with pytest.raises(NoLineage, match=r"manifest\.json: expected a manifest, found no JSON"):
-        find_columns([str(plan.root / FREE)], None)
-
-
 def test_the_command_prints_tables_and_json(capsys: pytest.CaptureFixture[str], finished: ExperimentFile) -> None:
     code, out, err = run(capsys, "compare", "implicit-s0", "explicit", *where(finished))
     assert code == 0, err
@@ -139,3 +140,18 @@ def test_the_command_prints_tables_and_json(capsys: pytest.CaptureFixture[str], 
     assert [len(members) for members in values["columns"].values()] == [2, 1]
     (loss,) = [row["values"] for row in values["numbers"] if row["name"] == "loss" and "end" in row["section"]]
     assert loss == [[1.0, 2.0], [1.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "keys"),
+    [
+        (FREE, "implicit-s0/free", [FREE]),
+        ("implicit-s0/unrolled", "implicit-s0/unrolled", [UNROLLED]),
+        ("implicit-s0", "implicit-s0/free", [FREE]),
+        ("implicit", "implicit/free", [FREE, OTHER]),
+        ("implicit/unrolled", "implicit/unrolled", [UNROLLED, "train/implicit-s1/unrolled"]),
+        ("explicit/", "explicit-s0/explicit", [EXPLICIT]),
+    ],
+)
+def test_a_run_is_found_by_what_people_call_it(tiny: ExperimentFile, name: str, label: str, keys: list[str]) -> None:
+    assert find_model(name, tiny.plan()) == (label, keys)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
+from implicit_llm_workflow.estimates.cost import total_text
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import config_differences
-from implicit_llm_workflow.results.explain import as_json, explain, headline, lines_below, running_table
-from implicit_llm_workflow.results.text import duration_text, total_text
+from implicit_llm_workflow.results.explain import ExplainedJob, as_json, explain, headline, lines_below, running_table
 from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.run_dirs import work_of
 from tests.unit.workflow.tiny_jobs import ALL, EXPLICIT, FREE, finish
 
 GPU = "NVIDIA H200"
@@ -29,7 +30,11 @@ def spend(plan: Plan, key: str, busy_s: list[float], device: str = "cpu", argv: 
     fingerprint = plan.identities[key].fingerprint
     attempts = [{"busy_s": seconds} for seconds in busy_s]
     values = {"fingerprint": fingerprint, "attempts": attempts, "device": device, "argv": list(argv)}
-    (plan.run_dir(plan.nodes[key]) / "provenance.json").write_text(json.dumps(values))
+    (work_of(plan, key) / "provenance.json").write_text(json.dumps(values))
+
+
+def running(jobs: list[ExplainedJob]) -> set[str]:
+    return {job.key for job in jobs if job.runs}
 
 
 def cost_of(plan: Plan, key: str) -> dict[str, Any]:
@@ -38,20 +43,21 @@ def cost_of(plan: Plan, key: str) -> dict[str, Any]:
 
 def test_nothing_runs_when_all_is_fresh(finished: ExperimentFile) -> None:
     found = explain(finished.plan())
-    assert (found.jobs, {job.key for job in found.kept}) == ([], ALL)
+    assert (running(found), {job.key for job in found if job.is_fresh}) == (set(), ALL)
     assert headline(found) == f"Nothing will run: what is needed of {len(ALL)} jobs is there"
 
 
 def test_each_reason_stands_by_itself(finished: ExperimentFile) -> None:
     plan = finished.edit("tol: 0.1", "tol: 0.2").plan({"evaluate": "new"})
     jobs = {job["job"]: job for job in as_json(explain(plan))["jobs"]}
-    assert set(jobs) == {*FREE, "evaluate/explicit-s0/explicit/word-problem", "report"}
-    assert jobs["train/implicit-s0/free"]["config"] == ["phase.solver.tol 0.1 -> 0.2"]
+    assert set(jobs) == ALL
+    changed = {*FREE, "evaluate/explicit-s0/explicit/word-problem", "report"}
+    assert {key for key, job in jobs.items() if job["runs"]} == changed
+    assert jobs["train/implicit-s0/free"]["difference"]["config"] == ("phase.solver.tol 0.1 -> 0.2",)
     evaluation = jobs["evaluate/implicit-s0/free/word-problem"]
-    assert evaluation["inputs"]["changed"] == ["train/implicit-s0/free"]
+    assert evaluation["difference"]["changed_inputs"] == ("train/implicit-s0/free",)
     assert evaluation["code"]["new"] == "new"
     assert evaluation["code"]["files"] is None  # nothing was recorded of the old code
-    assert all(job["runs"] for job in jobs.values())
 
 
 def test_what_was_added_to_a_list_or_removed_from_it_is_the_reason(finished: ExperimentFile) -> None:
@@ -67,7 +73,7 @@ def test_what_was_added_to_a_list_or_removed_from_it_is_the_reason(finished: Exp
     ):
         source = finished.path.read_text()
         jobs = {job["job"]: job for job in as_json(explain(finished.edit(mode, text).plan()))["jobs"]}
-        found = jobs["evaluate/explicit-s0/explicit/word-problem"]["config"]
+        found = jobs["evaluate/explicit-s0/explicit/word-problem"]["difference"]["config"]
         assert [line.partition(",")[0] for line in found if line.startswith("modes")] == reasons
         finished.path.write_text(source)
 
@@ -90,16 +96,15 @@ def test_a_value_of_more_than_forty_characters_is_cut() -> None:
     assert said == 'text "' + "x" * 38 + '" -> "' + "y" * 36 + "..."
 
 
-def test_machines_find_a_job_by_one_word(finished: ExperimentFile) -> None:
-    found = as_json(explain(finished.edit("tol: 0.1", "tol: 0.2").plan()))
-    assert {job["job"] for job in [*found["jobs"], *found["kept"]]} == ALL
-
-
 def test_a_target_is_explained_with_what_it_needs_alone(finished: ExperimentFile) -> None:
     plan = finished.edit("batch_size: 8", "batch_size: 4").plan()
     found = explain(plan, ["evaluate/explicit-s0/explicit/word-problem"])
-    assert {job.key for job in found.running} == EXPLICIT
-    assert {job.key for job in found.kept} == {"data/s3-train", "data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
+    assert running(found) == EXPLICIT
+    assert {job.key for job in found if job.is_fresh} == {
+        "data/s3-train",
+        "data/s3-test-L8-h0.5",
+        "data/s3-test-L16-h0.5",
+    }
 
 
 def test_a_job_takes_as_long_as_its_attempts_took_together(finished: ExperimentFile) -> None:
@@ -137,7 +142,7 @@ def test_a_result_of_before_is_taken_up_again_for_nothing(finished: ExperimentFi
 
 def test_what_nothing_tells_is_not_known_and_counted(tiny: ExperimentFile) -> None:
     found = explain(tiny.plan())
-    unknown = [job for job in found.jobs if job.cost.hours is None]
+    unknown = [job for job in found if job.cost.hours is None]
     assert {"data/s3-train", "report"} <= {job.key for job in unknown}
     assert total_text(job.cost for job in unknown) == f"{len(unknown)} of unknown cost"
     assert as_json(found)["total"]["jobs"] == len(ALL)
@@ -147,28 +152,14 @@ def test_what_nothing_tells_is_not_known_and_counted(tiny: ExperimentFile) -> No
 def test_a_missing_result_runs_again_but_not_for_a_target_that_does_not_need_it(finished: ExperimentFile) -> None:
     plan = finished.plan()
     (plan.run_dir(plan.nodes["data/s3-train"]) / "manifest.json").unlink()
-    assert [job.key for job in explain(finished.plan()).running] == ["data/s3-train"]
+    assert running(explain(finished.plan())) == {"data/s3-train"}
     found = explain(finished.plan(), ["report"])
-    assert [(job.key, job.runs) for job in found.jobs] == [("data/s3-train", False)]
+    assert running(found) == set()
     assert list(lines_below(found))[-1] == "1 missing but not needed: data/s3-train"
-    assert [job.key for job in explain(finished.plan(), ["data/s3-train"]).running] == ["data/s3-train"]
+    assert running(explain(finished.plan(), ["data/s3-train"])) == {"data/s3-train"}
 
 
 def test_many_jobs_alike_share_a_row(tiny: ExperimentFile) -> None:
     plan = tiny.edit("seeds: [0, 1]", "seeds: [0, 1, 2, 3, 4, 5, 6]").plan()
-    table = running_table(explain(plan).running)
+    table = running_table(explain(plan))
     assert "train/implicit-s0/unrolled and 14 like it" in list(table.columns[0].cells)
-
-
-@pytest.mark.parametrize(
-    ("hours", "unit", "text"),
-    [
-        (12 / 3600, "cpu", "12 s CPU"),
-        (0.5, "cpu", "30 min CPU"),
-        (3, "cpu", "3.0 h CPU"),
-        (0.5, "gpu", "0.5 GPU-hours"),
-        (12345.6, "gpu", "12,346 GPU-hours"),
-    ],
-)
-def test_durations_have_a_unit_that_fits(hours: float, unit: str, text: str) -> None:
-    assert duration_text(hours, unit) == text

@@ -1,17 +1,21 @@
 """The command `evaluate`, with a sub-command for each kind of evaluation.
 
 The options of a kind are the fields of its dataclass that the table of kinds describes, and those of a mode; see
-`implicit_llm_contracts/config/evaluation_kinds.py`.
+`implicit_llm_contracts/config/evaluation_kinds.py`. The evaluation is a job of its own, so that the same call finds its
+result again.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -19,13 +23,25 @@ from implicit_llm_contracts.config.evaluation import PUBLISHED, ModeConfig, Swee
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MODE_SETTINGS, EvaluationKind
 from implicit_llm_contracts.config.solver import EvalMode
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_workflow.commands.evaluate_by_hand import Given, evaluate_by_hand
+from implicit_llm_contracts.plugins import KEY as PLUGINS
+from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.places import downloads_folder
+from implicit_llm_contracts.runs.run_directory import METRICS
+from implicit_llm_workflow.commands import options
+from implicit_llm_workflow.commands.jobs import EVALUATION, MACHINE_PANEL, Job, JobRuntime, Log, run_job
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.experiment_files.evaluations import completed_settings
+from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
+from implicit_llm_workflow.planning.code_digest import job_code, job_digest
 
 MODES = (*get_args(EvalMode), PUBLISHED)
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
 MODES_PANEL = "How an implicit model is solved"
+ROOT = Path("results") / "by-hand"
+SHOWN_DIGITS = 8
+TOKENIZER = "tokenizer"
 # Everything behind `harness` belongs to it, options that this console knows under the same name included.
 HANDED_OVER = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -39,6 +55,25 @@ evaluate = typer.Typer(
     rich_markup_mode="markdown",
 )
 
+ModelDir = Annotated[
+    Path,
+    typer.Option(
+        help="Run directory of a training phase, or any checkpoint: of transformers (config.json and safetensors), "
+        "in the published layout, or of the original Mamba2 release.",
+        metavar="DIR",
+    ),
+]
+DataDirs = Annotated[list[Path] | None, typer.Option(help="Run directory of a data set. Repeatable.", metavar="DIR")]
+Out = Annotated[
+    Path | None, typer.Option(help="Run directory of the evaluation; else below results/by-hand/.", metavar="DIR")
+]
+Digests = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Digest that a file of the checkpoint must have. A pytorch_model.bin is read only if named here.",
+        metavar="FILE=DIGEST",
+    ),
+]
 Mode = Annotated[
     list[str] | None,
     typer.Option(
@@ -62,20 +97,32 @@ Sweep = Annotated[
 def make_command(name: str) -> Callable[..., None]:
     """The function that Typer turns into the sub-command of a kind."""
     kind, command_name = EVALUATION_KINDS[name], name.replace("_", "-")
-    hints = dict(_options(kind.config, kind.settings, "Options"))
-    if kind.has_modes:
-        hints |= {"mode": Mode, **dict(_options(ModeConfig, MODE_SETTINGS, MODES_PANEL)), "sweep": Sweep}
-    parameters = [inspect.Parameter(key, KEYWORD, default=None, annotation=hint) for key, hint in hints.items()]
-    given_hints = get_type_hints(Given, include_extras=True)
-    for key, parameter in inspect.signature(Given).parameters.items():
-        parameters.append(parameter.replace(kind=KEYWORD, annotation=given_hints[key]))
+    machine = options.field_options(JobRuntime, EVALUATION, MACHINE_PANEL)
 
-    def command(**values: Any) -> None:
-        given = Given(**{key: values.pop(key) for key in given_hints})
-        evaluate_by_hand(name, _config(name, kind, values), given)
+    def command(
+        model: ModelDir, data: DataDirs = None, out: Out = None, sha256: Digests = None, log: Log = None, **values: Any
+    ) -> None:
+        config: dict[str, Any] = {"kind": name}
+        if kind.has_modes:
+            config["modes"] = _modes(values["mode"] or kind.default_modes, _fields(ModeConfig, MODE_SETTINGS, values))
+            config |= {"sweep": dict(map(_swept, values["sweep"]))} if values["sweep"] else {}
+        settings = _fields(kind.config, kind.settings, values)
+        config |= completed_settings(name, settings, f"evaluate {command_name}")
+        test_sets = _test_sets(command_name, kind, data or [])
+        if kind.lengths == "all" and "lengths" not in config:
+            config["lengths"] = sorted({found.config["length"] for _, found in test_sets.values()})
+        if kind.lengths != "shortest":  # which the job takes from the data
+            fill(kind.config, config, f"evaluate {command_name}")
+        os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT.parent.resolve() / 'mlflow.db'}")
+        inputs = {"model": _model(model, sha256 or [], log), **test_sets}
+        identity = _identity(command_name, config, {role: manifest for role, (_, manifest) in inputs.items()})
+        run_dir = out or ROOT / "evaluate" / identity.name
+        words = [f"{role}={folder}" for role, (folder, _) in inputs.items()]
+        runtime = options.given(JobRuntime, {key: values[key] for key in machine})
+        run_job(Job(run_dir, identity.to_json(), words, log, runtime))
+        _show(run_dir, kind.columns)
 
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    options.with_options(command, {**_setting_options(kind), **machine})
     # An option and its value stay on one line.
     example = re.sub(r"(--\S+) (?!--)", "\\1\xa0", f"implicit-llm evaluate {command_name} {kind.example}")
     lines = [line.replace("\xa0", " ") for line in textwrap.wrap(example, 68, break_on_hyphens=False)]
@@ -85,44 +132,28 @@ def make_command(name: str) -> Callable[..., None]:
     return command
 
 
-def _options(config: type, sentences: Mapping[str, str], panel: str) -> Iterable[tuple[str, Any]]:
-    """Options for the fields of a dataclass that have a sentence; text where Typer does not know the type."""
-    for field, text in sentences.items():
-        hint = _field_type(config, field)
-        is_number, is_tuple = hint in (int, float), get_origin(hint) is tuple
-        metavar = "N" if is_number else "A,B" if is_tuple else "NAME"
-        option = typer.Option(help=text, metavar=metavar, rich_help_panel=panel)
-        yield _option_name(field), Annotated[(hint if is_number else str) | None, option]
+def _setting_options(kind: EvaluationKind) -> dict[str, inspect.Parameter]:
+    """Options of the evaluation itself; what is not given is in no identity, so they have no defaults."""
+    found = options.field_options(kind.config, kind.settings, "Options")
+    if kind.has_modes:
+        found |= options.field_options(ModeConfig, MODE_SETTINGS, MODES_PANEL)
+        found |= {
+            key: inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=hint)
+            for key, hint in (("mode", Mode), ("sweep", Sweep))
+        }
+    renamed = (option.replace(name=_option_name(key), default=None) for key, option in found.items())
+    return {option.name: option for option in renamed}
 
 
 def _option_name(field: str) -> str:
     return field.removeprefix("eval_")
 
 
-def _field_type(config: type, field: str) -> Any:
-    """The type of a field, without its None."""
-    hint = get_type_hints(config)[field]
-    is_optional = get_origin(hint) in (Union, UnionType)
-    return next(member for member in get_args(hint) if member is not type(None)) if is_optional else hint
-
-
-def _config(name: str, kind: EvaluationKind, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The evaluation as an experiment file has it. Raises: UserError."""
-    config: dict[str, Any] = {"kind": name}
-    if kind.has_modes:
-        config["modes"] = _modes(values, values["mode"] or kind.default_modes)
-        sweep = dict(_swept(option) for option in values["sweep"] or ())
-        config |= {"sweep": sweep} if sweep else {}
-    settings = _fields(kind.config, kind.settings, values)
-    return config | dict(completed_settings(name, settings, f"evaluate {name.replace('_', '-')}"))
-
-
-def _modes(values: Mapping[str, Any], names: Iterable[str]) -> list[dict[str, Any]]:
+def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]:
     """The modes with these names, all with the settings that were given."""
     unknown = next((name for name in names if name not in MODES), None)
     if unknown is not None:
         raise OptionError(f"--mode: there is no mode {unknown!r}; {nearest(unknown, MODES)}")
-    shared = _fields(ModeConfig, MODE_SETTINGS, values)
     of_blocks = {key: shared.pop(key) for key in ("eval_block_len",) if key in shared}
     if of_blocks and "blockwise" not in names:
         raise OptionError("--block-len: is for the mode blockwise; add --mode blockwise, or leave it out")
@@ -150,7 +181,7 @@ def _fields(config: type, names: Iterable[str], values: Mapping[str, Any]) -> di
 
 def _parsed(config: type, field: str, value: Any, where: str) -> Any:
     """A value of a field; of a field with several values from text. Raises: OptionError."""
-    hint = _field_type(config, field)
+    hint = options.field_type(config, field)
     if get_origin(hint) is not tuple:
         return value
     member = get_args(hint)[0]
@@ -158,6 +189,97 @@ def _parsed(config: type, field: str, value: Any, where: str) -> Any:
         return [member(word) if member in (int, float) else word for word in value.split(",") if word]
     except ValueError as error:
         raise OptionError(f"{where}: must be numbers with commas between them, such as 1,2") from error
+
+
+def _identity(command: str, config: dict[str, Any], inputs: Mapping[str, Manifest]) -> Identity:
+    """Of the evaluation; its name ends in the first digits of its fingerprint."""
+    model = inputs["model"]
+    if PLUGINS in model.config:
+        config[PLUGINS] = model.config[PLUGINS]
+    code = job_digest(job_code("evaluate", config, model.config.get("model")))
+    upstream = {role: manifest.fingerprint for role, manifest in inputs.items()}
+    identity = Identity("evaluate", f"{model.name}/{command}", config, code, upstream)
+    return replace(identity, name=f"{identity.name}-{identity.fingerprint[:SHOWN_DIGITS]}")
+
+
+def _test_sets(command: str, kind: EvaluationKind, folders: list[Path]) -> dict[str, tuple[Path, Manifest]]:
+    """Folder and manifest by role, which is what the data set is called. Raises: UserError."""
+    kinds = " or ".join(kind.reads)
+    if not folders and kind.reads != (TOKENIZER,):
+        raise OptionError(f"--data: is missing; add the run directory of a data set of kind {kinds}")
+    found: dict[str, tuple[Path, Manifest]] = {}
+    for folder in folders:
+        data = Manifest.read(folder / MANIFEST)
+        found_kind = data.config.get("kind")
+        if data.stage != "data" or found_kind not in kind.reads:
+            raise OptionError(
+                f"--data {folder}: is of kind {found_kind or data.stage}, and {command} reads {kinds}; give the run "
+                "directory of such a data set"
+            )
+        role = TOKENIZER if found_kind == TOKENIZER else data.name
+        if role in found:
+            raise OptionError(f"--data {folder}: a data set called {role} is given already; remove one")
+        found[role] = folder, data
+    return found
+
+
+def _model(folder: Path, digests: list[str], log: Path | None) -> tuple[Path, Manifest]:
+    """A run of ours, or the checkpoint imported into one. Raises: UserError."""
+    if (folder / MANIFEST).is_file():
+        run = Manifest.read(folder / MANIFEST)
+        if run.stage not in ("train", "checkpoint"):
+            raise OptionError(
+                f"--model {folder}: is the run directory of {run.stage}/{run.name}, which has no model; give that of a "
+                "training phase or of an imported checkpoint"
+            )
+        return folder, run
+    if not (folder / CONFIG_FILE).is_file():
+        raise OptionError(
+            f"--model {folder}: has neither {MANIFEST} nor {CONFIG_FILE}; give the run directory of a training phase, "
+            "or the folder of a checkpoint"
+        )
+    path = folder.resolve()
+    config = {
+        "path": str(path),
+        "sha256": safe_digests(path, FileDigests(ROOT / ".digests.json")) | dict(map(_digest, digests)),
+    }
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip(".-") or "checkpoint"
+    identity = Identity("checkpoint", name, config, job_digest(job_code("checkpoint", config)), {})
+    run_dir = ROOT / "checkpoint" / name
+    run_job(Job(run_dir, identity.to_json(), None, log, {"downloads": downloads_folder()}))
+    return run_dir, Manifest.read(run_dir / MANIFEST)
+
+
+def _digest(option: str) -> tuple[str, str]:
+    name, _, digest = option.partition("=")
+    if not name or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise OptionError(f"--sha256 {option}: must have the form FILE=DIGEST, with 64 hexadecimal digits")
+    return name, digest
+
+
+def _show(run_dir: Path, columns: Mapping[str, str]) -> None:
+    """Print the numbers, a line for each record, and the path of their file."""
+    from rich.table import Table
+
+    files = (record.path for record in Manifest.read(run_dir / MANIFEST).files)
+    path = run_dir / next(file for file in files if file.rpartition("/")[2] == METRICS)
+    table = Table("data", "mode", "length", box=None, pad_edge=False)
+    for heading in columns.values():
+        table.add_column(heading, justify="right")
+    for record in json.loads(path.read_bytes())["records"]:
+        table.add_row(*(_text(record.get(key)) for key in ("data", "mode", "length", *columns)))
+    console = options.wide_console()
+    console.print(table)
+    console.print(str(path), soft_wrap=True)
+
+
+def _text(value: Any) -> str:
+    """What is not known is a dash, never a zero."""
+    from implicit_llm_workflow.text import number_text
+
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+    return value if isinstance(value, str) else number_text(value, 5)
 
 
 for _name in EVALUATION_KINDS:

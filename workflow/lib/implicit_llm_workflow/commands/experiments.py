@@ -105,13 +105,13 @@ def status(
     targets: Annotated[
         list[str] | None,
         options.targets(
-            "Jobs, such as evaluate/a5-implicit-s1/free/word-problem, their run directories, fingerprints or "
-            "MLflow runs, with all that they are made from. The whole experiment if none is given."
+            "Jobs, such as evaluate/a5-implicit-s1/free/word-problem, their run directories, or patterns such as "
+            "'train/*/free', with all that they are made from. The whole experiment if none is given."
         ),
     ] = None,
     config: options.Config = options.DEFAULT_CONFIG,
     jobs: Annotated[
-        bool, options.flag("--jobs", "List every job with its fingerprint, and why it is not done.")
+        bool, options.flag("--jobs", "List every job: how far it is, how healthy, and why it is not done.")
     ] = False,
     lines: Annotated[int, typer.Option(help="Log lines to show for each failed job.", metavar="N", min=0)] = 8,
     results: options.Results = options.DEFAULT_RESULTS,
@@ -121,20 +121,25 @@ def status(
 
     A done job was made from the current settings and code, a stale one from others. A queued job is submitted, or next
     in turn of a driver. A waiting job waits for other jobs, or for a driver. The next snakemake resumes a stopped job.
-    The driver is the snakemake that starts the jobs.
+    The driver is the snakemake that starts the jobs. The command reads files only, so you can use it while jobs write.
+
+    Steps count over the whole curriculum. Loss, residual, iter and unconv are the last ones in the journal; for a
+    finished phase they are means over its last 50 steps. Residual is the largest of a batch, iter the solver iterations
+    per token. Unconv is the share of tokens that did not converge. Age is the time since the job last wrote something.
 
     **Example**
 
         implicit-llm status
         implicit-llm status --jobs --config demo
-        implicit-llm status train/a5-implicit-s1/free --config demo
-        implicit-llm status --config paper --json | jq .stages
+        implicit-llm status 'train/*/free' --jobs --config demo
+        implicit-llm status --json | jq '.jobs[] | select(.state == "failed")'
     """
     from implicit_llm_workflow.results import status as view
+    from implicit_llm_workflow.results.accept import chosen_jobs
     from implicit_llm_workflow.results.explain import upstream_closure
 
     plan, console = options.make_plan(config, results), options.wide_console()
-    wanted = tuple(plan.find(target).key for target in targets or ())
+    wanted = tuple(chosen_jobs(plan, targets or ()))
     keys = upstream_closure(plan, wanted or plan.wanted)
 
     snapshot = view.Snapshot.take(plan, keys, wanted, lines)
@@ -190,8 +195,8 @@ def explain(
         return
     console = options.wide_console()
     console.print(why.headline(found), soft_wrap=True)
-    if found.running:
-        console.print(why.running_table(found.running))
+    if any(job.runs for job in found):
+        console.print(why.running_table(found))
     for line in why.lines_below(found):
         console.print(line, markup=False, soft_wrap=True)
 
@@ -208,7 +213,7 @@ def estimate(
     ] = None,
     as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
-    """Estimate what an experiment takes: FLOPs, hours, memory of a GPU, disk, tokenisation.
+    """Estimate what the training of an experiment takes: FLOPs, hours, memory of a GPU, disk.
 
     A job that ran before, or another seed of it, counts with its time. Other hours come from measured training steps,
     or else from FLOPs and an assumed share of the GPU's peak, which is marked. Evaluations have no estimate.
@@ -223,15 +228,13 @@ def estimate(
 
     plan = options.make_plan(config, results)
     costs = CostModel(plan, hardware, gpus)
-    training, data = table.training_estimates(plan, costs), table.data_estimates(plan, costs)
+    jobs = table.training_estimates(plan, costs)
     if as_json:
-        options.print_json({"experiment": plan.experiment.name, **table.as_json(training, data, costs)})
+        options.print_json({"experiment": plan.experiment.name, **table.as_json(jobs, costs)})
         return
     console = options.wide_console()
-    console.print(table.training_table(training))
-    if data:
-        console.print(table.data_table(data))
-    for line in table.notes(training, costs):
+    console.print(table.training_table(jobs))
+    for line in table.notes(jobs, costs):
         console.print(line)
 
 
@@ -368,7 +371,7 @@ def gc(
 
 def _list_garbage(plan: Plan, console: Console, *, removes: bool) -> None:
     from implicit_llm_workflow.results import garbage
-    from implicit_llm_workflow.results.text import size_text
+    from implicit_llm_workflow.text import size_text
 
     found = garbage.find_garbage(plan)
     total = f"{len(found)} folders, {size_text(sum(item.size for item in found))}"
@@ -383,11 +386,11 @@ def _list_garbage(plan: Plan, console: Console, *, removes: bool) -> None:
 def _free_payload(plan: Plan, targets: list[str], console: Console) -> None:
     from implicit_llm_workflow.estimates.cost import CostModel
     from implicit_llm_workflow.results import garbage
-    from implicit_llm_workflow.results.text import cost_text, size_text
+    from implicit_llm_workflow.text import size_text
 
     costs, freed = CostModel(plan), garbage.freeable(plan, targets)
     for key in freed:
         number, size = garbage.free(plan, key)
-        took = cost_text(costs.recorded(plan.nodes[key]))
+        took = costs.recorded(plan.nodes[key]).text
         console.print(f"freed: {key}, {number} files, {size_text(size)} (it took {took})", markup=False)
     console.print(f"{len(freed)} jobs freed; they count as done until a job needs their files", markup=False)

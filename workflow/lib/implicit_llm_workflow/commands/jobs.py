@@ -8,24 +8,21 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
 from implicit_llm_contracts.runs import signals
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import ManifestError
-from implicit_llm_contracts.runs.places import DEFAULT_DOWNLOADS, downloads_folder
-from implicit_llm_workflow.commands.options import OptionError
+from implicit_llm_workflow.commands.options import OptionError, field_options, given, with_options
 from implicit_llm_workflow.launching.launch import launch, leave_other_processes
 from implicit_llm_workflow.planning.code_digest import plugin_paths, require_submitted_code, stage_module
 from implicit_llm_workflow.planning.staleness import PAGES
 
-DEVICES = ("auto", "cpu", "cuda")
 EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays
 # Which options of `implicit-llm job` a stage reads; it refuses the others.
 OPTIONS_OF_JOB = {
@@ -37,7 +34,6 @@ OPTIONS_OF_JOB = {
 }
 
 
-MACHINE_PANEL, STOPS, PROGRESS = "Use of the machine", "Checkpoints and stops", "Progress and alarms"
 RunDir = Annotated[Path, typer.Option(help="Run directory of the job; it writes nowhere else.", metavar="DIR")]
 IdentityText = Annotated[
     str,
@@ -57,39 +53,49 @@ Inputs = Annotated[
     ),
 ]
 Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
-Threads = Annotated[
-    int,
-    typer.Option(
-        min=0, help="CPU threads; 0 leaves their number to the libraries.", metavar="N", rich_help_panel=MACHINE_PANEL
-    ),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        help="auto, cpu or cuda.", metavar="NAME", rich_help_panel=MACHINE_PANEL, callback=lambda name: _device(name)
-    ),
-]
-Kernels = Annotated[str, typer.Option(help="auto, torch or triton.", metavar="NAME", rich_help_panel=MACHINE_PANEL)]
-BatchSize = Annotated[
-    int,
-    typer.Option(min=0, help="Sequences at a time; 0 takes the default.", metavar="N", rich_help_panel=MACHINE_PANEL),
-]
-Downloads = Annotated[
-    Path,
-    typer.Option(envvar="IMPLICIT_LLM_DATA", help="Folder of fetched files, which this job only reads.", metavar="DIR"),
-]
+MACHINE_PANEL = "Use of the machine"
+MACHINE = {
+    "threads": "CPU threads; 0 leaves their number to the libraries.",
+    "device": "Where the model is.",
+    "kernels": "Which kernels run.",
+}
+EVALUATION = MACHINE | {"batch_size": "Sequences at a time; 0 takes the default."}
+TRAINING = {
+    MACHINE_PANEL: MACHINE
+    | {
+        "micro_batch_size": "Sequences of one forward pass; 0 takes the whole batch at once.",
+        "gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time.",
+        "shard_optimizer": "Each process keeps a part of AdamW's moments: less memory, more communication.",
+        "cuda_graphs": "On a GPU, start the kernels of a training pass by one call; the numbers are the same.",
+    },
+    "Checkpoints and stops": {
+        "save_every_s": "Seconds between checkpoints; more where training would wait for over 2 % of the time.",
+        "save_steps": "Steps between checkpoints as well; 0 saves by time alone.",
+        "grace_s": "Seconds from the stop signal to the kill; warns when a save takes longer.",
+        "hang_s": "End the job, with its stacks, after so long without progress; 0 waits for ever.",
+        "resume": "Checkpoint, or run directory with one, of the same identity to resume from.",
+    },
+    "Progress and alarms": {
+        "log_every_steps": "Steps between points of the journal.",
+        "progress": "Log lines at growing intervals, or a bar.",
+    },
+}
 
 
-def _device(name: str) -> str:
-    """Raises: OptionError, before a mistyped name is taken for a CPU."""
-    if name not in DEVICES:
-        raise OptionError(f"--device: there is no device {name!r}; {nearest(name, DEVICES)}")
-    return name
+@dataclass(frozen=True)
+class JobRuntime:
+    """How a job other than training is run."""
+
+    threads: int | None = None
+    device: Literal["auto", "cpu", "cuda"] | None = None
+    kernels: Literal["auto", "torch", "triton"] | None = None
+    batch_size: int | None = None
+    downloads: Path | None = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a command was told to do. `runtime`: options of the stage, of which None means not set."""
+    """What a command was told to do. `runtime`: the options of the stage that were set."""
 
     run_dir: Path
     identity: str
@@ -107,7 +113,6 @@ def run_job(job: Job) -> None:
     # has been fetched before. To read from the hub inside jobs, set HF_HUB_OFFLINE=0.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     directories = parse_inputs(job.inputs or [])
-    options = {key: value for key, value in job.runtime.items() if value is not None}
     from implicit_llm_contracts.runs.identity import Identity
     from implicit_llm_contracts.runs.run_directory import work_directory
     from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
@@ -118,10 +123,10 @@ def run_job(job: Job) -> None:
     if (stage == "train") != job.is_training:
         command = "job" if job.is_training else "train"
         raise OptionError(f"--identity: is that of a job of the stage {stage}; type `implicit-llm {command}`")
-    if idle := [name for name in options if name not in OPTIONS_OF_JOB.get(stage, options)]:
+    if idle := [name for name in job.runtime if name not in OPTIONS_OF_JOB.get(stage, job.runtime)]:
         raise OptionError(f"--{idle[0].replace('_', '-')}: does nothing in a job of the stage {stage}; remove it")
-    if stage == "data" and options.get("threads"):
-        os.environ["RAYON_NUM_THREADS"] = str(options["threads"])  # of the tokenizers
+    if stage == "data" and "threads" in job.runtime:
+        os.environ["RAYON_NUM_THREADS"] = str(job.runtime["threads"])  # of the tokenizers
     plugins = plugin_paths(config)
     for plugin in plugins:
         load_plugin(Path(plugin))
@@ -141,7 +146,7 @@ def run_job(job: Job) -> None:
         return run(context)
 
     reads = getattr(module, "reads_of_inputs", None)
-    request = StageRequest(job.run_dir, job.identity, directories, options, job.log, reads=reads)
+    request = StageRequest(job.run_dir, job.identity, directories, job.runtime, job.log, reads=reads)
     # A finished result, which may have been accepted with other code, only has to be found again.
     if request.again is not None or not (work_directory(job.run_dir, identity.fingerprint) / MANIFEST).is_file():
         check_code()
@@ -182,23 +187,12 @@ def _given_inputs(option: str) -> list[tuple[str, Path]]:
     return [(role, Path(directory))]
 
 
-class Switch(StrEnum):
-    """As text, so that a resource of a rule can hold it."""
-
-    ON = "on"
-    OFF = "off"
-
-
 def job(
     run_dir: RunDir,
     identity: IdentityText,
     inputs: Inputs = None,
     log: Log = None,
-    threads: Threads = 0,
-    device: Device = "auto",
-    batch_size: BatchSize = 0,
-    kernels: Kernels = "auto",
-    downloads: Downloads = DEFAULT_DOWNLOADS,
+    **values: Any,
 ) -> None:
     """Run one job of an experiment, as the rules do: make data, import or evaluate a model, or make the report.
 
@@ -215,14 +209,13 @@ def job(
         implicit-llm job --identity @id.json \\
             --run-dir results/mine/checkpoint/pythia-70m
     """
-    runtime = {
-        "threads": threads or None,
-        "device": None if device == "auto" else device,
-        "batch_size": batch_size or None,
-        "kernels": None if kernels == "auto" else kernels,
-        "downloads": None if downloads == downloads_folder() else downloads,
-    }
-    run_job(Job(run_dir, identity, inputs, log, runtime))
+    run_job(Job(run_dir, identity, inputs, log, given(JobRuntime, values)))
+
+
+DOWNLOADS = {"downloads": "Folder of fetched files; else $IMPLICIT_LLM_DATA, else results/downloads."}
+with_options(
+    job, field_options(JobRuntime, EVALUATION, MACHINE_PANEL) | field_options(JobRuntime, DOWNLOADS, "Options")
+)
 
 
 def train(
@@ -230,79 +223,6 @@ def train(
     identity: IdentityText,
     inputs: Inputs = None,
     log: Log = None,
-    threads: Threads = 0,
-    device: Device = "auto",
-    micro_batch_size: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Sequences of one forward pass; 0 takes the whole batch at once.",
-            metavar="N",
-            rich_help_panel=MACHINE_PANEL,
-        ),
-    ] = 0,
-    save_every_s: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Seconds between checkpoints; more where training would wait for over 2 % of the time.",
-            metavar="SECONDS",
-            rich_help_panel=STOPS,
-        ),
-    ] = 60.0,
-    save_steps: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Steps between checkpoints as well; 0 saves by time alone.", metavar="N", rich_help_panel=STOPS
-        ),
-    ] = 0,
-    log_every_steps: Annotated[
-        int, typer.Option(min=1, help="Steps between points of the journal.", metavar="N", rich_help_panel=PROGRESS)
-    ] = 10,
-    kernels: Kernels = "auto",
-    gradient_checkpointing: Annotated[
-        Switch,
-        typer.Option(
-            help="Recompute activations in the backward pass: less memory, more time.",
-            metavar="on|off",
-            rich_help_panel=MACHINE_PANEL,
-        ),
-    ] = Switch.OFF,
-    shard_optimizer: Annotated[
-        Switch,
-        typer.Option(
-            help="Each process keeps a part of AdamW's moments: less memory, more communication.",
-            metavar="on|off",
-            rich_help_panel=MACHINE_PANEL,
-        ),
-    ] = Switch.OFF,
-    cuda_graphs: Annotated[
-        Switch,
-        typer.Option(
-            help="On a GPU, start the kernels of a training pass by one call; the numbers are the same.",
-            metavar="on|off",
-            rich_help_panel=MACHINE_PANEL,
-        ),
-    ] = Switch.ON,
-    progress: Annotated[str, typer.Option(help="auto, bar or log.", metavar="NAME", rich_help_panel=PROGRESS)] = "auto",
-    grace_s: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Seconds from the stop signal to the kill; warns when a save takes longer.",
-            metavar="SECONDS",
-            rich_help_panel=STOPS,
-        ),
-    ] = None,
-    hang_s: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="End the job, with its stacks, after so long without progress; 0 waits for ever.",
-            metavar="SECONDS",
-            rich_help_panel=STOPS,
-        ),
-    ] = 1800.0,
     nodes: Annotated[
         int,
         typer.Option(
@@ -318,14 +238,7 @@ def train(
             rich_help_panel=MACHINE_PANEL,
         ),
     ] = 1,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Checkpoint, or run directory with one, of the same identity to resume from.",
-            metavar="DIR",
-            rich_help_panel=STOPS,
-        ),
-    ] = None,
+    **values: Any,
 ) -> None:
     """Train one phase of a curriculum; a later phase starts from the checkpoint of the one before it.
 
@@ -339,28 +252,19 @@ def train(
         implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled \\
             --identity @id.json --input data=results/demo/data/a5-train
     """
-    worker = ("-m", "implicit_llm_workflow.console", *sys.argv[1:])
+    runtime = given(Runtime, values)
+    if threads := runtime.get("threads", 0):
+        runtime["threads"] = max(1, threads // processes_per_node)
     if nodes * processes_per_node > 1 and "RANK" not in os.environ:  # several processes, and this is none of them
+        worker = ("-m", "implicit_llm_workflow.console", *sys.argv[1:])
         launch(nodes, processes_per_node, run_dir, worker, threads // processes_per_node)
         return
-    runtime = {
-        "threads": (threads and max(1, threads // processes_per_node)) or None,
-        "device": device,
-        "micro_batch_size": micro_batch_size or None,
-        "save_every_s": save_every_s,
-        "save_steps": save_steps or None,
-        "log_every_steps": log_every_steps,
-        "gradient_checkpointing": True if gradient_checkpointing is Switch.ON else None,
-        "shard_optimizer": shard_optimizer is Switch.ON,
-        "cuda_graphs": cuda_graphs is Switch.ON,
-        "kernels": kernels,
-        "progress": progress,
-        "grace_s": grace_s,
-        "hang_s": hang_s,
-        "resume": resume,
-    }
     run_job(Job(run_dir, identity, inputs, log, runtime, is_training=True))
     leave_other_processes()
+
+
+for _panel, _sentences in TRAINING.items():
+    with_options(train, field_options(Runtime, _sentences, _panel))
 
 
 def preflight(
@@ -369,8 +273,8 @@ def preflight(
     results: Annotated[Path, typer.Option(help="Folder in which results must be writable.", metavar="DIR")] = Path(
         "results"
     ),
-    device: Device = "auto",
-    kernels: Kernels = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help=MACHINE["device"])] = "auto",
+    kernels: Annotated[Literal["auto", "torch", "triton"], typer.Option(help=MACHINE["kernels"])] = "auto",
     checkpoint_bytes: Annotated[int, typer.Option(min=0, help="Size of the largest checkpoint.", metavar="BYTES")] = 0,
 ) -> None:
     """Check in seconds that this machine can run the jobs of a hardware class: driver, kernels, disk.

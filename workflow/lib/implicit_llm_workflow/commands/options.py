@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -23,6 +27,7 @@ Config = Annotated[
 Results = Annotated[Path, typer.Option(help="Folder of all results.", metavar="DIR")]
 DEFAULT_CONFIG = DEFAULT_EXPERIMENT
 DEFAULT_RESULTS = Path("results")
+_METAVARS: dict[Any, str] = {int: "N", float: "N", str: "NAME", Path: "DIR"}
 
 
 def targets(help_text: str) -> Any:
@@ -40,8 +45,51 @@ def as_json(what: str = "one entry for each job") -> Any:
     return flag("--json", f"Print JSON, {what}.")
 
 
+def field_type(cls: type, field: str) -> Any:
+    """The type of a field of a dataclass, without its None."""
+    hint = get_type_hints(cls)[field]
+    is_optional = get_origin(hint) in (Union, UnionType)
+    return next(member for member in get_args(hint) if member is not type(None)) if is_optional else hint
+
+
+def field_options(cls: type, sentences: Mapping[str, str], panel: str) -> dict[str, inspect.Parameter]:
+    """An option for each field of a dataclass that has a sentence: on or off for a flag, text for several values."""
+    found = {}
+    for name, text in sentences.items():
+        hint, default = field_type(cls, name), cls.__dataclass_fields__[name].default  # type: ignore[attr-defined]
+        metavar: str | None = "SECONDS" if name.endswith("_s") else _METAVARS.get(hint)
+        if hint is bool:
+            hint, default = Literal["on", "off"], "on" if default else "off"
+        elif get_origin(hint) is tuple:
+            hint, metavar = str, "A,B"
+        option: Any = Annotated[hint | None, typer.Option(help=text, metavar=metavar, rich_help_panel=panel)]
+        default = None if default is MISSING else default
+        found[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
+    return found
+
+
+def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a dataclass's fields that were set; 0 sets none where the field has no default."""
+    found = {}
+    for name, value in values.items():
+        is_set = value is not None and (value != 0 or cls.__dataclass_fields__[name].default is not None)  # type: ignore[attr-defined]
+        if is_set:
+            found[name] = value == "on" if field_type(cls, name) is bool else value
+    return found
+
+
+def with_options(command: Callable[..., None], options: Mapping[str, inspect.Parameter]) -> Callable[..., None]:
+    """The command with these options, which it takes as `**values`, as Typer reads it."""
+    hints = get_type_hints(command, include_extras=True)
+    own = [item for item in inspect.signature(command).parameters.values() if item.kind != item.VAR_KEYWORD]
+    parameters = [*(item.replace(annotation=hints[item.name]) for item in own), *options.values()]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
 def print_json(values: Any) -> None:
-    typer.echo(json.dumps(values, indent=1, ensure_ascii=False))
+    typer.echo(json.dumps(values, indent=1, ensure_ascii=False, default=str))
 
 
 def wide_console(is_error: bool = False) -> Console:

@@ -14,8 +14,6 @@ from implicit_llm_workflow.commands.jobs import Job, run_job
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from implicit_llm_workflow.node import Node
-    from implicit_llm_workflow.planning.plan import Plan
     from implicit_llm_workflow.results.missing import MissingResult
 
 
@@ -51,9 +49,12 @@ def report(
     from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
     from implicit_llm_workflow.results.missing import find_missing, report_with_missing
 
-    plan = options.make_plan(config, results)
+    plan, console = options.make_plan(config, results), options.wide_console()
     if numbers:
-        _print_numbers(plan)
+        from implicit_llm_workflow.results.numbers import number_tables, where_to_look
+
+        for part in (*number_tables(plan), *where_to_look(plan)):
+            console.print(part)
         return
     name = (only or "").removeprefix(f"{EXCERPT}/")
     if name and name not in plan.experiment.excerpts:
@@ -62,36 +63,21 @@ def report(
     page = plan.find(name or "report")
     found = find_missing(plan, page)
     _show(found, len(page.upstream))
-    if not missing:
-        _say_whether_there(plan, page, found)
-        return
-    if len(found) == len(page.upstream):
-        raise options.OptionError(f"--missing: no result is fresh; type: {plan.command_for([page])}")
-    wanted, inputs = report_with_missing(plan, page, found)
-    folder = plan.run_dir(page).with_name(wanted.name)
-    run_job(Job(folder, wanted.to_json(), inputs))
-    options.wide_console().print(f"{len(found)} of {len(page.upstream)} results are not in it", soft_wrap=True)
-    options.wide_console().print(str(folder / "index.html"), soft_wrap=True)
-
-
-def _print_numbers(plan: Plan) -> None:
-    from implicit_llm_workflow.results.numbers import number_tables, where_to_look
-
-    console = options.wide_console()
-    for table in number_tables(plan):
-        console.print(table)
-    for line in where_to_look(plan):
-        console.print(line)
-
-
-def _say_whether_there(plan: Plan, page: Node, found: Sequence[MissingResult]) -> None:
-    """Raises: Exit where the page is not there or stale."""
-    if found or plan.statuses[page.key].state != "fresh":
+    if missing:
+        if len(found) == len(page.upstream):
+            raise options.OptionError(f"--missing: no result is fresh; type: {plan.command_for([page])}")
+        wanted, inputs = report_with_missing(plan, page, found)
+        folder = plan.run_dir(page).with_name(wanted.name)
+        run_job(Job(folder, wanted.to_json(), inputs))
+        console.print(f"{len(found)} of {len(page.upstream)} results are not in it", soft_wrap=True)
+        console.print(str(folder / "index.html"), soft_wrap=True)
+    elif found or plan.statuses[page.key].state != "fresh":
         more = ", or add --missing for a report without them" if found else ""
         state = "is not whole" if found else "is not there"
-        options.wide_console().print(f"the report {state}; type: {plan.command_for([page])}{more}", soft_wrap=True)
+        console.print(f"the report {state}; type: {plan.command_for([page])}{more}", soft_wrap=True)
         raise typer.Exit(EXIT_MISSING)
-    options.wide_console().print(f"the report is there: {plan.run_dir(page) / 'index.html'}", soft_wrap=True)
+    else:
+        console.print(f"the report is there: {plan.run_dir(page) / 'index.html'}", soft_wrap=True)
 
 
 def _show(missing: Sequence[MissingResult], number: int) -> None:
@@ -99,7 +85,7 @@ def _show(missing: Sequence[MissingResult], number: int) -> None:
     from rich.markup import escape
 
     from implicit_llm_workflow.results.missing import numbers_of
-    from implicit_llm_workflow.results.text import plain_table
+    from implicit_llm_workflow.text import plain_table
 
     if not missing:
         return
@@ -111,64 +97,11 @@ def _show(missing: Sequence[MissingResult], number: int) -> None:
     options.wide_console().print(table)
 
 
-def runs(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Runs, with a phase (a5-implicit-s1/free) or without, or patterns such as '*-s1/free'. All if none is "
-            "given.",
-            metavar="NAME",
-            show_default=False,
-        ),
-    ] = None,
-    config: options.Config = options.DEFAULT_CONFIG,
-    status: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="running, queued, failed, stopped, stale, waiting or done. May be given several times.",
-            metavar="NAME",
-            show_default=False,
-        ),
-    ] = None,
-    results: options.Results = options.DEFAULT_RESULTS,
-    as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
-) -> None:
-    """List the models of an experiment, one line for each phase of a run: how far it is, and how healthy.
-
-    Steps count over the whole curriculum. Loss, residual (the largest of a batch), iter (solver iterations a token) and
-    unconv (share of the tokens that did not converge) are the last ones in the journal. For a finished phase they are
-    means over its last 50 steps. Age is the time since the run last wrote something. The next snakemake resumes a
-    stopped run. The command reads files only, so you can use it while jobs write.
-
-    **Example**
-
-        implicit-llm runs
-        implicit-llm runs 'a5-*/free' --status running --status failed
-        implicit-llm runs --config miniature '*llama3*'
-        implicit-llm runs --json | jq '.runs[] | select(.status == "failed") | .why'
-    """
-    from implicit_llm_workflow.results import status as view
-    from implicit_llm_workflow.results.job_states import STATES, chosen_models, observe
-
-    for state in status or ():
-        if state not in STATES:
-            raise options.OptionError(f"--status {state}: is not a status; {nearest(state, STATES)}")
-    plan = options.make_plan(config, results)
-    chosen = observe(plan, chosen_models(plan, names or ["*"])).values()
-    jobs = [job for job in chosen if job.state in (status or STATES)]
-    if as_json:
-        options.print_json({"experiment": plan.experiment.name, "runs": [*map(view.job_json, jobs)]})
-        return
-    console = options.wide_console()
-    console.print(view.counts_text(jobs), markup=False)
-    console.print(view.runs_table(jobs))
-
-
 def compare(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="Runs as `implicit-llm runs` prints them, with or without a phase (a5-implicit-s1/free). Without a "
+            help="Runs, with or without a phase (a5-implicit-s1/free). Without a "
             "seed (a5-implicit) it compares all seeds. Run directories of finished jobs of any experiment work too.",
             metavar="RUN",
             show_default=False,
@@ -229,7 +162,7 @@ def lineage(
     """
     from implicit_llm_workflow.results.lineage import NoLineage, trace, tree_of
     from implicit_llm_workflow.results.lineage import as_json as lineage_json
-    from implicit_llm_workflow.results.verify import broken_lines, check_files, count_text
+    from implicit_llm_workflow.results.verify import check_files, check_lines
 
     path = Path(artifact)
     if not path.exists():
@@ -246,7 +179,7 @@ def lineage(
     if verify:
         files, damaged = found.files()
         broken = [*damaged, *check_files(files)]
-        for line in [count_text(f"{len(found.runs)} runs", files, broken), *broken_lines(broken)]:
+        for line in check_lines(f"{len(found.runs)} runs", files, broken):
             console.print(line, soft_wrap=True)
         if broken:
             raise typer.Exit(EXIT_BROKEN)
@@ -274,9 +207,8 @@ def verify(
         implicit-llm verify data/a5-train train/a5-implicit-s0/free
     """
     from implicit_llm_workflow.results.verify import (
-        broken_lines,
         check_files,
-        count_text,
+        check_lines,
         files_of_jobs,
         rebuild_commands,
         with_shards,
@@ -286,17 +218,16 @@ def verify(
     nodes = with_shards(plan, targets) if targets else list(plan.nodes.values())
     files, damaged, unfinished = files_of_jobs(plan, nodes)
     broken = [*damaged, *check_files(files)]
-    waiting = f", {len(unfinished)} not made yet" if unfinished else ""
-    console.print(f"{count_text(f'{len(nodes) - len(unfinished)} jobs', files, broken)}{waiting}")
-    if not broken:
-        return
-    for line in broken_lines(broken):
+    if unfinished:
+        console.print(f"not made yet: {len(unfinished)} of {len(nodes)} jobs")
+    for line in check_lines(f"{len(nodes) - len(unfinished)} jobs", files, broken):
         console.print(line, soft_wrap=True)
-    jobs = list(dict.fromkeys(item.job for item in broken))
-    console.print("To make them again:")
-    for command in rebuild_commands(plan, jobs, jobs):
-        console.print(f"    {command}", soft_wrap=True, markup=False)
-    raise typer.Exit(EXIT_BROKEN)
+    if broken:
+        console.print("To make them again:")
+        jobs = [item.job for item in broken]
+        for command in rebuild_commands(plan, jobs, jobs):
+            console.print(f"    {command}", soft_wrap=True, markup=False)
+        raise typer.Exit(EXIT_BROKEN)
 
 
 mlflow = typer.Typer(

@@ -6,7 +6,6 @@ Shapes: `B` words, `L` tokens, `D` model, `K` iterations of the solver.
 from __future__ import annotations
 
 import json
-import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
     from torch import Tensor
 
     from implicit_llm_report.figures.first_look import Trial
@@ -45,8 +43,6 @@ NOTES = """
 [dim]The weights are those of seed 0, kept by rule and not for their result. Seeds 0
 to 4 have {seeds} % at the last ten of 512 tokens (4,096 words each).
 Explicit rows are kept results: 3 seeds, 4,096 words, the same training.[/dim]
-
-Inside the solver: word 1, tokens 1 to {trained} together. A bar is a token's residual.
 """
 
 
@@ -63,8 +59,8 @@ def try_it(
     """See an implicit model at work, in less than a minute on a CPU.
 
     One implicit layer, trained on words of 32 permutations, reads words of 512: after each token it names the product
-    of all so far. The command prints its accuracy beside that of explicit models, shows how the residual of each token
-    falls, and draws both.
+    of all so far. The command prints its accuracy beside that of explicit models, and draws it with the residuals of
+    the solver.
 
     **Example**
 
@@ -142,7 +138,7 @@ def watch(model: Any, ids_1L: Tensor, labels_1L: Tensor) -> tuple[np.ndarray, np
 
 
 def show(console: Console, trial: Trial) -> None:
-    """Print what was asked of the model, its accuracy beside the kept numbers, and the residuals."""
+    """Print what was asked of the model, and its accuracy beside the kept numbers."""
     words, length = trial.is_right_BL.shape
     implicit, trained = trial.kept[0], trial.train_length
     about = {"words": words, "length": f"{length:,}", "trained": trained, "times": length / trained}
@@ -151,10 +147,6 @@ def show(console: Console, trial: Trial) -> None:
     seeds = ", ".join(f"{10 * sum(accuracy_L[-10:]):.0f}" for accuracy_L in implicit["accuracy_per_position"])
     right = int(trial.is_right_BL.all(1).sum())
     console.print(NOTES.format(right=right, evaluations=trial.f_evaluations, seeds=seeds, **about))
-    last = len(trial.residual_KL)
-    for iteration in [*(2**power for power in range(6) if 2**power < last), last]:
-        console.print(line_of(trial, iteration))
-    console.print(f"[dim]  Green: its answer is right. A dot: its residual is below {trial.tol}.[/dim]\n")
 
 
 def accuracy_table(trial: Trial) -> Table:
@@ -184,16 +176,3 @@ def percent_at(positions: list[int], accuracy_L: np.ndarray) -> list[str]:
 
 def millions(run: dict[str, Any]) -> str:
     return f"{run['num_parameters'] / 1e6:.1f}M"
-
-
-def line_of(trial: Trial, iteration: int) -> Text:
-    """A bar for each token, as high as its residual on a logarithmic scale down to the tolerance."""
-    from rich.text import Text
-
-    residual_L, is_right_L = trial.residual_KL[iteration - 1], trial.is_right_KL[iteration - 1]
-    line = Text(f"  iteration {iteration:3d}  ", style="dim")
-    for residual, is_right in zip(residual_L, is_right_L, strict=True):
-        height = round(7 * (1 - math.log(residual) / math.log(trial.tol)))
-        bar = "·" if residual < trial.tol else "▁▂▃▄▅▆▇█"[min(7, height)]
-        line.append(bar, style="green" if is_right else "red")
-    return line.append(f"  {is_right_L.sum()} of {len(is_right_L)} right", style="dim")

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from implicit_llm_contracts.config.flops import UncountedModel, max_evaluations, num_parameters, training_flops
+from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.identity import canonical_json
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
+from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import FREED, PROVENANCE, work_directory
 from implicit_llm_workflow.estimates.hardware import Hardware, read_hardware
 from implicit_llm_workflow.estimates.memory import STATE_BYTES, StepMemory, TrainedModel
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.text import MISSING, number_text, time_text
 
 CPU: Literal["cpu"] = "cpu"
 MODEL_BYTES = 4  # per parameter: a model is saved once more, in fp32
-TOKEN_BYTES = 2  # token streams are uint16
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a job computes and keeps; None where it depends on text that is not here, or on a model of unknown size.
+    """What a training job computes and keeps; None for a model of unknown size.
 
     `f_evaluations`: of a token of a training step, those with gradient included.
     """
 
-    tokens: float | None = None
+    tokens: int
+    f_evaluations: float
     flops: float | None = None
-    f_evaluations: float | None = None
     disk_bytes: float | None = None
-    download_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,15 @@ class Cost:
     @property
     def is_assumed(self) -> bool:
         return self.basis.endswith("assumed")
+
+    @property
+    def text(self) -> str:
+        """ "12 s CPU", "3.4 min CPU", "120 GPU-hours"; "-" where it is not known."""
+        if self.unit is None or self.hours is None:
+            return MISSING
+        if self.unit == CPU or self.hours < 0.1:
+            return f"{time_text(3600 * self.hours)} {self.unit.upper()}"
+        return f"{number_text(self.hours, 3)} GPU-hours"
 
 
 UNKNOWN = Cost(None, None, None, "not known")
@@ -80,26 +88,26 @@ class CostModel:
 
     def whole(self, node: Node) -> Cost:
         """What the job takes from its beginning; an earlier run of it, or of another seed, counts before any table."""
-        for key, words in ((node.key, "as last time"), (node.seedless_key, "as another seed")):
-            earlier, cost = self._recorded.get(key, (None, UNKNOWN))
-            if earlier is not None and cost.hours is not None and self._is_of_wanted_card(cost):
-                return _scaled(cost, earlier.config, node.config, words)
-        return self._modelled(node)
+        for words, manifest, cost in self._earlier(node):
+            if cost.hours is not None and self._is_of_wanted_card(cost):
+                return _scaled(cost, manifest.config, node.config, words)
+        return self._modelled(node) if node.stage == "train" else UNKNOWN
 
     def recorded(self, node: Node) -> Cost:
         """What the result that is there took."""
-        return self._recorded.get(node.key, (None, UNKNOWN))[1]
+        return self._recorded[node.key][1] if node.key in self._recorded else UNKNOWN
 
     def work(self, node: Node) -> Work:
-        """What a training job, or a job that tokenises a known corpus, computes and keeps."""
-        if node.stage == "train":
-            return self._training_work(node)
-        if node.stage == "data" and node.config["kind"] == "token_shard":
-            corpus = self.hardware.corpora.get(node.config["corpus"].get("dataset", ""))
-            if corpus is not None:
-                tokens = corpus.tokens / node.config["num_shards"]
-                return Work(tokens, disk_bytes=tokens * TOKEN_BYTES, download_bytes=corpus.download_gb * 1e9)
-        return Work()
+        """What a training job computes and keeps."""
+        model, phase, length = node.config["model"], node.config["phase"], self._length(node)
+        tokens, f_evaluations = _sequences(node.config) * length, self._f_evaluations(node)
+        try:
+            flops = tokens * training_flops(model, length, phase["solver"], f_evaluations)
+            # The last training state, those kept for branches, and the model stay.
+            per_parameter = STATE_BYTES * (1 + len(phase.get("keep", []))) + MODEL_BYTES
+            return Work(tokens, f_evaluations, flops, per_parameter * num_parameters(model))
+        except UncountedModel:
+            return Work(tokens, f_evaluations)
 
     def place(self, node: Node) -> tuple[str, int]:
         """Card and number of GPUs of a training job. Raises: ConfigError for a card that the facts do not have."""
@@ -130,31 +138,14 @@ class CostModel:
             return None
 
     def _modelled(self, node: Node) -> Cost:
-        work = self.work(node)
-        if node.stage == "data" and work.tokens is not None:
-            hours = work.tokens / self.hardware.tokens_per_s_per_core / 3600
-            return Cost(CPU, hours, CPU, "measured rate of tokenisation")
-        if work.flops is None:
+        config, flops, (card, gpus) = node.config, self.work(node).flops, self.place(node)
+        if flops is None:
             return UNKNOWN
-        card, gpus = self.place(node)
-        config = node.config
         speed = self.hardware.speed(config["model"], config["phase"]["solver"], config["precision"], card)
         if speed is None:
             return UNKNOWN
         share = self.hardware.scaling_efficiency if gpus > 1 else 1.0
-        return Cost("gpu", work.flops / speed.flops_per_s / share / 3600, card, speed.basis)
-
-    def _training_work(self, node: Node) -> Work:
-        model, phase, f_evaluations = node.config["model"], node.config["phase"], self._f_evaluations(node)
-        length = self._length(node)
-        tokens = (phase["end_step"] - phase["start_step"]) * node.config["batch_size"] * length
-        try:
-            flops = tokens * training_flops(model, length, phase["solver"], f_evaluations)
-            # The last training state, those kept for branches, and the model stay.
-            per_parameter = STATE_BYTES * (1 + len(phase.get("keep", []))) + MODEL_BYTES
-            return Work(tokens, flops, f_evaluations, per_parameter * num_parameters(model))
-        except UncountedModel:
-            return Work(tokens, None, f_evaluations)
+        return Cost("gpu", flops / speed.flops_per_s / share / 3600, card, speed.basis)
 
     def _length(self, node: Node) -> int:
         return int(self._plan.nodes[node.upstream["data"]].config["length"])
@@ -165,44 +156,54 @@ class CostModel:
     def _f_evaluations(self, node: Node) -> float:
         """Those of the finished job, or of another seed, with the same solver; else the most that it may do."""
         solver = node.config["phase"]["solver"]
-        for key in (node.key, node.seedless_key):
-            earlier, _ = self._recorded.get(key, (None, UNKNOWN))
-            value = None if earlier is None else earlier.summary.get("metrics", {}).get("f_evaluations")
-            if earlier is not None and value is not None and earlier.config["phase"]["solver"] == solver:
+        for _, manifest, _ in self._earlier(node):
+            value = manifest.summary.get("metrics", {}).get("f_evaluations")
+            if value is not None and manifest.config["phase"]["solver"] == solver:
                 return float(value)
         return max_evaluations(solver)
+
+    def _earlier(self, node: Node) -> Iterator[tuple[str, Manifest, Cost]]:
+        """The finished job, and that of another seed."""
+        for key, words in ((node.key, "as last time"), (node.seedless_key, "as another seed")):
+            if key in self._recorded:
+                yield words, *self._recorded[key]
 
     @cached_property
     def _recorded(self) -> dict[str, tuple[Manifest, Cost]]:
         """Finished jobs, fresh or stale: by key, and by key without the seed."""
         found: dict[str, tuple[Manifest, Cost]] = {}
-        for node in self._plan.nodes.values():
-            run_dir = self._plan.run_dir(node)
-            try:
-                manifest = Manifest.of_run(run_dir)
-            except ManifestError:
-                continue
+        for key, node in self._plan.nodes.items():
+            manifest = self._plan.statuses[key].recorded
             if manifest is not None:
-                found[node.key] = manifest, recorded_cost(run_dir, manifest.fingerprint) or UNKNOWN
-                found.setdefault(node.seedless_key, found[node.key])
+                found[key] = manifest, recorded_cost(self._plan.run_dir(node), manifest.fingerprint)
+                found.setdefault(node.seedless_key, found[key])
         return found
 
 
-def recorded_cost(run_dir: Path, fingerprint: str) -> Cost | None:
-    """What the attempts of a finished job took together; None where that was not recorded."""
-    for path in (work_directory(run_dir, fingerprint) / PROVENANCE, run_dir / PROVENANCE):
-        try:
-            values = json.loads(path.read_bytes())
-            if values["fingerprint"] != fingerprint:
-                continue
-            hours = sum(attempt["busy_s"] for attempt in values["attempts"]) / 3600
-            device = values["device"]
-            if device == CPU:
-                return Cost(CPU, hours, CPU, "recorded")
-            return Cost("gpu", hours * _processes(values["argv"]), device, "recorded")
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return None
+def total_text(costs: Iterable[Cost]) -> str:
+    """The sum for each kind of processor, and how many jobs have no known cost."""
+    known: dict[str, Cost] = {}
+    unknown = 0
+    for cost in costs:
+        if cost.unit is None or cost.hours is None:
+            unknown += 1
+        else:
+            hours = cost.hours + (known[cost.unit].hours or 0.0 if cost.unit in known else 0.0)
+            known[cost.unit] = replace(cost, hours=hours)
+    parts = [known[unit].text for unit in ("gpu", "cpu") if unit in known]
+    return " and ".join([*parts, *([f"{unknown:,} of unknown cost"] if unknown else [])]) or "nothing"
+
+
+def recorded_cost(run_dir: Path, fingerprint: str) -> Cost:
+    """What the attempts of a finished job took together, as far as that was recorded."""
+    values = read_object(work_directory(run_dir, fingerprint) / PROVENANCE)
+    try:
+        hours, device = sum(attempt["busy_s"] for attempt in values["attempts"]) / 3600, values["device"]
+        if device == CPU:
+            return Cost(CPU, hours, CPU, "recorded")
+        return Cost("gpu", hours * _processes(values["argv"]), device, "recorded")
+    except (ValueError, KeyError, TypeError):
+        return UNKNOWN
 
 
 def _processes(argv: list[str]) -> int:
@@ -215,14 +216,11 @@ def _scaled(cost: Cost, old: Mapping[str, Any], new: Mapping[str, Any], words: s
     """By the sequences of training where these were changed; other settings are said, not counted."""
     if canonical_json({**old, "seed": 0}) == canonical_json({**new, "seed": 0}):
         return Cost(cost.unit, cost.hours, cost.device, words)
-    before, now = _sequences(old), _sequences(new)
-    factor = now / before if before and now else 1.0
+    factor = _sequences(new) / _sequences(old) if "phase" in new and "phase" in old else 1.0
     scaled = f" x {factor:.3g}" if factor != 1 else ""
     return Cost(cost.unit, (cost.hours or 0.0) * factor, cost.device, f"{words}{scaled}, with other settings")
 
 
-def _sequences(config: Mapping[str, Any]) -> float | None:
-    try:
-        return (config["phase"]["end_step"] - config["phase"]["start_step"]) * config["batch_size"]
-    except (KeyError, TypeError):
-        return None
+def _sequences(config: Mapping[str, Any]) -> int:
+    """Sequences that a training job reads."""
+    return int((config["phase"]["end_step"] - config["phase"]["start_step"]) * config["batch_size"])

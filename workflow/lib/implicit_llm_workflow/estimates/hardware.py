@@ -1,4 +1,4 @@
-"""The facts behind estimates: cards, measured training steps, corpora; from workflow/config/estimate/hardware.yaml."""
+"""The facts behind estimates: cards, measured training steps; from workflow/config/estimate/hardware.yaml."""
 
 from __future__ import annotations
 
@@ -70,14 +70,6 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """A published text collection; gb are 10^9 bytes."""
-
-    tokens: float
-    download_gb: float
-
-
-@dataclass(frozen=True)
 class Gpus:
     """The GPUs of a model that is not larger."""
 
@@ -103,8 +95,6 @@ class Hardware:
     smallest_parameters: float
     assignments: Mapping[str, Assignment]
     steps: tuple[MeasuredStep, ...]
-    corpora: Mapping[str, Corpus]
-    tokens_per_s_per_core: float
 
     def assigned(self, task: str, parameters: int) -> tuple[str, int]:
         """Card and number of GPUs for the training jobs of a task; of an unknown task as for language models."""

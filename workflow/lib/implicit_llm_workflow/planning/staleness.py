@@ -5,7 +5,7 @@ A result whose larger files were deleted to free the disk counts as done until a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -43,16 +43,21 @@ class Difference:
     def reasons(self) -> Iterator[str]:
         """One for each kind of change, in words."""
         if self.config:
-            more = len(self.config) - SHOWN_DIFFERENCES
-            yield f"config: {', '.join(self.config[:SHOWN_DIFFERENCES])}{f' and {more} more' if more > 0 else ''}"
+            yield f"config: {_first(self.config)}"
         if self.code is not None:
             yield f"the code of stage {self.stage} changed"
-        if self.changed_inputs:
-            yield f"input changed: {', '.join(self.changed_inputs)}"
-        if self.new_inputs:
-            yield f"new input: {', '.join(self.new_inputs)}"
-        if self.removed_inputs:
-            yield f"input no longer used: {', '.join(self.removed_inputs)}"
+        for what, names in (
+            ("input changed", self.changed_inputs),
+            ("new input", self.new_inputs),
+            ("input no longer used", self.removed_inputs),
+        ):
+            if names:
+                yield f"{what}: {_first(names)}"
+
+
+def _first(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN_DIFFERENCES
+    return f"{', '.join(names[:SHOWN_DIFFERENCES])}{f' and {more} more' if more > 0 else ''}"
 
 
 @dataclass(frozen=True)

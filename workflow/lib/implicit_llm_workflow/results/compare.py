@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from implicit_llm_contracts.hints import natural
+from implicit_llm_contracts.hints import natural, nearest
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import canonical_json
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
-from implicit_llm_workflow.results.job_states import chosen_models, run_and_phase
+from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
+from implicit_llm_workflow.results.job_states import MODEL_STAGES, run_and_phase
 from implicit_llm_workflow.results.lineage import Lineage, Result, trace
-from implicit_llm_workflow.results.text import MISSING, number_text, plain_table, spread_text
-
-if TYPE_CHECKING:
-    from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.text import MISSING, number_text, plain_table, spread_text
 
 CODE_DIGITS = 12
 AT_END = "at the end (means over the last 50 steps)"
@@ -70,10 +69,6 @@ class NumberRow:
     name: str
     values: tuple[tuple[float, ...], ...]
 
-    def cells(self) -> list[str]:
-        """The mean of each column, of several seeds also the lowest and the highest."""
-        return [spread_text(values, number_text) for values in self.values]
-
 
 def find_columns(names: Sequence[str], plan: Plan | None) -> list[Column]:
     """A column for each name; without a plan each must be a folder. Raises: UserError."""
@@ -107,9 +102,13 @@ def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
     """What a name means: its full form, and the keys of its jobs, several only if they differ in nothing but the seed.
 
     A name is a job, a run with its phase, a run (what came out of it), or one of these without the seed (all seeds).
-    Raises: NotComparable if the experiment has several such runs.
+    Raises: UnknownTarget; NotComparable if the experiment has several such runs.
     """
-    nodes = [plan.nodes[key] for key in chosen_models(plan, [name.strip("/")])]
+    models = [node for node in plan.nodes.values() if node.stage in MODEL_STAGES]
+    nodes = [node for node in models if name.strip("/") in _names(node)]
+    if not nodes:
+        hint = nearest(name, {run_and_phase(node.key)[0] for node in models})
+        raise UnknownTarget(f"{name}: experiment {plan.experiment.name} has no such run; {hint}")
     if len({node.seedless_key for node in nodes}) > 1:  # no phase was named: what the training ended with
         ends = {node.key: (node.config.get("phase") or {}).get("end_step") for node in nodes}
         nodes = [node for node in nodes if ends[node.key] == node.config.get("total_steps")]
@@ -117,6 +116,12 @@ def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
     if len(labels) != 1:
         raise NotComparable(f"{name}: means several runs; name one of {', '.join(labels)}")
     return next(iter(labels)), [node.key for node in nodes]
+
+
+def _names(node: Node) -> Iterator[str]:
+    for key in (node.key, node.seedless_key):
+        run, phase = run_and_phase(key)
+        yield from (key, run, f"{run}/{phase}")
 
 
 def differences(columns: Sequence[Column]) -> list[DifferentSetting]:
@@ -160,17 +165,20 @@ def _input_text(found: Result | None, fingerprint: str | None) -> str:
     return MISSING if fingerprint is None else f"not found ({fingerprint[:FINGERPRINT_DIGITS]})"
 
 
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values below a mapping, by their keys."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    else:
+        yield path, value
+
+
 def _settings(manifest: Manifest) -> dict[str, str]:
     """Stage, config and code as texts by dotted key."""
-
-    def leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-        if isinstance(value, Mapping):
-            for key in sorted(value):
-                yield from leaves(value[key], f"{path}.{key}")
-        else:
-            yield path.removeprefix("."), value if isinstance(value, str) else canonical_json(value)
-
-    return {"stage": manifest.stage, **dict(leaves(manifest.config, "")), "code": manifest.code[:CODE_DIGITS]}
+    config = sorted((".".join(path), value) for path, value in _leaves(manifest.config))
+    texts = {key: value if isinstance(value, str) else canonical_json(value) for key, value in config}
+    return {"stage": manifest.stage, **texts, "code": manifest.code[:CODE_DIGITS]}
 
 
 def number_rows(columns: Sequence[Column]) -> list[NumberRow]:
@@ -186,18 +194,12 @@ def number_rows(columns: Sequence[Column]) -> list[NumberRow]:
 
 def _numbers(result: Lineage) -> Iterator[tuple[tuple[str, str], float]]:
     """Section, name and value."""
-
-    def flat(section: str, value: Any, name: str = "") -> Iterator[tuple[tuple[str, str], float]]:
-        if isinstance(value, Mapping):
-            for key, item in value.items():
-                yield from flat(section, item, f"{name} {key}".strip())
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield (section, name.removeprefix("metrics ")), float(value)
-
-    summary = result.top.manifest.summary
-    yield from flat(AT_END, {key: item for key, item in summary.items() if key != _DATA})
-    for evaluation, recorded in _evaluations(result.top):
-        yield from flat(f"evaluation {evaluation}", recorded.summary)
+    summaries = [(AT_END, {key: item for key, item in result.top.manifest.summary.items() if key != _DATA})]
+    summaries += [(f"evaluation {name}", recorded.summary) for name, recorded in _evaluations(result.top)]
+    for section, summary in summaries:
+        for path, value in _leaves(summary):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield (section, " ".join(path).removeprefix("metrics ")), float(value)
 
 
 def _evaluations(model: Result) -> Iterator[tuple[str, Manifest]]:
@@ -210,7 +212,7 @@ def _evaluations(model: Result) -> Iterator[tuple[str, Manifest]]:
 
 
 def view(columns: Sequence[Column]) -> Iterator[RenderableType]:
-    """Tables one after the other."""
+    """Tables one after the other; of several seeds the mean, the lowest and the highest."""
     sizes = [len(column.results) for column in columns]
     labels = [it.label if size == 1 else f"{it.label} ({size} seeds)" for it, size in zip(columns, sizes, strict=True)]
     if rows := differences(columns):
@@ -220,14 +222,15 @@ def view(columns: Sequence[Column]) -> Iterator[RenderableType]:
     numbers = number_rows(columns)
     shown = [row for row in numbers if SWEPT not in row.name]
     for section, group in groupby(shown, lambda row: row.section):
+        cells = [(row.name, *(spread_text(values, number_text) for values in row.values)) for row in group]
         yield Text()
-        yield _table(section, labels, [(row.name, *row.cells()) for row in group], right=labels)
+        yield _table(section, labels, cells, is_right=True)
     if swept := len(numbers) - len(shown):
         yield Text(f"\n{swept} numbers of sweeps are in --json", style="dim")
 
 
-def _table(title: str, labels: Sequence[str], rows: Sequence[tuple[str, ...]], right: Sequence[str] = ()) -> Table:
-    table = plain_table(title, *map(escape, labels), right=[*map(escape, right)])
+def _table(title: str, labels: list[str], rows: Iterable[tuple[str, ...]], *, is_right: bool = False) -> Table:
+    table = plain_table(title, *map(escape, labels), right=[*map(escape, labels)] if is_right else ())
     for row in rows:
         table.add_row(*map(escape, row))
     return table
@@ -236,7 +239,7 @@ def _table(title: str, labels: Sequence[str], rows: Sequence[tuple[str, ...]], r
 def as_json(columns: Sequence[Column]) -> dict[str, Any]:
     """The results of each column, what differs, and all numbers of all seeds."""
     return {
-        "columns": {column.label: [result.top.run_dir.as_posix() for result in column.results] for column in columns},
+        "columns": {column.label: [result.top.run_dir for result in column.results] for column in columns},
         "differences": [asdict(row) for row in differences(columns)],
         "numbers": [asdict(row) for row in number_rows(columns)],
     }

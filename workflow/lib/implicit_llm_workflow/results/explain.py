@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -11,16 +11,16 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from implicit_llm_workflow.estimates.cost import Cost, CostModel
+from implicit_llm_workflow.estimates.cost import Cost, CostModel, total_text
 from implicit_llm_workflow.planning.code_digest import JobCode
 from implicit_llm_workflow.planning.code_record import changed_files, code_now, read_code_record
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status
 from implicit_llm_workflow.results.status import STATE_STYLE
-from implicit_llm_workflow.results.text import cost_text, plain_table, total_text
+from implicit_llm_workflow.text import plain_table
 
 MAX_ALIKE = 6  # jobs of a stage with the same reason that get a row each
-SHOWN_INPUTS = 3
+SHOWN_ABSENT = 3
 
 
 @dataclass(frozen=True)
@@ -45,25 +45,15 @@ class ExplainedJob:
     cost: Cost
 
     @property
-    def accepted(self) -> str | None:
-        """Why the result was accepted although its code changed."""
-        return self.status.accepted.why if self.status.accepted is not None else None
+    def is_fresh(self) -> bool:
+        return self.status.state == "fresh"
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Of the targets and their inputs, in the order of the plan. `jobs` are not fresh, `kept` are."""
+def explain(plan: Plan, targets: Iterable[str] = ()) -> list[ExplainedJob]:
+    """The targets and their inputs, in the order of the plan; of the whole experiment if there are none.
 
-    jobs: list[ExplainedJob]
-    kept: list[ExplainedJob]
-
-    @property
-    def running(self) -> list[ExplainedJob]:
-        return [job for job in self.jobs if job.runs]
-
-
-def explain(plan: Plan, targets: Iterable[str] = ()) -> Explanation:
-    """Of the targets; of the whole experiment if there are none. Raises: UnknownTarget."""
+    Raises: UnknownTarget.
+    """
     wanted = [plan.find(target).key for target in targets] or plan.wanted
     reached = upstream_closure(plan, wanted)
     running = _running(plan, wanted, reached)
@@ -82,8 +72,7 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> Explanation:
         change = code_change(plan.code(node), *digests) if digests is not None else None
         cost = costs.recorded(node) if status.state == "fresh" else costs.of(node)
         found.append(ExplainedJob(key, node.stage, status, key in running, change, cost))
-    kept = [job for job in found if job.status.state == "fresh"]
-    return Explanation([job for job in found if job.status.state != "fresh"], kept)
+    return found
 
 
 def upstream_closure(plan: Plan, keys: Iterable[str]) -> list[str]:
@@ -107,68 +96,56 @@ def _running(plan: Plan, targets: Iterable[str], reached: list[str]) -> set[str]
     return running
 
 
-def headline(explanation: Explanation) -> str:
+def headline(jobs: Sequence[ExplainedJob]) -> str:
     """How many jobs will run, and what that takes."""
-    running, number = explanation.running, len(explanation.jobs) + len(explanation.kept)
+    running = [job for job in jobs if job.runs]
     if not running:
-        return f"Nothing will run: what is needed of {number:,} jobs is there"
-    return f"{len(running):,} of {number:,} jobs will run: {total_text(job.cost for job in running)}"
+        return f"Nothing will run: what is needed of {len(jobs):,} jobs is there"
+    return f"{len(running):,} of {len(jobs):,} jobs will run: {total_text(job.cost for job in running)}"
 
 
 def running_table(jobs: Iterable[ExplainedJob]) -> Table:
-    """A row for each job; many of a stage with the same reason share one."""
+    """A row for each job that runs; many of a stage with the same reason share one."""
     table = plain_table("job", "state", "why", "takes", whole=("state",))
     groups: dict[tuple[str, str, str], list[ExplainedJob]] = {}
     for job in jobs:
-        groups.setdefault((job.stage, job.status.state, job.status.why), []).append(job)
+        if job.runs:
+            groups.setdefault((job.stage, job.status.state, job.status.why), []).append(job)
     for (_, state, why), alike in groups.items():
-        rows = [(job.key, _why(job), f"{cost_text(job.cost)} ({job.cost.basis})") for job in alike]
+        rows = [(job.key, f"{job.cost.text} ({job.cost.basis})") for job in alike]
         if len(alike) > MAX_ALIKE:
-            rows = [(f"{alike[0].key} and {len(alike) - 1:,} like it", why, total_text(job.cost for job in alike))]
+            rows = [(f"{alike[0].key} and {len(alike) - 1:,} like it", total_text(job.cost for job in alike))]
         style = STATE_STYLE["waiting" if state == "missing" else state]
-        for name, reason, takes in rows:
-            table.add_row(escape(name), f"[{style}]{state}[/{style}]", escape(reason), takes)
+        for name, takes in rows:
+            table.add_row(escape(name), f"[{style}]{state}[/{style}]", escape(why), takes)
     return table
 
 
-def lines_below(explanation: Explanation) -> Iterator[str]:
+def lines_below(jobs: Sequence[ExplainedJob]) -> Iterator[str]:
     """The code that changed, once for each stage's module and old digest; and what stays."""
-    changes = list(dict.fromkeys(job.code for job in explanation.running if job.code is not None))
+    changes = list(dict.fromkeys(job.code for job in jobs if job.runs and job.code is not None))
     if changes:
         yield "Code that changed:"
     for change in changes:
         what = "what changed is not recorded for a result this old"
         files = what if change.files is None else ", ".join(change.files)
         yield f"  {change.module}: {files} ({change.old[:12]} -> {change.new[:12]})"
-    if kept := explanation.kept:
+    if kept := [job for job in jobs if job.is_fresh]:
         stages = ", ".join(f"{count:,} {stage}" for stage, count in Counter(job.stage for job in kept).items())
         yield f"{len(kept):,} stay ({stages}), which took {total_text(job.cost for job in kept)}"
     for job in kept:
-        if job.accepted is not None:
-            yield f"  accepted with other code: {job.key} ({job.accepted})"
-    if absent := [job.key for job in explanation.jobs if not job.runs]:
-        more = ", ..." if len(absent) > SHOWN_INPUTS else ""
-        yield f"{len(absent):,} missing but not needed: {', '.join(absent[:SHOWN_INPUTS])}{more}"
+        if job.status.accepted is not None:
+            yield f"  accepted with other code: {job.key} ({job.status.accepted.why})"
+    if absent := [job.key for job in jobs if not job.runs and not job.is_fresh]:
+        more = ", ..." if len(absent) > SHOWN_ABSENT else ""
+        yield f"{len(absent):,} missing but not needed: {', '.join(absent[:SHOWN_ABSENT])}{more}"
 
 
-def _why(job: ExplainedJob) -> str:
-    """As in the status, but with no more than a few of the inputs."""
-    inputs = job.status.difference.changed_inputs if job.status.difference is not None else ()
-    if len(inputs) <= SHOWN_INPUTS:
-        return job.status.why
-    shown = f"{', '.join(inputs[:SHOWN_INPUTS])} and {len(inputs) - SHOWN_INPUTS} more"
-    return job.status.why.replace(", ".join(inputs), shown)
-
-
-def as_json(explanation: Explanation) -> dict[str, Any]:
-    """Everything, each job by itself."""
-    running = explanation.running
+def as_json(jobs: Sequence[ExplainedJob]) -> dict[str, Any]:
+    """Each job by itself, and the sums over those that run."""
+    running = [job for job in jobs if job.runs]
     return {
-        "jobs": [_job_values(job) for job in explanation.jobs],
-        "kept": [
-            {"job": job.key, "stage": job.stage, "accepted": job.accepted, "cost": asdict(job.cost)}
-            for job in explanation.kept
-        ],
+        "jobs": [_job_values(job) for job in jobs],
         "total": {
             "jobs": len(running),
             "gpu_hours": sum(job.cost.hours or 0.0 for job in running if job.cost.unit == "gpu"),
@@ -179,18 +156,15 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
 
 
 def _job_values(job: ExplainedJob) -> dict[str, Any]:
-    difference = job.status.difference
+    status = job.status
     return {
         "job": job.key,
-        "state": job.status.state,
-        "why": job.status.why,
+        "stage": job.stage,
+        "state": status.state,
+        "why": status.why,
         "runs": job.runs,
-        "config": list(difference.config) if difference else [],
-        "inputs": {
-            "changed": list(difference.changed_inputs) if difference else [],
-            "new": list(difference.new_inputs) if difference else [],
-            "no_longer_used": list(difference.removed_inputs) if difference else [],
-        },
-        "code": asdict(job.code) if job.code is not None else None,
+        "difference": None if status.difference is None else asdict(status.difference),
+        "accepted": None if status.accepted is None else status.accepted.why,
+        "code": None if job.code is None else asdict(job.code),
         "cost": asdict(job.cost),
     }

@@ -10,23 +10,20 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import psutil
 
-from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object
-from implicit_llm_contracts.runs.journal import Point
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import MLFLOW, PROVENANCE, WORK, work_directory
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.plan import RESULTS, Plan, UnknownTarget
+from implicit_llm_workflow.planning.plan import RESULTS, Plan
 from implicit_llm_workflow.planning.staleness import PAGES, Status
 from implicit_llm_workflow.results.journals import JOURNAL, Tail, read_tail, unix_s
 
@@ -99,26 +96,6 @@ def run_and_phase(key: str) -> tuple[str, str]:
     stage, _, name = key.partition("/")
     run, _, phase = name.rpartition("/")
     return (run, phase) if run else (name, stage)
-
-
-def chosen_models(plan: Plan, patterns: Iterable[str]) -> list[str]:
-    """Jobs that make a model, by patterns of their keys, runs, or runs with phases, each with or without the seed.
-
-    Raises: UnknownTarget for a pattern that no model matches.
-    """
-    names: dict[str, set[str]] = {}
-    for node in plan.nodes.values():
-        if node.stage in MODEL_STAGES:
-            found = {key: run_and_phase(key) for key in (node.key, node.seedless_key)}
-            names[node.key] = {name for key, (run, phase) in found.items() for name in (key, run, f"{run}/{phase}")}
-    chosen: set[str] = set()
-    for pattern in patterns:
-        matching = {key for key in names if any(fnmatchcase(name, pattern) for name in names[key])}
-        if not matching:
-            hint = nearest(pattern, {run_and_phase(key)[0] for key in names})
-            raise UnknownTarget(f"{pattern}: experiment {plan.experiment.name} has no such run; {hint}")
-        chosen |= matching
-    return [key for key in names if key in chosen]
 
 
 def driver_of(plan: Plan) -> Holder | None:
@@ -346,22 +323,15 @@ def last_lines(log: Path, number: int, limit_bytes: int = 1 << 16) -> list[str]:
 
 
 def _progress(node: Node, tail: Tail, *, is_running: bool) -> Progress:
+    """The rate is that of the later half of the points: the first steps of a job are slow."""
     phase: Mapping[str, Any] = node.config.get("phase") or {}
     start, end = phase.get("start_step"), phase.get("end_step")
-    if tail.last is None:
-        return Progress(None, start, end)
-    rate = _rate(tail.points) if is_running else None
-    remaining = None if rate is None or end is None else max(0, end - tail.last.step) / rate
-    return Progress(tail.last.step, start, end, rate, remaining)
-
-
-def _rate(points: Sequence[Point]) -> float | None:
-    """Steps a second over the later half of the points, at least two: the first steps of a job are slow."""
-    if len(points) < 2:
-        return None
-    first, last = points[min(len(points) // 2, len(points) - 2)], points[-1]
-    steps, seconds = last.step - first.step, unix_s(last.time) - unix_s(first.time)
-    return steps / seconds if steps > 0 and seconds > 0 else None
+    if tail.last is None or not is_running or len(tail.points) < 2:
+        return Progress(tail.last.step if tail.last is not None else None, start, end)
+    first = tail.points[(len(tail.points) - 1) // 2]
+    steps, seconds = tail.last.step - first.step, unix_s(tail.last.time) - unix_s(first.time)
+    rate = steps / seconds if steps > 0 and seconds > 0 else None
+    return Progress(tail.last.step, start, end, rate, max(0, end - tail.last.step) / rate if rate and end else None)
 
 
 def _finished(work: Path) -> float | None:

@@ -225,8 +225,8 @@ def _run_values(run: Result) -> dict[str, Any]:
     return {
         "job": run.key,
         "fingerprint": run.fingerprint,
-        "run_dir": run.run_dir.as_posix(),
-        "manifest": run.path.as_posix(),
+        "run_dir": run.run_dir,
+        "manifest": run.path,
         "code": run.manifest.code,
         "config": run.manifest.config,
         "inputs": run.manifest.upstream,

@@ -14,7 +14,7 @@ from implicit_llm_contracts.hints import natural
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.text import MISSING, number_text, plain_table, spread_text
+from implicit_llm_workflow.text import MISSING, number_text, plain_table, spread_text
 
 # Run and phase, and mode -> test set -> the number of each seed.
 Rows = dict[tuple[str, str], dict[str, list[float]]]

@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES
 from implicit_llm_workflow.results import job_states
@@ -29,10 +28,9 @@ from implicit_llm_workflow.results.job_states import (
     Holder,
     ObservedJob,
     last_lines,
-    run_and_phase,
 )
-from implicit_llm_workflow.results.text import MISSING, number_text, plain_table, share_text, time_text
 from implicit_llm_workflow.results.verify import rebuild_commands
+from implicit_llm_workflow.text import MISSING, number_text, plain_table, share_text, time_text
 
 BAR_WIDTH = 20
 SHOWN_JOBS, SHOWN_FAILED = 20, 5  # the others are counted
@@ -117,14 +115,10 @@ def headline(snapshot: Snapshot) -> str:
     if snapshot.driver is not None and snapshot.is_driven:
         since = time.time() - (snapshot.plan.root / DRIVER_LOCK).stat().st_mtime
         text = f"driver is process {snapshot.driver.pid}, since {time_text(since)}"
-    return f"{snapshot.plan.experiment.name}: {counts_text(snapshot.jobs.values())}; {text}"
-
-
-def counts_text(jobs: Iterable[ObservedJob]) -> str:
-    """ "3 of 12 jobs done, 1 running, 8 waiting"."""
-    counts = Counter(job.state for job in jobs)
+    counts = Counter(job.state for job in snapshot.jobs.values())
+    others = [f"{counts[state]:,} {state}" for state in STATES if state != "done" and counts[state]]
     done = f"{counts['done']:,} of {counts.total():,} jobs done"
-    return ", ".join([done, *(f"{counts[state]:,} {state}" for state in STATES if state != "done" and counts[state])])
+    return f"{snapshot.plan.experiment.name}: {', '.join([done, *others])}; {text}"
 
 
 def last_words(snapshot: Snapshot) -> Text:
@@ -177,22 +171,15 @@ def stage_table(snapshot: Snapshot) -> Table:
 
 
 def job_table(snapshot: Snapshot) -> Table:
-    """A row for each job."""
-    table = plain_table("job", "state", "fingerprint", "why", whole=("state", "fingerprint"))
-    for key, job in snapshot.jobs.items():
-        fingerprint = snapshot.plan.identities[key].fingerprint[:FINGERPRINT_DIGITS]
-        table.add_row(key, _state_text(job), fingerprint, escape(job.why))
-    return table
-
-
-def runs_table(jobs: Iterable[ObservedJob]) -> Table:
-    """A row for each phase of a run."""
-    right = ("step", *(heading for _, heading, _ in _METRICS), "age")
-    table = plain_table("run", "status", "phase", *right, whole=("status", *right), right=right)
+    """A row for each job; only metrics that some job has get a column."""
+    jobs = snapshot.jobs.values()
+    metrics = [item for item in _METRICS if any(item[0] in job.metrics for job in jobs)]
+    right = ["step", *(heading for _, heading, _ in metrics), "age"]
+    table = plain_table("job", "state", *right, "why", whole=("state", *right), right=right)
     for job in jobs:
-        run, phase = run_and_phase(job.node.key)
-        numbers = [show(job.metrics.get(name)) for name, _, show in _METRICS]
-        table.add_row(escape(run), _state_text(job), escape(phase), _step_text(job), *numbers, time_text(job.age_s))
+        numbers = [show(job.metrics.get(name)) for name, _, show in metrics]
+        cells = [_step_text(job), *numbers, time_text(job.age_s), escape(job.why)]
+        table.add_row(job.node.key, Text(job.state, STATE_STYLE[job.state]), *cells)
     return table
 
 
@@ -246,10 +233,6 @@ def _log_of(snapshot: Snapshot, job: ObservedJob) -> Path:
     return job.submitted.output_log if job.submitted is not None and not last_lines(log, 1) else log
 
 
-def _state_text(job: ObservedJob) -> Text:
-    return Text(job.state, STATE_STYLE[job.state])
-
-
 def _step_text(job: ObservedJob) -> str:
     """ "450/1200", both counted from the beginning of the curriculum."""
     step, end = job.progress.step, job.progress.end_step
@@ -295,36 +278,25 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
         "experiment": snapshot.plan.experiment.name,
         "driver": None if snapshot.driver is None else {"pid": snapshot.driver.pid, "is_alive": snapshot.is_driven},
         "stages": {stage: {state: row[state] for state in STATES} for stage, row in stages.items()},
-        "failed_preflights": {log.stem: str(log) for log in snapshot.failed_preflights},
+        "failed_preflights": {log.stem: log for log in snapshot.failed_preflights},
         "jobs": [_job_values(snapshot, job) for job in snapshot.jobs.values()],
         "next": next_step(snapshot),
     }
 
 
 def _job_values(snapshot: Snapshot, job: ObservedJob) -> dict[str, Any]:
-    fingerprint = snapshot.plan.identities[job.node.key].fingerprint
-    values = {"stage": job.node.stage, "fingerprint": fingerprint, **job_json(job), "doing": job.doing or None}
+    """Everything that is known of one job."""
+    node, known = job.node, {key: value for key, value in vars(job).items() if key != "node"}
+    values = {
+        "job": node.key,
+        "stage": node.stage,
+        "fingerprint": snapshot.plan.identities[node.key].fingerprint,
+        **known,
+        "progress": asdict(job.progress),
+        "age_s": job.age_s,
+        "submitted": None if job.submitted is None else asdict(job.submitted),
+    }
     if job.state == "failed":
         log = _log_of(snapshot, job)
-        values |= {"log": str(log), "last_lines": last_lines(log, snapshot.lines)}
+        values |= {"log": log, "last_lines": last_lines(log, snapshot.lines)}
     return values
-
-
-def job_json(job: ObservedJob) -> dict[str, Any]:
-    """Everything that is known of one job."""
-    run, phase = run_and_phase(job.node.key)
-    submitted = job.submitted
-    return {
-        "job": job.node.key,
-        "run": run,
-        "phase": phase,
-        "status": job.state,
-        "why": job.why or None,
-        "failure_class": job.failure_class,
-        "progress": asdict(job.progress),
-        "metrics": dict(job.metrics),
-        "age_s": job.age_s,
-        "mlflow_run_id": job.mlflow_run_id,
-        "host": job.where or None,
-        "submitted": None if submitted is None else {**asdict(submitted), "output_log": str(submitted.output_log)},
-    }

@@ -18,6 +18,7 @@ from implicit_llm_contracts.runs.manifest import Manifest, ManifestError, sha256
 from implicit_llm_contracts.runs.run_directory import DECLARED, FREED, work_directory
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.text import size_text
 
 MAX_THREADS = 8  # one core hashes 1 to 2 GB/s; more of them wait for the disk
 
@@ -74,16 +75,12 @@ def check_files(files: Sequence[RecordedFile]) -> list[Broken]:
     return broken
 
 
-def broken_lines(broken: Iterable[Broken]) -> Iterator[str]:
-    """A line for each file, with colour."""
+def check_lines(what: str, files: Sequence[RecordedFile], broken: Sequence[Broken]) -> Iterator[str]:
+    """ "3 jobs, 14 files, 1.2 MiB: none broken", and a line for each broken file, with colour."""
+    size = size_text(sum(file.size for file in files))
+    yield f"{what}, {len(files):,} files, {size}: {len(broken) or 'none'} broken"
     for item in broken:
         yield f"[red]broken[/red] {item.path}: {item.why} (job {item.job})"
-
-
-def count_text(what: str, files: Sequence[RecordedFile], broken: Sequence[Broken]) -> str:
-    """ "3 jobs, 14 files, 1.2 MiB: none broken"."""
-    size = sum(file.size for file in files)
-    return f"{what}, {len(files):,} files, {size / 2**20:,.1f} MiB: {len(broken) or 'none'} broken"
 
 
 def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = ()) -> list[str]:

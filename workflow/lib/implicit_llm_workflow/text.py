@@ -1,14 +1,12 @@
-"""Tables without lines, and numbers, times, sizes and costs as people read them in a narrow column."""
+"""Tables without lines, and numbers, times and sizes as people read them in a narrow column."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rich.table import Table
-
-from implicit_llm_workflow.estimates.cost import Cost
 
 MISSING = "-"
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
@@ -59,28 +57,3 @@ def share_text(share: float | None) -> str:
 def size_text(size: int) -> str:
     """ "12.3 MiB" of a number of bytes."""
     return f"{size / 2**20:,.1f} MiB"
-
-
-def cost_text(cost: Cost | None) -> str:
-    """ "12 s CPU", "3.4 min CPU", "120 GPU-hours"; "-" where it is not known."""
-    return MISSING if cost is None or cost.unit is None or cost.hours is None else duration_text(cost.hours, cost.unit)
-
-
-def total_text(costs: Iterable[Cost]) -> str:
-    """The sum for each kind of processor, and how many jobs have no known cost."""
-    hours: dict[str, list[float]] = {}
-    unknown = 0
-    for cost in costs:
-        if cost.unit is None or cost.hours is None:
-            unknown += 1
-        else:
-            hours.setdefault(cost.unit, []).append(cost.hours)
-    parts = [duration_text(sum(hours[unit]), unit) for unit in ("gpu", "cpu") if unit in hours]
-    return " and ".join([*parts, *([f"{unknown:,} of unknown cost"] if unknown else [])]) or "nothing"
-
-
-def duration_text(hours: float, unit: str) -> str:
-    """ "12 s CPU", "3.4 h CPU", "120 GPU-hours"."""
-    if unit == "cpu" or hours < 0.1:
-        return f"{time_text(3600 * hours)} {unit.upper()}"
-    return f"{number_text(hours, 3)} GPU-hours"
