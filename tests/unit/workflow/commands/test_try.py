@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 
 import implicit_llm
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm_report.figures.first_look import Trial, write_picture
 from implicit_llm_workflow.commands import try_it
 from tests.unit.workflow.console_calls import run
 
@@ -30,14 +29,14 @@ def test_it_prints_what_it_measured_and_draws_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, _ = run(capsys, "try", "--length", "96", "--words", "2")
+    code, out, _ = run(capsys, "try", "--length", "96", "--words", "2", "--picture", "a.svg")
     assert code == 0
     assert "2 of 2 words are right at every token" in out
     rows = {line[:22].strip(): line.split()[-6:] for line in out.splitlines()}
     assert rows["implicit, 1 layer, now"] == ["100"] * 6  # at 4, 8, 16, 32, 64 and 96 tokens
     assert rows["explicit, layers: 16"] == ["100", "100", "100", "100", "1", "1"]
     assert max(map(len, out.splitlines())) <= try_it.WIDTH
-    picture = (tmp_path / "implicit-llm-try.svg").read_text(encoding="utf-8")
+    picture = (tmp_path / "a.svg").read_text(encoding="utf-8")
     assert ElementTree.fromstring(picture).tag.endswith("svg")
     assert "prefers-color-scheme: dark" in picture
     assert not re.search(r"#0b62a8(?!;)", picture)  # every colour follows the theme; the themes name each once
@@ -67,13 +66,6 @@ def test_the_kept_numbers_are_those_of_the_table_of_results() -> None:
             row = table.loc[(of_run["run"], of_run["mode"], len(accuracy), seed)]
             assert np.mean(accuracy[-10:]) == pytest.approx(row.accuracy_last10, abs=1e-4)
             assert of_run["num_parameters"] == row.num_parameters
-
-
-def test_a_word_longer_than_the_kept_ones_is_drawn(tmp_path: Path) -> None:
-    kept = json.loads(try_it.KEPT.read_text(encoding="utf-8"))
-    residual_KL, is_right_KL = np.geomspace(1, 0.01, 96).reshape(3, 32), np.eye(3, 32, dtype=bool)
-    write_picture(tmp_path / "a.png", Trial(np.ones((2, 2048), bool), 1.0, kept, 32, residual_KL, is_right_KL, 0.05))
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", ["picture.txt", "no-folder/picture.svg"])

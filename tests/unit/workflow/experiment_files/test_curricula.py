@@ -111,10 +111,6 @@ def test_every_branch_is_trained_from_the_trunk_and_evaluated(language: Experime
     assert "evaluate:trunk-s1/free-70/perplexity" in nodes["report"].upstream
 
 
-def test_a_phase_that_others_complete_is_not_evaluated(tiny: ExperimentFile) -> None:
-    assert not any(key.startswith("evaluate/implicit-s0/unrolled/") for key in build_graph(tiny.load()))
-
-
 def test_a_change_of_a_free_phase_leaves_the_trunk_and_other_branches(language: ExperimentFile) -> None:
     finish(language.plan())
     language.edit("solver: {tol: 0.04}", "solver: {tol: 0.04, max_iter: 23}")
@@ -142,27 +138,4 @@ def test_another_branch_at_a_kept_step_makes_nothing_stale_but_the_report(langua
     assert keys(plan, "stale") == {"report"}
     assert keys(plan, "missing") == {
         f"{key}" for s in (0, 1) for key in (f"train/trunk-s{s}/free-80", f"evaluate/trunk-s{s}/free-80/perplexity")
-    }
-
-
-def test_the_identity_of_a_word_problem_is_what_it_was_before_there_were_branches(tiny: ExperimentFile) -> None:
-    config = build_graph(tiny.load())["train/implicit-s1/free"].config
-    assert config["phase"] == {
-        "name": "free",
-        "index": 1,
-        "start_step": 4,
-        "end_step": 10,
-        "solver": {
-            "mode": "fixed_point",
-            "method": "plain",
-            "max_iter": 32,
-            "tol": 0.1,
-            "stop": "sequence",
-            "phantom_steps": 4,
-            "tau": 0.8,
-        },
-    }
-    assert set(config) == {
-        *("task", "labels", "model", "phase", "total_steps", "schedule"),
-        *("optimizer", "batch_size", "precision", "seed"),
     }

@@ -9,8 +9,7 @@ from implicit_llm_contracts.config.tasks import group_order
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.config_files import experiment_path
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
-from implicit_llm_workflow.experiment_files.models import model_fields, override_fields
-from implicit_llm_workflow.experiment_files.runs import overlay
+from implicit_llm_workflow.experiment_files.models import override_fields
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 from tests.unit.workflow.experiments import ExperimentFile
 
@@ -29,13 +28,6 @@ def test_an_override_of_a_run_wins_over_that_of_all_runs(tiny: ExperimentFile) -
     assert runs["implicit"].task.total_steps == runs["explicit"].task.total_steps == 10
 
 
-def test_a_model_has_the_fields_of_its_configuration_without_a_solver(tiny: ExperimentFile) -> None:
-    model = tiny.load().runs["implicit"].model
-    assert model["model_type"] == "implicit_mamba2"
-    assert model["hidden_size"] == 16
-    assert "solver" not in model
-
-
 def test_a_model_file_can_hold_the_fields_of_any_model_and_the_package_that_knows_it(tiny: ExperimentFile) -> None:
     models = tiny.path.parent / "models"
     models.mkdir()
@@ -52,16 +44,6 @@ def test_the_vocabulary_follows_from_the_data(tiny: ExperimentFile) -> None:
     assert tiny.load().runs["implicit"].model["vocab_size"] == 6
     tiny.edit("group: S3", "group: A5\n    monoid: aperiodic")
     assert tiny.load().runs["implicit"].model["vocab_size"] == 240
-
-
-def test_phases_follow_each_other_on_the_global_step_axis(tiny: ExperimentFile) -> None:
-    phases = tiny.load().runs["implicit"].phases
-    assert [(phase.index, phase.start_step, phase.end_step) for phase in phases] == [(0, 0, 4), (1, 4, 10)]
-
-
-def test_steps_below_one_are_a_share_of_the_task(tiny: ExperimentFile) -> None:
-    phases = tiny.edit("unrolled: {steps: 4}", "unrolled: {steps: 0.3}").load().runs["implicit"].phases
-    assert [phase.end_step for phase in phases] == [3, 10]
 
 
 def test_a_solver_of_another_mode_replaces_the_one_of_the_curriculum(tiny: ExperimentFile) -> None:
@@ -86,19 +68,6 @@ def test_whole_numbers_and_floats_of_a_model_are_one_identity() -> None:
     fields = {"dropout": 0.0, "hidden_size": 64, "weight_norm": None}
     changed = override_fields(fields, {"dropout": 1, "hidden_size": 32.0, "weight_norm": True}, "x")
     assert json.dumps(changed) == '{"dropout": 1.0, "hidden_size": 32, "weight_norm": true}'
-
-
-def test_bookkeeping_of_a_saved_configuration_is_no_identity(tmp_path: Path) -> None:
-    (tmp_path / "small").mkdir()
-    values = {"hidden_size": 8, "transformers_version": "5", "architectures": ["X"], "solver": {"tau": 1}}
-    (tmp_path / "small" / "config.json").write_text(json.dumps(values))
-    assert model_fields("small", "x", tmp_path) == {"hidden_size": 8}
-
-
-def test_an_overlay_changes_neither_part() -> None:
-    base, changes = {"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}
-    assert overlay(base, changes) == {"a": {"b": 3, "c": 2}}
-    assert (base, changes) == ({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
 
 
 @pytest.mark.parametrize("group", ["S1", "S2", "S3", "S5", "A1", "A2", "A3", "A4", "A5", "Z1", "Z60"])

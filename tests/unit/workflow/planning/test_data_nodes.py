@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -159,29 +158,6 @@ def test_models_are_evaluated_on_what_was_held_out(language: ExperimentFile) -> 
     assert "evaluate/babi-s0/explicit/perplexity" not in nodes
 
 
-def test_the_vocabulary_is_that_of_the_data_entry(language: ExperimentFile) -> None:
-    runs = language.load().runs
-    assert (runs["flat"].model["vocab_size"], runs["babi"].model["vocab_size"]) == (512, 192)
-
-
-def test_the_descriptions_fit_the_library(language: ExperimentFile) -> None:
-    from implicit_llm_contracts.config.evaluation import CatbabiConfig, DualityConfig, PerplexityConfig
-    from implicit_llm_contracts.config.training import TrainConfig
-    from implicit_llm_contracts.runs.fill import fill
-
-    nodes = build_graph(language.load())
-    wanted = {
-        "evaluate/flat-s0/explicit/perplexity": PerplexityConfig,
-        "evaluate/babi-s0/explicit/questions": CatbabiConfig,
-        "evaluate/flat-s0/explicit/agreement": DualityConfig,
-    }
-    for key, cls in wanted.items():
-        assert fill(cls, json.loads(json.dumps(nodes[key].config)), key).kind == nodes[key].config["kind"]
-    for key, node in nodes.items():
-        if node.stage == "train":
-            assert fill(TrainConfig, json.loads(json.dumps(node.config)), key).task == node.config["task"]
-
-
 CASES = [
     ("kind: catbabi", "kind: catbab", "data.babi.kind: there is no 'catbab'; did you mean 'catbabi'?"),
     ("vocab_size: 192", "vocab_sise: 192", "data.babi: unknown key 'vocab_sise'; did you mean 'vocab_size'?"),
@@ -296,16 +272,6 @@ def test_other_weights_in_the_folder_of_a_pretrained_model_make_its_runs_stale(l
     assert "model.sha256" in stale["train/flat-s0/explicit"]
     (folder / "mine" / "model.safetensors").write_bytes(b"one")
     assert {status.state for status in language.plan().statuses.values()} == {"fresh"}
-
-
-def test_a_folder_of_a_pretrained_model_may_lie_below_the_downloads(
-    language: ExperimentFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path / "downloads"))
-    (tmp_path / "downloads" / "mine").mkdir(parents=True)
-    (language.path.parent / "models").mkdir()
-    (language.path.parent / "models" / "other.yaml").write_text("pretrained: mine\n")
-    language.edit("model: llama3-130m-explicit", "model: other").load()
 
 
 def test_another_commit_of_a_pretrained_model_makes_its_runs_stale(language: ExperimentFile) -> None:

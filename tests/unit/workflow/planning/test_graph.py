@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 
+from implicit_llm_contracts.config.evaluation import EvaluateConfig
+from implicit_llm_contracts.config.training import TrainConfig
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_data.stages.word_problem import WordProblemConfig
+from implicit_llm_report.config import ReportConfig
 from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 from tests.unit.workflow.experiments import ExperimentFile
@@ -29,14 +34,6 @@ def test_every_phase_of_every_seed_is_a_job(tiny: ExperimentFile) -> None:
     assert list(build_graph(tiny.load())) == KEYS
 
 
-def test_a_job_comes_after_those_it_reads_from(tiny: ExperimentFile) -> None:
-    nodes = build_graph(tiny.load())
-    seen: set[str] = set()
-    for key, node in nodes.items():
-        assert seen.issuperset(node.upstream.values())
-        seen.add(key)
-
-
 def test_the_roles_of_the_inputs_say_what_they_are_for(tiny: ExperimentFile) -> None:
     nodes = build_graph(tiny.load())
     assert nodes["train/implicit-s1/unrolled"].upstream == {"data": "data/s3-train"}
@@ -57,56 +54,21 @@ def test_the_report_knows_of_each_data_set_whose_split_it_is(language: Experimen
     assert {"text-tokenizer": "tokenizer", "text-train": "train", "text-test": "test"}.items() <= splits.items()
 
 
-def test_data_are_described_for_the_library(tiny: ExperimentFile) -> None:
-    from implicit_llm_contracts.runs.fill import fill
-    from implicit_llm_data.stages.word_problem import WordProblemConfig
-
-    for node in build_graph(tiny.load()).values():
-        if node.stage == "data":
-            config = dict(node.config)
-            assert config.pop("kind") == "word_problem"
-            assert fill(WordProblemConfig, config, node.key).group == "S3"
-
-
-def test_training_is_described_for_the_library(tiny: ExperimentFile) -> None:
-    from implicit_llm_contracts.config.solver import SolverConfig
-    from implicit_llm_contracts.config.training import TrainConfig
-    from implicit_llm_contracts.runs.fill import fill
-
-    nodes = build_graph(tiny.load())
-    free = fill(TrainConfig, json.loads(json.dumps(nodes["train/implicit-s1/free"].config)), "free")
-    assert (free.seed, free.phase.start_step, free.phase.end_step, free.total_steps) == (1, 4, 10, 10)
-    assert SolverConfig.of(free.phase.solver or {}).tol == 0.1
-    explicit = fill(TrainConfig, json.loads(json.dumps(nodes["train/explicit-s0/explicit"].config)), "explicit")
-    assert explicit.phase.solver is None
-
-
-def test_evaluation_and_report_are_described_for_the_library(tiny: ExperimentFile) -> None:
-    from implicit_llm_contracts.config.evaluation import EvaluateConfig
-    from implicit_llm_contracts.runs.fill import fill
-    from implicit_llm_report.config import ReportConfig
-
-    nodes = build_graph(tiny.load())
-    evaluation = fill(
-        EvaluateConfig, json.loads(json.dumps(nodes["evaluate/explicit-s0/explicit/word-problem"].config)), "x"
-    )
-    assert evaluation.modes[0].eval_block_len == 4
-    assert fill(ReportConfig, json.loads(json.dumps(nodes["report"].config)), "x").experiment == "tiny"
-
-
-def test_the_library_accepts_every_identity(tiny: ExperimentFile) -> None:
-    from implicit_llm_contracts.runs import identity as library
-
-    for wanted in tiny.plan().identities.values():
-        parsed = library.Identity.parse(wanted.to_json())
+def test_every_job_is_described_as_its_stage_reads_it(tiny: ExperimentFile) -> None:
+    classes = {"data": WordProblemConfig, "train": TrainConfig, "evaluate": EvaluateConfig, "report": ReportConfig}
+    plan, seen = tiny.plan(), set[str]()
+    for key, node in plan.nodes.items():
+        assert seen.issuperset(node.upstream.values())  # a job comes after those that it reads from
+        seen.add(key)
+        wanted = plan.identities[key]
+        parsed = Identity.parse(wanted.to_json())
         assert (parsed.fingerprint, parsed.name) == (wanted.fingerprint, wanted.name)
-
-
-def test_the_name_is_no_part_of_the_fingerprint() -> None:
-    one = Identity("data", "one", {"a": 1}, "code", {})
-    other = Identity("data", "other", {"a": 1}, "code", {})
-    assert one.fingerprint == other.fingerprint
-    assert one.fingerprint != Identity("data", "one", {"a": 1.0}, "code", {}).fingerprint
+        assert replace(wanted, name="other").fingerprint == wanted.fingerprint
+        kind = {"kind"} if node.stage == "data" else set()
+        fill(classes[node.stage], {name: it for name, it in parsed.config.items() if name not in kind}, key)
+    phase = plan.nodes["train/implicit-s1/free"].config["phase"]
+    assert (phase["start_step"], phase["end_step"], phase["solver"]["tol"]) == (4, 10, 0.1)
+    assert plan.nodes["train/explicit-s0/explicit"].config["phase"]["solver"] is None
 
 
 def test_an_explicit_experiment_has_no_figure_of_solvers(tiny: ExperimentFile) -> None:

@@ -45,6 +45,7 @@ def test_a_changed_field_makes_stale_what_depends_on_it(
     finished: ExperimentFile, old: str, new: str, stale: set[str]
 ) -> None:
     assert keys(finished.edit(old, new).plan(), "stale") == stale
+    assert keys(finished.edit(new, old).plan(), "fresh") == ALL
 
 
 def test_a_renamed_run_keeps_the_results_whose_folders_were_moved(finished: ExperimentFile) -> None:
@@ -68,13 +69,10 @@ def test_a_renamed_run_keeps_the_results_whose_folders_were_moved(finished: Expe
 def test_changed_code_makes_its_stage_and_what_follows_stale(
     finished: ExperimentFile, codes: Mapping[str, str], stale: set[str]
 ) -> None:
-    assert keys(finished.plan(dict(codes)), "stale") == stale
-
-
-def test_a_change_there_and_back_leaves_all_fresh(finished: ExperimentFile) -> None:
-    finished.edit("tol: 0.1", "tol: 0.2")
-    finished.edit("tol: 0.2", "tol: 0.1")
-    assert keys(finished.plan(), "fresh") == ALL
+    plan = finished.plan(dict(codes))
+    assert keys(plan, "stale") == stale
+    (stage,) = codes
+    assert any(f"the code of stage {stage} changed" in plan.statuses[key].why for key in stale)
 
 
 @pytest.mark.parametrize(
@@ -94,10 +92,6 @@ def test_a_change_there_and_back_leaves_all_fresh(finished: ExperimentFile) -> N
 )
 def test_the_reason_names_what_changed(finished: ExperimentFile, change: tuple[str, str], key: str, why: str) -> None:
     assert why in finished.edit(*change).plan().statuses[key].why
-
-
-def test_changed_code_is_a_reason(finished: ExperimentFile) -> None:
-    assert finished.plan({"report": "new"}).statuses["report"].why == "the code of stage report changed"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"identity": 1}', "null"])
@@ -123,19 +117,8 @@ def test_a_missing_result_makes_nothing_else_stale_and_becomes_a_target(finished
 def test_a_job_is_found_by_key_folder_and_manifest(tiny: ExperimentFile, target: str) -> None:
     plan = tiny.plan()
     assert plan.find(target.format(root=plan.root.as_posix())).key == "data/s3-train"
-
-
-def test_an_unknown_job_is_named_with_the_nearest_one(tiny: ExperimentFile) -> None:
-    with pytest.raises(UnknownTarget, match="did you mean 'train/implicit-s0/free'"):
-        tiny.plan().find("train/implicit-s0/fre")
-
-
-def test_a_job_like_no_other_is_not_answered_with_the_names_of_all(tiny: ExperimentFile) -> None:
-    with pytest.raises(
-        UnknownTarget, match=r"no such job; `implicit-llm status --jobs --config \S+` lists them"
-    ) as caught:
-        tiny.plan().find("q")
-    assert "data/s3-train" not in str(caught.value)
+    with pytest.raises(UnknownTarget, match=r"no such job; `implicit-llm status --jobs --config \S+` lists them$"):
+        plan.find("q")
 
 
 def test_jobs_of_equal_identity_and_different_name_have_identity_files_of_their_own(tiny: ExperimentFile) -> None:
@@ -149,23 +132,17 @@ def test_jobs_of_equal_identity_and_different_name_have_identity_files_of_their_
     assert names == ["explicit-s0/explicit", "twin-s0/explicit"]
 
 
-def test_an_identity_file_that_a_power_loss_left_empty_is_written_again(tiny: ExperimentFile) -> None:
-    plan = tiny.plan()
-    plan.write_job_files()
-    path = plan.identity_file(plan.nodes["report"])
-    whole = path.read_bytes()
-    path.write_bytes(b"")
-    tiny.plan().write_job_files()
-    assert path.read_bytes() == whole
-
-
 def test_identity_files_are_written_once(tiny: ExperimentFile) -> None:
     plan = tiny.plan()
     plan.write_job_files()
     path: Path = plan.identity_file(plan.nodes["report"])
+    whole = path.read_text()
     path.write_text("untouched")
     plan.write_job_files()
     assert path.read_text() == "untouched"
+    path.write_text("")  # as a power loss leaves it
+    plan.write_job_files()
+    assert path.read_text() == whole
     assert len(list(plan.root.rglob("*.json"))) == len(plan.nodes)
 
 

@@ -59,6 +59,7 @@ def test_the_end_is_enough_of_a_long_journal(tmp_path: Path) -> None:
 
 def test_the_points_of_an_attempt_are_those_since_its_start(tmp_path: Path) -> None:
     path = tmp_path / "j"
+    assert read_tail(path) == journals.Tail()
     lines = [
         '{"kind": "event", "name": "stage_started", "time": "2026-01-01T00:00:00+00:00"}',
         '{"kind": "metrics", "step": 10, "time": "2026-01-01T00:00:10+00:00", "values": {"loss": 2}}',
@@ -70,7 +71,3 @@ def test_the_points_of_an_attempt_are_those_since_its_start(tmp_path: Path) -> N
     with open(path, "a") as file:
         file.write('{"kind": "metrics", "step": 20, "time": "2026-01-01T09:00:10+00:00", "values": {"loss": 1}}\n')
     assert [point.step for point in read_tail(path).points] == [20]
-
-
-def test_without_a_journal_nothing_is_known(tmp_path: Path) -> None:
-    assert read_tail(tmp_path / "none") == journals.Tail()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 from pathlib import Path
@@ -22,22 +21,14 @@ def test_a_holder_is_alive_until_its_process_ends(tmp_path: Path, text: str, hos
     assert holder_of(tmp_path / "lock") == Holder(pid, host, False)
 
 
-def test_looking_takes_no_lock(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    path.write_text("1\n")
-    assert holder_of(path) == Holder(1, None, False)
-    with open(path) as file:
-        holder_of(path)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_a_process_that_lives_and_has_let_go_holds_nothing(tmp_path: Path) -> None:
+def test_a_process_that_lives_and_has_let_go_holds_nothing_and_looking_takes_no_lock(tmp_path: Path) -> None:
     hold_lock(tmp_path / "lock").close()
     assert holder_of(tmp_path / "lock") == Holder(os.getpid(), None, False)
     with hold_lock(tmp_path / "lock"):
         assert holder_of(tmp_path / "lock") == Holder(os.getpid(), None, True)
-        with pytest.raises(DriverRunning):
+        with pytest.raises(DriverRunning, match=f"process {os.getpid()}"):
             hold_lock(tmp_path / "lock")
+    hold_lock(tmp_path / "lock").close()
 
 
 def test_without_a_list_of_locks_the_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

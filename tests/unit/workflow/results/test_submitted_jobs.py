@@ -45,10 +45,6 @@ def submit(plan: Plan, key: str, rule: str = "train_word_problem", **changes: ob
     return files
 
 
-def test_nothing_was_submitted_where_there_is_no_record(plan: Plan) -> None:
-    assert submitted_jobs(plan, plan.nodes.values()) == {}
-
-
 @pytest.mark.parametrize(
     ("answer", "state", "why"),
     [
@@ -65,6 +61,13 @@ def test_slurm_says_whether_a_job_waits_or_runs(plan: Plan, slurm: Path, answer:
     assert (job.state, job.why) == (state, why)
     assert job.submitted is not None
     assert (job.submitted.job_id, job.submitted.nodes) == ("12", "gpu-node-3" if state == "running" else "")
+
+
+def test_a_slurm_that_does_not_answer_is_said(plan: Plan, slurm: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert submitted_jobs(plan, plan.nodes.values()) == {}
+    submit(plan, FREE)
+    job = observe(plan)[FREE]
+    assert (job.state, job.why, capfd.readouterr()) == ("queued", "Slurm gives no answer", ("", ""))
 
 
 def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan: Plan, slurm: Path) -> None:
@@ -133,13 +136,6 @@ def test_a_failure_of_former_settings_is_not_one_of_the_wanted_job(tiny: Experim
     plan = tiny.edit("tol: 0.1", "tol: 0.2").plan()
     plan.write_job_files()
     assert observe(plan)[FREE].state == "waiting"
-
-
-def test_a_slurm_that_does_not_answer_is_said(plan: Plan, slurm: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    submit(plan, FREE)
-    job = observe(plan)[FREE]
-    assert (job.state, job.why) == ("queued", "Slurm gives no answer")
-    assert capfd.readouterr() == ("", "")
 
 
 def test_a_job_of_this_machine_lives_as_long_as_its_process(plan: Plan) -> None:

@@ -18,16 +18,6 @@ input()
 """
 
 
-def test_a_second_driver_is_refused_by_name_of_the_first(tmp_path: Path) -> None:
-    with hold_lock(tmp_path / "lock"), pytest.raises(DriverRunning, match=f"process {os.getpid()}"):
-        hold_lock(tmp_path / "lock")
-
-
-def test_a_closed_lock_can_be_taken_again(tmp_path: Path) -> None:
-    hold_lock(tmp_path / "lock").close()
-    hold_lock(tmp_path / "lock").close()
-
-
 def test_the_lock_of_a_killed_driver_is_free(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     code = HOLDER.format(path=str(path))
