@@ -6,10 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from tests.unit.checkpoint.foreign import save_foreign
-from tests.workflow.tiny_project import Project, make_real_project
+from tests.workflow.tiny_project import Project
 
 FAILING = "implicit-s0/free/word-problem"
 PEER = """
@@ -63,20 +60,3 @@ def test_a_peer_is_imported_and_evaluated_and_other_content_is_another_peer(proj
     assert set(imported["identity"]["config"]["sha256"]) == {"config.json", "model.safetensors"}
     (folder / "model.safetensors").write_bytes(b"two")
     assert project.planned() == mine
-
-
-@pytest.mark.slow
-def test_a_peer_that_does_not_know_the_tokens_is_missing_in_the_real_report(tmp_path: Path) -> None:
-    project = make_real_project(tmp_path)
-    save_foreign("gpt_neox", project.dir / "models" / "other")
-    config = json.loads((project.dir / "models" / "other" / "config.json").read_text())
-    assert config["vocab_size"] > 6
-    save_foreign("gpt_neox", project.dir / "models" / "small", vocab_size=4)
-    small = PEER.partition("peers:")[2].replace("other", "small")
-    project.config.write_text(project.config.read_text() + PEER + small)
-    project.snakemake("--keep-going", code=1)
-    project.command("implicit-llm", "report", "--config", "tiny.yaml", "--missing")
-    page = (project.results / "report-with-missing" / "index.html").read_text()
-    assert "lacks" in page
-    assert "the data has token 5 and the model knows 4" in page
-    assert "models/other, sha256" in page

@@ -9,16 +9,10 @@ import json
 import os
 import shutil
 
-import pytest
-
-from tests.workflow.tiny_project import DEADLINE_S, NOTHING, Project
+from tests.workflow.tiny_project import DEADLINE_S, Project
 
 UNROLLED, FREE, EXPLICIT = "train/implicit-s0/unrolled", "train/implicit-s0/free", "train/explicit-s0/explicit"
 EVALUATIONS = {phase: f"{phase.replace('train/', 'evaluate/')}/word-problem" for phase in (FREE, EXPLICIT)}
-
-
-def log_of(project: Project, job: str) -> str:
-    return (project.results / job / "job.log").read_text()
 
 
 def manifests(project: Project) -> set[str]:
@@ -53,21 +47,6 @@ def test_code_that_is_edited_while_jobs_wait_is_never_published_under_the_digest
     assert len({code for code, _ in published}) == len(published)
     project.snakemake()
     assert {solved for _, solved in solved_by_code(project)} == {0.5 / 8}
-
-
-@pytest.mark.slow
-def test_a_job_that_fails_after_its_work_leaves_nothing_under_the_final_name_and_is_not_done_twice(
-    project: Project,
-) -> None:
-    project.edit(project.config, "tol: 0.1", "tol: 0.2")
-    project.variables = {"FAULT": "publish.before_manifest:raise"}
-    project.snakemake(code=1)
-    assert not (project.results / FREE / "manifest.json").exists()
-    assert not list((project.results / FREE).rglob("*.tmp"))
-    project.variables = {}
-    project.snakemake()
-    assert "already done" in log_of(project, FREE)
-    assert NOTHING in project.snakemake()
 
 
 def test_one_run_that_fails_for_good_does_not_stop_the_others(project: Project) -> None:

@@ -70,19 +70,14 @@ def test_a_deleted_snakemake_folder_hides_no_change(project: Project) -> None:
     assert NOTHING in project.snakemake()
 
 
-def test_a_damaged_manifest_is_made_again_and_nothing_else(project: Project) -> None:
-    (project.results / "train/explicit-s0/explicit/manifest.json").write_text("{")
-    assert project.planned() == {"train/explicit-s0/explicit"}
-    project.snakemake()
-    assert "already done" in (project.results / "train/explicit-s0/explicit/job.log").read_text()
-
-
 def test_a_missing_result_below_a_fresh_report_comes_back_and_nothing_else_runs(project: Project) -> None:
     shutil.rmtree(project.results / "train/implicit-s0/unrolled")
     (project.results / "evaluate/explicit-s0/explicit/word-problem/manifest.json").unlink()
+    (project.results / "train/explicit-s0/explicit/manifest.json").write_text("{")  # damaged
     missing = {"train/implicit-s0/unrolled", "evaluate/explicit-s0/explicit/word-problem"}
-    assert project.planned("tiny") == missing
+    assert project.planned("tiny") == {*missing, "train/explicit-s0/explicit"}
     project.snakemake()
+    assert "already done" in (project.results / "train/explicit-s0/explicit/job.log").read_text()
     assert (project.results / "train/implicit-s0/unrolled/manifest.json").is_file()
     assert NOTHING in project.snakemake()
 

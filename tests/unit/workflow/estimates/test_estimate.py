@@ -192,15 +192,6 @@ def test_the_micro_batch_is_the_largest_divisor_that_fits() -> None:
     assert trained.fitting_step(10, 16, 1) is None
 
 
-def test_a_model_that_fits_only_with_checkpointing_is_told_so(tiny: ExperimentFile) -> None:
-    unrolled = {"mode": "unrolled", "num_unroll": 64}
-    plan = language_plan(tiny, train_node("m-s0/unrolled", model_fields("mamba2-1.3b-implicit", "test"), unrolled))
-    (job,) = training_estimates(plan, CostModel(plan, "h100", 8))
-    assert job.step is not None
-    assert job.step.is_recomputed
-    assert job.gpus == 8
-
-
 def test_moments_are_sharded_where_nothing_else_fits() -> None:
     trained = TrainedModel(model_fields("mamba2-1.3b-implicit", "test"), FREE, 2048, "bf16")
     alone = trained.step_gib(1, accumulates=True, is_recomputed=True)

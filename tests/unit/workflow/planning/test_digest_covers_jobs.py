@@ -77,7 +77,6 @@ runs:
     task: word-problem
     curriculum: explicit
     override: {model: *mamba2}
-  word-lstm: {data: s3, model: lstm, task: word-problem, curriculum: explicit, override: {model: {hidden_size: 16}}}
   babi: {data: babi, model: mamba2-babi-explicit, task: catbabi, curriculum: explicit, override: {model: *mamba2}}
   llama3-implicit:
     data: text

@@ -95,16 +95,10 @@ def test_the_files_of_the_split_are_fetched_checked_and_recorded(hub: FileServer
     assert fetched is not None
     assert (fetched.commit, fetched.sizes) == (COMMIT, {path: len(TEXTS[path]) for path in found})
     assert "2 files" in str(fetched_before(DATASET, tmp_path))
-    asked = len(hub.requests)
-    assert satisfy(hub, DATASET, tmp_path)[0] == "there"
-    assert len(hub.requests) == asked
-
-
-def test_a_file_that_has_gone_is_fetched_again_alone(hub: FileServer, tmp_path: Path) -> None:
-    satisfy(hub, DATASET, tmp_path)
-    (tmp_path / "hub" / "owner" / "texts" / IN_LARGE_FILE_STORAGE).unlink()
-    assert fetched_before(DATASET, tmp_path) is None
     hub.requests.clear()
+    assert satisfy(hub, DATASET, tmp_path)[0] == "there"
+    assert hub.requests == []
+    (folder / IN_LARGE_FILE_STORAGE).unlink()
     assert satisfy(hub, DATASET, tmp_path)[0] == "fetched"
     gets = {path.rpartition("/")[2] for method, path, _ in hub.requests if method == "GET" and "/resolve/" in path}
     assert gets == {"train-00000-of-00002.jsonl"}
@@ -123,6 +117,8 @@ def test_a_fetch_that_was_cut_goes_on_where_it_ended(hub: FileServer, tmp_path: 
 
 def test_offline_what_was_fetched_is_there_and_the_rest_is_one_line(hub: FileServer, tmp_path: Path) -> None:
     assert satisfy(hub, TOKENIZER, tmp_path)[0] == "fetched"
+    folder = tmp_path / "hub" / "owner" / "tokens"
+    assert [path.name for path in folder.glob("*.*") if path.is_file()] == ["tokenizer.json"]
     hub.requests.clear()
     assert satisfy(hub, TOKENIZER, tmp_path, HF_HUB_OFFLINE="1")[0] == "there"
     state, what = satisfy(hub, DATASET, tmp_path, HF_HUB_OFFLINE="1")
@@ -159,13 +155,6 @@ def test_while_another_commit_is_fetched_the_record_of_the_last_one_is_gone(hub:
         open_share(HubCorpus("hub", dataset=DATASET.name), tmp_path)
 
 
-def test_of_a_tokenizer_only_its_file_is_fetched(hub: FileServer, tmp_path: Path) -> None:
-    state, what = satisfy(hub, TOKENIZER, tmp_path)
-    assert state == "fetched", what
-    folder = tmp_path / "hub" / "owner" / "tokens"
-    assert [path.name for path in folder.glob("*.*") if path.is_file()] == ["tokenizer.json"]
-
-
 def test_a_pretrained_model_is_fetched_at_its_commit_without_its_pickles_and_checked(
     hub: FileServer, tmp_path: Path
 ) -> None:
@@ -185,14 +174,6 @@ def test_a_pretrained_model_is_fetched_at_its_commit_without_its_pickles_and_che
     assert satisfy(hub, pinned, tmp_path)[0] == "there"
     publish(hub, "models", "owner/model", files, commit="f" * 40)
     assert satisfy(hub, replace(pinned, revision="f" * 40), tmp_path)[0] == "fetched"
-
-
-def test_a_pretrained_model_that_is_a_pickle_cannot_be_trained(hub: FileServer, tmp_path: Path) -> None:
-    publish(hub, "models", "owner/old", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
-    for _ in range(2):
-        state, what = satisfy(hub, HubFiles("model", "owner/old", COMMIT), tmp_path)
-        assert state == "failed"
-        assert "owner/old: is a pickle on the hub, and training reads safetensors only; name another" in what
 
 
 def test_more_than_fits_the_disk_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
@@ -262,7 +243,7 @@ def test_of_a_peer_the_safetensors_and_no_code_are_fetched(
     assert len(hub.requests) == asked
 
 
-def test_a_peer_that_is_a_pickle_waits_for_its_digest_in_the_experiment(hub: FileServer, tmp_path: Path) -> None:
+def test_a_pickle_waits_for_its_digest_in_the_experiment_and_is_not_trained(hub: FileServer, tmp_path: Path) -> None:
     publish(hub, "models", "owner/old", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
     files = HubFiles("model", "owner/old", COMMIT)
     state, what = satisfy(hub, HubCheckpoint("old", files, is_vouched=False), tmp_path)
@@ -270,6 +251,9 @@ def test_a_peer_that_is_a_pickle_waits_for_its_digest_in_the_experiment(hub: Fil
     assert state == "failed"
     assert f"peers.old.checkpoint.sha256: {{pytorch_model.bin: {digest}}}" in what
     assert satisfy(hub, HubCheckpoint("old", files, is_vouched=True), tmp_path)[0] == "there"
+    state, what = satisfy(hub, files, tmp_path)
+    assert state == "failed"
+    assert "owner/old: is a pickle on the hub, and training reads safetensors only; name another" in what
 
 
 def test_shards_of_a_model_are_fetched_with_their_index() -> None:
