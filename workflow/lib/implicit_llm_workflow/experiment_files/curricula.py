@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 from implicit_llm_contracts.config.solver import SolverConfig
@@ -79,14 +79,8 @@ class Phase:
 
     def identity(self) -> dict[str, Any]:
         """What the phase contributes to its job; `after` is an input of the job and no part of it."""
-        fields = {
-            "name": self.name,
-            "index": self.index,
-            "start_step": self.start_step,
-            "end_step": self.end_step,
-            "solver": None if self.solver is None else dict(self.solver),
-        }
-        return {**fields, "keep": list(self.keep)} if self.keep else fields
+        values = {**asdict(self), "keep": list(self.keep)}
+        return {key: value for key, value in values.items() if key != "after" and (key != "keep" or value)}
 
 
 def build_phases(phases: Sequence[Mapping[str, Any]], total_steps: int, where: str) -> tuple[Phase, ...]:

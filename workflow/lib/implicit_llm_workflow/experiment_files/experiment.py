@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -78,11 +78,10 @@ class Experiment:
         return [item for item in self.evaluations.values() if peer.has(item, self.data[peer.data])]
 
     @property
-    def evaluated(self) -> dict[str, list[str]]:
-        """Names of the evaluations that are done, by run and peer."""
-        runs = {run.name: [item.name for item in self.evaluations_of(run)] for run in self.runs.values()}
-        peers = {peer.name: [item.name for item in self.evaluations_of_peer(peer)] for peer in self.peers.values()}
-        return runs | peers
+    def models(self) -> Iterator[tuple[str, bool | None, list[Evaluation]]]:
+        """Name of each run and peer, whether it is implicit (None: not known), and the evaluations that are done."""
+        yield from ((run.name, run.is_implicit, self.evaluations_of(run)) for run in self.runs.values())
+        yield from ((peer.name, None, self.evaluations_of_peer(peer)) for peer in self.peers.values())
 
 
 def load_experiment(path: Path) -> Experiment:
@@ -104,11 +103,12 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     }
     report = _report(file, source)
     experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts, plugins)
-    _check_evaluations(experiment)
     trained = {f"{run.name}-s{seed}" for run in runs.values() for seed in run.seeds}
     check_peers(experiment.peers.values(), data, evaluations, trained, source)
+    _check_evaluations(experiment)
     _check_repeated(experiment)
-    check_origins(excerpts.values(), experiment.evaluated, source)
+    evaluated = {name: [item.name for item in evaluations] for name, _, evaluations in experiment.models}
+    check_origins(excerpts.values(), evaluated, source)
     return experiment
 
 
@@ -151,42 +151,30 @@ def _run(point: GridPoint, entry: RunEntry, builder: RunBuilder) -> Run:
 
 def _check_evaluations(experiment: Experiment) -> None:
     """An evaluation that meets no run is a mistake, not an empty table."""
+    done = {item.name for _, _, evaluations in experiment.models for item in evaluations}
     for name, item in experiment.evaluations.items():
-        if any(item in experiment.evaluations_of(run) for run in experiment.runs.values()):
-            continue
-        if any(peer.has(item, experiment.data[peer.data]) for peer in experiment.peers.values()):
-            continue
         kinds = EVALUATION_KINDS[item.kind].data
-        if any(experiment.data[run.data].kind in kinds for run in experiment.runs.values()):
+        if name not in done and any(experiment.data[run.data].kind in kinds for run in experiment.runs.values()):
             run = "implicit run" if item.sweep else "run"
             raise ConfigError(
                 f"{experiment.source}: evaluations.{name}.runs: {', '.join(item.runs)} matches no {run} with "
                 f"{' or '.join(kinds)} data; runs are {', '.join(experiment.runs)}"
             )
-        raise ConfigError(
-            f"{experiment.source}: evaluations.{name}.kind: no run has {' or '.join(kinds)} data, which "
-            f"{item.kind} is for; add a run or remove the evaluation"
-        )
+        if name not in done:
+            raise ConfigError(
+                f"{experiment.source}: evaluations.{name}.kind: no run has {' or '.join(kinds)} data, which "
+                f"{item.kind} is for; add a run or remove the evaluation"
+            )
 
 
 def _check_repeated(experiment: Experiment) -> None:
     """A number that two evaluations give would count in the report as that of another seed."""
-    for run in experiment.runs.values():
-        evaluations = experiment.evaluations_of(run)
-        _refuse_repeated(experiment.source, run.name, evaluations, is_implicit=run.is_implicit, choose="`runs`")
-    for peer in experiment.peers.values():
-        choose = f"`peers.{peer.name}.evaluations`"
-        evaluations = experiment.evaluations_of_peer(peer)
-        _refuse_repeated(experiment.source, peer.name, evaluations, is_implicit=None, choose=choose)
-
-
-def _refuse_repeated(
-    source: str, model: str, evaluations: list[Evaluation], *, is_implicit: bool | None, choose: str
-) -> None:
-    for first, second in combinations(evaluations, 2):
-        if first.repeats(second, is_implicit=is_implicit):
-            parts = EVALUATION_KINDS[first.kind].parts
-            raise ConfigError(
-                f"{source}: evaluations.{second.name}.{parts}: {first.name} gives the same numbers of {model}; "
-                f"let them have different {parts}, or choose one by {choose}"
-            )
+    for model, is_implicit, evaluations in experiment.models:
+        for first, second in combinations(evaluations, 2):
+            if first.repeats(second, is_implicit=is_implicit):
+                parts = EVALUATION_KINDS[first.kind].parts
+                choose = f"peers.{model}.evaluations" if model in experiment.peers else "runs"
+                raise ConfigError(
+                    f"{experiment.source}: evaluations.{second.name}.{parts}: {first.name} gives the same numbers of "
+                    f"{model}; let them have different {parts}, or choose one by `{choose}`"
+                )

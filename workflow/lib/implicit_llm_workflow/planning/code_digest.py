@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +155,17 @@ def _left_out(model: Mapping[str, Any]) -> tuple[str, ...]:
 
 def code_digest(entry: str, project: Project, excluded: Iterable[str] = PLUMBING) -> str:
     """sha256 (hexadecimal) over the modules that `entry` reaches, by name; and the resource files of their packages."""
-    sources = reached_sources(entry, project, excluded)
-    modules = {name: module_text_digest(source) for name, source in sources.items()}
-    return total_digest(modules | resource_digests(sources.values()))
+    return total_digest(file_digests(reached_sources(entry, project, excluded)))
+
+
+def file_digests(sources: Mapping[str, Source]) -> dict[str, str]:
+    """sha256 (hexadecimal) of what counts of each module, and of the resource files of their packages, by name."""
+    modules = {name: source.find("digest", partial(_tree_digest, source)) for name, source in sources.items()}
+    return modules | resource_digests(sources.values())
+
+
+def _tree_digest(source: Source) -> str:
+    return hashlib.sha256(tree_text(source.tree).encode()).hexdigest()
 
 
 def total_digest(digests: Mapping[str, str]) -> str:
@@ -165,11 +174,6 @@ def total_digest(digests: Mapping[str, str]) -> str:
     for name in sorted(digests, key=lambda name: ("/" in name, name)):
         total.update(f"{name} {digests[name]}\n".encode())
     return total.hexdigest()
-
-
-def module_text_digest(source: Source) -> str:
-    """sha256 (hexadecimal) of what counts of a module. Raises: SourceError."""
-    return source.find("digest", lambda: hashlib.sha256(tree_text(source.tree).encode()).hexdigest())
 
 
 def resource_digests(sources: Iterable[Source]) -> dict[str, str]:

@@ -20,10 +20,9 @@ from pathlib import Path
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_workflow.planning.code_digest import (
     JobCode,
+    file_digests,
     is_docstring,
     job_sources,
-    module_text_digest,
-    resource_digests,
     total_digest,
     tree_text,
 )
@@ -50,9 +49,8 @@ class CodeRecord:
 def code_now(code: JobCode) -> CodeRecord:
     """What a job can run, as it is on disk. Raises: SourceError."""
     sources = job_sources(code)
-    files = {name: module_text_digest(source) for name, source in sources.items()}
     parts = {name: parts_of(source.tree) for name, source in sources.items()}
-    return CodeRecord(code.module, files | resource_digests(sources.values()), parts)
+    return CodeRecord(code.module, file_digests(sources), parts)
 
 
 def record_code(root: Path, codes: Iterable[JobCode], digest_of: Callable[[JobCode], str]) -> None:

@@ -20,7 +20,7 @@ from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.file_digests import FileDigests
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.accepted import Acceptance, find_acceptance, with_code_of
+from implicit_llm_workflow.planning.accepted import Acceptance, find_acceptance
 from implicit_llm_workflow.planning.code_digest import JobCode, job_code, job_digest
 from implicit_llm_workflow.planning.code_record import record_code
 from implicit_llm_workflow.planning.graph import build_graph
@@ -54,6 +54,7 @@ class Plan:
         self.figures: list[str] = report_figures(experiment)
         self.tables: list[str] = report_tables(experiment)
         self.code_of = code_of
+        self._accepted: dict[str, Acceptance] = {}
 
     @cached_property
     def identities(self) -> dict[str, Identity]:
@@ -72,20 +73,16 @@ class Plan:
     def settle(self, key: str, wanted: Identity) -> Identity:
         """The identity that stands: the wanted one, unless a result with other code was accepted in its place."""
         acceptance = find_acceptance(self.run_dir(self.nodes[key]), wanted)
-        accepted = with_code_of(acceptance, wanted) if acceptance is not None else None
-        return accepted or wanted
+        if acceptance is None:
+            return wanted
+        self._accepted[key] = acceptance
+        return replace(wanted, code=acceptance.recorded_code)
 
-    @cached_property
+    @property
     def accepted(self) -> dict[str, Acceptance]:
         """The acceptances that hold, by job."""
-        found = {}
-        for key, node in self.nodes.items():
-            wanted = replace(self.identities[key], code=self.code_of(self.code(node)))
-            if wanted.code != self.identities[key].code:
-                acceptance = find_acceptance(self.run_dir(node), wanted)
-                if acceptance is not None:
-                    found[key] = acceptance
-        return found
+        assert self.identities  # which finds them
+        return self._accepted
 
     def code(self, node: Node) -> JobCode:
         """What the node's job can run."""

@@ -73,7 +73,7 @@ class Source:
                 yield from (Imported(alias.name, None) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 yield Imported(self._absolute(node), tuple(alias.name for alias in node.names))
-            elif isinstance(node, ast.Call) and _is_import_module(node):
+            elif isinstance(node, ast.Call) and _name_of(node.func) == "import_module":
                 yield from self._named_by(node.args)
 
     def _absolute(self, node: ast.ImportFrom) -> str:
@@ -133,7 +133,7 @@ class Project:
 
 def _running_nodes(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and _is_type_checking(child.test):
+        if isinstance(child, ast.If) and _name_of(child.test) == "TYPE_CHECKING":
             for other in child.orelse:
                 yield other
                 yield from _running_nodes(other)
@@ -142,17 +142,6 @@ def _running_nodes(node: ast.AST) -> Iterator[ast.AST]:
         yield from _running_nodes(child)
 
 
-def _is_type_checking(test: ast.expr) -> bool:
-    name = test.attr if isinstance(test, ast.Attribute) else test.id if isinstance(test, ast.Name) else ""
-    return name == "TYPE_CHECKING"
-
-
-def _is_import_module(call: ast.Call) -> bool:
-    name = (
-        call.func.attr
-        if isinstance(call.func, ast.Attribute)
-        else call.func.id
-        if isinstance(call.func, ast.Name)
-        else ""
-    )
-    return name == "import_module"
+def _name_of(node: ast.expr) -> str:
+    """The last word of a name with or without dots."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

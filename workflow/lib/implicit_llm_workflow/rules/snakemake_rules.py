@@ -85,17 +85,8 @@ class RuleInputs:
     @property
     def wildcard_constraints(self) -> dict[str, str]:
         """Names hold no slash, so that a path has one reading."""
-        name = r"[A-Za-z0-9._-]+"
-        return {
-            "config": re.escape(self._plan.experiment.name),
-            "data": name,
-            "run": name,
-            "phase": name,
-            "evaluation": name,
-            "peer": name,
-            "hardware": name,
-            "excerpt": name,
-        }
+        names = dict.fromkeys(("data", "run", "phase", "evaluation", "peer", "hardware", "excerpt"), r"[A-Za-z0-9._-]+")
+        return {"config": re.escape(self._plan.experiment.name), **names}
 
     def names(self, stage: str, kind: str) -> str:
         """A wildcard constraint for jobs of one kind: what data or evaluation is called, or a run of training jobs.
