@@ -37,20 +37,6 @@ def test_a_figure_is_made_by_its_name_and_from_its_own_jobs(project: Project) ->
     assert project.planned("figure_3") == both  # nothing of the explicit run
 
 
-def test_a_figure_with_missing_results_is_made_from_what_is_there(project: Project) -> None:
-    with_excerpts(project)
-    shutil.rmtree(project.results / "evaluate" / "implicit-s0")
-    said = project.command("implicit-llm", "report", "--config", "tiny.yaml", "--only", "figure_3", code=2)
-    assert "evaluate/implicit-s0/free/word-problem" in said
-    assert "explicit" not in said
-    project.command("implicit-llm", "report", "--config", "tiny.yaml", "--only", "figure_3", "--missing")
-    made = json.loads((project.results / "excerpt" / "figure_3-with-missing" / "manifest.json").read_text())
-    assert [item["job"] for item in made["summary"]["missing"]] == ["evaluate/implicit-s0/free/word-problem"]
-    assert "is no figure or table of the experiment; " in project.command(
-        "implicit-llm", "report", "--config", "tiny.yaml", "--only", "train/implicit-s0/free", code=2
-    )
-
-
 def test_the_paper_is_the_experiment_of_a_call_without_a_config_file(project: Project) -> None:
     shutil.copy(project.config, project.dir / "workflow" / "config" / "paper.yaml")
     project.edit(project.dir / "workflow" / "config" / "paper.yaml", "name: tiny", "name: paper")

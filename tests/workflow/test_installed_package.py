@@ -86,12 +86,9 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InitError, match="Snakefile: is there already"):
         write_project(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Snakefile"]
-
-
-def test_a_readme_of_ones_own_stays(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("# Mine\n")
+    (tmp_path / "Snakefile").rename(tmp_path / "README.md")
     assert "README.md" not in write_project(tmp_path)
-    assert (tmp_path / "README.md").read_text() == "# Mine\n"
+    assert (tmp_path / "README.md").read_text() == "rule mine:\n"
 
 
 def test_the_first_command_finds_its_model_in_the_installed_package(site: Path, tmp_path: Path) -> None:

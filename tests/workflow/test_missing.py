@@ -35,6 +35,13 @@ def test_a_failing_evaluation_leaves_the_others_and_a_report_with_missing_result
     assert "explicit-s0" not in said
 
     failing.command("implicit-llm", "report", "--config", "tiny.yaml", "--missing")
+    excerpt = (
+        'title: "Figure 3", figures: [accuracy-by-length], from: [{runs: [implicit], evaluations: [word-problem]}]'
+    )
+    failing.config.write_text(f"{failing.config.read_text()}\nexcerpts:\n  figure_3: {{{excerpt}}}\n")
+    failing.command("implicit-llm", "report", "--config", "tiny.yaml", "--only", "figure_3", "--missing")
+    shown = json.loads(manifest(failing, "excerpt/figure_3-with-missing").read_text())["summary"]["missing"]
+    assert [item["job"] for item in shown] == [f"evaluate/{FAILING}"]
     made = json.loads(manifest(failing, "report-with-missing").read_text())
     ((lacking,), num_inputs) = made["summary"]["missing"], made["summary"]["num_inputs"]
     assert (lacking["job"], lacking["state"]) == (f"evaluate/{FAILING}", "failed")

@@ -152,6 +152,7 @@ def test_a_wrong_value_is_one_line_with_the_fix(
         ("explain --identity", "--identity: needs one job"),
         ("lineage report", "report: has not finished; type: snakemake --configfile "),
         ("accept report", "--why: is missing"),
+        ("report --only train/implicit-s0/free", "is no figure or table of the experiment; "),
         ("estimate --hardware h20", "did you mean 'h200'"),
     ],
 )

@@ -89,14 +89,6 @@ def test_a_number_that_two_evaluations_would_give_is_refused(tiny: ExperimentFil
     tiny.load()
 
 
-def test_a_value_that_the_job_would_refuse_is_refused_with_the_experiment(language: ExperimentFile) -> None:
-    language.edit("max_tokens: 4096", "max_tokens: 0")
-    with pytest.raises(
-        ConfigError, match=r"evaluations\.perplexity\.max_tokens: expected an integer of at least 1 or null"
-    ):
-        language.load()
-
-
 @pytest.mark.parametrize("name", EVALUATION_KINDS)
 def test_every_setting_of_a_kind_is_a_field_of_its_jobs(name: str) -> None:
     kind = EVALUATION_KINDS[name]

@@ -41,12 +41,9 @@ KILLED, ENDED_BY_TORCHRUN = Death(2, -signal.SIGKILL, "n1"), Death(3, -signal.SI
 def test_of_many_ends_the_one_that_is_the_reason_counts(
     ends: list[End], deaths: list[Death], code: int, failure_class: str | None
 ) -> None:
+    assert judge(0, ends, deaths).code == 0  # the launcher ended well
     reason = judge(1, ends, deaths)
     assert (reason.code, reason.failure_class) == (code, failure_class)
-
-
-def test_a_job_whose_launcher_ends_well_is_done() -> None:
-    assert judge(0, [LOST_CONNECTION], []).code == 0
 
 
 def test_slurm_is_taken_at_its_word() -> None:
@@ -125,16 +122,4 @@ def test_a_second_ctrl_c_leaves_no_process() -> None:
         with pytest.raises(KeyboardInterrupt):
             agents.wait(process, stop, lambda: signal.raise_signal(signal.SIGINT))
     assert stop.received == signal.SIGINT
-    assert process.wait(timeout=60) == -signal.SIGKILL
-
-
-def test_an_error_while_waiting_leaves_no_process() -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    stop = agents.StopSignals()
-    stop.received = signal.SIGUSR2
-    with pytest.raises(ZeroDivisionError):
-        agents.wait(process, stop, fail)
     assert process.wait(timeout=60) == -signal.SIGKILL

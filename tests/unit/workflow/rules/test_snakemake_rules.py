@@ -21,34 +21,22 @@ def marked(path: str) -> str:
     return f"ancient {path}"
 
 
-def test_inputs_are_the_manifests_of_the_roles(tiny: ExperimentFile) -> None:
+def test_inputs_are_manifests_by_role_and_ancient_for_a_fresh_result(tiny: ExperimentFile) -> None:
     plan = tiny.plan()
     job = RuleInputs(plan, marked)
-    assert job.upstream("train", "start")(FREE) == [f"{plan.root}/train/implicit-s0/unrolled/manifest.json"]
+    manifests = [f"{plan.root}/{key}/manifest.json" for key in ("data/s3-train", "train/implicit-s0/unrolled")]
+    assert job.upstream("train")(FREE) == manifests
+    assert job.upstream("train", "start")(FREE) == manifests[1:]
     assert job.upstream("train", "nothing")(FREE) == []
-    assert (
-        len(job.upstream("evaluate")(SimpleNamespace(run="explicit-s0", phase="explicit", evaluation="word-problem")))
-        == 3
-    )
-
-
-def test_only_the_inputs_of_fresh_results_are_ancient(tiny: ExperimentFile) -> None:
-    assert not any("ancient" in path for path in RuleInputs(tiny.plan(), marked).upstream("train")(FREE))
-    finish(tiny.plan())
-    assert all("ancient" in path for path in RuleInputs(tiny.plan(), marked).upstream("train")(FREE))
-
-
-def test_options_name_role_and_directory(tiny: ExperimentFile) -> None:
-    plan = tiny.plan()
-    words = RuleInputs(plan, marked).inputs("train")(FREE)
-    assert words[:2] == ["--input", f"data={plan.root}/data/s3-train"]
-
-
-def test_a_file_name_has_one_reading(tiny: ExperimentFile) -> None:
-    constraints = RuleInputs(tiny.plan(), marked).wildcard_constraints
+    assert job.inputs("train")(FREE)[:2] == ["--input", f"data={plan.root}/data/s3-train"]
+    with pytest.raises(UnknownTarget, match="no such job"):
+        job.identity("train")(SimpleNamespace(run="implicit-s9", phase="free"))
+    constraints = job.wildcard_constraints
     assert re.fullmatch(constraints["config"], "tiny")
     assert not re.fullmatch(constraints["config"], "tiny2")
     assert not re.fullmatch(constraints["run"], "a/b")
+    finish(plan)
+    assert RuleInputs(tiny.plan(), marked).upstream("train")(FREE) == [f"ancient {path}" for path in manifests]
 
 
 def test_a_rule_that_reads_the_configuration_again_needs_it_in_one_file(tiny: ExperimentFile, tmp_path: Path) -> None:
@@ -95,11 +83,6 @@ def test_every_path_belongs_to_the_rule_of_one_kind(language: ExperimentFile) ->
 def test_a_kind_that_an_experiment_lacks_matches_nothing(language: ExperimentFile) -> None:
     pattern = RuleInputs(language.plan(), marked).names("evaluate", "word_problem")
     assert not any(re.search(pattern, text) for text in ("", "a", "\n", "word-problem"))
-
-
-def test_a_job_that_no_node_has_is_refused(tiny: ExperimentFile) -> None:
-    with pytest.raises(UnknownTarget, match="no such job"):
-        RuleInputs(tiny.plan(), marked).identity("train")(SimpleNamespace(run="implicit-s9", phase="free"))
 
 
 def test_snakemakes_reading_of_a_file_gives_the_same_plan(tiny: ExperimentFile) -> None:
