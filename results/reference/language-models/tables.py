@@ -1,6 +1,6 @@
 """Write the tables of this folder from `inputs.tar.xz`.
 
-python results/reference/language-models-25m/tables.py [FOLDER]
+python results/reference/language-models/tables.py [FOLDER]
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 
 HERE = Path(__file__).parent
-KEYS = ["run", "phase", "seed"]
 MEASURED = [
     *["length", "mode", "num_tokens", "loss", "f_evaluations_per_token", "unconverged_share", "train_tokens"],
     *["train_flops", "num_parameters"],
@@ -27,9 +26,9 @@ def main(folder: Path = HERE) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         with tarfile.open(HERE / "inputs.tar.xz") as archive:
             archive.extractall(scratch, filter="data")
-        results = Path(scratch, "results/language-models-25m")
-        curves = pd.DataFrame(row for job in sorted(results.glob("train/*/*")) for row in curve(job))
-        tests = pd.DataFrame(row for job in sorted(results.glob("evaluate/*/*/perplexity")) for row in losses(job))
+        results = Path(scratch, "results")
+        curves = pd.DataFrame(row for job in sorted(results.glob("*/train/*/*")) for row in curve(job))
+        tests = pd.DataFrame(row for job in sorted(results.glob("*/evaluate/*/*/*")) for row in losses(job))
     curves.to_csv(folder / "training_loss.csv", index=False, float_format="%.6g")
     tests.to_csv(folder / "test_loss.csv", index=False, float_format="%.6g")
 
@@ -39,7 +38,8 @@ def named(job: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     manifest = json.loads((job / "manifest.json").read_text())
     run, phase = manifest["name"].split("/")[:2]
     name, _, seed = run.rpartition("-s")
-    return {"run": name, "phase": phase, "seed": int(seed)}, manifest
+    experiment = next(parent.parent.name for parent in job.parents if parent.name in ("train", "evaluate"))
+    return {"experiment": experiment, "run": name, "phase": phase, "seed": int(seed)}, manifest
 
 
 def curve(job: Path) -> Iterator[dict[str, Any]]:
@@ -60,7 +60,7 @@ def losses(job: Path) -> Iterator[dict[str, Any]]:
     name, manifest = named(job)
     metrics = json.loads((job / manifest["files"][0]["path"]).read_text())
     for record in metrics["records"]:
-        yield name | {key: record[key] for key in MEASURED}
+        yield name | {"evaluation": job.name} | {key: record[key] for key in MEASURED}
 
 
 if __name__ == "__main__":
