@@ -10,15 +10,14 @@ space after it. Every other tokenizer encodes whole documents, on all cores.
 from __future__ import annotations
 
 import re
-import sys
-from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-# What is remembered takes about this many bytes, a million chunks of English; then it is all forgotten. An entry costs
-# ENTRY_BYTES for Python's objects and, with the widest letters and their ids, so many bytes a character.
+# When the remembered chunks take about this many bytes, a million chunks of English, they are all forgotten. An entry
+# costs ENTRY_BYTES for Python's objects and, with the widest letters and their ids, so many bytes a character.
 REMEMBERED_BYTES = 1 << 28
 ENTRY_BYTES, CHARACTER_BYTES = 200, 6
 PIECE_CHARACTERS = 1 << 20  # of a long text cut at once: the list of its chunks takes ten times as much memory
@@ -28,12 +27,12 @@ _WHITE = " \t\n\r"
 _DOUBTFUL = "\x0b\x0c\x1c-\x1f\x85\xa0\u1680\u180e\u2000-\u200f\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
 _CHUNK = re.compile(rf"[{_WHITE}]*[^{_WHITE}]+(?:(?<=[{_DOUBTFUL}])[{_WHITE}]+[^{_WHITE}]*)*|[{_WHITE}]+")
 _BORDER = re.compile(rf"(?<=[^{_WHITE}{_DOUBTFUL}])(?=[{_WHITE}])")
+
 # GPT-2's expression for ASCII without control characters, where all engines agree on letters, digits and spaces.
 _ASCII = re.compile(r"[ \t\n\r]*[!-~]*")
 _WORD = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[!-/:-@\[-`{-~]+|[ \t\n\r]+(?![^ \t\n\r])|[ \t\n\r]+")
 # How GPT-2's alphabet of bytes spells white space; visible ASCII is spelled as it is.
 _SPELLED = str.maketrans({" ": "\u0120", "\t": "\u0109", "\n": "\u010a", "\r": "\u010d"})
-
 
 # Ids of each text as little-endian uint16. Special tokens are found in the texts, none are added.
 Encode = Callable[[Sequence[str]], list[bytes]]
@@ -45,15 +44,19 @@ def encoder_for(tokenizer: Tokenizer) -> Encode:
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
-    """Whole documents by the tokenizer itself, in parallel."""
+    """Encode whole documents by the tokenizer itself, in parallel. Raises: struct.error for an id above 65,535."""
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [_packed(encoding.ids) for encoding in encodings]
 
 
 def _encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[bytes]:
-    """Single words of ASCII by the model alone: nothing to normalise, nothing to cut, nothing to set up."""
+    """Encode single words of ASCII by the model alone: nothing to normalise, nothing to cut, nothing to set up."""
     tokenize = tokenizer.model.tokenize
     return [_packed([token.id for token in tokenize(word.translate(_SPELLED))]) for word in words]
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(ids)}H", *ids)
 
 
 class ChunkEncoder:
@@ -62,56 +65,41 @@ class ChunkEncoder:
     def __init__(self, tokenizer: Tokenizer, remembered_bytes: int = REMEMBERED_BYTES) -> None:
         self._tokenizer = tokenizer
         added = [re.escape(token.content) for token in tokenizer.get_added_tokens_decoder().values()]
-        self._added = re.compile("|".join(added)) if added else None  # found before text is cut into words
+        self._added = re.compile("|".join(added) or "(?!)")  # found before text is cut into words
         self._max_bytes = remembered_bytes
         self._ids: dict[str, bytes] = {}
         self._bytes = 0
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        encoded: list[bytes] = []
-        for group in _groups(texts):
-            if len(group) > 1:
-                encoded += self._encode_together(group)
-            else:
-                encoded.append(b"".join(self._encode_together([piece])[0] for piece in _pieces(group[0])))
-        return encoded
+        """Encode the texts together, but where one of them is long, each by itself and in pieces."""
+        if max(map(len, texts), default=0) <= PIECE_CHARACTERS:
+            return self._encode_together(texts)
+        return [b"".join(self._encode_together([piece])[0] for piece in _pieces(text)) for text in texts]
 
     def _encode_together(self, texts: Sequence[str]) -> list[bytes]:
         chunks_of = [_CHUNK.findall(text) for text in texts]
-        self._learn(set().union(*chunks_of))
-        ids_of = self._ids.__getitem__
-        encoded = [b"".join(map(ids_of, chunks)) for chunks in chunks_of]
-        self._forget()
-        return encoded
-
-    def _learn(self, chunks: set[str]) -> None:
-        ids = self._ids
-        new = chunks.difference(ids)
-        self._count(new)
+        new = set().union(*chunks_of).difference(self._ids)
         plain = {chunk: _WORD.findall(chunk) for chunk in new if self._is_plain(chunk)}
         # A word alone is cut as within its chunk, so words and chunks can share the memory.
-        new_words = set().union(*plain.values()).difference(ids)
-        self._count(new_words)
-        self._remember(new_words, _encode_words)
+        self._remember(set().union(*plain.values()).difference(self._ids), _encode_words)
         for chunk, words in plain.items():
-            ids[chunk] = b"".join(map(ids.__getitem__, words))
+            self._ids[chunk] = b"".join(map(self._ids.__getitem__, words))
         self._remember(new.difference(plain), encode_documents)
-
-    def _remember(self, texts: Collection[str], encode: Callable[[Tokenizer, Sequence[str]], list[bytes]]) -> None:
-        new = list(texts)
-        self._ids.update(zip(new, encode(self._tokenizer, new), strict=True))
-
-    def _is_plain(self, chunk: str) -> bool:
-        """Whether the words of a chunk are those of `_WORD`."""
-        return _ASCII.fullmatch(chunk) is not None and (self._added is None or self._added.search(chunk) is None)
-
-    def _count(self, texts: Collection[str]) -> None:
-        self._bytes += ENTRY_BYTES * len(texts) + CHARACTER_BYTES * sum(map(len, texts))
-
-    def _forget(self) -> None:
+        encoded = [b"".join(map(self._ids.__getitem__, chunks)) for chunks in chunks_of]
+        self._bytes += sum(ENTRY_BYTES + CHARACTER_BYTES * len(chunk) for chunk in plain)
         if self._bytes > self._max_bytes:
             self._ids.clear()
             self._bytes = 0
+        return encoded
+
+    def _remember(self, texts: set[str], encode: Callable[[Tokenizer, Sequence[str]], list[bytes]]) -> None:
+        new = list(texts)
+        self._ids.update(zip(new, encode(self._tokenizer, new), strict=True))
+        self._bytes += ENTRY_BYTES * len(new) + CHARACTER_BYTES * sum(map(len, new))
+
+    def _is_plain(self, chunk: str) -> bool:
+        """Whether the words of a chunk are those of `_WORD`."""
+        return _ASCII.fullmatch(chunk) is not None and self._added.search(chunk) is None
 
 
 def cuts_like_gpt2(tokenizer: Tokenizer) -> bool:
@@ -133,26 +121,6 @@ def _is_local(token: AddedToken) -> bool:
     """Whether an added token is never found across the border of two chunks, nor looks beyond one."""
     looks_beyond = token.lstrip or token.rstrip or token.single_word
     return not looks_beyond and re.search(rf"[^{_WHITE}][{_WHITE}]", token.content) is None
-
-
-def _packed(ids: Sequence[int]) -> bytes:
-    """Raises: OverflowError for an id above 65,535."""
-    packed = array("H", ids)  # many times faster than numpy for a few numbers
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The texts in groups of bounded size; a longer text is a group of its own."""
-    start = characters = 0
-    for number, text in enumerate(texts):
-        if characters and characters + len(text) > PIECE_CHARACTERS:
-            yield texts[start:number]
-            start, characters = number, 0
-        characters += len(text)
-    if start < len(texts):
-        yield texts[start:]
 
 
 def _pieces(text: str) -> Iterator[str]:
