@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from implicit_llm_data.babi.simulator import lexicon
-from implicit_llm_data.babi.simulator.telling import Dice, StoryWriter
+from implicit_llm_data.babi.simulator.telling import Dice, Question, StoryWriter
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Carrying:
     walk_percent = 50
     can_give = False
 
-    def __init__(self, dice: Dice) -> None:
+    def __init__(self, dice: Dice, length: int) -> None:
         self.dice = dice
         self.people = [Person(name, [], []) for name in lexicon.PERSONS]
         self.take_lines: dict[str, int] = {}  # of what somebody holds
@@ -50,7 +50,7 @@ class Carrying:
         action, choices = self.dice.pick(actions)
         getattr(self, action)(story, *self.dice.pick(choices))
 
-    def ask(self, story: StoryWriter) -> bool:
+    def ask(self) -> Question | None:
         raise NotImplementedError
 
     def _possible_actions(self) -> list[tuple[str, list[tuple]]]:
@@ -79,24 +79,23 @@ class Carrying:
         rooms = [room for room in lexicon.ROOMS if room != person.room]
         visited = [other.room for other in self.people if other.room not in ("", person.room)]
         room = self.dice.pick(visited if self.can_give and visited and self.dice.chance(50) else rooms)
-        line = story.state(self.dice.pick(lexicon.MOVES).format(who=person.name, room=room))
+        line = story.state(lexicon.MOVES, who=person.name, room=room)
         for thing in person.held:
             lines = (self.take_lines[thing], person.walk_line, line)
             self.arrivals[thing].append(Arrival(room, person.room, lines))
         person.room, person.walk_line = room, line
 
     def _take(self, story: StoryWriter, person: Person, thing: str) -> None:
-        line = story.state(self.dice.pick(lexicon.TAKES).format(who=person.name, thing=thing))
         self.lying.pop(thing, None)
-        self._hold(person, thing, line)
+        self._hold(person, thing, story.state(lexicon.TAKES, who=person.name, thing=thing))
 
     def _put(self, story: StoryWriter, person: Person, thing: str) -> None:
-        line = story.state(self.dice.pick(lexicon.PUTS).format(who=person.name, thing=thing))
+        line = story.state(lexicon.PUTS, who=person.name, thing=thing)
         self._let_go(person, thing, line)
         self.lying[thing] = (person.room, (person.walk_line, line))
 
     def _give(self, story: StoryWriter, person: Person, to: Person, thing: str) -> None:
-        line = story.state(self.dice.pick(lexicon.GIVES).format(who=person.name, to=to.name, thing=thing))
+        line = story.state(lexicon.GIVES, who=person.name, to=to.name, thing=thing)
         self._let_go(person, thing, line)
         self._hold(to, thing, line)
 
@@ -114,31 +113,29 @@ class Carrying:
 class RoomOfThing(Carrying):
     """Family 2: a thing is where it was put down, or where the one who holds it is."""
 
-    def ask(self, story: StoryWriter) -> bool:
+    def ask(self) -> Question | None:
         known = dict(self.lying)
         for person in self.people:
             known |= {thing: (person.room, (self.take_lines[thing], person.walk_line)) for thing in person.held}
         if not known:
-            return False
+            return None
         thing = self.dice.pick([thing for thing in lexicon.THINGS if thing in known])
         room, lines = known[thing]
-        story.ask(lexicon.ASK_ROOM_OF_THING.format(thing=thing), room, sorted(lines))
-        return True
+        return lexicon.ASK_ROOM_OF_THING.format(thing=thing), room, sorted(lines)
 
 
 class RoomBefore(Carrying):
     """Family 3: where a thing was until it came, the last time, into a room."""
 
-    def ask(self, story: StoryWriter) -> bool:
+    def ask(self) -> Question | None:
         moved = [thing for thing in lexicon.THINGS if self.arrivals[thing]]
         if not moved:
-            return False
+            return None
         thing = self.dice.pick(moved)
         last_by_room = {arrival.room: arrival for arrival in self.arrivals[thing]}
         arrival = self.dice.pick(list(last_by_room.values()))
         question = lexicon.ASK_ROOM_BEFORE.format(thing=thing, room=arrival.room)
-        story.ask(question, arrival.origin, sorted(arrival.lines))
-        return True
+        return question, arrival.origin, sorted(arrival.lines)
 
 
 class Counting(Carrying):
@@ -147,26 +144,25 @@ class Counting(Carrying):
     hands = len(lexicon.COUNTS) - 1
     walk_percent = 35
     can_give = True
+    question = lexicon.ASK_COUNT
 
-    def ask(self, story: StoryWriter) -> bool:
+    def ask(self) -> Question | None:
         numbers = sorted({len(person.held) for person in self.people if person.held_lines})
         if not numbers:
-            return False
+            return None
         number = self.dice.pick(numbers)  # first the number: otherwise most people would hold nothing
         person = self.dice.pick([person for person in self.people if person.held_lines and len(person.held) == number])
-        self._ask_about(story, person)
-        return True
+        return self.question.format(who=person.name), self._answer(person.held), person.held_lines
 
-    def _ask_about(self, story: StoryWriter, person: Person) -> None:
-        answer = lexicon.COUNTS[len(person.held)]
-        story.ask(lexicon.ASK_COUNT.format(who=person.name), answer, person.held_lines)
+    def _answer(self, held: list[str]) -> str:
+        return lexicon.COUNTS[len(held)]
 
 
 class Lists(Counting):
     """Family 8: what a person holds, in the order in which it came into the hands."""
 
     hands = lexicon.MOST_LISTED
+    question = lexicon.ASK_LIST
 
-    def _ask_about(self, story: StoryWriter, person: Person) -> None:
-        answer = lexicon.listed(person.held) if person.held else lexicon.NOTHING
-        story.ask(lexicon.ASK_LIST.format(who=person.name), answer, person.held_lines)
+    def _answer(self, held: list[str]) -> str:
+        return lexicon.listed(held) or lexicon.NOTHING

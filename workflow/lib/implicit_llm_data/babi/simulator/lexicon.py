@@ -27,7 +27,7 @@ ASK_COUNT = "How many things does {who} hold?"
 ASK_LIST = "Which things does {who} hold?"
 COUNTS = ("none", "one", "two", "three")
 NOTHING = "nothing"
-YES, NO = "yes", "no"
+YES_NO = ("no", "yes")  # by whether it is true
 MOST_LISTED = 2
 
 # Deduction: family 15.
@@ -70,7 +70,7 @@ def all_words() -> set[str]:
     """Every word that a story can hold, in lower case, with the marks "." and "?"."""
     in_sentences = {word for sentence in _SENTENCES for word in re.sub(r"{\w+}", " ", sentence[:-1]).lower().split()}
     names = {word.lower() for word in (*PERSONS, *MEMBERS)} | set(PRONOUNS.values())
-    nouns = {*ROOMS, *THINGS, *KINDS, *CONTAINERS, *SITES, *DIRECTIONS.values(), *COUNTS, NOTHING, YES, NO}
+    nouns = {*ROOMS, *THINGS, *KINDS, *CONTAINERS, *SITES, *DIRECTIONS.values(), *COUNTS, NOTHING, *YES_NO}
     lists = {listed(pair) for pair in itertools.permutations(THINGS, MOST_LISTED)}
     paths = {
         listed((DIRECTIONS[first], DIRECTIONS[second]))

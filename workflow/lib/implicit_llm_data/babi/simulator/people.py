@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from implicit_llm_data.babi.simulator import lexicon
-from implicit_llm_data.babi.simulator.telling import Dice, StoryWriter
+from implicit_llm_data.babi.simulator.telling import Dice, Question, StoryWriter
 
 
 class Walks:
     """Family 1: one person walks at a time; the last statement about a person tells the room."""
 
-    def __init__(self, dice: Dice) -> None:
+    def __init__(self, dice: Dice, length: int) -> None:
         self.dice = dice
         self.rooms: dict[str, str] = {}
         self.supports: dict[str, tuple[int, ...]] = {}  # the lines that tell the room
@@ -18,15 +18,14 @@ class Walks:
     def tell(self, story: StoryWriter) -> None:
         self.walk(story, self.dice.pick(lexicon.PERSONS))
 
-    def ask(self, story: StoryWriter) -> bool:
+    def ask(self) -> Question | None:
         who = self.dice.pick(list(self.rooms))
-        story.ask(lexicon.ASK_ROOM_OF_PERSON.format(who=who), self.rooms[who], self.supports[who])
-        return True
+        return lexicon.ASK_ROOM_OF_PERSON.format(who=who), self.rooms[who], self.supports[who]
 
     def walk(self, story: StoryWriter, who: str) -> int:
         """Let a person walk, by name, into another room; return the line."""
         room = self.other_room(who)
-        line = story.state(self.dice.pick(lexicon.MOVES).format(who=who, room=room))
+        line = story.state(lexicon.MOVES, who=who, room=room)
         self.move(who, room, (line,))
         return line
 
@@ -45,13 +44,11 @@ class Walks:
 class YesOrNo(Walks):
     """Family 6: is this person in that room? Half of the answers are yes, half of the others ask for a former room."""
 
-    def ask(self, story: StoryWriter) -> bool:
+    def ask(self) -> Question | None:
         who = self.dice.pick(list(self.rooms))
         is_there = self.dice.chance(50)
         room = self.rooms[who] if is_there else self._wrong_room(who)
-        question = lexicon.ASK_IS_IN.format(who=who, room=room)
-        story.ask(question, lexicon.YES if is_there else lexicon.NO, self.supports[who])
-        return True
+        return lexicon.ASK_IS_IN.format(who=who, room=room), lexicon.YES_NO[is_there], self.supports[who]
 
     def _wrong_room(self, who: str) -> str:
         former = sorted(self.former_rooms[who] - {self.rooms[who]})
@@ -65,8 +62,7 @@ class Coreference(Walks):
         who = self.dice.pick(lexicon.PERSONS)
         named = self.walk(story, who)
         room = self.other_room(who)
-        sentence = self.dice.pick(lexicon.MOVES_AGAIN)
-        line = story.state(sentence.format(pronoun=lexicon.PRONOUNS[who], room=room))
+        line = story.state(lexicon.MOVES_AGAIN, pronoun=lexicon.PRONOUNS[who], room=room)
         self.move(who, room, (named, line))
 
 
@@ -76,6 +72,6 @@ class Conjunction(Walks):
     def tell(self, story: StoryWriter) -> None:
         who, other = self.dice.draw(lexicon.PERSONS, 2)
         room = self.other_room(who, other)
-        line = story.state(self.dice.pick(lexicon.MOVES_TOGETHER).format(who=who, other=other, room=room))
+        line = story.state(lexicon.MOVES_TOGETHER, who=who, other=other, room=room)
         for person in (who, other):
             self.move(person, room, (line,))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 
 from implicit_llm_data.babi.simulator import lexicon
-from implicit_llm_data.babi.simulator.telling import Dice, StoryWriter
+from implicit_llm_data.babi.simulator.telling import Dice, Question, StoryWriter
 
 
 class Deduction:
@@ -31,18 +31,16 @@ class Deduction:
             self._tell_member(story)
             return
         other = self.dice.pick([other for other in lexicon.KINDS if other != kind])
-        line = story.state(self.dice.pick(lexicon.RULES).format(kind=kind, other=other))
-        self._rules[kind] = (other, line)
+        self._rules[kind] = (other, story.state(lexicon.RULES, kind=kind, other=other))
 
-    def ask(self, story: StoryWriter) -> bool:
+    def ask(self) -> Question | None:
         known = [who for who, (kind, _) in self._members.items() if kind in self._rules]
         if not known:
-            return False
+            return None
         who = self.dice.pick(known)
         kind, line = self._members[who]
         answer, rule_line = self._rules[kind]
-        story.ask(lexicon.ASK_GREETED.format(who=who), answer, (line, rule_line))
-        return True
+        return lexicon.ASK_GREETED.format(who=who), answer, (line, rule_line)
 
     def _tell_member(self, story: StoryWriter) -> None:
         if self._new_members:
@@ -51,7 +49,7 @@ class Deduction:
         else:
             who, sentences = self.dice.pick(lexicon.MEMBERS), lexicon.CHANGES
             kind = self.dice.pick([kind for kind in self._kinds if kind != self._members[who][0]])
-        self._members[who] = (kind, story.state(self.dice.pick(sentences).format(who=who, kind=kind)))
+        self._members[who] = (kind, story.state(sentences, who=who, kind=kind))
 
 
 class Sizes:
@@ -72,15 +70,15 @@ class Sizes:
         pair = self._plan.pop()
         larger, smaller = (self._by_size[rank] for rank in pair)
         if self.dice.chance(50):
-            line = story.state(self.dice.pick(lexicon.LARGER).format(first=larger, second=smaller))
+            line = story.state(lexicon.LARGER, first=larger, second=smaller)
         else:
-            line = story.state(self.dice.pick(lexicon.SMALLER).format(first=smaller, second=larger))
+            line = story.state(lexicon.SMALLER, first=smaller, second=larger)
         self._told.setdefault(pair, line)
 
-    def ask(self, story: StoryWriter) -> bool:
+    def ask(self) -> Question | None:
         proofs = self._proofs()
         if not proofs:
-            return False
+            return None
         pair = self.dice.pick(list(proofs))
         larger, smaller = (self._by_size[rank] for rank in pair)
         is_true = self.dice.chance(50)
@@ -89,8 +87,7 @@ class Sizes:
             question = lexicon.ASK_LARGER.format(first=first, second=second)
         else:
             question = lexicon.ASK_SMALLER.format(first=second, second=first)
-        story.ask(question, lexicon.YES if is_true else lexicon.NO, proofs[pair])
-        return True
+        return question, lexicon.YES_NO[is_true], proofs[pair]
 
     def _proofs(self) -> dict[tuple[int, int], tuple[int, ...]]:
         """The lines that prove each pair, as few as possible, where no line alone does."""
@@ -127,24 +124,22 @@ class Village:
     def tell(self, story: StoryWriter) -> None:
         ends = self.dice.draw(self._plan.pop(), 2)
         direction = self._steps[ends[1], ends[0]]
-        sentence = self.dice.pick(lexicon.NEIGHBOURS)
-        line = story.state(sentence.format(first=ends[0], direction=direction, second=ends[1]))
+        line = story.state(lexicon.NEIGHBOURS, first=ends[0], direction=direction, second=ends[1])
         for start, end in itertools.permutations(ends):
             self._told.setdefault((start, end), line)
 
-    def ask(self, story: StoryWriter) -> bool:
+    def ask(self) -> Question | None:
         paths = [
             (start, middle, end)
             for (start, middle), (also, end) in itertools.permutations(self._told, 2)
             if middle == also and start != end
         ]
         if not paths:
-            return False
+            return None
         start, middle, end = self.dice.pick(paths)
         answer = lexicon.listed((self._steps[start, middle], self._steps[middle, end]))
         lines = (self._told[start, middle], self._told[middle, end])
-        story.ask(lexicon.ASK_PATH.format(first=start, second=end), answer, lines)
-        return True
+        return lexicon.ASK_PATH.format(first=start, second=end), answer, lines
 
     def _build(self, sites: list[str]) -> list[tuple[str, str]]:
         """Put the sites on the map, one after another; return the pairs of neighbours."""

@@ -19,14 +19,14 @@ from implicit_llm_data.babi.stories import SPLITS, Story
 
 # By task number of bAbI. The second argument is the number of statements.
 FAMILIES: Mapping[int, Callable[[Dice, int], World]] = {
-    1: lambda dice, length: Walks(dice),
-    2: lambda dice, length: RoomOfThing(dice),
-    3: lambda dice, length: RoomBefore(dice),
-    6: lambda dice, length: YesOrNo(dice),
-    7: lambda dice, length: Counting(dice),
-    8: lambda dice, length: Lists(dice),
-    11: lambda dice, length: Coreference(dice),
-    12: lambda dice, length: Conjunction(dice),
+    1: Walks,
+    2: RoomOfThing,
+    3: RoomBefore,
+    6: YesOrNo,
+    7: Counting,
+    8: Lists,
+    11: Coreference,
+    12: Conjunction,
     15: Deduction,
     18: Sizes,
     19: Village,
@@ -53,9 +53,6 @@ class SimulatorConfig:
 
 def simulate(config: SimulatorConfig, family: int, split: str) -> list[Story]:
     """The stories of one file."""
-    return [_simulate_story(config, family, split, number) for number in range(config.stories[split])]
-
-
-def _simulate_story(config: SimulatorConfig, family: int, split: str, number: int) -> Story:
-    dice = Dice(config.seed, family, SPLITS.index(split), number)
-    return tell_story(FAMILIES[family](dice, config.story_length), dice, config.story_length)
+    length = config.story_length
+    all_dice = (Dice(config.seed, family, SPLITS.index(split), number) for number in range(config.stories[split]))
+    return [tell_story(FAMILIES[family](dice, length), dice, length) for dice in all_dice]

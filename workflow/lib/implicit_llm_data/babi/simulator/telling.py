@@ -11,6 +11,8 @@ from implicit_llm_data.babi.stories import Line, Story
 
 T = TypeVar("T")
 
+Question = tuple[str, str, Iterable[int]]  # its text, its answer, and the lines that prove it
+
 _MOST_STATEMENTS_BETWEEN_QUESTIONS = 3
 _WORDS_AT_ONCE = 64
 
@@ -55,7 +57,8 @@ class Dice:
 class StoryWriter:
     """The lines of a story so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, dice: Dice) -> None:
+        self._dice = dice
         self.lines: list[Line] = []
         self.num_statements = 0
 
@@ -63,9 +66,9 @@ class StoryWriter:
     def ends_with_question(self) -> bool:
         return bool(self.lines) and self.lines[-1].answer is not None
 
-    def state(self, text: str) -> int:
-        """Add a statement and return its number, by which questions name it."""
-        self.lines.append(Line(len(self.lines) + 1, text))
+    def state(self, sentences: Sequence[str], **words: str) -> int:
+        """Add one of `sentences` with these words as a statement; return its number, by which questions name it."""
+        self.lines.append(Line(len(self.lines) + 1, self._dice.pick(sentences).format(**words)))
         self.num_statements += 1
         return len(self.lines)
 
@@ -81,19 +84,20 @@ class World(Protocol):
         """Let something happen, or tell of something: one or two statements."""
         ...
 
-    def ask(self, story: StoryWriter) -> bool:
-        """Ask a question that the story so far answers; False, and none, if there is none of the family's kind yet."""
+    def ask(self) -> Question | None:
+        """A question that the story so far answers, None if there is none of the family's kind yet."""
         ...
 
 
 def tell_story(world: World, dice: Dice, length: int) -> Story:
     """A story of `length` statements, and a few more where the family needs them for its first question."""
-    story = StoryWriter()
+    story = StoryWriter(dice)
     left_until_question = 1 + dice.below(_MOST_STATEMENTS_BETWEEN_QUESTIONS)
     while story.num_statements < length or not story.ends_with_question:
         world.tell(story)
         left_until_question -= 1
         is_due = left_until_question <= 0 or story.num_statements >= length
-        if is_due and world.ask(story):
+        if is_due and (question := world.ask()) is not None:
+            story.ask(*question)
             left_until_question = 1 + dice.below(_MOST_STATEMENTS_BETWEEN_QUESTIONS)
     return story.lines
