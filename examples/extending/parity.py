@@ -7,7 +7,7 @@ import numpy as np
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.shard_writer import ShardWriter
+from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec, open_dataset
 
 PLUGIN = {
@@ -38,8 +38,8 @@ def make_parity(context: StageContext) -> StageResult:
     stream = np.random.default_rng([settings["seed"], settings["split"] == "test"])
     bits_NL = stream.integers(0, 2, (settings["num_samples"], settings["length"]), dtype=np.uint8)
     labels_NL = (bits_NL.cumsum(axis=1) % 2).astype(np.uint8)
-    writer = ShardWriter(context.work, DatasetSpec(2, settings["length"], ("input_ids", "labels"), dict(settings)))
-    files = writer.finish([writer.write(0, {"input_ids": bits_NL, "labels": labels_NL})])
+    spec = DatasetSpec(2, settings["length"], ("input_ids", "labels"), dict(settings))
+    files = write_shards(context, spec, 1, lambda shard: {"input_ids": bits_NL, "labels": labels_NL})
     return StageResult(files, {"num_tokens": bits_NL.size, "length": settings["length"], "vocab_size": 2})
 
 
@@ -50,12 +50,7 @@ def evaluate_parity_accuracy(context: StageContext) -> StageResult:
     from implicit_llm.evaluation.kinds.word_problem import evaluate_word_problem
 
     config = fill(EVALUATION_KINDS["parity_accuracy"].config, context.config, context.name)
-    evaluation = ModelEvaluation(
-        context,
-        config,
-        place=lambda record: (record["data"], record["mode"]),
-        tracked=lambda record: {"accuracy_token": record["accuracy_token"]},
-    )
+    evaluation = ModelEvaluation(context, config, tracked=("accuracy_token",))
     for role, source in data_inputs(context).items():
         dataset = open_dataset(source.work)
         results = evaluation.in_each_mode(role, dataset, evaluate_word_problem, batch_size=config.batch_size)

@@ -92,13 +92,12 @@ def tallied(
     def read_with_stats(out: Any, batch: dict[str, np.ndarray]) -> tuple[Any, Any]:
         return read(out, batch), getattr(out, "solver_stats", None)
 
-    for start, batch, answer in answers(job, read_with_stats, ask):
+    for num_read, batch, answer in answers(job, read_with_stats, ask):
         found, stats = answer or (None, None)
         num_nonfinite += tally.add(found, batch)
-        shape = np.shape(batch["labels"])
         if answer is not None:
-            solver.add(stats, shape)
-        progress.tell(start + shape[0], shown)
+            solver.add(stats, np.shape(batch["labels"]))
+        progress.tell(num_read, shown)
     values = tally.values() | solver.values()
     values["nonfinite_share"] = num_nonfinite / job.num_samples if job.num_samples else None
     if num_nonfinite:
@@ -112,15 +111,15 @@ def answers(
     job: EvaluationJob,
     read: Callable[[Any, dict[str, np.ndarray]], T],
     ask: Callable[..., Any] | None = None,
-    start: int = 0,
 ) -> Iterator[tuple[int, dict[str, np.ndarray], T | None]]:
-    """Yield (index of the first sequence, batch, what `read` made of the model's output), from sequence `start` on.
+    """Yield (sequences read so far, batch, what `read` made of the model's output).
 
     `ask` is called with the tokens in place of the model, such as to run it in several modes. None stands for a batch
     on which the iteration became NaN or infinite. A batch that does not fit is tried again in halves.
     Raises: EvaluationOutOfMemory, UnknownToken.
     """
     job.model.eval()
+    start = 0
     while start < job.num_samples:
         batch = job.dataset.fetch(np.arange(start, min(start + job.batch_size.size, job.num_samples)))
         columns = [column for column in ("input_ids", "labels") if column in batch]
@@ -139,8 +138,8 @@ def answers(
             job.batch_size.halve(job.where, error)
             release_memory(job.device)
             continue
-        yield start, batch, answer
         start += len(batch["input_ids"])
+        yield start, batch, answer
 
 
 def check_tokens(model: Any, highest: int, where: str) -> None:

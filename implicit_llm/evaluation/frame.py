@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from implicit_llm_contracts.config.evaluation import PARALLEL, ModeConfig, modes
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_data.shard_writer import write_array
 from implicit_llm_data.shards import Sequences
 
 log = logging.getLogger(__name__)
@@ -33,11 +34,12 @@ class ModelEvaluation:
     """One trained model in each of its modes, and the records of metrics.json made so far.
 
     modes: an explicit model has the one mode "parallel". place: data set and mode of a record, as the journal and the
-    headline name them. tracked: the metrics of a record for the journal. Runtime option: batch_size (sequences).
+    headline name them. tracked: the fields of a record that the journal gets, besides what its field `metrics` holds.
+    Runtime option: batch_size (sequences).
     """
 
     def __init__(
-        self, context: StageContext, config: Any, place: Place, tracked: Callable[[Record], Mapping[str, Any]]
+        self, context: StageContext, config: Any, tracked: Sequence[str], place: Place = itemgetter("data", "mode")
     ) -> None:
         modes = modes_of(config.modes, config.sweep, f"evaluate/{context.name}")
         trained = model_input(context)
@@ -100,7 +102,7 @@ class ModelEvaluation:
         values = {
             tracked_name(key, *self.place(record)): value
             for record in self.records
-            for key, value in self._tracked(record).items()
+            for key, value in ({key: record.get(key) for key in self._tracked} | record.get("metrics", {})).items()
             if value is not None
         }
         self._context.journal.metrics(len(self.records), values)
@@ -154,11 +156,8 @@ class PartialResults:
 
     def keep(self, data: str, mode: str, result: Evaluation) -> None:
         """Commit a finished pair."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         if result.predictions_NL is not None:
-            buffer = io.BytesIO()
-            np.save(buffer, result.predictions_NL, allow_pickle=False)
-            write_atomic(self._path(data, mode, "npy"), buffer.getvalue())
+            write_array(self._path(data, mode, "npy"), result.predictions_NL)
         write_atomic(self._path(data, mode, "json"), json.dumps(result.values, allow_nan=False))
 
     def discard(self) -> None:

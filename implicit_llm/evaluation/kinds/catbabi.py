@@ -49,8 +49,7 @@ def run(context: StageContext) -> StageResult:
     config = fill(CatbabiConfig, context.config, f"evaluate/{context.name}")
     datasets = {role: open_dataset(source.work) for role, source in data_inputs(context).items()}
     questions = {role: question_id(dataset) for role, dataset in datasets.items()}
-    tracked = ("accuracy", "lm_accuracy", "lm_perplexity", *COSTS)
-    evaluation = ModelEvaluation(context, config, _place, lambda record: {key: record[key] for key in tracked})
+    evaluation = ModelEvaluation(context, config, ("accuracy", "lm_accuracy", "lm_perplexity", *COSTS), _place)
     for role, dataset in datasets.items():
         for protocol in config.protocols:
             described = {"protocol": protocol, "data": role, "length": dataset.length}

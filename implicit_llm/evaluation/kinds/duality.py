@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,10 +39,8 @@ log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 65536  # token by token a small batch takes as long as a large one
 PAIR, CONVERGENCE = "pair", "convergence"  # the field `measure` of a record
-TRACKED = ("token_agreement", "logit_distance_mean", "kl")
-SO_FAR = "so-far"
+ALL_MODES = "all-modes"
 SIMULTANEOUS = "simultaneous"
-KEEP_EVERY_S = 60.0
 
 
 def run(context: StageContext) -> StageResult:
@@ -53,16 +50,21 @@ def run(context: StageContext) -> StageResult:
     evaluation = ModelEvaluation(
         context,
         config,
+        tracked=("token_agreement", "logit_distance_mean", "kl"),
         place=lambda record: (f"{record['data']}.L{record['length']}", f"{record['mode']}-{record['against']}"),
-        tracked=lambda record: {key: record[key] for key in TRACKED if record["measure"] == PAIR},
     )
     comparison = Comparison(evaluation, config)
     for role, source in test_sets.items():
         for length in sorted(config.lengths) if config.lengths else (None,):
             rows = open_dataset(source.work, length=length)
             about, where = {"data": role, "length": rows.length}, f"{role}-L{rows.length}"
-            records = comparison.pair_records(rows, where) + comparison.trace_records(rows, where)
-            evaluation.add_records(about | record for record in records)
+            result = evaluation.partial.find(where, ALL_MODES)
+            if result is None:
+                result = Evaluation(
+                    {"records": comparison.pair_records(rows, where) + comparison.trace_records(rows, where)}
+                )
+                evaluation.partial.keep(where, ALL_MODES, result)
+            evaluation.add_records(about | record for record in result.values["records"])
     # Agreement with the sequential mode, which is that of generation.
     pairs = [record for record in evaluation.records if record["against"] == SEQUENTIAL]
     agreement = {".".join(evaluation.place(record)): record["token_agreement"] for record in pairs}
@@ -79,11 +81,11 @@ class Comparison:
     def pair_records(self, rows: Sequences, where: str) -> list[Record]:
         """One a pair of modes; without numbers where the modes cannot be compared."""
         evaluation = self.evaluation
-        tally = self._tally(rows, where) or DualityTally()
+        tally = self._tally(rows, where)
         settings = {mode.name: mode.record(evaluation.solver) for mode in evaluation.modes}
         records = []
         for mode, against in pairs_of(evaluation.modes, is_implicit=evaluation.solver is not None):
-            pair = tally.pairs.get(f"{mode}|{against}", PairTally())
+            pair = tally.pairs.get((mode, against), PairTally())
             cost, reference_cost = (tally.solvers.get(name, SolverTally()) for name in (mode, against))
             values = pair.values() | cost.values()
             values["against_f_evaluations_per_token"] = reference_cost.f_evaluations_per_token
@@ -120,32 +122,19 @@ class Comparison:
         size = BatchSize(fixed or self.evaluation.batch_size or max(1, BATCH_TOKENS // rows.length), fixed is not None)
         return EvaluationJob(self.evaluation.model, rows, num_rows, size, where, self.config.precision)
 
-    def _tally(self, rows: Sequences, where: str) -> DualityTally | None:
-        """From before a restart as far as it is there; None where there is nothing to compare."""
-        model, partial, num_rows = self.evaluation.model, self.evaluation.partial, self._num_rows(rows)
+    def _tally(self, rows: Sequences, where: str) -> DualityTally:
+        """Empty where there is nothing to compare."""
+        model, num_rows = self.evaluation.model, self._num_rows(rows)
         if num_rows == 0:
             log.warning("%s: has no row of %d tokens; its numbers are missing", where, rows.length)
-            return None
-        if self.evaluation.solver is None and not goes_by_token(model):
+        elif self.evaluation.solver is None and not goes_by_token(model):
             log.warning(
                 "%s: a %s cannot be read token by token here; its numbers are missing", where, model.config.model_type
             )
-            return None
-        kept = partial.find(where, SO_FAR)
-        begun = None if kept is None else DualityTally.from_dict(kept.values)
-        if begun is not None:
-            log.info("%s: %d rows taken from before the restart", where, begun.num_rows)
-
-        def keep(tally: DualityTally) -> None:
-            try:
-                partial.keep(where, SO_FAR, Evaluation(tally.to_dict()))
-            except ValueError:  # a NaN or infinity is no JSON: the rows are read again
-                log.info("%s: not kept for a restart, for it has numbers that are not finite", where)
-
-        job = self._job(rows, where, num_rows, self._coupled_batch_size())
-        tally = compare_modes(job, self.evaluation.modes, begun, keep)
-        keep(tally)
-        return tally
+        else:
+            job = self._job(rows, where, num_rows, self._coupled_batch_size())
+            return compare_modes(job, self.evaluation.modes)
+        return DualityTally()
 
     def _coupled_batch_size(self) -> int | None:
         """The one that the modes ask for, None if none does. Raises: EvaluateConfigError where they differ."""
@@ -159,36 +148,24 @@ class Comparison:
         return next(iter(sizes.values()), None)
 
 
-def compare_modes(
-    job: EvaluationJob,
-    modes: Sequence[ModeConfig],
-    begun: DualityTally | None = None,
-    keep: Callable[[DualityTally], None] = lambda tally: None,
-) -> DualityTally:
-    """Read the rows in every mode, from where the tally `begun` ended.
+def compare_modes(job: EvaluationJob, modes: Sequence[ModeConfig]) -> DualityTally:
+    """Read the rows in every mode. Rows on which a mode became NaN or infinite are only counted.
 
-    `keep` is called with the tally about once a minute. Rows on which a mode became NaN or infinite are only counted.
     Raises: EvaluationOutOfMemory.
     """
-    tally = begun or DualityTally.of(pairs_of(modes, is_implicit=solver_of(job.model) is not None))
-    progress = Progress(job.where, job.num_samples)
-    kept_s = time.monotonic()
+    tally, progress = DualityTally(), Progress(job.where, job.num_samples)
+    pairs = pairs_of(modes, is_implicit=solver_of(job.model) is not None)
 
     def read(outputs: Any, batch: dict[str, np.ndarray]) -> Any:
         # Nothing is counted here: a batch that does not fit is tried again in halves.
-        return (outputs, compare(outputs, tally.pairs)) if is_finite(outputs) else None
+        return (outputs, compare(outputs, pairs)) if is_finite(outputs) else None
 
-    for start, batch, answer in answers(job, read, partial(all_modes, job.model, modes), tally.num_rows):
-        size = len(batch["input_ids"])
-        tally.num_rows = start + size
+    for tally.num_rows, batch, answer in answers(job, read, partial(all_modes, job.model, modes)):
         if answer is None:
-            tally.num_nonfinite_rows += size
+            tally.num_nonfinite_rows += len(batch["input_ids"])
         else:
             tally.add(*answer)
         progress.tell(tally.num_rows, lambda: _words(tally))
-        if time.monotonic() - kept_s > KEEP_EVERY_S:
-            keep(tally)
-            kept_s = time.monotonic()
     if tally.num_nonfinite_rows:
         counts = (tally.num_nonfinite_rows, job.num_samples)
         log.warning("%s: %d of %d rows became NaN or infinite in some mode and are left out", job.where, *counts)
@@ -202,14 +179,14 @@ def trace_convergence(job: EvaluationJob, solver: SolverConfig) -> TraceTally | 
     """
     tally = TraceTally(looked_at(solver.eval_budget), solver.tol)
     progress = Progress(job.where, job.num_samples)
-    for start, batch, traced in answers(job, lambda traced, batch: traced, partial(trace, job.model, solver)):
+    for num_read, _, traced in answers(job, lambda traced, batch: traced, partial(trace, job.model, solver)):
         if traced is None:
             return None
         tally.add(traced)
-        progress.tell(start + len(batch["input_ids"]), lambda: f"{len(tally.evaluations)} evaluations looked at")
+        progress.tell(num_read, lambda: f"{len(tally.evaluations)} evaluations looked at")
     return tally
 
 
 def _words(tally: DualityTally) -> str:
-    shares = {key: pair.values()["token_agreement"] for key, pair in tally.pairs.items()}
-    return ", ".join(f"{key} {share:.4f}" for key, share in shares.items() if share is not None) or "nothing finite yet"
+    shares = {"|".join(key): pair.values()["token_agreement"] for key, pair in tally.pairs.items()}
+    return ", ".join(f"{key} {share:.4f}" for key, share in shares.items()) or "nothing finite yet"

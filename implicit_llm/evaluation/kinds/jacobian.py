@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -77,24 +76,32 @@ def run(context: StageContext) -> StageResult:
             f"{model.config.model_type} of {model.config.num_hidden_layers} layers; name Mamba2 runs under `runs`, "
             "or an earlier `layer`"
         )
-    about = {"kind": config.kind, "layer": config.layer, **about_model(model, trained)}
+    about = {"kind": config.kind, "is_hard": None, **about_model(model, trained)}
     about["mode"] = "sequential" if about["is_implicit"] else "parallel"
     ids_BL = dataset.fetch(np.arange(min(config.num_sequences, len(dataset))))["input_ids"]
     check_tokens(model, int(np.max(ids_BL)), f"{where} on {role}")
     progress = Progress(where, len(ids_BL) * len(positions) + len(RANDOM_SEEDS))
-    about_data = {"data": role, "length": dataset.length}
     data = context.inputs[role].manifest.identity["config"]
     # Which tokens of a word problem are not the identity of the group.
     is_hard_BL = ids_BL // load_monoid(data["monoid"]).order != 0 if "group" in data else None
-    of_trained = _of_trained(model, torch.as_tensor(ids_BL, dtype=torch.long, device=model.device), positions, config)
     records: list[Record] = []
-    for record in chain(of_trained, _of_random(config, is_implicit=about["is_implicit"])):
-        is_hard = None
-        if record["setting"] == TRAINED and is_hard_BL is not None:
-            is_hard = bool(is_hard_BL[record["sequence"], record["position"] - 1])
-        of_data = about_data if record["setting"] == TRAINED else dict.fromkeys(about_data)
-        records.append(about | of_data | {"is_hard": is_hard} | record)
-        progress.tell(len(records), partial("setting: {}".format, record["setting"]))
+
+    def add(place: Record, model: ImplicitMamba2Model, ids_BL: Tensor, positions: tuple[int, ...], layer: int) -> None:
+        for row, position, step in steps(model, ids_BL, positions, layer):
+            found = measure(step, config.checked_rows if position == positions[-1] else 0)
+            records.append(about | place | {"layer": layer, "sequence": row, "position": position} | found)
+            if place["setting"] == TRAINED and is_hard_BL is not None:
+                records[-1]["is_hard"] = bool(is_hard_BL[row, position - 1])
+            progress.tell(len(records), partial("setting: {}".format, place["setting"]))
+
+    ids = torch.as_tensor(ids_BL, dtype=torch.long, device=model.device)
+    place = {"setting": TRAINED, "data": role, "length": dataset.length}
+    add(place, prepare(model.backbone), ids, positions, config.layer)
+    for seed in RANDOM_SEEDS:  # the paper's own check, on a few untrained layers; `seed` is that of their weights
+        layer, ids_L = random_layer(seed, is_implicit=about["is_implicit"])
+        place = {"setting": RANDOM, "data": None, "length": None, "seed": seed}
+        place |= {"num_layers": 1, "num_parameters": layer.num_parameters()}
+        add(place, layer, ids_L[None], (RANDOM_TOKENS,), 0)
     means = _means(records)
     context.journal.metrics(len(records), means)
     return StageResult([write_metrics(context.work, _with_one_picture_each(records))], {"jacobian": means})
@@ -111,23 +118,6 @@ def _shortest(context: StageContext) -> tuple[str, Any]:
 
     role = min(datasets, key=order)
     return role, datasets[role]
-
-
-def _of_trained(
-    model: ImplicitMamba2ForCausalLM, ids_BL: torch.Tensor, positions: tuple[int, ...], config: JacobianConfig
-) -> Iterator[Record]:
-    for sequence, position, step in steps(prepare(model.backbone), ids_BL, positions, config.layer):
-        place = {"setting": TRAINED, "sequence": sequence, "position": position}
-        yield place | measure(step, config.checked_rows if position == positions[-1] else 0)
-
-
-def _of_random(config: JacobianConfig, *, is_implicit: bool) -> Iterator[Record]:
-    """The paper's own check, on a few untrained layers; `seed` is the seed of their weights."""
-    for seed in RANDOM_SEEDS:
-        layer, ids_L = random_layer(seed, is_implicit=is_implicit)
-        place = {"setting": RANDOM, "seed": seed, "layer": 0, "num_layers": 1, "num_parameters": layer.num_parameters()}
-        for sequence, position, step in steps(layer, ids_L[None], (RANDOM_TOKENS,), 0):
-            yield place | {"sequence": sequence, "position": position} | measure(step, config.checked_rows)
 
 
 def _means(records: list[Record]) -> dict[str, float]:

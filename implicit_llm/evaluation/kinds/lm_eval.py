@@ -32,12 +32,7 @@ def run(context: StageContext) -> StageResult:
     """Body of the stage evaluate: writes metrics.json, a record for each task and mode. Raises: UserError."""
     config = fill(LmEvalConfig, context.config, f"evaluate/{context.name}")
     tasks = load_tasks(config)
-    evaluation = ModelEvaluation(
-        context,
-        config,
-        place=lambda record: (record["task"], record["mode"]),
-        tracked=lambda record: record["metrics"],
-    )
+    evaluation = ModelEvaluation(context, config, tracked=())
     precision = "bfloat16" if config.precision == "bf16" else None
     lm = ImplicitLM(evaluation.model, _tokenizer(context), mixed_precision_dtype=precision)
     for name, task in tasks.items():
@@ -71,7 +66,6 @@ def _tokenizer(context: StageContext) -> Any:
 
 
 NO_FILTER = "none"
-PACKAGE = "lm_eval"
 
 
 def ask(lm: ImplicitLM, name: str, task: Any, *, limit: int | None, bootstrap_draws: int) -> dict[str, Any]:
@@ -82,11 +76,17 @@ def ask(lm: ImplicitLM, name: str, task: Any, *, limit: int | None, bootstrap_dr
     results = evaluate(lm, {"tasks": {name: task}}, limit=limit, bootstrap_iters=bootstrap_draws, log_samples=True)
     assert results is not None  # of ranks above 0 only
     numbers = results["results"][name]
-    keys = [key for key in numbers if "," in key and not key.partition(",")[0].endswith("_stderr")]
-    is_whole = lm.cost.num_nonfinite == 0
+    metrics: dict[str, float | None] = {}
+    stderr: dict[str, float | None] = {}
+    for key, value in numbers.items():
+        metric, comma, filtered_by = key.partition(",")
+        if comma and not metric.endswith("_stderr"):
+            name_of = metric if filtered_by == NO_FILTER else key
+            metrics[name_of] = _finite(value, lm)
+            stderr[name_of] = _finite(numbers.get(f"{metric}_stderr,{filtered_by}"), lm)
     return {
-        "metrics": {_short(key): _finite(numbers[key]) if is_whole else None for key in keys},
-        "stderr": {_short(key): _finite(numbers.get(_stderr(key))) if is_whole else None for key in keys},
+        "metrics": metrics,
+        "stderr": stderr,
         "higher_is_better": dict(results["higher_is_better"].get(name, {})),
         "nonfinite_share": lm.cost.num_nonfinite / lm.cost.num_requests if lm.cost.num_requests else None,
         "num_documents": results["n-samples"][name]["effective"],
@@ -94,7 +94,7 @@ def ask(lm: ImplicitLM, name: str, task: Any, *, limit: int | None, bootstrap_dr
         "num_fewshot": results["n-shot"][name],
         "task_version": results["versions"][name],
         "task_hash": task_hash(results["samples"][name]),
-        "harness_version": version(PACKAGE),
+        "harness_version": version("lm_eval"),
     }
 
 
@@ -105,18 +105,7 @@ def task_hash(samples: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _short(key: str) -> str:
-    metric, _, filtered_by = key.partition(",")
-    return metric if filtered_by == NO_FILTER else key
-
-
-def _stderr(key: str) -> str:
-    metric, _, filtered_by = key.partition(",")
-    return f"{metric}_stderr,{filtered_by}"
-
-
-def _finite(value: Any) -> float | None:
-    """The harness writes "N/A" for a standard error that it does not know."""
-    if value is None or isinstance(value, str):
-        return None
-    return float(value) if math.isfinite(value) else None
+def _finite(value: Any, lm: ImplicitLM) -> float | None:
+    """None once an answer was not finite, and for "N/A", which the harness writes for an unknown standard error."""
+    is_known = isinstance(value, int | float) and math.isfinite(value) and lm.cost.num_nonfinite == 0
+    return float(value) if is_known else None

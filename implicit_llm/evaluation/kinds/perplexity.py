@@ -51,12 +51,11 @@ def run(context: StageContext) -> StageResult:
     """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
     config = fill(PerplexityConfig, context.config, f"evaluate/{context.name}")
     test_sets = data_inputs(context)
-    tracked = ("loss", "perplexity", "perplexity_within_documents", *COSTS)
     evaluation = ModelEvaluation(
         context,
         config,
+        tracked=("loss", "perplexity", "perplexity_within_documents", *COSTS),
         place=lambda record: (f"{record['data']}.L{record['length']}", record["mode"]),
-        tracked=lambda record: {key: record[key] for key in tracked},
     )
     for role, source in test_sets.items():
         for length in sorted(config.lengths):

@@ -35,12 +35,7 @@ def run(context: StageContext) -> StageResult:
     """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
     config = fill(EvaluateConfig, context.config, f"evaluate/{context.name}")
     test_sets = _test_sets(context, config.lengths)
-    evaluation = ModelEvaluation(
-        context,
-        config,
-        place=lambda record: (record["data"], record["mode"]),
-        tracked=lambda record: {key: record[key] for key in ("accuracy_last10", *COSTS)},
-    )
+    evaluation = ModelEvaluation(context, config, tracked=("accuracy_last10", *COSTS))
     learned_from = model_input(context).manifest.summary.get("data") or {}
     for role, source in test_sets:
         dataset = open_dataset(source.work)

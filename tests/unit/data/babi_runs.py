@@ -33,12 +33,10 @@ ARCHIVE = {"kind": "babi_text", "source": "archive"}
 
 
 def context_in(work: Path, config: dict[str, Any], **changes: Any) -> StageContext:
-    fields: dict[str, Any] = {"inputs": {}, "runtime": {}, **changes}
-    log, name = logging.getLogger("implicit_llm.data"), f"babi-{work.name}"
-    return StageContext(
-        *("data", name, "0" * 64, config),
-        **{**fields, "run_dir": work.parent, "work": work, "journal": Journal(None), "log": log, "is_main": True},
-    )
+    """What a data stage works with in the folder `work`, without the frame of a job around it."""
+    fields = {"name": f"babi-{work.name}", "inputs": {}, "runtime": {}, **changes}
+    log, rest = logging.getLogger("implicit_llm.data"), {"run_dir": work.parent, "work": work, "is_main": True}
+    return StageContext("data", fingerprint="0" * 64, config=config, journal=Journal(None), log=log, **fields, **rest)
 
 
 def make_text(work: Path, downloads: Path | None = None, **config: Any) -> StageResult:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import signal
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from implicit_llm_data.babi.simulator.lexicon import all_words
 from implicit_llm_data.babi.stories import parse_stories, words_of
 from implicit_llm_data.babi.story_batches import StoryStream
 from implicit_llm_data.shards import open_dataset
-from implicit_llm_data.stages import babi_text, catbabi
+from implicit_llm_data.stages import babi_text
 from tests.unit.data.babi_runs import ARCHIVE, CATBABI, SIMULATED, contents, context_in, make_catbabi, make_text
 
 
@@ -84,14 +82,6 @@ def test_the_data_set_holds_the_words_of_the_text_in_shuffled_order(tmp_path: Pa
     assert dataset.source == CATBABI | {"mode": mode}
 
 
-def test_the_summary_counts_by_task(tmp_path: Path, text: Path) -> None:
-    summary = make_catbabi(tmp_path, text).summary
-    assert list(summary["by_task"]) == ["1", "8", "19"]
-    for key in ("num_stories", "num_words", "num_questions"):
-        assert summary[key] == sum(counts[key] for counts in summary["by_task"].values())
-    assert all(counts["num_stories"] == 11 for counts in summary["by_task"].values())
-
-
 def test_the_list_of_stories_says_where_each_starts_and_what_its_task_is(tmp_path: Path, text: Path) -> None:
     result = make_catbabi(tmp_path, text, mode="lm")
     assert str(tmp_path / STORIES_NAME) in map(str, result.files)
@@ -100,44 +90,6 @@ def test_the_list_of_stories_says_where_each_starts_and_what_its_task_is(tmp_pat
     assert (np.flatnonzero(stream.columns["input_ids"] == 1) == stories[:, 0]).all()
     assert (stream.columns["task"][stories[:, 0]] == stories[:, 1]).all()
     assert stream.bounds[-1] == result.summary["num_tokens"]
-
-
-def test_all_files_but_the_shards_records_are_vouched_for(tmp_path: Path, text: Path) -> None:
-    result = make_catbabi(tmp_path, text)
-    listed = {str(Path(path).relative_to(tmp_path)) for path in result.files}
-    assert listed == {path for path in contents(tmp_path) if not path.startswith("shards/0")}
-
-
-def test_only_a_damaged_shard_is_made_again(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catbabi, "SHARD_ROWS", 10)
-    make_catbabi(tmp_path, text)
-    undisturbed = contents(tmp_path)
-    assert sum(name.startswith("shards/labels") for name in undisturbed) >= 3
-    path = tmp_path / "shards" / "labels-00001.npy"
-    path.write_bytes(path.read_bytes()[:-1] + b"\x07")
-    times = {name: (tmp_path / name).stat().st_mtime_ns for name in undisturbed if name.startswith("shards/")}
-    make_catbabi(tmp_path, text)
-    assert contents(tmp_path) == undisturbed
-    changed = {name for name, time in times.items() if (tmp_path / name).stat().st_mtime_ns != time}
-    assert changed == {f"shards/{column}-00001.npy" for column in ("input_ids", "labels", "task")} | {
-        "shards/00001.json"
-    }
-
-
-@pytest.mark.parametrize("point", ["shard.before_file", "shard.before_record", "dataset.before_index"])
-def test_a_killed_stage_goes_on_and_ends_with_the_same_data_set(
-    tmp_path: Path, text: Path, point: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_catbabi(tmp_path / "undisturbed", text)
-    monkeypatch.setenv("FAULT", f"{point}:kill9@1")
-    child = multiprocessing.get_context("fork").Process(target=make_catbabi, args=(tmp_path / "killed", text))
-    child.start()
-    child.join(60)
-    assert child.exitcode == -signal.SIGKILL
-    assert not (tmp_path / "killed" / "index.json").exists()
-    monkeypatch.delenv("FAULT")
-    make_catbabi(tmp_path / "killed", text)
-    assert contents(tmp_path / "killed") == contents(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize(
@@ -173,11 +125,3 @@ def test_a_wrong_text_configuration_leaves_nothing_behind(tmp_path: Path, config
         babi_text.run(context_in(tmp_path / "out", config, runtime={"downloads": tmp_path}))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
-
-
-def test_without_downloads_option_the_environment_names_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path / "fetched"))
-    with pytest.raises(UserError, match=f"{tmp_path}/fetched: neither"):
-        babi_text.run(context_in(tmp_path / "out", ARCHIVE))

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
 
-from implicit_llm_contracts.runs.journal import Journal
-from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.stages import babi_text, catbabi
+from tests.pages import ROOT
+from tests.unit.data.babi_runs import context_in
 
-PAGE = (Path(__file__).parents[3] / "docs" / "catbabi.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "catbabi.md").read_text(encoding="utf-8")
 
 
 def block(language: str) -> str:
     (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
     return found
-
-
-def context_in(work: Path, config: dict[str, Any], **inputs: Any) -> StageContext:
-    log = logging.getLogger("implicit_llm.data")
-    return StageContext("data", work.name, "0" * 64, config, inputs, work.parent, work, Journal(None), log, {}, True)
 
 
 def test_the_script_of_the_page_prints_the_batches_of_the_page(
@@ -35,7 +28,7 @@ def test_the_script_of_the_page_prints_the_batches_of_the_page(
     text, train = tmp_path / "babi-text", tmp_path / "babi-train"
     babi_text.run(context_in(text, {"kind": "babi_text", **experiment.pop("text")}))
     upstream = SimpleNamespace(work=text)
-    result = catbabi.run(context_in(train, {**experiment, "split": "train"}, text=upstream))
+    result = catbabi.run(context_in(train, {**experiment, "split": "train"}, inputs={"text": upstream}))
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     exec(compile(block("python"), "docs/catbabi.md", "exec"), {})

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_data.stages import word_problem as stage
 from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
-from tests.fault.points import registered
+from tests.unit.data import babi_runs
+from tests.unit.data.babi_runs import contents
 
 CONFIG: dict[str, Any] = {
     "kind": "word_problem",
@@ -31,27 +31,9 @@ CONFIG: dict[str, Any] = {
     "shard_samples": 4,
 }
 
-DATA = Path(stage.__file__).parents[1]
-
 
 def context_in(work: Path, **changes: Any) -> StageContext:
-    return StageContext(
-        stage="data",
-        name="s3-train",
-        fingerprint="0" * 64,
-        config={**CONFIG, **changes},
-        inputs={},
-        run_dir=work.parent,
-        work=work,
-        journal=Journal(None),
-        log=logging.getLogger("implicit_llm.data"),
-        runtime={},
-        is_main=True,
-    )
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return babi_runs.context_in(work, {**CONFIG, **changes}, name="s3-train")
 
 
 def test_the_stage_writes_the_data_set_of_its_configuration(tmp_path: Path) -> None:
@@ -73,13 +55,6 @@ def test_two_runs_give_equal_bytes_and_equal_summaries(tmp_path: Path) -> None:
     first, second = stage.run(context_in(tmp_path / "a")), stage.run(context_in(tmp_path / "b"))
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert first.summary == second.summary
-
-
-def test_throughput_goes_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        stage.run(context_in(tmp_path))
-    assert "made 3 shards, 60 tokens" in caplog.text
-    assert "million tokens/s" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "no record"])
@@ -129,10 +104,6 @@ def test_a_killed_stage_goes_on_and_ends_with_the_same_data_set(
     stage.run(context_in(tmp_path / "killed"))
     left = {path: data for path, data in contents(tmp_path / "killed").items() if not path.endswith(".tmp")}
     assert left == contents(tmp_path / "undisturbed")
-
-
-def test_the_fault_points_of_the_writer_are_registered() -> None:
-    assert {"shard.before_file", "shard.before_record", "dataset.before_index"} <= set(registered(DATA))
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_fetched_tokenizer_is_of_the_revision_that_the_config_names(tmp_path: 
     trained = fill(TokenizerConfig, {"source": "trained", "vocab_size": 300, "corpus": write_corpus(tmp_path)}, "x")
     text, _ = make_tokenizer(trained, tmp_path)
     folder_of(tmp_path).mkdir(parents=True)
-    (folder_of(tmp_path) / "tokenizer.json").write_text(text)
+    (folder_of(tmp_path) / "tokenizer.json").write_bytes(text)
     pinned = TokenizerConfig("hub", 300, name="who/what", revision="v2")
     assert make_tokenizer(pinned, tmp_path)[0] == text  # put there by hand
     record(tmp_path, "tokenizer.json", kind="tokenizer", split=None)

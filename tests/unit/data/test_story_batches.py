@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -10,8 +9,9 @@ import pytest
 
 from implicit_llm_data.babi.catbabi import COLUMNS, PAD_ID, STORIES_NAME, shuffled
 from implicit_llm_data.babi.story_batches import StoryBatch, StoryBatcher, StoryStream
-from implicit_llm_data.shard_writer import ShardWriter
+from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetError, DatasetSpec
+from tests.unit.data.babi_runs import context_in
 
 IGNORED = -100
 
@@ -82,59 +82,6 @@ def test_batches_equal_those_of_the_published_rule(
         assert [{name: values.tolist() for name, values in vars(batch).items()} for batch in found] == expected
 
 
-@pytest.mark.parametrize(("count", "longest", "batch_size", "length"), SHAPES)
-def test_every_token_of_every_story_is_seen_once_in_an_epoch(
-    count: int, longest: int, batch_size: int, length: int
-) -> None:
-    stream = made_stream(random_lengths(count, longest))
-    batcher = StoryBatcher(stream, batch_size, length, "shuffled", seed=1)
-    for epoch in range(2):
-        batches = all_batches(batcher, epoch)
-        tokens = np.concatenate([batch.input_ids[batch.input_ids != PAD_ID] for batch in batches])
-        assert sorted(tokens) == stream.columns["input_ids"].tolist()
-        assert sum(batch.num_tokens_B.sum() for batch in batches) == stream.bounds[-1]
-
-
-def test_a_row_goes_on_in_the_same_row_of_the_next_batch() -> None:
-    stream = made_stream(random_lengths(80, 40))
-    batches = all_batches(StoryBatcher(stream, 6, 9, "file"), 0)
-    starts = set((stream.bounds[:-1] + 1).tolist())
-    for row in range(6):
-        tokens = np.concatenate([batch.input_ids[row, : batch.num_tokens_B[row]] for batch in batches]).tolist()
-        assert tokens[0] in starts
-        for before, after in itertools.pairwise(tokens):
-            assert after == before + 1 or (before + 1 in {*starts, int(stream.bounds[-1]) + 1} and after in starts)
-
-
-def test_a_row_is_full_until_its_stories_end_and_tells_when() -> None:
-    batches = all_batches(StoryBatcher(made_stream(random_lengths(30, 50)), 5, 8, "shuffled"), 0)
-    num_tokens_NB = np.stack([batch.num_tokens_B for batch in batches])
-    has_ended_NB = np.stack([batch.has_ended_B for batch in batches])
-    assert has_ended_NB[-1].all()
-    assert not has_ended_NB[0].any()
-    for row in range(5):
-        last = int(np.argmax(has_ended_NB[:, row]))
-        assert (num_tokens_NB[:last, row] == 8).all()
-        assert 0 < num_tokens_NB[last, row] <= 8
-        assert not num_tokens_NB[last + 1 :, row].any()
-        assert has_ended_NB[last:, row].all()
-
-
-def test_padding_has_no_label_and_no_task() -> None:
-    for batch in all_batches(StoryBatcher(made_stream(random_lengths(30, 50)), 5, 8, "file"), 0):
-        is_padding = np.arange(8) >= batch.num_tokens_B[:, None]
-        assert (batch.input_ids[is_padding] == PAD_ID).all()
-        assert (batch.labels[is_padding] == IGNORED).all()
-        assert (batch.task[is_padding] == 0).all()
-        assert (batch.task[~is_padding] > 0).all()
-
-
-def test_rows_stay_about_equally_long() -> None:
-    lengths = random_lengths(500, 50)
-    batches = all_batches(StoryBatcher(made_stream(lengths), 8, 10, "shuffled"), 0)
-    assert (sum(batch.num_tokens_B for batch in batches) >= sum(lengths) / 8 - 50).all()
-
-
 def test_any_step_can_be_read_without_those_before_it() -> None:
     stream = made_stream(random_lengths(40, 30))
     in_turn = StoryBatcher(stream, 4, 7, "shuffled", seed=5)
@@ -175,9 +122,8 @@ def test_a_batch_outside_of_the_epoch_is_refused(number: int) -> None:
 def write_dataset(directory: Path) -> dict[str, np.ndarray]:
     values = {"input_ids": [1, 5, 6, 1, 7, 8, 9], "labels": [0, 6, 0, 0, 8, 0, 1], "task": [2, 2, 2, 3, 3, 3, 3]}
     columns = {name: np.array([*row, 0, 0], dtype=np.uint8).reshape(3, 3) for name, row in values.items()}
-    writer = ShardWriter(directory, DatasetSpec(20, 3, COLUMNS, {}, ignored_id=PAD_ID))
     parts = [{name: rows[start : start + 2] for name, rows in columns.items()} for start in (0, 2)]
-    writer.finish([writer.write(number, part) for number, part in enumerate(parts)])
+    write_shards(context_in(directory, {}), DatasetSpec(20, 3, COLUMNS, {}, ignored_id=PAD_ID), 2, parts.__getitem__)
     np.save(directory / STORIES_NAME, np.array([[0, 2], [3, 3]]), allow_pickle=False)
     return columns
 

@@ -1,21 +1,16 @@
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from implicit_llm.training.batches import BatchLayout, micro_batches
-from implicit_llm.training.sampler import StepSampler
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_data.shards import DatasetError, TokenStream, open_dataset
+from implicit_llm_data.shards import DatasetError, TokenDataset, open_dataset
 from implicit_llm_data.stages import token_stream as stage
 from tests.unit.data.text_samples import Project, shard_config, write_corpus, write_jsonl
 
@@ -40,9 +35,9 @@ def project(made: Path, tmp_path: Path) -> Iterator[Project]:
     made.with_name("away").rename(made)
 
 
-def stream_of(project: Project, split: str, length: int | None = None) -> TokenStream:
+def stream_of(project: Project, split: str, length: int | None = None) -> TokenDataset:
     stream = open_dataset(project.work(f"x-{split}"), length)
-    assert isinstance(stream, TokenStream)
+    assert stream.is_stream
     return stream
 
 
@@ -78,22 +73,6 @@ def test_test_rows_of_any_length_run_on_over_the_shards(project: Project, length
     )
 
 
-def test_the_training_stream_copies_nothing(project: Project) -> None:
-    assert [path.name for path in project.work("x-train").iterdir() if path.suffix == ".bin"] == []
-    assert not any(path.startswith("/") for path in index_of(project)["part_paths"])
-
-
-def index_of(project: Project) -> dict[str, Any]:
-    index = json.loads((project.work("x-train") / "index.json").read_text())
-    return {**index, "part_paths": [part["path"] for part in index["parts"]]}
-
-
-@pytest.mark.parametrize("index", [-1, 10_000])
-def test_a_row_outside_the_stream_is_refused(project: Project, index: int) -> None:
-    with pytest.raises(IndexError, match=r"row indices must lie in 0\.\.\d+"):
-        stream_of(project, "train").fetch(np.array([0, index]))
-
-
 def test_an_open_stream_reaches_a_worker_process_as_its_path(project: Project) -> None:
     stream = stream_of(project, "train", 7)
     rows = stream.fetch(np.arange(9))["input_ids"]
@@ -115,20 +94,6 @@ def test_a_short_file_is_named_with_the_command_that_rebuilds_it(
     os.truncate(project.work("x-test") / "tokens.bin", 10)
     with pytest.raises(DatasetError, match=r"rm -f results/data/x-test/manifest.json"):
         stream_of(project, "test")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: path.unlink(), "is missing"),
-        (lambda path: os.truncate(path, 10), "has 10 bytes instead of"),
-        (lambda path: path.write_bytes(path.read_bytes() + b"xx"), "bytes instead of"),
-    ],
-)
-def test_a_missing_or_short_shard_is_named_on_opening(project: Project, damage: Any, message: str) -> None:
-    damage(project.work("x-shard-00002") / "train.bin")
-    with pytest.raises(DatasetError, match=rf"shard 2 \(.*x-shard-00002/work/\w+/train.bin\) .*{message}"):
-        stream_of(project, "train")
 
 
 CORPUS = {"source": "files", "files": ["part-*.jsonl.gz"]}
@@ -168,51 +133,9 @@ def test_shards_that_saw_different_files_do_not_make_a_stream(
     stage.run(project.context("y", {"kind": "token_stream", "split": "train", "length": LENGTH}, ROLES))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"layout": "stream"}', '{"layout": "stream", "format": 1, "parts": []}']
-)
-def test_a_damaged_index_is_named(project: Project, text: str) -> None:
-    (project.work("x-train") / "index.json").write_text(text)
-    with pytest.raises(DatasetError, match=r"index.json: the index is damaged \(.*; "):
-        stream_of(project, "train")
-
-
 def test_a_length_below_one_is_refused(project: Project) -> None:
     with pytest.raises(ValueError, match=r"length: 0 is out of range"):
         stream_of(project, "train", 0)
-
-
-def step_rows(stream: TokenStream, world_size: int, first_step: int, num_steps: int) -> list[np.ndarray]:
-    """The rows of each step, micro-step by micro-step and within these rank by rank."""
-    layouts = [BatchLayout(8, world_size, rank, micro_batch_size=2) for rank in range(world_size)]
-    sampler = StepSampler(len(stream), 8, seed=3)
-    rows = []
-    for step in range(first_step, first_step + num_steps):
-        indices = sampler.indices(step)
-        ranks = [micro_batches(stream, indices, layout, "next_token", torch.device("cpu")) for layout in layouts]
-        rows.append(np.concatenate([batch["input_ids"].numpy() for part in zip(*ranks, strict=True) for batch in part]))
-    return rows
-
-
-def test_every_world_size_trains_on_the_same_tokens_also_after_a_resume_in_mid_epoch(project: Project) -> None:
-    stream = stream_of(project, "train")
-    num_steps = 2 * len(stream) // 8 + 1  # beyond the second epoch
-    alone = step_rows(stream, 1, 0, num_steps)
-    assert any(not np.array_equal(alone[0], other) for other in alone[1:])
-    for world_size in (2, 4):
-        np.testing.assert_array_equal(step_rows(stream, world_size, 0, num_steps), alone)
-    middle = len(stream) // 8 // 2
-    for world_size in (1, 2, 4):
-        resumed = step_rows(stream_of(project, "train"), world_size, middle, num_steps - middle)
-        np.testing.assert_array_equal(resumed, alone[middle:])
-
-
-def test_an_epoch_trains_on_every_row_once(project: Project) -> None:
-    stream = stream_of(project, "train")
-    sampler = StepSampler(len(stream), 1, seed=3)
-    seen = [int(sampler.indices(step)[0]) for step in range(len(stream))]
-    assert sorted(seen) == list(range(len(stream)))
-    assert seen != sorted(seen)
 
 
 def refusal(project: Project, split: str = "train", length: int = LENGTH) -> str:

@@ -28,7 +28,7 @@ def config_of(**fields: Any) -> TokenizerConfig:
 
 
 def make_tokenizer(config: TokenizerConfig, downloads: Path) -> str:
-    return stage.make_tokenizer(config, downloads)[0]
+    return stage.make_tokenizer(config, downloads)[0].decode()
 
 
 def refusal(downloads: Path, **fields: Any) -> str:

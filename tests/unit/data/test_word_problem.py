@@ -6,9 +6,9 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from implicit_llm_contracts.runs.errors import ConfigError, UserError
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_data.groups import UnknownGroup, load_group, load_monoid
+from implicit_llm_data.groups import load_group, load_monoid
 from implicit_llm_data.stages.word_problem import BLOCK_SAMPLES, STRIP_POSITIONS, WordProblemConfig, generate
 
 BASE = WordProblemConfig(
@@ -122,19 +122,6 @@ def test_a_shard_depends_on_nothing_but_the_seed_the_split_and_its_number() -> N
         assert (other[0] != again[0]).mean() > 0.3
 
 
-def test_train_and_test_share_no_word() -> None:
-    train, _ = generate(large(), 0)
-    test, _ = generate(large(split="test"), 0)
-    assert not {word.tobytes() for word in train} & {word.tobytes() for word in test}
-
-
-def test_the_last_shard_holds_the_rest() -> None:
-    config = replace(BASE, num_samples=250)
-    assert [generate(config, shard)[0].shape[0] for shard in range(config.num_shards)] == [100, 100, 50]
-    with pytest.raises(IndexError, match="shard 3 of a data set of 3"):
-        generate(config, 3)
-
-
 def test_data_of_a_seed_never_change() -> None:
     config = replace(BASE, monoid="aperiodic", hard_fraction=(0.1, 1.0), length=40)
     digest = hashlib.sha256()
@@ -167,29 +154,9 @@ def test_a_value_out_of_range_gives_one_line_that_names_the_key_and_the_fix(key:
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hard_fraction": 2}, "hard_fraction"),
-        ({"split": "validation"}, "split"),
-        ({"hard_fraction": [0.5, "x"]}, "hard_fraction"),
-        ({"monoid": "aperiodc"}, "none, aperiodic"),
-        ({"lenght": 3}, "length"),
-    ],
-)
-def test_a_wrong_configuration_file_is_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"a5-train.*{message}"):
-        fill(WordProblemConfig, {**asdict(BASE), **change}, where="a5-train")
-
-
 def test_a_list_of_hard_fractions_can_be_read_from_a_file() -> None:
     config = fill(WordProblemConfig, {**asdict(BASE), "hard_fraction": [0.1, 1]}, where="a5-train")
     assert config.hard_fractions == (0.1, 1.0)
-
-
-def test_an_unknown_group_is_an_error_of_its_own() -> None:
-    with pytest.raises(UnknownGroup, match=r"^group: .*; use "):
-        generate(replace(BASE, group="Q8"), 0)
 
 
 def large(**changes: object) -> WordProblemConfig:

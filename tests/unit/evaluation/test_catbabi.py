@@ -69,13 +69,6 @@ def test_accuracies_and_perplexity_equal_a_slow_loop_over_rows_and_words(kind: s
         assert values["lm_perplexity"] == pytest.approx(math.exp(total / num_words), rel=1e-5)
 
 
-def test_data_without_questions_has_no_accuracy_rather_than_zero() -> None:
-    values = evaluate(stand_in(), Rows(input_ids=INPUTS, labels=LABELS, task=TASKS), question_id=99).values
-    assert values["accuracy"] is None
-    assert values["num_questions"] == 0
-    assert values["lm_accuracy"] == 0.5
-
-
 @pytest.mark.parametrize("change", [{"nan_at": 1}, {"raises_non_finite": True}])
 def test_non_finite_answers_give_no_accuracy_and_never_zero(
     change: dict[str, object], caplog: pytest.LogCaptureFixture

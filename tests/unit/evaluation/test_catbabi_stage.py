@@ -62,25 +62,6 @@ def evaluate(folder: Path, kind: str, data: Path, **settings: Any) -> Path:
     return run_dir
 
 
-def test_accuracy_equals_a_count_over_the_words_of_the_data_set(tmp_path: Path, babi: Path) -> None:
-    (record,) = records(evaluate(tmp_path, "explicit", babi))
-    words = json.loads((work_of(babi) / "vocabulary.json").read_text())
-    dataset = open_dataset(work_of(babi))
-    rows = dataset.fetch(np.arange(len(dataset)))
-    model = AutoModelForCausalLM.from_pretrained(next((tmp_path / "train").rglob("model")), local_files_only=True)
-    asked: dict[str, list[bool]] = {}
-    for inputs, labels, tasks in zip(rows["input_ids"], rows["labels"], rows["task"], strict=True):
-        with torch.no_grad():
-            answers = model.eval()(input_ids=torch.as_tensor(inputs)[None]).logits[0].argmax(-1)
-        for position, (word, label) in enumerate(zip(inputs, labels, strict=True)):
-            if words[word] == "?" and label != -100:
-                asked.setdefault(str(tasks[position]), []).append(int(answers[position]) == label)
-    assert sorted(asked) == ["1", "8"]
-    assert record["num_questions_by_task"] == {task: len(right) for task, right in asked.items()}
-    assert record["accuracy_by_task"] == {task: np.mean(right) for task, right in asked.items()}
-    assert record["accuracy"] == np.mean([right for answers in asked.values() for right in answers])
-
-
 def test_records_name_the_protocol_and_are_made_in_every_mode(tmp_path: Path, babi: Path) -> None:
     run_dir = evaluate(tmp_path, "implicit", babi)
     found = records(run_dir)

@@ -45,10 +45,6 @@ def test_a_model_read_as_trained_couples_its_batch_where_its_training_did() -> N
     assert mode.coupled_batch_size(SolverConfig(eval_stop="batch")) is None
 
 
-def test_the_record_says_the_iterations_allowed_even_where_they_follow_from_training() -> None:
-    assert ModeConfig("blockwise", "blockwise").record(SolverConfig(max_iter=16))["eval_max_iter"] == 64
-
-
 def test_an_explicit_model_in_a_sweep_is_marked_as_swept() -> None:
     (swept,) = swept_modes((ModeConfig("blockwise", "blockwise"),), SweepConfig(eval_max_iter=(1,)))
     assert swept.record(None)["sweep"] == {"base": "parallel", "key": None, "value": None}
@@ -65,12 +61,6 @@ def test_a_sweep_changes_one_field_at_a_time_and_says_which() -> None:
     record = swept[1].record(SolverConfig())
     assert record["sweep"] == {"base": "blockwise", "key": "eval_max_iter", "value": 8}
     assert swept_modes(modes, None) == modes
-
-
-def test_a_sweep_of_the_published_mode_keeps_its_stopping_rule() -> None:
-    (swept,) = swept_modes((ModeConfig("published", "simultaneous"),), SweepConfig(eval_max_iter=(4,)))
-    assert swept.stop == "batch"
-    assert swept.coupled_batch_size(SolverConfig()) == COUPLED_BATCH_SIZE
 
 
 def test_the_record_of_a_mode_has_the_settings_that_were_used_and_none_for_an_explicit_model() -> None:

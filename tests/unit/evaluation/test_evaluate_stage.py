@@ -13,7 +13,6 @@ from implicit_llm.evaluation.answers import EvaluationJob
 from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.kinds import word_problem as stage
 from implicit_llm_contracts.runs import journal
-from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_data.stages import word_problem as data_stage
 from implicit_llm_jobs.stage import run_stage
@@ -131,34 +130,11 @@ def test_missing_input_is_named_with_the_option_to_add(
         evaluate(tmp_path, inputs)
 
 
-def test_run_without_a_model_is_refused_by_its_manifest(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
-    role, data = next(iter(tests_by_role.items()))
-    with pytest.raises(EvaluateInputError, match=r"manifest\.json: names no model/config\.json"):
-        evaluate(tmp_path, {"model": data, role: data})
-
-
 def test_only_the_lengths_asked_for_are_evaluated(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
     inputs = {"model": train(tmp_path, "explicit"), **tests_by_role}
     assert {record["length"] for record in records(evaluate(tmp_path, inputs, lengths=[24]))} == {24}
     with pytest.raises(EvaluateInputError, match=r"lengths: no test set has sequences of 48 tokens; there are 12, 24"):
         evaluate(tmp_path / "again", inputs, lengths=[24, 48])
-
-
-def test_an_explicit_model_in_a_sweep_is_told_from_its_plain_result(
-    tmp_path: Path, tests_by_role: dict[str, Path]
-) -> None:
-    inputs = {"model": train(tmp_path, "explicit"), **tests_by_role}
-    (record,) = records(evaluate(tmp_path, inputs, MODES[:1], lengths=[12], sweep={"eval_max_iter": [2, 4]}))
-    assert (record["mode"], record["sweep"]["base"]) == ("parallel", "parallel")
-
-
-def test_a_value_out_of_range_in_a_sweep_is_refused_before_anything_is_evaluated(
-    tmp_path: Path, tests_by_role: dict[str, Path]
-) -> None:
-    inputs = {"model": train(tmp_path, "implicit"), **tests_by_role}
-    with pytest.raises(ConfigError, match=r"sweep\.eval_tol\[1\]: 2\.0 is not allowed; give a number above 0"):
-        evaluate(tmp_path, inputs, MODES[:1], sweep={"eval_tol": [0.2, 2.0]})
-    assert not list(tmp_path.rglob("partial"))
 
 
 def test_the_names_of_swept_metrics_are_such_as_mlflow_takes(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from implicit_llm.analysis.jacobian import step_after
-from implicit_llm.evaluation.answers import UnknownToken
 from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.kinds import jacobian as stage
-from implicit_llm.evaluation.kinds.jacobian import JacobianConfig, draw_entries, measure, random_layer, steps
+from implicit_llm.evaluation.kinds.jacobian import draw_entries, measure, random_layer, steps
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import Input
@@ -108,17 +107,6 @@ def test_hard_and_identity_tokens_have_means_of_their_own(tmp_path: Path, s3_tes
         assert means[f"transition_radius.{name}"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_rows_that_are_long_enough_give_at_least_128_tokens() -> None:
-    config = JacobianConfig("jacobian")
-    assert [config.num_sequences * len(stage.positions_in(config, length)) for length in (16, 17, 256)] == [
-        135,
-        144,
-        144,
-    ]
-    assert (stage.positions_in(config, 16)[0], stage.positions_in(config, 16)[-1]) == (2, 16)
-    assert stage.positions_in(config, 2048)[-1] == 256
-
-
 def test_the_states_along_a_sequence_are_those_of_each_token_alone() -> None:
     model, ids_L = random_layer(3, is_implicit=True)
     ids_BL = torch.stack([ids_L, ids_L.flip(0)])[:, :4]
@@ -137,12 +125,6 @@ def test_tokens_after_a_state_that_is_not_finite_have_no_numbers(caplog: pytest.
     found = [measure(step, 1) for _, _, step in steps(model, ids_L[None], (2, 4, 5), 0)]
     assert [token["state_size"] for token in found] == [64, None, None]
     assert caplog.text.count("token 4, and those after it") == 1
-
-
-def test_the_summary_has_the_means(both: dict[str, Path]) -> None:
-    means = Manifest.read(both["implicit"] / "manifest.json").summary["jacobian"]
-    assert means["off_diagonal_share.trained"] > 0
-    assert means["relative_difference.random_layer"] < 1e-6
 
 
 def test_a_fixed_point_that_is_not_reached_leaves_its_numbers_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,19 +146,6 @@ def test_entries_are_drawn_once_and_for_all() -> None:
     drawn = draw_entries(1000, 8)
     assert drawn.tolist() == sorted(set(drawn.tolist()))
     assert torch.equal(drawn, draw_entries(1000, 8))
-
-
-def test_rows_of_another_vocabulary_are_refused(tmp_path: Path, s3_test: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = stage.load_model
-
-    def knows_less(*arguments: Any) -> Any:
-        model = load(*arguments)
-        model.config.vocab_size = 2
-        return model
-
-    monkeypatch.setattr(stage, "load_model", knows_less)
-    with pytest.raises(UnknownToken, match="and the model knows 2"):
-        evaluate(tmp_path, "explicit", s3_test)
 
 
 @pytest.mark.parametrize(

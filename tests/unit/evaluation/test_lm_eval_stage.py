@@ -103,11 +103,6 @@ def test_records_hold_metrics_with_their_errors_and_what_makes_them_comparable(i
     assert headline["local_cloze"]["blockwise"] == by_task["local_cloze"]["metrics"]
 
 
-def test_two_equal_runs_write_equal_bytes(tmp_path: Path, implicit_run: Path, tokenizer: Path) -> None:
-    again = evaluate(tmp_path, {"model": train(tmp_path), "tokenizer": tokenizer}, config_of())
-    assert (again / "manifest.json").read_bytes() == (implicit_run / "manifest.json").read_bytes()
-
-
 def test_a_sweep_is_done_beside_the_other_settings(tmp_path: Path, tokenizer: Path) -> None:
     inputs = {"model": train(tmp_path), "tokenizer": tokenizer}
     changes = {"modes": MODES[1:], "tasks": ["local_cloze"], "sweep": {"eval_max_iter": [2, 3], "eval_tol": [0.5]}}
@@ -251,17 +246,23 @@ def test_so_does_the_command_as_it_is(tmp_path: Path, tokenizer: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "handed_over"),
+    ("given", "model"),
     [
-        (["--model", "hf", "--tasks", "x"], ["--model", "hf", "--tasks", "x", "--model", "implicit"]),
-        (["run", "-M", "huggingface", "-t", "x"], ["run", "-M", "huggingface", "-t", "x", "--model", "implicit"]),
-        (["--model=hf-auto", "--tasks", "x"], ["--model=hf-auto", "--tasks", "x", "--model", "implicit"]),
-        (["--tasks", "x"], ["--tasks", "x", "--model", "implicit"]),
-        (["--model", "vllm", "--tasks", "hf"], ["--model", "vllm", "--tasks", "hf"]),
-        (["--config", "mine.yaml"], ["--config", "mine.yaml"]),
-        (["ls", "tasks"], ["ls", "tasks"]),
-        ([], []),
+        (["--model", "hf", "--tasks", "x"], "implicit"),
+        (["run", "-M", "huggingface", "-t", "x"], "implicit"),
+        (["--model=hf-auto", "--tasks", "x"], "implicit"),
+        (["--tasks", "x"], "implicit"),
+        (["--model", "vllm", "--tasks", "hf"], "vllm"),
+        (["--config", "mine.yaml"], None),
+        (["ls", "tasks"], ""),
+        ([], ""),
     ],
 )
-def test_only_the_padding_model_is_replaced_in_the_arguments(given: list[str], handed_over: list[str]) -> None:
-    assert command_line.without_padding(given) == handed_over
+@pytest.mark.usefixtures("own_process_state")
+def test_only_the_padding_model_is_replaced(
+    given: list[str], model: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(command_line.HarnessCLI, "execute", lambda harness, arguments: asked.append(arguments))
+    command_line.main(given)
+    assert getattr(asked[0], "model", "") == model

@@ -117,13 +117,6 @@ def test_modes_of_converged_models_agree_and_sequential_costs_are_counted(tmp_pa
     assert losses["blockwise"] == pytest.approx(losses["simultaneous"], rel=1e-3)
 
 
-def test_long_rows_are_scored_in_pieces_with_the_same_result(rows: TextRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model("gpt_neox")
-    whole = evaluate(model, rows).values["loss"]
-    monkeypatch.setattr("implicit_llm.evaluation.answers.LOSS_TOKENS", 15)
-    assert evaluate(model, rows).values["loss"] == pytest.approx(whole, rel=1e-6)
-
-
 def test_bf16_is_close_to_fp32_and_is_really_used(rows: TextRows) -> None:
     model = small_model("explicit")
     fp32, bf16 = (evaluate(model, rows, precision=precision).values["loss"] for precision in ("fp32", "bf16"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from implicit_llm.evaluation.kinds.perplexity import TextRows
-from tests.unit.evaluation.small_streams import random_documents, write_stream
+from tests.unit.evaluation.small_streams import write_stream
 
 # Documents of three, one, nine and two tokens, and end-of-text (0) behind each: shorter and longer than rows of five.
 STREAM = [3, 4, 5, 0, 6, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 2, 1, 0]
@@ -47,16 +47,6 @@ def test_every_token_but_the_first_is_a_target_once_at_every_length(tmp_path: Pa
     assert rows.num_full_rows == (len(STREAM) - 1) // length
 
 
-def test_short_row_comes_alone(tmp_path: Path) -> None:
-    write_stream(tmp_path, STREAM)
-    rows = TextRows(tmp_path, 5)
-    assert [batch["input_ids"].shape for batch in all_rows(rows, 4)] == [(3, 5), (1, 3)]
-
-
 def test_stream_of_one_token_has_nothing_to_predict(tmp_path: Path) -> None:
     write_stream(tmp_path, [3])
     assert len(TextRows(tmp_path, 4)) == 0
-
-
-def test_sample_has_documents_shorter_and_longer_than_a_row() -> None:
-    assert random_documents([2, 5]).count(0) == 2

@@ -13,11 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from implicit_llm.evaluation.kinds import perplexity as stage
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.stage import run_stage
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
-from tests.unit.evaluation.small_streams import END_OF_TEXT, write_stream
+from tests.unit.evaluation.small_streams import write_stream
 
 VOCAB, NUM_TOKENS, ROLE = 40, 200, "text-test"
 MODES: list[dict[str, Any]] = [
@@ -81,13 +80,6 @@ def test_records_say_what_was_measured_on_what_and_how_it_was_trained(implicit_r
     assert 1 < record["f_evaluations_per_token"] <= 4
 
 
-def test_manifest_has_the_headline_by_length(implicit_run: Path) -> None:
-    headline = Manifest.read(implicit_run / "manifest.json").summary["perplexity"]
-    assert sorted(headline) == [f"{ROLE}.L16", f"{ROLE}.L32"]
-    assert sorted(headline[f"{ROLE}.L16"]) == ["sequential", "simultaneous"]
-    assert not list(implicit_run.rglob("partial"))
-
-
 def test_a_model_read_as_trained_has_the_loss_of_its_training_pass(tmp_path: Path, text: Path) -> None:
     trained = train(tmp_path, "implicit")
     modes = [{"name": "as_trained", "eval_mode": "as_trained"}]
@@ -98,26 +90,6 @@ def test_a_model_read_as_trained_has_the_loss_of_its_training_pass(tmp_path: Pat
     assert record["loss"] == pytest.approx(float(out.loss), rel=1e-5)
     assert record["f_evaluations_per_token"] == pytest.approx(float(out.solver_stats.f_evaluations))
     assert (record["eval_mode"], record["eval_max_iter"], record["eval_tol"]) == ("as_trained", None, None)
-
-
-def test_explicit_perplexity_equals_a_loop_over_the_stream_with_hugging_faces_loss(tmp_path: Path, text: Path) -> None:
-    trained = train(tmp_path, "explicit")
-    (record,) = records(evaluate(tmp_path, {"model": trained, ROLE: text}, config_of([25])))
-    folder = next(trained.rglob("model"))
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
-    tokens = np.fromfile(next(text.rglob("tokens.bin")), dtype="<u2").astype(np.int64)
-    total = 0.0
-    for start in range(0, NUM_TOKENS - 1, 25):
-        row = torch.as_tensor(tokens[start : start + 26])[None]  # 25 inputs and the target after the last of them
-        with torch.no_grad():
-            total += float(model(input_ids=row, labels=row).loss) * (row.shape[1] - 1)
-    assert record["mode"] == "parallel"
-    assert record["loss"] == pytest.approx(total / (NUM_TOKENS - 1), rel=1e-5)
-    assert record["num_document_starts"] == np.count_nonzero(tokens[:-1] == END_OF_TEXT)
-    assert record["perplexity_within_documents"] > 1
-    assert record["loss_by_position"]["end"][-1] == 25
-    assert sum(record["loss_by_position"]["num_tokens"]) == NUM_TOKENS - 1
-    assert record["f_evaluations_per_token"] == 1.0
 
 
 def test_length_that_no_row_reaches_is_missing_with_a_warning(

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -74,12 +72,6 @@ def test_blockwise_the_layers_never_see_more_than_a_block_however_long_the_seque
     assert len(values["accuracy_per_position"]) == length
 
 
-def test_result_does_not_depend_on_the_batch_size() -> None:
-    one, all_at_once = (evaluate(stand_in(right_until=9), batch_size=BatchSize(size)) for size in (1, 64))
-    assert one.values["accuracy_per_position"] == all_at_once.values["accuracy_per_position"]
-    assert np.array_equal(one.predictions_NL, all_at_once.predictions_NL)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
 def test_batch_is_halved_until_it_fits_and_every_sample_counts_once(error: type[RuntimeError]) -> None:
     problems, size = Problems(), BatchSize(8)
@@ -120,10 +112,6 @@ def test_non_finite_answers_give_no_accuracy_and_never_zero(
     assert "are not finite" in caplog.text
 
 
-def test_model_that_never_answers_has_no_cost_either() -> None:
-    assert evaluate(stand_in(raises_non_finite=True)).values["f_evaluations_per_token"] is None
-
-
 def test_match_compares_the_samples_both_have_and_only_finite_ones() -> None:
     right, half = evaluate(stand_in()), evaluate(stand_in(right_until=6))
     fewer = evaluate(stand_in(), Problems(num_samples=4))
@@ -131,9 +119,3 @@ def test_match_compares_the_samples_both_have_and_only_finite_ones() -> None:
     assert match(right, fewer) == 1.0
     assert match(right, right) is None
     assert match(right, evaluate(stand_in(nan_at=0))) is None
-
-
-def test_progress_ends_with_a_line_of_the_final_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        evaluate(stand_in(right_until=9))
-    assert "data mode: 10/10 samples, accuracy on the last ten tokens 0.700, 8.0 f-evaluations per token" in caplog.text

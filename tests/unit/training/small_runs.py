@@ -17,7 +17,7 @@ from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.shard_writer import ShardWriter
+from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec
 from implicit_llm_data.stages import word_problem as data_stage
 from implicit_llm_jobs.stage import StageRequest, run_stage
@@ -112,8 +112,7 @@ def make_rows(run_dir: Path, *, vocab_size: int = 16, ignored_share: float = 0.0
 
     def body(context: StageContext) -> StageResult:
         spec = DatasetSpec(vocab_size, LENGTH, ("input_ids", "labels"), {"kind": "rows"}, ignored_id=0)
-        writer = ShardWriter(context.work, spec)
-        return StageResult(writer.finish([writer.write(0, {"input_ids": rows, "labels": labels})]), {})
+        return StageResult(write_shards(context, spec, 1, lambda shard: {"input_ids": rows, "labels": labels}), {})
 
     config = {"kind": "rows", "vocab_size": vocab_size, "ignored_share": ignored_share}
     run_stage(StageRequest(run_dir, identity("data", run_dir.name, config, {})), body)

@@ -134,18 +134,10 @@ def _build_group(family: str, n: int) -> Algebra:
         names = tuple("e" if k == 0 else "a" if k == 1 else f"a^{k}" for k in range(n))
         return _algebra(f"Z{n}", (exponents[:, None] + exponents) % n, names)
     permutations = np.array(list(itertools.permutations(range(n))), dtype=np.uint8)
-    if family == "A":
-        permutations = permutations[_is_even(permutations)]
+    if family == "A":  # the even ones
+        permutations = permutations[np.linalg.det(np.eye(n)[permutations]) > 0]
     names = tuple(str(tuple(int(image) + 1 for image in row)) for row in permutations)
     return _algebra(f"{family}{n}", _composition_table(permutations), names)
-
-
-def _is_even(permutations: np.ndarray) -> np.ndarray:
-    """Tell for each row whether it has an even number of inversions."""
-    inversions = np.zeros(len(permutations), dtype=np.int64)
-    for i, j in itertools.combinations(range(permutations.shape[1]), 2):
-        inversions += permutations[:, i] > permutations[:, j]
-    return inversions % 2 == 0
 
 
 def _composition_table(permutations: np.ndarray) -> np.ndarray:

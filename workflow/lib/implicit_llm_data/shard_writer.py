@@ -1,102 +1,91 @@
-"""Writing a data set so that a killed job loses at most the shard that it was at."""
+"""Writing a data set so that a killed job loses at most the shard that it was writing."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.atomic import (
-    read_object,
-    replace_file,
-    storage_errors,
-    temporary_name,
-    write_atomic,
-)
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.atomic import read_object, replace_file, storage_errors, temporary_name, write_atomic
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.manifest import FileRecord, sha256_of
+from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.shards import FORMAT, INDEX_NAME, STREAM, DatasetSpec, ShardRecord, token_dtype
 
 
-class OutOfSpace(UserError):
-    """The file system has less room than the data set needs."""
+def write_shards(
+    context: StageContext, spec: DatasetSpec, num_shards: int, columns_of: Callable[[int], Mapping[str, np.ndarray]]
+) -> list[Path]:
+    """Write a data set into `context.work`, shard by shard; return all its files, the index first.
+
+    `columns_of(shard)` gives the columns of a shard, each (samples, length) of the vocabulary's token type. Shards that
+    an earlier attempt finished are kept if their files still have their digests.
+    """
+    records = {shard: kept for shard in range(num_shards) if (kept := _kept(context.work, spec, shard)) is not None}
+    if records:
+        context.log.info("kept %d of %d shards of an earlier attempt", len(records), num_shards)
+    missing, start_s = [shard for shard in range(num_shards) if shard not in records], time.perf_counter()
+    for shard in tqdm(missing, desc=context.name, unit="shard", disable=None):  # None: a bar only on a terminal
+        records[shard] = _write(context.work, spec, shard, columns_of(shard))
+    num_tokens, elapsed_s = (
+        sum(records[shard].num_samples for shard in missing) * spec.length,
+        time.perf_counter() - start_s,
+    )
+    context.log.info(
+        "made %d shards, %d tokens: %.1f million tokens/s", len(missing), num_tokens, num_tokens / elapsed_s / 1e6
+    )
+    index, shards = context.work / INDEX_NAME, [records[shard] for shard in range(num_shards)]
+    faults.point("dataset.before_index")
+    write_atomic(index, _to_json({"format": FORMAT, **spec.to_json(), "shards": [asdict(record) for record in shards]}))
+    return [index, *(context.work / file.path for record in shards for file in record.files.values())]
 
 
-class ShardWriter:
-    """Writes a data set into `directory`, shard by shard in any order; shards of an earlier attempt can be kept."""
+def _kept(directory: Path, spec: DatasetSpec, shard: int) -> ShardRecord | None:
+    kept = read_object(_record_path(directory, shard))
+    if kept.pop("spec", None) != spec.to_json():
+        return None
+    record = fill(ShardRecord, kept, f"shard {shard}")
+    paths = {directory / file.path: file.sha256 for file in record.files.values()}
+    return record if all(path.is_file() and sha256_of(path) == sha256 for path, sha256 in paths.items()) else None
 
-    def __init__(self, directory: Path, spec: DatasetSpec) -> None:
-        self._directory = directory
-        self._spec = spec
-        (directory / "shards").mkdir(parents=True, exist_ok=True)
 
-    def find(self, shard: int) -> ShardRecord | None:
-        """Return the record of a shard that an earlier attempt finished, if its files still have their digests."""
-        kept = read_object(self._record_path(shard))
-        if kept.pop("spec", None) != self._spec.to_json():
-            return None
-        record = fill(ShardRecord, kept, f"shard {shard}")
-        for file in record.files.values():
-            path = self._directory / file.path
-            if not path.is_file() or sha256_of(path) != file.sha256:
-                return None
-        return record
+def _write(directory: Path, spec: DatasetSpec, shard: int, columns: Mapping[str, np.ndarray]) -> ShardRecord:
+    """Write the files of a shard and then its record."""
+    dtype, files = token_dtype(spec.vocab_size), {}
+    for column in spec.columns:
+        array = columns[column]
+        if array.dtype != dtype or array.shape[1:] != (spec.length,):
+            raise TypeError(f"{column}: expected {dtype} (N, {spec.length}), got {array.dtype} {array.shape}")
+        path = f"shards/{column}-{shard:05d}.npy"
+        faults.point("shard.before_file")
+        data = write_array(directory / path, array)
+        files[column] = FileRecord(path, len(data), hashlib.sha256(data).hexdigest())
+    record = ShardRecord(len(columns[spec.columns[0]]), files)
+    faults.point("shard.before_record")
+    write_atomic(_record_path(directory, shard), _to_json({**asdict(record), "spec": spec.to_json()}))
+    return record
 
-    def write(self, shard: int, columns: Mapping[str, np.ndarray]) -> ShardRecord:
-        """Write one shard and then its record; each column is (samples, length) of the vocabulary's token type."""
-        dtype = token_dtype(self._spec.vocab_size)
-        files = {}
-        for column in self._spec.columns:
-            array = columns[column]
-            if array.dtype != dtype or array.shape[1:] != (self._spec.length,):
-                raise TypeError(f"{column}: expected {dtype} (N, {self._spec.length}), got {array.dtype} {array.shape}")
-            buffer = io.BytesIO()
-            np.save(buffer, array, allow_pickle=False)
-            data = buffer.getvalue()
-            path = f"shards/{column}-{shard:05d}.npy"
-            faults.point("shard.before_file")
-            write_atomic(self._directory / path, data)
-            files[column] = FileRecord(path, len(data), hashlib.sha256(data).hexdigest())
-        record = ShardRecord(len(columns[self._spec.columns[0]]), files)
-        faults.point("shard.before_record")
-        write_atomic(self._record_path(shard), _to_json({**asdict(record), "spec": self._spec.to_json()}))
-        return record
 
-    def finish(self, records: Sequence[ShardRecord]) -> list[Path]:
-        """Write the index over all shards; return every file of the data set, the index first."""
-        index = self._directory / INDEX_NAME
-        faults.point("dataset.before_index")
-        write_atomic(
-            index, _to_json({"format": FORMAT, **self._spec.to_json(), "shards": [asdict(r) for r in records]})
-        )
-        return [index, *(self._directory / file.path for record in records for file in record.files.values())]
+def _record_path(directory: Path, shard: int) -> Path:
+    return directory / "shards" / f"{shard:05d}.json"
 
-    def require_space(self, num_samples: int) -> None:
-        """Check that samples still to be written fit the file system.
 
-        Raises: OutOfSpace, with both numbers.
-        """
-        item_bytes = token_dtype(self._spec.vocab_size).itemsize
-        needed = num_samples * self._spec.length * len(self._spec.columns) * item_bytes
-        free = shutil.disk_usage(self._directory).free
-        if needed > free:
-            raise OutOfSpace(
-                f"{self._directory}: the data set needs {needed / 2**20:.0f} MiB more, {free / 2**20:.0f} are left; "
-                f"free some space or lower num_samples"
-            )
-
-    def _record_path(self, shard: int) -> Path:
-        return self._directory / "shards" / f"{shard:05d}.json"
+def write_array(path: Path, array: np.ndarray) -> bytes:
+    """Write an .npy file atomically; return its content."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    write_atomic(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def write_index(directory: Path, fields: Mapping[str, Any], parts: Sequence[FileRecord]) -> Path:

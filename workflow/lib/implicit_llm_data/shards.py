@@ -1,7 +1,7 @@
 """A data set on disk, memory-mapped: shards of equally long rows, or a stream of tokens cut into rows of any length.
 
     index.json                      what is there, written last: readers start here
-    shards/<column>-00000.npy       (samples of the shard, length), uint8 or uint16 by vocabulary
+    shards/<column>-00000.npy       (samples of the shard, length), in the smallest type that holds the vocabulary
     shards/00000.json               record of a finished shard, so that a restart keeps it
 
 The index of a stream has `"layout": "stream"` and lists parts. A part is a file of little-endian uint16, named relative
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,20 +42,9 @@ class LengthError(UserError, ValueError):
     """The data set has no rows of the wanted length."""
 
 
-class VocabularyTooLarge(UserError, ValueError):
-    """Token ids do not fit the largest storage type."""
-
-
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the smallest storage type for ids below `vocab_size`.
-
-    Raises: VocabularyTooLarge above 65,536.
-    """
-    if vocab_size > 1 << 16:
-        raise VocabularyTooLarge(
-            f"vocab_size: {vocab_size} tokens do not fit uint16, at most {1 << 16} do; use a smaller vocabulary"
-        )
-    return np.dtype(np.uint8 if vocab_size <= 1 << 8 else np.uint16)
+    """Return the smallest storage type for ids below `vocab_size`."""
+    return np.min_scalar_type(vocab_size - 1)
 
 
 class Sequences(Protocol):
@@ -121,20 +110,22 @@ class _Index:
 
 
 class TokenDataset:
-    """A finished data set of rows; shards are mapped when first read.
+    """A finished data set of rows, or a stream cut into rows; files are mapped when first read.
 
+    The rows of a stream have the column `input_ids`, and `labels` equal to it.
     source: what the data set was made from, as its writer gave it.
     """
 
-    def __init__(self, directory: Path, spec: DatasetSpec, shards: Sequence[ShardRecord]) -> None:
+    def __init__(self, directory: Path, index: _Index) -> None:
         self.directory = directory
-        self.vocab_size = spec.vocab_size
-        self.length = spec.length
-        self.source = spec.source
-        self._columns = spec.columns
-        self._ignored_id = spec.ignored_id
-        self._shards = shards
-        self._ends = np.cumsum([shard.num_samples for shard in shards])
+        self.vocab_size, self.length, self.source = index.vocab_size, index.length, index.source
+        self.is_stream = index.layout == STREAM
+        self._columns, self._shards, self._ignored_id = index.columns, index.shards, index.ignored_id
+        if self.is_stream:
+            row_bytes = TOKEN_TYPE.itemsize * self.length
+            self._columns = ("input_ids",)
+            self._shards = tuple(ShardRecord(part.size // row_bytes, {"input_ids": part}) for part in index.parts)
+        self._ends = np.cumsum([shard.num_samples for shard in self._shards])
         self._open: dict[int, dict[str, np.ndarray]] = {}
         self._check_sizes()
 
@@ -161,9 +152,10 @@ class TokenDataset:
             rows_in_shard = indices[chosen] - (self._ends[shard] - self._shards[shard].num_samples)
             for column, array in self._load(int(shard)).items():
                 batch[column][chosen] = array[rows_in_shard]
-        if self._ignored_id is not None and "labels" in batch:
-            labels_BL = batch["labels"]
-            labels_BL[labels_BL == self._ignored_id] = IGNORED_LABEL
+        if self.is_stream:
+            batch["labels"] = batch["input_ids"].copy()
+        elif self._ignored_id is not None and "labels" in batch:
+            batch["labels"][batch["labels"] == self._ignored_id] = IGNORED_LABEL
         return batch
 
     def _check_sizes(self) -> None:
@@ -182,17 +174,18 @@ class TokenDataset:
         return self._open[shard]
 
     def _map(self, shard: int, file: FileRecord) -> np.ndarray:
-        expected = (self._shards[shard].num_samples, self.length)
+        path, expected = self._path(file), (self._shards[shard].num_samples, self.length)
+        array: np.ndarray
         try:
-            array = self._mapped(self._path(file), expected)
+            if self.is_stream:
+                array = np.memmap(path, TOKEN_TYPE, "r", shape=expected)
+            else:
+                array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise self._error(shard, file, f"cannot be read ({error})") from error
         if array.shape != expected:
             raise self._error(shard, file, f"holds {array.dtype} {array.shape}, not {expected}")
         return array.view(np.ndarray)  # np.memmap's own indexing is several times slower
-
-    def _mapped(self, path: Path, shape: tuple[int, int]) -> np.ndarray:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
 
     def _path(self, file: FileRecord) -> Path:
         return Path(os.path.normpath(self.directory / file.path))
@@ -202,29 +195,6 @@ class TokenDataset:
         # A part of a stream is made by a job of its own. When that has made it anew, the index is out of date.
         directories = [path.parent, self.directory] if file.path.startswith("..") else [self.directory]
         return DatasetError(f"shard {shard} ({path}) {damage}; {rebuild_hint(*directories)}")
-
-
-class TokenStream(TokenDataset):
-    """A finished stream as rows of `length` tokens, whose labels are the rows themselves."""
-
-    def __init__(
-        self, directory: Path, vocab_size: int, length: int, source: Mapping[str, Any], parts: Sequence[FileRecord]
-    ) -> None:
-        if length < 1:
-            raise ValueError(f"length: {length} is out of range; use at least 1")
-        rows = [ShardRecord(part.size // TOKEN_TYPE.itemsize // length, {"input_ids": part}) for part in parts]
-        super().__init__(directory, DatasetSpec(vocab_size, length, ("input_ids",), source), rows)
-
-    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows at `indices` (B,), in the order asked for: input_ids and labels, equal, int64 (B, length).
-
-        Raises: as of a data set.
-        """
-        batch = super().fetch(indices)
-        return {**batch, "labels": batch["input_ids"].copy()}
-
-    def _mapped(self, path: Path, shape: tuple[int, int]) -> np.ndarray:
-        return np.memmap(path, dtype=TOKEN_TYPE, mode="r", shape=shape)
 
 
 def open_dataset(directory: Path, length: int | None = None) -> TokenDataset:
@@ -241,16 +211,16 @@ def open_dataset(directory: Path, length: int | None = None) -> TokenDataset:
         raise DatasetError(f"{path}: no data set here ({error.strerror}); {rebuild_hint(directory)}") from error
     except (ValueError, UserError) as error:
         raise DatasetError(f"{path}: the index is damaged ({error}); {rebuild_hint(directory)}") from error
-    if index.layout == STREAM:
-        wanted = index.length if length is None else length
-        return TokenStream(directory, index.vocab_size, wanted, index.source, index.parts)
-    if length not in (None, index.length):
+    if length is None:
+        return TokenDataset(directory, index)
+    if length < 1:
+        raise ValueError(f"length: {length} is out of range; use at least 1")
+    if index.layout != STREAM and length != index.length:
         raise LengthError(
             f"{directory}: its rows have {index.length} tokens and cannot be cut to {length}; leave the length out, "
             "or make a data set of that length"
         )
-    spec = DatasetSpec(index.vocab_size, index.length, index.columns, index.source, index.ignored_id)
-    return TokenDataset(directory, spec, index.shards)
+    return TokenDataset(directory, replace(index, length=length))
 
 
 def rebuild_hint(*directories: Path) -> str:

@@ -60,7 +60,12 @@ def read_archive(archive: Path, missing_files: Collection[str] = ()) -> dict[str
             f"{archive}: the archive is truncated or damaged ({reason}); {_again(archive)}"
         ) from error
     for name in sorted(wanted):
-        _check(archive, name, contents.get(name))
+        expected = official_files()[name]
+        found = _digest(contents.get(name), is_git=expected.startswith("git:"))
+        if found != expected:
+            damage = f"is damaged (digest {found[:16]}, expected {expected[:16]}); {_again(archive)}"
+            what = damage if name in contents else f"is not in the archive; {FETCH}"
+            raise BabiArchiveError(f"{archive}: {name} {what}, or list it under text.missing_files to do without it")
     return {name: contents[name] for name in sorted(wanted)}
 
 
@@ -75,22 +80,13 @@ def _read_members(archive: Path, wanted: Collection[str]) -> dict[str, bytes]:
     return contents
 
 
-def _check(archive: Path, name: str, content: bytes | None) -> None:
-    """Raises: BabiArchiveError when a file is absent or its digest differs."""
+def _digest(content: bytes | None, *, is_git: bool) -> str:
+    """The sha256 or the blob id of git; empty for a file that is absent."""
     if content is None:
-        raise BabiArchiveError(
-            f"{archive}: {name} is not in the archive; {FETCH}, or list it under text.missing_files to do without it"
-        )
-    expected = official_files()[name]
-    if expected.startswith("git:"):
-        found = "git:" + hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-    else:
-        found = hashlib.sha256(content).hexdigest()
-    if found != expected:
-        raise BabiArchiveError(
-            f"{archive}: {name} is damaged (digest {found[:16]}, expected {expected[:16]}); {_again(archive)}, "
-            f"or list it under text.missing_files to do without it"
-        )
+        return ""
+    if is_git:
+        return "git:" + hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    return hashlib.sha256(content).hexdigest()
 
 
 def _again(archive: Path) -> str:

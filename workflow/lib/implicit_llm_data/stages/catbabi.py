@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +17,13 @@ from implicit_llm_data.babi.catbabi import (
     STORIES_NAME,
     CatbabiConfig,
     InvalidCatbabi,
-    Stream,
     TaskStory,
     join,
     read_stories,
     rows,
 )
 from implicit_llm_data.babi.stories import VOCABULARY_NAME
-from implicit_llm_data.shard_writer import ShardWriter
+from implicit_llm_data.shard_writer import write_array, write_shards
 from implicit_llm_data.shards import DatasetSpec
 
 SHARD_ROWS = 8192
@@ -35,7 +32,7 @@ SHARD_ROWS = 8192
 def run(context: StageContext) -> StageResult:
     """Make the data set that the configuration describes; shards of an interrupted attempt are kept.
 
-    Raises: ConfigError for a wrong configuration; InvalidCatbabi; OutOfSpace.
+    Raises: ConfigError for a wrong configuration; InvalidCatbabi.
     """
     config = context.settings(CatbabiConfig)
     upstream = context.inputs["text"].work
@@ -47,39 +44,29 @@ def run(context: StageContext) -> StageResult:
         )
     stories = read_stories(upstream / "text", config)
     stream = join(stories, vocabulary)
-    files = _write(context, config, rows(stream, vocabulary.index("?"), config))
-    files += [_write_stories(context.work, stream), context.work / VOCABULARY_NAME]
+    columns = rows(stream, vocabulary.index("?"), config)
+    num_rows = len(columns["input_ids"])
+    source = {"kind": "catbabi", **asdict(config)}
+    spec = DatasetSpec(config.vocab_size, config.length, COLUMNS, source, ignored_id=PAD_ID)
+
+    def columns_of(shard: int) -> dict[str, np.ndarray]:
+        part = slice(shard * SHARD_ROWS, (shard + 1) * SHARD_ROWS)
+        return {column: values_NL[part] for column, values_NL in columns.items()}
+
+    files = write_shards(context, spec, -(-num_rows // SHARD_ROWS), columns_of)
+    write_array(context.work / STORIES_NAME, np.stack([stream.starts_S, stream.tasks_S], axis=1).astype("<i8"))
     write_atomic(context.work / VOCABULARY_NAME, (upstream / VOCABULARY_NAME).read_bytes())
     context.log.info("joined %d stories, %d tokens with <eos>", len(stories), len(stream.tokens_T))
     summary = {
         **_counts(stories),
         "by_task": {task: _counts(of_task) for task, of_task in _by_task(stories).items()},
-        "num_rows": -(-len(stream.tokens_T) // config.length),
+        "num_rows": num_rows,
         "num_tokens": len(stream.tokens_T),
         "vocab_size": config.vocab_size,
         "vocab_size_of_text": len(vocabulary),
     }
+    files += [context.work / STORIES_NAME, context.work / VOCABULARY_NAME]
     return StageResult(files, summary)
-
-
-def _write(context: StageContext, config: CatbabiConfig, columns: dict[str, np.ndarray]) -> list[Path]:
-    source = {"kind": "catbabi", **asdict(config)}
-    spec = DatasetSpec(config.vocab_size, config.length, COLUMNS, source, ignored_id=PAD_ID)
-    writer = ShardWriter(context.work, spec)
-    num_rows = len(columns["input_ids"])
-    writer.require_space(num_rows)
-    records = []
-    for shard, start in enumerate(range(0, num_rows, SHARD_ROWS)):
-        of_shard = {column: values_NL[start : start + SHARD_ROWS] for column, values_NL in columns.items()}
-        records.append(writer.find(shard) or writer.write(shard, of_shard))
-    return writer.finish(records)
-
-
-def _write_stories(work: Path, stream: Stream) -> Path:
-    buffer = io.BytesIO()
-    np.save(buffer, np.stack([stream.starts_S, stream.tasks_S], axis=1).astype("<i8"), allow_pickle=False)
-    write_atomic(work / STORIES_NAME, buffer.getvalue())
-    return work / STORIES_NAME
 
 
 def _by_task(stories: Sequence[TaskStory]) -> dict[str, list[TaskStory]]:

@@ -21,7 +21,8 @@ from implicit_llm_contracts.config.text import Corpus
 from implicit_llm_contracts.config.values import BelowOne, Count, Number, Seed, VocabSize
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError, require
+from implicit_llm_contracts.runs.errors import require
+from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import FileRecord
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import HashedFile
@@ -37,10 +38,6 @@ FORMAT = 2
 BATCH_BYTES = 1 << 22  # of text encoded at once: enough for all cores, and small beside the memory of one core
 TOKENIZER_ROLE = "tokenizer"
 REPORT_S = 10.0  # between two points in the journal
-
-
-class TokenShardError(UserError):
-    """The job was not given a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,11 @@ def run(context: StageContext) -> StageResult:
     """
     config = context.settings(TokenShardConfig)
     share = open_share(config.corpus, context.downloads, config.shard, config.num_shards)
-    encode, end_of_text = _encoder(context, config)
-    shard = _Shard(encode, end_of_text, config.split)
+    given = context.inputs[TOKENIZER_ROLE]
+    path, end_of_text = given.work / TOKENIZER_NAME, int(given.manifest.summary["end_of_text_id"])
+    tokenizer = load_tokenizer(path.read_bytes(), str(path))
+    require_ids_below(tokenizer, config.vocab_size)
+    shard = _Shard(encoder_for(tokenizer), end_of_text, config.split)
     files = _write(context, share, shard)
     tokens = {split: file.size // TOKEN_TYPE.itemsize for split, file in files.items()}
     documents = {name: shard.documents[name] for name in (*SPLITS, "empty")}
@@ -99,17 +99,6 @@ def run(context: StageContext) -> StageResult:
     return StageResult([*(file.path for file in files.values()), RECORD_NAME], summary)
 
 
-def _encoder(context: StageContext, config: TokenShardConfig) -> tuple[Encode, int]:
-    """The encoder of the given tokenizer, and the id of its end-of-text token."""
-    given = context.inputs.get(TOKENIZER_ROLE)
-    if given is None:
-        raise TokenShardError(f"{context.name}: no tokenizer given; add --input {TOKENIZER_ROLE}=DIR")
-    path = given.work / TOKENIZER_NAME
-    tokenizer = load_tokenizer(path.read_text(encoding="utf-8"), str(path))
-    require_ids_below(tokenizer, config.vocab_size)
-    return encoder_for(tokenizer), int(given.manifest.summary["end_of_text_id"])
-
-
 def _write(context: StageContext, share: CorpusShare, shard: _Shard) -> dict[Split, FileRecord]:
     """Write the streams and tell how far they are; nothing has a final name before all documents are encoded."""
     context.journal.rewind(0)  # points of an interrupted attempt do not count
@@ -124,16 +113,16 @@ def _write(context: StageContext, share: CorpusShare, shard: _Shard) -> dict[Spl
             bar.update(batch[-1].position - bar.n)
             if shard.elapsed_s - reported_s >= REPORT_S:
                 reported_s = shard.elapsed_s
-                context.journal.metrics(shard.num_documents, shard.metrics())
+                shard.report(context.journal)
         faults.point("token_shard.before_commit")
         committed = {split: file.commit() for split, file in files.items()}
-    if shard.num_documents == 0:
+    if not shard.documents:
         context.log.warning("no documents in %s", ", ".join(file.name for file in share.files)[:300])
         return committed
-    context.journal.metrics(shard.num_documents, shard.metrics())
+    shard.report(context.journal)
     context.log.info(
         "encoded %d documents, %.1f MB of text, %d tokens in %.1f s: %.2f million tokens/s",
-        *(shard.num_documents, shard.text_bytes / 1e6, shard.num_tokens, shard.elapsed_s, shard.tokens_per_s / 1e6),
+        *(shard.documents.total(), shard.text_bytes / 1e6, shard.num_tokens, shard.elapsed_s, shard.tokens_per_s / 1e6),
     )
     return committed
 
@@ -163,10 +152,6 @@ class _Shard:
             self.num_tokens += len(ids) // TOKEN_TYPE.itemsize + 1
 
     @property
-    def num_documents(self) -> int:
-        return self.documents.total()
-
-    @property
     def elapsed_s(self) -> float:
         return time.perf_counter() - self._start_s
 
@@ -174,8 +159,9 @@ class _Shard:
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.elapsed_s
 
-    def metrics(self) -> dict[str, float]:
-        return {"tokens": self.num_tokens, "text_bytes": self.text_bytes, "tokens_per_s": self.tokens_per_s}
+    def report(self, journal: Journal) -> None:
+        values = {"tokens": self.num_tokens, "text_bytes": self.text_bytes, "tokens_per_s": self.tokens_per_s}
+        journal.metrics(self.documents.total(), values)
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -57,30 +57,30 @@ def run(context: StageContext) -> StageResult:
     Raises: ConfigError, TokenizerError, CorpusError, FetchedFilesError, StorageError.
     """
     start_s = time.perf_counter()
-    text, summary = make_tokenizer(context.settings(TokenizerConfig), context.downloads)
-    write_atomic(context.work / FILE_NAME, text)
+    data, summary = make_tokenizer(context.settings(TokenizerConfig), context.downloads)
+    write_atomic(context.work / FILE_NAME, data)
     context.log.info("%s: %d ids, %.1f s", FILE_NAME, summary["num_ids"], time.perf_counter() - start_s)
     return StageResult([FILE_NAME], summary)
 
 
-def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[str, dict[str, int]]:
+def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dict[str, int]]:
     """The content of tokenizer.json, which fits the model, and its numbers; `downloads` holds fetched files.
 
     Raises: TokenizerError, CorpusError, FetchedFilesError.
     """
-    text = {"trained": _train, "hub": _from_hub, "file": _from_file}[config.source](config, downloads)
-    tokenizer = load_tokenizer(text, config.file or config.name or "the trained tokenizer")
+    data = {"trained": _train, "hub": _from_hub, "file": _from_file}[config.source](config, downloads)
+    tokenizer = load_tokenizer(data, config.file or config.name or "the trained tokenizer")
     end_of_text_id = tokenizer.token_to_id(config.end_of_text)
     if end_of_text_id is None:
         raise TokenizerError(f"end_of_text: the tokenizer has no token '{config.end_of_text}'; name one that it has")
     num_ids = require_ids_below(tokenizer, config.vocab_size)
-    return text, {"num_ids": num_ids, "vocab_size": config.vocab_size, "end_of_text_id": end_of_text_id}
+    return data, {"num_ids": num_ids, "vocab_size": config.vocab_size, "end_of_text_id": end_of_text_id}
 
 
-def load_tokenizer(text: str, where: str) -> Tokenizer:
+def load_tokenizer(data: bytes, where: str) -> Tokenizer:
     """A tokenizer from the content of its tokenizer.json. Raises: TokenizerError."""
     try:
-        return Tokenizer.from_str(text)
+        return Tokenizer.from_buffer(data)
     except Exception as error:  # tokenizers raises nothing more precise
         reason = str(error).splitlines()[0][:200]
         raise TokenizerError(f"{where}: no tokenizer.json that `tokenizers` reads ({reason}); give another") from error
@@ -96,7 +96,7 @@ def require_ids_below(tokenizer: Tokenizer, vocab_size: int) -> int:
     return num_ids
 
 
-def _from_file(config: TokenizerConfig, downloads: Path) -> str:
+def _from_file(config: TokenizerConfig, downloads: Path) -> bytes:
     paths = [downloads / config.file, Path(config.file)]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
@@ -109,20 +109,20 @@ def _from_file(config: TokenizerConfig, downloads: Path) -> str:
             f"{path}: sha256 is {found[:16]}..., expected {config.sha256[:16]}...; fetch it again, or correct "
             "tokenizer.sha256"
         )
-    return _decoded(data, path)
+    return data
 
 
-def _from_hub(config: TokenizerConfig, downloads: Path) -> str:
+def _from_hub(config: TokenizerConfig, downloads: Path) -> bytes:
     """From the folder of fetched files. Raises: FetchedFilesError."""
     wanted = HubFiles("tokenizer", config.name, config.revision)
     path = wanted.folder(downloads) / FILE_NAME
     if not path.is_file():
         raise TokenizerError(f"tokenizer.name: '{config.name}' has not been fetched to {path.parent}; {FETCH}")
     find_fetched(wanted, downloads)  # for its errors
-    return _decoded(path.read_bytes(), path)
+    return path.read_bytes()
 
 
-def _train(config: TokenizerConfig, downloads: Path) -> str:
+def _train(config: TokenizerConfig, downloads: Path) -> bytes:
     """Train byte-level BPE that cuts text as GPT-2 does; equal documents in equal order give equal bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -135,7 +135,7 @@ def _train(config: TokenizerConfig, downloads: Path) -> str:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_training_texts(config, downloads), trainer)
-    return tokenizer.to_str(pretty=True)
+    return tokenizer.to_str(pretty=True).encode()
 
 
 def _training_texts(config: TokenizerConfig, downloads: Path) -> Iterator[str]:
@@ -148,10 +148,3 @@ def _training_texts(config: TokenizerConfig, downloads: Path) -> Iterator[str]:
         num_bytes += len(document.utf8)
         if num_bytes >= config.max_bytes:
             return
-
-
-def _decoded(data: bytes, path: Path) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{path}: invalid UTF-8 at byte {error.start}; fetch it again") from error

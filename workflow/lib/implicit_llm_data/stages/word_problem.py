@@ -22,18 +22,16 @@ Dimensions: N samples, L positions, B samples of a block, P positions of a strip
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from implicit_llm_contracts.config.values import SOME, Count, Fraction, Number
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.groups import Algebra, load_group, load_product
-from implicit_llm_data.shard_writer import ShardWriter
+from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec, token_dtype
 
 # Part of the seed of every shard: changing a number changes all data.
@@ -91,27 +89,14 @@ class WordProblemConfig:
 def run(context: StageContext) -> StageResult:
     """Make the data set that the configuration describes; shards of an interrupted attempt are kept.
 
-    Raises: ConfigError for a wrong configuration; OutOfSpace.
+    Raises: ConfigError for a wrong configuration.
     """
     config = context.settings(WordProblemConfig)
-    vocab_size = config.algebra.order
-    source = {"kind": "word_problem", **asdict(config)}
-    writer = ShardWriter(context.work, DatasetSpec(vocab_size, config.length, ("input_ids", "labels"), source))
-    records = {shard: record for shard in range(config.num_shards) if (record := writer.find(shard)) is not None}
-    missing = [shard for shard in range(config.num_shards) if shard not in records]
-    if records:
-        context.log.info("kept %d of %d shards of an earlier attempt", len(records), config.num_shards)
-    num_missing = sum(config.samples_in_shard(shard) for shard in missing)
-    writer.require_space(num_missing)
-    start_s = time.perf_counter()
-    for shard in tqdm(missing, desc=context.name, unit="shard", disable=None):  # None: a bar only on a terminal
-        inputs_NL, labels_NL = generate(config, shard)
-        records[shard] = writer.write(shard, {"input_ids": inputs_NL, "labels": labels_NL})
-    num_tokens, elapsed_s = num_missing * config.length, time.perf_counter() - start_s
-    context.log.info(
-        "made %d shards, %d tokens: %.1f million tokens/s", len(missing), num_tokens, num_tokens / elapsed_s / 1e6
+    columns, vocab_size = ("input_ids", "labels"), config.algebra.order
+    spec = DatasetSpec(vocab_size, config.length, columns, {"kind": "word_problem", **asdict(config)})
+    files = write_shards(
+        context, spec, config.num_shards, lambda shard: dict(zip(columns, generate(config, shard), strict=True))
     )
-    files = writer.finish([records[shard] for shard in range(config.num_shards)])
     summary = {
         "num_samples": config.num_samples,
         "num_tokens": config.num_samples * config.length,
@@ -126,8 +111,6 @@ def generate(config: WordProblemConfig, shard: int) -> tuple[np.ndarray, np.ndar
 
     The result depends on the configuration and `shard` alone, so shards can be made in any order and made again.
     """
-    if not 0 <= shard < config.num_shards:
-        raise IndexError(f"shard {shard} of a data set of {config.num_shards} shards")
     num_samples = config.samples_in_shard(shard)
     algebra, group_order = config.algebra, load_group(config.group).order
     inputs_NL = np.empty((num_samples, config.length), dtype=token_dtype(algebra.order))
