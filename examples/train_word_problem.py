@@ -1,6 +1,6 @@
 """Train one implicit Mamba2 layer to track a state, on a CPU in a few minutes, in plain PyTorch.
 
-    python examples/train_word_problem.py
+    python examples/train_word_problem.py [--steps STEPS]
 
 A token is an element of S3, the six permutations of three things; the answer at each token is the product of all so
 far. The model trains on words of 16 tokens and is then read on longer ones. `train_word_problem.ipynb` is this file as
@@ -8,6 +8,8 @@ a notebook, with what it printed; `notebook.py` makes it.
 """
 
 # %% Settings
+import argparse
+
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -76,4 +78,6 @@ def main(steps=STEPS):
 
 # %%
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=STEPS, help="training steps (default: %(default)s)")
+    main(parser.parse_known_args()[0].steps)  # a notebook has arguments of its own

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import runpy
+import sys
 from dataclasses import asdict
 from types import ModuleType
 
@@ -108,6 +110,13 @@ def test_the_example_learns_to_track_the_state(capsys: pytest.CaptureFixture[str
     assert found[16] > 0.95
     assert found[32] > 0.8
     assert "16 tokens" in capsys.readouterr().out
+
+
+def test_the_example_prints_its_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["train_word_problem.py", "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(EXAMPLES / "train_word_problem.py"), run_name="__main__")
+    assert "--steps STEPS  training steps (default: 1200)" in capsys.readouterr().out
 
 
 def test_the_notebook_is_made_from_the_example() -> None:
