@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,6 @@ WORDS = (
     SampleRun("a5-implicit", "A5", True, 0.2, (0.2, 0.5), steps=200, seeds=(0, 1)),
     SampleRun("a5-explicit", "A5", False, 0.2, (0.2, 0.5), steps=200),
 )
-PIECE_PX = 1500
 LACKED = "evaluate:a5-explicit-s1/explicit/word-problem"
 # Elements that stick out on the right without a frame that scrolls, by their first words.
 OVERFLOWING = """
@@ -139,21 +137,3 @@ def contrast(first: str, second: str) -> float:
 def _luminance(channels: list[int]) -> float:
     linear = [c / 12.92 / 255 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_screenshot_of_the_whole_page_has_ink_from_head_to_foot(
-    browser: WebDriver, report: Path, tmp_path: Path, width: int
-) -> None:
-    open_page(browser, report / "index.html", width)
-    height = browser.execute_script("return document.documentElement.scrollHeight")
-    from matplotlib.image import imread
-
-    for top in range(0, height - PIECE_PX, PIECE_PX):  # a whole page is higher than a picture can be
-        clip = {"x": 0, "y": top, "width": width, "height": PIECE_PX, "scale": 1}
-        shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
-        path = tmp_path / f"report-{width}-{top}.png"
-        path.write_bytes(base64.b64decode(shot["data"]))
-        picture = imread(path)
-        assert picture.shape[:2] == (PIECE_PX, width)
-        assert picture[..., :3].std() > 0.02, path

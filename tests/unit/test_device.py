@@ -13,25 +13,27 @@ from implicit_llm.device import NoGpu, choose_device
 from implicit_llm.evaluation.inputs import load_model
 
 
-@pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("has_gpu", "wanted", "chosen"),
+    [
+        (False, "auto", "cpu"),
+        (False, "cpu", "cpu"),
+        (True, "auto", "cuda"),
+        (True, "cpu", "cpu"),
+        (True, "cuda", "cuda"),
+    ],
+)
+def test_auto_takes_a_gpu_if_there_is_one(
+    has_gpu: bool, wanted: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert choose_device(wanted) == chosen
+
+
+def test_an_evaluation_on_a_gpu_that_is_not_there_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-@pytest.fixture
-def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
-
-def test_without_a_gpu_everything_is_on_the_cpu(bare: None) -> None:
-    assert [choose_device(wanted) for wanted in ("auto", "cpu")] == ["cpu", "cpu"]
-
-
-def test_with_a_gpu_auto_takes_it(with_gpu: None) -> None:
-    assert [choose_device(wanted) for wanted in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]
-
-
-def test_an_evaluation_on_a_gpu_that_is_not_there_is_refused_in_one_line(bare: None, tmp_path: Path) -> None:
     file = SimpleNamespace(path="work/model/config.json")
     trained: Any = SimpleNamespace(dir=tmp_path, manifest=SimpleNamespace(files=[file]))
     with pytest.raises(NoGpu, match="use --device auto or cpu") as caught:

@@ -52,12 +52,6 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path / "examples" / "gated-rnn.yaml"
 
 
-def test_the_examples_are_on_the_page() -> None:
-    page = (PROJECT / "docs" / "extending.md").read_text()
-    for path in (*EXAMPLES.glob("*.py"), *EXPERIMENTS):
-        assert f"../examples/extending/{path.name}" in page
-
-
 def test_an_own_method_and_an_own_rule_find_the_fixed_point_in_fewer_steps_than_the_built_in_ones() -> None:
     load_plugin(EXAMPLES / "heavy_ball.py")
     z0 = torch.zeros(2, 5, 3, dtype=torch.float64)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from implicit_llm.kernels import chunked_scan, ssd
 from implicit_llm_workflow.launching import preflight
@@ -33,24 +34,13 @@ def test_a_machine_that_can_do_the_jobs_is_described(here: Preflight) -> None:
     assert list(here.results.iterdir()) == []
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_named_with_what_to_install(here: Preflight) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
     with pytest.raises(PreflightFailed, match="hardware class h100 on ") as caught:
         replace(here, hardware="h100", device="cuda").driver()
     assert caught.value.failure_class == "env"
-    assert ("is a build for CPUs; install the one for its GPUs" in str(caught.value)) == (
-        torch.version.cuda is None and torch.version.hip is None
-    )
-
-
-def test_kernels_that_cannot_run_are_named(here: Preflight) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("they may run")
+    is_for_cpus = torch.version.cuda is None and torch.version.hip is None
+    assert ("is a build for CPUs; install the one for its GPUs" in str(caught.value)) == is_for_cpus
     with pytest.raises(PreflightFailed, match="PyTorch sees no NVIDIA or ROCm GPU"):
         replace(here, kernels="triton").kernel()
 
@@ -71,16 +61,18 @@ def test_a_wrong_gradient_is_named_with_the_release_of_triton(here: Preflight, m
         here.kernel()
 
 
-def test_a_disk_that_cannot_hold_the_largest_checkpoint_twice_is_refused_with_numbers(here: Preflight) -> None:
-    here.results.mkdir()
-    with pytest.raises(PreflightFailed, match=r"bytes are free for .* and 2200000000000000\d* are needed, 2.2 times"):
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_disk_that_is_too_small_and_a_folder_that_cannot_be_written_are_refused(
+    here: Preflight, is_file: bool
+) -> None:
+    here.results.write_text("a file where the folder should be") if is_file else here.results.mkdir()
+    message = (
+        rf"{here.results} \(.*\); make the folder writable"
+        if is_file
+        else r"free for .* and 2200000000000000\d* are needed, 2.2 times"
+    )
+    with pytest.raises(PreflightFailed, match=message):
         replace(here, checkpoint_bytes=10**15).storage()
-
-
-def test_a_folder_that_cannot_be_written_is_refused(here: Preflight) -> None:
-    here.results.write_text("a file where the folder should be")
-    with pytest.raises(PreflightFailed, match=rf"{here.results} \(.*\); make the folder writable"):
-        here.storage()
 
 
 def test_an_environment_without_a_package_is_refused(here: Preflight, monkeypatch: pytest.MonkeyPatch) -> None:

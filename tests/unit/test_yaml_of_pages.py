@@ -43,7 +43,3 @@ def test_a_block_of_a_page_fits_into_the_experiment_of_the_paper(page: str, bloc
     experiment |= {name: {**experiment[name], **section} for name, section in given.items()}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(experiment))
     assert load_experiment(tmp_path / "own.yaml").name == "paper"
-
-
-def test_the_pages_have_their_blocks() -> None:
-    assert len(BLOCKS) >= 8

@@ -78,14 +78,6 @@ def test_documents_of_one_directory_are_on_one_side(tmp_path: Path, name: str) -
     assert set.union(*sides.values()) == {"train", "test"}
 
 
-def test_a_corpus_without_the_field_to_split_by_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_bytes(LINES)
-    (tmp_path / "x.txt").write_text("one text")
-    write_table(tmp_path / "x.parquet", ["a"])
-    for name in ("x.jsonl", "x.parquet", "x.txt"):
-        assert "no field 'directory'" in refusal(files(name, split_by="directory"), tmp_path)
-
-
 def test_compressed_files_may_have_several_members(tmp_path: Path) -> None:
     for name in ("x.jsonl.gz", "x.jsonl.zst"):
         write_compressed(tmp_path / name, LINES)
@@ -138,51 +130,52 @@ def test_a_compressed_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
         assert message.endswith("fetch it again")
 
 
-@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl.zst", "x.parquet"])
-def test_a_file_of_another_kind_than_its_name_says_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(LINES)
-    assert refusal(files(name), tmp_path).startswith(f"{tmp_path / name}: ")
+def line(data: bytes) -> bytes:
+    return b'{"text": "good"}\n' + data + b"\n"
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("name", "content", "message"),
     [
-        (b'{"text": "\xff\xfe"}', "invalid UTF-8 at byte 10"),
-        (b'{"text": "a', "not JSON ("),
-        (b'{"body": "a", "id": 1}', "no field 'text' (found: body, id); set corpus.field"),
-        (b'["a"]', "no field 'text' (found: list)"),
-        (b'{"text": 7}', "'text' is no text but int"),
-        (b'{"text": null}', "'text' is no text but NoneType"),
-        (b'{"text": "\\ud800"}', "character 0 is half a character"),
-        (b'{"text": "%s"}' % (b"a" * 500), "longer than max_document_bytes, 400"),
+        ("x.jsonl", line(b'{"text": "\xff\xfe"}'), "line 2: invalid UTF-8 at byte 10"),
+        ("x.jsonl", line(b'{"text": "a'), "line 2: not JSON ("),
+        ("x.jsonl", line(b'{"body": "a", "id": 1}'), "line 2: no field 'text' (found: body, id); set corpus.field"),
+        ("x.jsonl", line(b'["a"]'), "line 2: no field 'text' (found: list)"),
+        ("x.jsonl", line(b'{"text": 7}'), "line 2: 'text' is no text but int"),
+        ("x.jsonl", line(b'{"text": null}'), "line 2: 'text' is no text but NoneType"),
+        ("x.jsonl", line(b'{"text": "\\ud800"}'), "line 2: character 0 is half a character"),
+        (
+            "x.jsonl",
+            line(b'{"text": "%s"}' % (b"a" * 500)),
+            "line 2: the document is longer than max_document_bytes, 400",
+        ),
+        ("x.txt", b"one\ntwo\nth\xffree", "line 3: invalid UTF-8"),
+        ("x.txt", b"a" * 401, "the document is longer than max_document_bytes, 400"),
+        ("x.parquet", ["a", None], "row 2: 'text' is no text but NoneType"),
+        ("x.parquet", [1, 2], "row 1: 'text' is no text but int"),
+        ("x.parquet", ["a", "b" * 500], "row 2: the document is longer"),
+        *((name, LINES, "") for name in ("x.jsonl.gz", "x.jsonl.zst", "x.parquet")),  # another kind than the name says
     ],
 )
-def test_a_wrong_line_is_named_by_file_and_number(tmp_path: Path, line: bytes, message: str) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"text": "good"}\n' + line + b"\n")
-    found = refusal(files("x.jsonl", max_document_bytes=400), tmp_path)
-    assert found.startswith(f"{path}: line 2: ")
-    assert message in found
+def test_what_is_wrong_in_a_file_is_named_with_its_place(
+    tmp_path: Path, name: str, content: bytes | list[Any], message: str
+) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        write_table(path, content)
+    assert refusal(files(name, max_document_bytes=400), tmp_path).startswith(f"{path}: {message}")
 
 
-def test_a_wrong_text_file_is_named_by_line(tmp_path: Path) -> None:
-    (tmp_path / "x.txt").write_bytes(b"one\ntwo\nth\xffree")
-    assert refusal(files("x.txt"), tmp_path).startswith(f"{tmp_path / 'x.txt'}: line 3: invalid UTF-8")
-    assert "longer than max_document_bytes, 4" in refusal(files("x.txt", max_document_bytes=4), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("texts", "field", "message"),
-    [
-        (["a", None], "text", "row 2: 'text' is no text but NoneType"),
-        ([1, 2], "text", "row 1: 'text' is no text but int"),
-        (["a"], "body", "no field 'text' (found: body)"),
-        (["a", "b" * 500], "text", "row 2: the document is longer"),
-    ],
-)
-def test_a_wrong_row_is_named_by_file_and_number(tmp_path: Path, texts: list, field: str, message: str) -> None:
-    write_table(tmp_path / "x.parquet", texts, field)
-    assert message in refusal(files("x.parquet", max_document_bytes=400), tmp_path)
+@pytest.mark.parametrize("key", ["field", "split_by"])
+def test_a_field_that_is_not_there_is_named(tmp_path: Path, key: str) -> None:
+    (tmp_path / "x.jsonl").write_bytes(LINES)
+    write_table(tmp_path / "x.parquet", ["a"])
+    for name in ("x.jsonl", "x.parquet"):
+        assert "no field 'body' (found: " in refusal(files(name, **{key: "body"}), tmp_path)
+    (tmp_path / "x.txt").write_text("one text")
+    assert "no field 'body'; remove corpus.split_by" in refusal(files("x.txt", split_by="body"), tmp_path)
 
 
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ class Problems:
 
     def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         self.fetched.append(len(indices))
-        return {"input_ids": self.inputs[indices], "labels": (self.inputs[indices] + 1) % VOCAB}
+        inputs, none = self.inputs[indices], np.zeros((len(indices), self.length), dtype=np.int64)
+        return {"input_ids": inputs, "labels": (inputs + 1) % VOCAB, "task": none, "is_document_start": none == 1}
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
-from implicit_llm.evaluation.kinds.catbabi import AnswerTally, evaluate_catbabi
+from implicit_llm.evaluation.kinds.catbabi import evaluate_catbabi
 from implicit_llm_data.shards import IGNORED_LABEL
 from tests.unit.evaluation.small_models import Rows, small_model
 from tests.unit.evaluation.stand_ins import stand_in
@@ -67,12 +67,3 @@ def test_accuracies_and_perplexity_equal_a_slow_loop_over_rows_and_words(kind: s
         assert values["accuracy_by_task"] == {task: right[task] / count for task, count in asked.items() if count}
         assert values["lm_accuracy"] == right_words / num_words
         assert values["lm_perplexity"] == pytest.approx(math.exp(total / num_words), rel=1e-5)
-
-
-@pytest.mark.parametrize("change", [{"nan_at": 1}, {"raises_non_finite": True}])
-def test_non_finite_answers_give_no_accuracy_and_never_zero(
-    change: dict[str, object], caplog: pytest.LogCaptureFixture
-) -> None:
-    values = evaluate(stand_in(**change), Rows(input_ids=INPUTS, labels=LABELS, task=TASKS)).values
-    assert {values[key] for key in AnswerTally.measures} == {None}
-    assert "sequences are not finite" in caplog.text

@@ -17,7 +17,6 @@ from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.kinds import catbabi as stage
 from implicit_llm.evaluation.kinds.catbabi import carries_state
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import work_directory
 from implicit_llm_data.shards import open_dataset
@@ -156,11 +155,3 @@ def test_carried_max_tokens_takes_the_first_windows_in_that_protocol_only(tmp_pa
     settings = {"protocols": ["windowed", "carried"], "carried_max_tokens": 2 * LENGTH + 5}
     windowed, carried = records(evaluate(tmp_path, "explicit", babi, **settings))
     assert windowed["num_words"] > carried["num_words"] == 2 * LENGTH
-
-
-@pytest.mark.parametrize(
-    "settings", [{"protocols": []}, {"protocols": ["carried", "carried"]}, {"carried_max_tokens": 0}]
-)
-def test_impossible_settings_are_refused_by_key(tmp_path: Path, babi: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        evaluate(tmp_path, "explicit", babi, **settings)

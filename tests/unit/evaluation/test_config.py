@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from implicit_llm_contracts.config.evaluation import (
@@ -11,9 +13,12 @@ from implicit_llm_contracts.config.evaluation import (
     modes_of,
     swept_modes,
 )
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
+
+MODE = {"name": "a", "eval_mode": "blockwise"}
 
 
 def test_mode_changes_only_what_it_names() -> None:
@@ -110,6 +115,38 @@ def test_a_mode_that_takes_all_from_training_is_not_swept() -> None:
 )
 def test_a_wrong_setting_of_a_mode_is_named(setting: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        fill(
-            EvaluateConfig, {"kind": "word_problem", "modes": [{"name": "a", "eval_mode": "blockwise", **setting}]}, "x"
-        )
+        fill(EvaluateConfig, {"kind": "word_problem", "modes": [MODE | setting]}, "x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "named"),
+    [
+        (
+            "word_problem",
+            {"sweep": {"eval_tol": [0.2, 2.0]}},
+            r"sweep\.eval_tol\[1\]: 2\.0 is not allowed; give a number",
+        ),
+        ("perplexity", {"lengths": []}, "lengths: .* at least one entry"),
+        ("perplexity", {"lengths": [1]}, "lengths.*at least 2"),
+        ("perplexity", {"lengths": [16, 16]}, "lengths.*twice"),
+        ("perplexity", {"lengths": [16], "max_tokens": 0}, "max_tokens"),
+        ("perplexity", {"lengths": [16], "precision": "fp8"}, "fp8"),
+        ("catbabi", {"protocols": []}, "protocols"),
+        ("catbabi", {"protocols": ["carried", "carried"]}, "protocols"),
+        ("catbabi", {"carried_max_tokens": 0}, "carried_max_tokens"),
+        ("duality", {"lengths": []}, "lengths"),
+        ("duality", {"max_tokens": 0}, "max_tokens"),
+        ("duality", {"trace_tokens": 0}, "trace_tokens"),
+        ("jacobian", {"positions": [1]}, "1 is not allowed; give an integer of at least 2"),
+        ("jacobian", {"num_sequences": 0}, "num_sequences: 0 is not allowed"),
+        ("lm_eval", {"tasks": []}, "tasks: .* at least one entry"),
+        ("lm_eval", {"tasks": ["a", "a"]}, "none twice"),
+        ("lm_eval", {"tasks": ["a"], "limit": 0}, "limit"),
+        ("lm_eval", {"tasks": ["a"], "num_fewshot": -1}, "num_fewshot"),
+        ("lm_eval", {"tasks": ["a"], "precision": "fp8"}, "fp8"),
+    ],
+)
+def test_an_impossible_setting_of_a_kind_is_refused_by_key(kind: str, settings: dict[str, Any], named: str) -> None:
+    modes = {} if kind == "jacobian" else {"modes": [MODE]}
+    with pytest.raises(ConfigError, match=named):
+        fill(EVALUATION_KINDS[kind].config, {"kind": kind, **modes, **settings}, "x")

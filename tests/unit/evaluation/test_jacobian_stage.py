@@ -14,7 +14,6 @@ from implicit_llm.analysis.jacobian import step_after
 from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.kinds import jacobian as stage
 from implicit_llm.evaluation.kinds.jacobian import draw_entries, measure, random_layer, steps
-from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import Input
 from implicit_llm_data.shards import open_dataset
@@ -109,8 +108,8 @@ def test_hard_and_identity_tokens_have_means_of_their_own(tmp_path: Path, s3_tes
 
 def test_the_states_along_a_sequence_are_those_of_each_token_alone() -> None:
     model, ids_L = random_layer(3, is_implicit=True)
-    ids_BL = torch.stack([ids_L, ids_L.flip(0)])[:, :4]
-    for row, position, step in steps(model, ids_BL, (2, 4), 0):
+    ids_BL = torch.stack([ids_L, ids_L.flip(0)])[:, :3]
+    for row, position, step in steps(model, ids_BL, (2, 3), 0):
         assert step is not None
         alone = step_after(model, ids_BL[row, :position])
         assert torch.allclose(step.state_S, alone.state_S, rtol=1e-9)
@@ -149,16 +148,11 @@ def test_entries_are_drawn_once_and_for_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "words"),
-    [
-        ({"positions": [3, 13]}, EvaluateInputError, "positions: 13 is beyond the 12 tokens"),
-        ({"positions": [1]}, ConfigError, "1 is not allowed; give an integer of at least 2"),
-        ({"layer": 1}, EvaluateInputError, "an earlier `layer`"),
-        ({"num_sequences": 0}, ConfigError, "num_sequences: 0 is not allowed"),
-    ],
+    ("settings", "words"),
+    [({"positions": [3, 13]}, "positions: 13 is beyond the 12 tokens"), ({"layer": 1}, "an earlier `layer`")],
 )
 def test_what_cannot_be_measured_is_refused(
-    tmp_path: Path, s3_test: Path, settings: dict[str, Any], error: type[Exception], words: str
+    tmp_path: Path, s3_test: Path, settings: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(error, match=words):
+    with pytest.raises(EvaluateInputError, match=words):
         evaluate(tmp_path, "explicit", s3_test, **settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import subprocess
 from collections import defaultdict
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from torch import Tensor
 from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
-from tests.unit.evaluation.harness_models import LOCAL_FOLDER, LOCAL_TASKS, VOCAB, harness_model, harness_tokenizer
+from tests.unit.evaluation.harness_models import LOCAL_FOLDER, VOCAB, harness_model, harness_tokenizer
 
 ORDER = 6  # bytes that a count looks back
 
@@ -88,17 +87,3 @@ def test_the_documents_are_those_that_their_generator_writes() -> None:
     text_of = _import_func_in_yml("documents.text_of", LOCAL_FOLDER)
     for name in ("last_word", "continuation", "cloze"):
         assert (LOCAL_FOLDER / f"{name}.jsonl").read_text(encoding="utf-8") == text_of(name)
-
-
-def test_no_ending_is_told_by_its_place_its_length_or_its_first_letter() -> None:
-    lines = (LOCAL_FOLDER / "continuation.jsonl").read_text().splitlines()
-    documents = [json.loads(line) for line in lines]
-    for guess in (
-        lambda endings: 0,
-        lambda endings: min(range(4), key=lambda i: len(endings[i])),
-        lambda endings: max(range(4), key=lambda i: len(endings[i])),
-        lambda endings: max(range(4), key=lambda i: len(endings[i]) - len(endings[i].lstrip())),
-    ):
-        right = sum(guess(document["endings"]) == document["label"] for document in documents)
-        assert abs(right - 16) < 11, inspect.getsource(guess)
-    assert len(LOCAL_TASKS) == 3

@@ -13,15 +13,6 @@ from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
 from implicit_llm.evaluation.kinds.perplexity import TextRows, evaluate_perplexity
 from tests.unit.evaluation.small_models import small_model
 from tests.unit.evaluation.small_streams import END_OF_TEXT, random_documents, write_stream
-from tests.unit.evaluation.stand_ins import Problems, stand_in
-
-
-class Targets(Problems):
-    """Rows none of whose targets starts a document."""
-
-    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        batch = super().fetch(indices)
-        return batch | {"is_document_start": np.zeros_like(batch["labels"], dtype=bool)}
 
 
 def evaluate(model: Any, rows: Any, batch_size: int = 3, **options: Any) -> Evaluation:
@@ -122,15 +113,3 @@ def test_bf16_is_close_to_fp32_and_is_really_used(rows: TextRows) -> None:
     fp32, bf16 = (evaluate(model, rows, precision=precision).values["loss"] for precision in ("fp32", "bf16"))
     assert bf16 != fp32
     assert bf16 == pytest.approx(fp32, rel=0.05)
-
-
-@pytest.mark.parametrize("change", [{"nan_at": 5}, {"raises_non_finite": True}])
-def test_non_finite_answers_give_no_perplexity_and_never_zero(
-    change: dict[str, object], caplog: pytest.LogCaptureFixture
-) -> None:
-    values = evaluate(stand_in(**change), Targets()).values
-    assert values["loss"] is None
-    assert values["perplexity"] is None
-    assert values["loss_by_position"] is None
-    assert values["nonfinite_share"] > 0
-    assert "sequences are not finite" in caplog.text

@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.evaluation.kinds import perplexity as stage
-from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.stage import run_stage
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
@@ -108,21 +107,3 @@ def test_max_tokens_takes_the_first_rows_and_at_least_one(tmp_path: Path, text: 
     inputs = {"model": train(tmp_path, "explicit"), ROLE: text}
     found = records(evaluate(tmp_path, inputs, config_of([16, 128], max_tokens=70)))
     assert [record["num_tokens"] for record in found] == [4 * 16, 128]
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"lengths": []}, "at least one entry"),
-        ({"lengths": [1]}, "at least 2"),
-        ({"lengths": [16, 16]}, "twice"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"precision": "fp8"}, "fp8"),
-    ],
-)
-def test_impossible_settings_are_refused_by_key(
-    tmp_path: Path, text: Path, changes: dict[str, Any], named: str
-) -> None:
-    inputs = {"model": train(tmp_path, "explicit"), ROLE: text}
-    with pytest.raises(ConfigError, match=named):
-        evaluate(tmp_path, inputs, config_of([16]) | changes)

@@ -101,17 +101,6 @@ def test_other_runtime_errors_are_not_taken_for_lack_of_memory() -> None:
         evaluate(Broken(stand_in().behaviour))
 
 
-@pytest.mark.parametrize("change", [{"nan_at": 5}, {"raises_non_finite": True}])
-def test_non_finite_answers_give_no_accuracy_and_never_zero(
-    change: dict[str, object], caplog: pytest.LogCaptureFixture
-) -> None:
-    values = evaluate(stand_in(**change)).values
-    assert values["accuracy_last10"] is None
-    assert values["accuracy_per_position"] is None
-    assert values["nonfinite_share"] > 0
-    assert "are not finite" in caplog.text
-
-
 def test_match_compares_the_samples_both_have_and_only_finite_ones() -> None:
     right, half = evaluate(stand_in()), evaluate(stand_in(right_until=6))
     fewer = evaluate(stand_in(), Problems(num_samples=4))
