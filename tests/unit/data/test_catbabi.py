@@ -78,13 +78,6 @@ def test_a_shuffle_is_a_permutation_and_stays_the_same_for_ever() -> None:
     assert shuffled(10, 5, 2).tolist() == [4, 6, 1, 8, 2, 0, 7, 5, 9, 3]
 
 
-def test_every_place_of_a_story_is_equally_likely() -> None:
-    places = np.array([shuffled(6, seed) for seed in range(6000)])
-    for value in range(6):
-        shares = (places == value).mean(axis=0)
-        assert (np.abs(shares - 1 / 6) < 5 * (5 / 36 / 6000) ** 0.5).all()
-
-
 def test_every_story_begins_with_eos_and_the_stream_tells_where() -> None:
     stream = join(STORIES, VOCABULARY)
     assert decoded(stream.tokens_T) == "<eos> a b . who ? a,b <eos> b c . c d . <eos> d ."
@@ -108,12 +101,6 @@ def test_in_qa_mode_only_the_position_of_a_question_mark_has_a_label(length: int
     assert (columns["input_ids"] == made("lm", length)["input_ids"]).all()
     labels = decoded(columns["labels"]).split()
     assert [(place, word) for place, word in enumerate(labels) if word != "<pad>"] == [(5, "a,b")]
-
-
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(20, np.uint8), (256, np.uint8), (257, np.uint16)])
-def test_columns_have_the_storage_type_of_the_vocabulary(vocab_size: int, dtype: type) -> None:
-    columns = rows(join(STORIES, VOCABULARY), VOCABULARY.index("?"), replace(BASE, vocab_size=vocab_size))
-    assert {values.dtype for values in columns.values()} == {np.dtype(dtype)}
 
 
 def made(mode: Any, length: int) -> dict[str, np.ndarray]:

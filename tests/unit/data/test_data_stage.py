@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import io
 import logging
 import multiprocessing
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,17 +121,3 @@ def test_a_wrong_configuration_leaves_nothing_behind(tmp_path: Path, changes: di
     assert str(caught.value).startswith("s3-train")
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
-def test_a_progress_bar_is_shown_only_on_a_terminal(
-    tmp_path: Path, stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", stream())
-    stage.run(context_in(tmp_path))
-    assert ("s3-train" in sys.stderr.getvalue()) is (stream is Terminal)

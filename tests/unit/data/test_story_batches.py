@@ -101,18 +101,6 @@ def test_steps_count_on_over_the_epochs() -> None:
     assert [batcher.locate(step) for step in range(len(expected))] == expected
 
 
-def test_the_order_changes_with_seed_and_epoch_only_when_shuffled() -> None:
-    stream = made_stream(random_lengths(40, 30))
-
-    def first(order: Literal["shuffled", "file"], seed: int, epoch: int) -> list[int]:
-        return StoryBatcher(stream, 4, 7, order, seed).batch(epoch, 0).input_ids.ravel().tolist()
-
-    assert first("file", 0, 0) == first("file", 1, 0) == first("file", 0, 1)
-    assert first("shuffled", 0, 0) == first("shuffled", 0, 0)
-    others = [first("file", 0, 0), *(first("shuffled", seed, epoch) for seed in range(2) for epoch in range(2))]
-    assert len(set(map(tuple, others))) == 5
-
-
 @pytest.mark.parametrize("number", [-1, 1_000_000])
 def test_a_batch_outside_of_the_epoch_is_refused(number: int) -> None:
     with pytest.raises(IndexError, match="batches"):

@@ -149,9 +149,3 @@ def test_only_recurrent_models_have_a_state_to_carry() -> None:
     recurrent = implicit_llm.load_config("mamba2-state-tracking-implicit", **sizes, expand=2, head_dim=8, state_size=8)
     found = [carries_state(AutoModelForCausalLM.from_config(config)) for config in (attention, recurrent)]
     assert found == [False, True]
-
-
-def test_carried_max_tokens_takes_the_first_windows_in_that_protocol_only(tmp_path: Path, babi: Path) -> None:
-    settings = {"protocols": ["windowed", "carried"], "carried_max_tokens": 2 * LENGTH + 5}
-    windowed, carried = records(evaluate(tmp_path, "explicit", babi, **settings))
-    assert windowed["num_words"] > carried["num_words"] == 2 * LENGTH

@@ -13,7 +13,7 @@ import torch
 from implicit_llm.analysis.jacobian import step_after
 from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.kinds import jacobian as stage
-from implicit_llm.evaluation.kinds.jacobian import draw_entries, measure, random_layer, steps
+from implicit_llm.evaluation.kinds.jacobian import measure, random_layer, steps
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import Input
 from implicit_llm_data.shards import open_dataset
@@ -132,19 +132,6 @@ def test_a_fixed_point_that_is_not_reached_leaves_its_numbers_out(monkeypatch: p
     found = measure(step_after(layer, ids_L[:2]), 1)
     assert found["off_diagonal_share"] is None
     assert found["state_size"] == 64
-
-
-def test_random_layers_leave_the_random_state_as_it_was() -> None:
-    before = torch.get_rng_state()
-    random_layer(0, is_implicit=True)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_entries_are_drawn_once_and_for_all() -> None:
-    assert draw_entries(5, 8).tolist() == [0, 1, 2, 3, 4]
-    drawn = draw_entries(1000, 8)
-    assert drawn.tolist() == sorted(set(drawn.tolist()))
-    assert torch.equal(drawn, draw_entries(1000, 8))
 
 
 @pytest.mark.parametrize(

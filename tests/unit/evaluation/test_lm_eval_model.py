@@ -95,17 +95,6 @@ def test_answers_to_one_task_do_not_depend_on_another_task_asked_with_it() -> No
     np.testing.assert_array_equal(logprobs(lm, mixed)[of_first], logprobs(lm, first))
 
 
-def test_batches_hold_requests_of_one_length_and_equal_contexts_are_asked_once() -> None:
-    lm = ImplicitLM(harness_model("mamba2", "explicit"), harness_tokenizer(), batch_size=100)
-    shapes = []
-    call = lm._model_call
-    lm._model_call = lambda inps, **options: (shapes.append(tuple(inps.shape)), call(inps, **options))[1]
-    logprobs(lm)
-    lengths = [length for _, length in shapes]
-    assert lengths == sorted(set(lengths), reverse=True)
-    assert sum(rows for rows, _ in shapes) == len(requests()) - 1  # " A" and " B" after the same words
-
-
 def test_memory_that_runs_out_halves_the_batch_and_changes_no_answer() -> None:
     model = harness_model("llama3", eval_mode="blockwise")
     alone = ImplicitLM(model, harness_tokenizer(), batch_size=1)

@@ -100,20 +100,6 @@ def test_records_hold_metrics_with_their_errors_and_what_makes_them_comparable(i
     assert headline["local_cloze"]["blockwise"] == by_task["local_cloze"]["metrics"]
 
 
-def test_a_sweep_is_done_beside_the_other_settings(tmp_path: Path, tokenizer: Path) -> None:
-    inputs = {"model": train(tmp_path), "tokenizer": tokenizer}
-    changes = {"modes": MODES[1:], "tasks": ["local_cloze"], "sweep": {"eval_max_iter": [2, 3], "eval_tol": [0.5]}}
-    found = records(evaluate(tmp_path, inputs, config_of(**changes)))
-    assert [record["mode"] for record in found] == [
-        "blockwise@eval_max_iter=2",
-        "blockwise@eval_max_iter=3",
-        "blockwise@eval_tol=0.5",
-    ]
-    assert [record["f_evaluations_per_token"] <= limit for record, limit in zip(found, (2, 3, 4), strict=True)]
-    assert found[0]["sweep"] == {"base": "blockwise", "key": "eval_max_iter", "value": 2}
-    assert (found[2]["eval_tol"], found[2]["eval_max_iter"]) == (0.5, 4)
-
-
 def test_a_model_with_its_own_tokenizer_is_asked_with_that(tmp_path: Path, tokenizer: Path) -> None:
     def body(context: StageContext) -> StageResult:
         harness_model("llama3", "explicit").save_pretrained(context.work / "model")
