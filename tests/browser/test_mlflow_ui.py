@@ -111,19 +111,6 @@ def test_two_runs_stand_side_by_side_with_both_curves(browser: WebDriver, server
         wait_for(browser, f"{name} (loss)")  # the legend
 
 
-def test_the_charts_of_all_training_runs_stand_in_sections(
-    browser: WebDriver, server: MlflowServer, stored: Stored
-) -> None:
-    search = quote("tags.stage = 'train' AND tags.task = 'word_problem'")
-    order = quote("metrics.`loss`")  # sorted by the time, runs are folded away below their parents
-    page = f"/#/experiments/{{experiment}}/runs?compareRunsMode=CHART&orderByKey={order}&searchFilter={search}"
-    browser.get(server.uri + address(stored, page))
-    wait_for(browser, "2 matching runs")
-    for section in ("solver (1)", "Model metrics (1)", "System metrics"):
-        wait_for(browser, section)
-    wait_for_curves(browser)
-
-
 def test_a_run_shows_its_data_set_and_labels_and_its_model_is_listed(
     browser: WebDriver, server: MlflowServer, stored: Stored
 ) -> None:

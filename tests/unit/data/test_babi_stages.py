@@ -13,7 +13,6 @@ import pytest
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_data.babi.archive import ARCHIVES
 from implicit_llm_data.babi.catbabi import STORIES_NAME
-from implicit_llm_data.babi.simulator.lexicon import all_words
 from implicit_llm_data.babi.stories import parse_stories, words_of
 from implicit_llm_data.babi.story_batches import StoryStream
 from implicit_llm_data.shards import open_dataset
@@ -39,14 +38,6 @@ def test_simulated_text_is_written_in_the_layout_of_the_archive(tmp_path: Path) 
     counts = result.summary["by_split"]["simulated-train"]
     assert (counts["files"], counts["stories"]) == (3, 36)
     assert counts["questions"] > 36
-
-
-def test_the_vocabulary_of_simulated_text_is_the_same_for_all_of_it(tmp_path: Path) -> None:
-    make_text(tmp_path / "a")
-    make_text(tmp_path / "b", seed=9, families=[15], story_length=30)
-    words = json.loads((tmp_path / "a" / "vocabulary.json").read_text())
-    assert words == json.loads((tmp_path / "b" / "vocabulary.json").read_text())
-    assert words == ["<pad>", "<eos>", *sorted(all_words())]
 
 
 def test_two_runs_give_equal_bytes_and_equal_summaries(tmp_path: Path, text: Path) -> None:

@@ -49,12 +49,6 @@ def test_the_stage_writes_the_data_set_of_its_configuration(tmp_path: Path) -> N
     assert listed == {path for path in contents(tmp_path) if path == "index.json" or path.endswith(".npy")}
 
 
-def test_two_runs_give_equal_bytes_and_equal_summaries(tmp_path: Path) -> None:
-    first, second = stage.run(context_in(tmp_path / "a")), stage.run(context_in(tmp_path / "b"))
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert first.summary == second.summary
-
-
 @pytest.mark.parametrize("damage", ["missing", "flipped", "no record"])
 def test_only_the_damaged_shard_is_made_again(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -53,12 +53,6 @@ def test_the_real_archive_gives_the_known_counts(
         assert all(992 <= counts["num_questions"] <= 999 for counts in summary["by_task"].values())
 
 
-def test_without_the_dropped_story_every_file_has_one_more(tmp_path: Path, real: tuple[Path, bool]) -> None:
-    config = {"collection": "en-valid", "split": "valid", "mode": "lm", "length": 200}
-    summary = make_catbabi(tmp_path, real[0], **config, drop_last_story=False).summary
-    assert summary["num_stories"] == COUNTS["en-valid", "valid"][0] + 20
-
-
 def test_the_real_vocabulary_has_180_words_of_which_24_are_lists(real: tuple[Path, bool]) -> None:
     words = json.loads((real[0] / "vocabulary.json").read_text())
     assert len(words) == len(set(words)) == 180

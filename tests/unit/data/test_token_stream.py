@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,29 +71,6 @@ def test_test_rows_of_any_length_run_on_over_the_shards(project: Project, length
     )
 
 
-def test_an_open_stream_reaches_a_worker_process_as_its_path(project: Project) -> None:
-    stream = stream_of(project, "train", 7)
-    rows = stream.fetch(np.arange(9))["input_ids"]
-    sent = pickle.dumps(stream)
-    assert len(sent) < 1000
-    np.testing.assert_array_equal(pickle.loads(sent).fetch(np.arange(9))["input_ids"], rows)  # noqa: S301
-
-
-def test_a_short_file_is_named_with_the_command_that_rebuilds_it(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(project.root)
-    os.truncate(project.work("x-shard-00001") / "train.bin", 10)
-    with pytest.raises(DatasetError, match=r"shard 1 \(.*x-shard-00001/work/\w+/train.bin\) has 10 bytes") as caught:
-        stream_of(project, "train")
-    manifests = "results/data/x-shard-00001/manifest.json results/data/x-train/manifest.json"
-    assert f"type `rm -f {manifests}` and run the workflow again" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    os.truncate(project.work("x-test") / "tokens.bin", 10)
-    with pytest.raises(DatasetError, match=r"rm -f results/data/x-test/manifest.json"):
-        stream_of(project, "test")
-
-
 CORPUS = {"source": "files", "files": ["part-*.jsonl.gz"]}
 
 
@@ -161,10 +136,3 @@ def test_a_shard_without_documents_of_the_split_is_left_out(tmp_path: Path) -> N
     tokens = np.fromfile(project.work("x-shard-00000") / "train.bin", dtype="<u2")
     rows = stream.fetch(np.arange(len(stream)))["input_ids"]
     np.testing.assert_array_equal(rows.ravel(), tokens[: len(stream) * LENGTH])
-
-
-def test_two_runs_give_equal_indices_and_manifests(project: Project) -> None:
-    before = {name: project.input(name).manifest for name in ("x-train", "x-test")}
-    for split in ("train", "test"):
-        project.run(f"x-{split}", {"kind": "token_stream", "split": split, "length": LENGTH}, ROLES)
-    assert {name: project.input(name).manifest for name in before} == before

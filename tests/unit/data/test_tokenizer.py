@@ -101,14 +101,6 @@ def test_the_real_tokenizer_fits_the_padded_vocabulary_and_no_smaller_one() -> N
     )
 
 
-def test_a_hub_tokenizer_is_taken_from_the_fetched_files(tmp_path: Path) -> None:
-    path = write_trained(tmp_path)
-    fetched = tmp_path / "hub" / "who" / "what" / "tokenizer.json"
-    fetched.parent.mkdir(parents=True)
-    fetched.write_bytes(path.read_bytes())
-    assert make_tokenizer(config_of(source="hub", name="who/what", vocab_size=300), tmp_path) == path.read_text()
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
