@@ -50,7 +50,7 @@ class ModelEvaluation:
         self.about = {"kind": config.kind, **about_model(self.model, trained)}
         self.precision: Any = getattr(config, "precision", "fp32")
         self.batch_size = int(context.runtime.get("batch_size") or 0) or None
-        self.partial = PartialResults(context.work / "partial")
+        self._partial = context.work / "partial"  # finished results, for a restart
         self.records: list[Record] = []
         self.place = place
         self._context, self._tracked = context, tracked
@@ -70,7 +70,7 @@ class ModelEvaluation:
         """
         found = {}
         for mode in self.modes:
-            result, where = self.partial.find(data, mode.name), f"{data} {mode.name}"
+            result, where = self.kept(data, mode.name), f"{data} {mode.name}"
             if result is None:
                 if self.solver is not None:
                     self.model.solver = mode.solver(self.solver)
@@ -80,13 +80,31 @@ class ModelEvaluation:
                 num_samples = min([len(dataset), *limits])
                 result = evaluate(EvaluationJob(self.model, dataset, num_samples, size, where, self.precision))
                 result.values = mode.record(self.solver) | result.values
-                self.partial.keep(data, mode.name, result)
+                self.keep(data, mode.name, result)
             else:
                 log.info("%s: taken from before the restart", where)
             found[mode.name] = result
         if self.solver is not None:
             self.model.solver = self.solver
         return found
+
+    def kept(self, data: str, mode: str) -> Evaluation | None:
+        """What was kept of `data`, the name of a data set, in a mode; None when it was not finished."""
+        values = self._path(data, mode, "json")
+        if not values.exists():
+            return None
+        predictions = self._path(data, mode, "npy")
+        predictions_NL = np.load(predictions, allow_pickle=False) if predictions.exists() else None
+        return Evaluation(json.loads(values.read_text()), predictions_NL)
+
+    def keep(self, data: str, mode: str, result: Evaluation) -> None:
+        """Keep a finished result for a restart; its values are written last and say that all is whole."""
+        if result.predictions_NL is not None:
+            write_array(self._path(data, mode, "npy"), result.predictions_NL)
+        write_atomic(self._path(data, mode, "json"), json.dumps(result.values, allow_nan=False))
+
+    def _path(self, data: str, mode: str, suffix: str) -> Path:
+        return self._partial / f"{data.replace('/', '--')}--{mode}.{suffix}"
 
     def without_numbers(self, values: dict[str, Any]) -> dict[str, Evaluation]:
         """What is recorded in each mode of what the model cannot do; `values` are those of no answers."""
@@ -121,7 +139,7 @@ class ModelEvaluation:
     def finish(self, summary: dict[str, Any]) -> StageResult:
         """Write metrics.json, which holds everything that is reported."""
         path = write_metrics(self._context.work, self.records)
-        self.partial.discard()
+        shutil.rmtree(self._partial, ignore_errors=True)
         return StageResult([path], summary)
 
 
@@ -135,34 +153,3 @@ def write_metrics(work: Path, records: Sequence[Record]) -> Path:
 def tracked_name(*parts: str) -> str:
     """A name with the few signs that MLflow takes: the mode "blockwise@eval_tol=0.2" is "blockwise.eval_tol-0.2"."""
     return re.sub(r"[^\w.-]", "-", ".".join(parts).replace("@", "."))
-
-
-class PartialResults:
-    """A folder of finished results; the values file is written last and says that all is whole.
-
-    `data` names what was evaluated: a data set, with the length where one data set is read at several.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def find(self, data: str, mode: str) -> Evaluation | None:
-        """What was kept of this pair, None when it was not finished."""
-        values, predictions = self._path(data, mode, "json"), self._path(data, mode, "npy")
-        if not values.exists():
-            return None
-        kept = np.load(predictions, allow_pickle=False) if predictions.exists() else None
-        return Evaluation(json.loads(values.read_text()), kept)
-
-    def keep(self, data: str, mode: str, result: Evaluation) -> None:
-        """Commit a finished pair."""
-        if result.predictions_NL is not None:
-            write_array(self._path(data, mode, "npy"), result.predictions_NL)
-        write_atomic(self._path(data, mode, "json"), json.dumps(result.values, allow_nan=False))
-
-    def discard(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _path(self, data: str, mode: str, suffix: str) -> Path:
-        return self._folder / f"{data.replace('/', '--')}--{mode}.{suffix}"

@@ -58,12 +58,12 @@ def run(context: StageContext) -> StageResult:
         for length in sorted(config.lengths) if config.lengths else (None,):
             rows = open_dataset(source.work, length=length)
             about, where = {"data": role, "length": rows.length}, f"{role}-L{rows.length}"
-            result = evaluation.partial.find(where, ALL_MODES)
+            result = evaluation.kept(where, ALL_MODES)
             if result is None:
                 result = Evaluation(
                     {"records": comparison.pair_records(rows, where) + comparison.trace_records(rows, where)}
                 )
-                evaluation.partial.keep(where, ALL_MODES, result)
+                evaluation.keep(where, ALL_MODES, result)
             evaluation.add_records(about | record for record in result.values["records"])
     # Agreement with the sequential mode, which is that of generation.
     pairs = [record for record in evaluation.records if record["against"] == SEQUENTIAL]

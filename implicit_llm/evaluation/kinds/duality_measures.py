@@ -232,19 +232,17 @@ class TraceTally:
     tol: float
     by_sequence: list[np.ndarray] = field(default_factory=list)
     by_token: list[np.ndarray] = field(default_factory=list)
-    num_equal: np.ndarray = field(init=False)
-    num_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        self.num_equal = np.zeros(len(self.evaluations), dtype=np.int64)
+    is_final: list[np.ndarray] = field(default_factory=list)
 
     def add(self, trace: Trace) -> None:
         shape = (len(self.evaluations), -1)
         self.by_sequence.append(trace.residual_GB.astype(np.float32))
         self.by_token.append(trace.residual_GBL.reshape(shape).astype(np.float32))
-        same_GBL = trace.predictions_GBL == trace.predictions_GBL[-1:]
-        self.num_equal += same_GBL.reshape(shape).sum(axis=1)
-        self.num_tokens += same_GBL[0].size
+        self.is_final.append((trace.predictions_GBL == trace.predictions_GBL[-1:]).reshape(shape))
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(is_final_GN.shape[1] for is_final_GN in self.is_final)
 
     def values(self) -> dict[str, list[Any]]:
         """The curve by the number of f-evaluations: quantiles of the residual, share of tokens at or above tol, share
@@ -256,7 +254,7 @@ class TraceTally:
                 values = np.quantile(residual_GN.astype(np.float64), quantile, axis=1)
                 curve[f"residual_{over}_{name}"] = [finite(value) for value in values.tolist()]
         curve["unconverged_share"] = (residuals["token"] >= self.tol).mean(axis=1).tolist()
-        curve["agreement_with_last"] = (self.num_equal / self.num_tokens).tolist()
+        curve["agreement_with_last"] = np.concatenate(self.is_final, 1).mean(axis=1).tolist()
         return curve
 
 
