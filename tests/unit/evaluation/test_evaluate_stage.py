@@ -121,13 +121,13 @@ def test_interrupted_evaluation_goes_on_after_what_it_finished_with_the_same_num
     assert not set(first) & set(evaluated)
 
 
-@pytest.mark.parametrize("missing", ["model", "data"])
-def test_missing_input_is_named_with_the_option_to_add(
-    tmp_path: Path, tests_by_role: dict[str, Path], missing: str
-) -> None:
-    inputs = tests_by_role if missing == "model" else {"model": train(tmp_path, "explicit")}
-    with pytest.raises(EvaluateInputError, match="add --input"):
-        evaluate(tmp_path, inputs)
+def test_a_missing_input_is_named_with_what_to_give(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
+    for inputs in (tests_by_role, {"model": train(tmp_path, "explicit")}):
+        with pytest.raises(EvaluateInputError, match="add --input"):
+            evaluate(tmp_path, inputs)
+    data = next(iter(tests_by_role.values()))
+    with pytest.raises(EvaluateInputError, match=r"manifest\.json: names no model/config\.json"):
+        evaluate(tmp_path, {"model": data, **tests_by_role})
 
 
 def test_only_the_lengths_asked_for_are_evaluated(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
