@@ -1,9 +1,9 @@
 """From panels to SVG, with equal bytes for equal numbers.
 
-Each panel is drawn once and printed twice. The file is for papers and other pages: all panels, letters as outlines, a
-white background, the same everywhere. On the page each panel is an SVG of its own, so that panels wrap on a narrow
-screen; its letters are text in the page's font (found by searching, read aloud), its colours the page's variables
-(light or dark).
+Each panel is drawn once, with every text in both forms. The file is for papers and other pages: all panels, letters as
+outlines, a white background, the same everywhere. On the page each panel is an SVG of its own, so that panels wrap on a
+narrow screen; its letters are text in the page's font (found by searching, read aloud), its colours the page's
+variables (light or dark).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.backends.backend_svg import RendererSVG
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 
@@ -33,6 +34,8 @@ LEGEND_PT, HANDLE_EMS, LETTER_EMS = 8, 2.6, 0.62
 TITLE_LETTERS = 36  # as many as fit above a panel
 LINE_PT = 17  # of the legend
 XLINK = "http://www.w3.org/1999/xlink"
+_MARKS = ("outlines", "letters", "end of text")
+_TEXT = re.compile("(.*?)".join(rf"<!-- {mark} -->\n" for mark in _MARKS), re.DOTALL)
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
@@ -81,8 +84,9 @@ def drawn(figure: Figure) -> Drawn:
             panel.draw(axis)
             axis.set_title(textwrap.fill(panel.title, TITLE_LETTERS))
             _fit(axis, canvas)
-            page.append(_for_page(_svg(canvas, "none"), name, panel.description or panel.title))
-            outlines.append(_element(_svg(canvas, "path"), name))
+            outlined, lettered = _svg(canvas)
+            page.append(_for_page(lettered, name, panel.description or panel.title))
+            outlines.append(_element(outlined, name))
     swatches = [
         (series.label, _for_page(_swatch(series), f"{figure.name}-swatch-{index}", series.label))
         for index, series in enumerate(figure.legend)
@@ -119,7 +123,7 @@ def _legend(figure: Figure, width: float) -> tuple[str, float]:
         canvas = Canvas(figsize=(width / 72, height / 72))
         handles = [Line2D([], [], label=series.label, **series.line()) for series in figure.legend]
         canvas.legend(handles=handles, loc="center", ncols=per_row, handlelength=HANDLE_EMS, fontsize=LEGEND_PT)
-        return _element(_svg(canvas, "path"), f"{figure.name}-legend"), height
+        return _element(_svg(canvas)[0], f"{figure.name}-legend"), height
 
 
 def _fit(axis: Axes, canvas: Canvas) -> None:
@@ -138,11 +142,8 @@ def _swatch(series: Series) -> str:
     """A short piece of the series' line with its marker."""
     with matplotlib.rc_context({**style.RC, "svg.hashsalt": "swatch"}):
         canvas = Canvas(figsize=(0.42, 0.16))
-        axis = canvas.add_axes((0, 0, 1, 1))
-        axis.set_axis_off()
-        axis.plot([0, 1, 2], [0, 0, 0], markevery=[1], **series.line())
-        axis.set(xlim=(0, 2), ylim=(-1, 1))
-        return _svg(canvas, "none")
+        canvas.add_artist(Line2D((0, 0.5, 1), (0.5,) * 3, markevery=[1], **series.line()))
+        return _svg(canvas)[1]
 
 
 def theme_css(column: int) -> str:
@@ -150,12 +151,25 @@ def theme_css(column: int) -> str:
     return " ".join(f"--{row[0]}: {row[column]};" for row in style.THEME)
 
 
-def _svg(canvas: Canvas, fonttype: str) -> str:
-    """Printed without `savefig`, which lays out and draws a figure twice."""
+class _Renderer(RendererSVG):
+    """Writes each text as outlines and as letters, in comments that say which is which."""
+
+    def draw_text(self, *args: Any, **options: Any) -> None:
+        for form, mark in zip(("path", "none"), _MARKS, strict=False):
+            self.writer.comment(mark)
+            matplotlib.rcParams["svg.fonttype"] = form
+            super().draw_text(*args, **options)
+        self.writer.comment(_MARKS[-1])
+
+
+def _svg(canvas: Canvas) -> list[str]:
+    """With outlines and with letters; without `savefig`, which lays out and draws a figure twice."""
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": fonttype}):
-        FigureCanvasSVG(canvas).print_svg(buffer, metadata=_NO_METADATA)
-    return buffer.getvalue()
+    image_dpi, canvas.dpi = canvas.dpi, 72
+    renderer = _Renderer(*canvas.bbox.size, buffer, image_dpi=image_dpi, metadata=_NO_METADATA)
+    canvas.draw(renderer)
+    renderer.finalize()
+    return [_TEXT.sub(form, buffer.getvalue()) for form in (r"\1", r"\2")]
 
 
 def _element(svg: str, prefix: str) -> str:
