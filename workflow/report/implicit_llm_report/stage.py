@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -32,6 +33,7 @@ def reads_of_inputs(path: PurePosixPath) -> bool:
 
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm report`. Raises: UserError."""
+    gc.freeze()  # the collector need not look again at the million objects of what was imported
     config = fill(ReportConfig, context.config, "report")
     if not context.inputs:
         raise ReportError(

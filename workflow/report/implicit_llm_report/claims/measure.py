@@ -16,7 +16,6 @@ from functools import partial
 from itertools import product
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 
 from implicit_llm_contracts.hints import nearest
@@ -164,16 +163,13 @@ def _cells(measure: Measure, wanted: Mapping[str, Any], frame: pd.DataFrame) -> 
     """Of models trained here; sweeps only where they are asked for."""
     rows = frame[(frame["kind"] == measure.kind) & (frame["metric"] == measure.metric) & frame["source"].isna()]
     for column, value in {"swept": None, **wanted}.items():
-        rows = rows[np.array([_agrees(one, value) for one in rows[column]], bool)]
+        if isinstance(value, Mapping):
+            rows = rows[rows[column].astype(float).between(0, value["at_most"], inclusive="right")]
+        else:
+            rows = rows[rows[column].isin([value])]
     if measure.kind == "catbabi":
         rows = rows[(rows["split"] == "test") & (rows["task"].isna() | (measure.by == "tasks"))]
     return groups(rows, CELL)
-
-
-def _agrees(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, Mapping):
-        return value is not None and 0 < value <= wanted["at_most"]
-    return bool(value == wanted)
 
 
 def _is_pair(measure: Measure, first: Group, other: Group) -> bool:

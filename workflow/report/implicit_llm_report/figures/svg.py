@@ -20,6 +20,7 @@ from typing import Any
 import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_mixed import MixedModeRenderer
 from matplotlib.backends.backend_svg import RendererSVG
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
@@ -164,9 +165,9 @@ class _Renderer(RendererSVG):
 
 def _svg(canvas: Canvas) -> list[str]:
     """With outlines and with letters; without `savefig`, which lays out and draws a figure twice."""
-    buffer = io.StringIO()
-    image_dpi, canvas.dpi = canvas.dpi, 72
-    renderer = _Renderer(*canvas.bbox.size, buffer, image_dpi=image_dpi, metadata=_NO_METADATA)
+    buffer, dpi, canvas.dpi = io.StringIO(), canvas.dpi, 72
+    letters = _Renderer(*canvas.bbox.size, buffer, image_dpi=dpi, metadata=_NO_METADATA)
+    renderer = MixedModeRenderer(canvas, *canvas.get_size_inches(), dpi, letters)
     canvas.draw(renderer)
     renderer.finalize()
     return [_TEXT.sub(form, buffer.getvalue()) for form in (r"\1", r"\2")]

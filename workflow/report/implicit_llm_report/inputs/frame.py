@@ -412,7 +412,10 @@ def roles_of(found: Iterable[Group]) -> tuple[str, ...]:
 
 def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[Group]:
     """The rows that agree in the columns `by`, in the order of the frame."""
-    return [Group(mine) for _, mine in rows.groupby(list(by), sort=False, dropna=False)]
+    places: defaultdict[tuple, list[int]] = defaultdict(list)  # by hand: pandas takes ten times as long for few rows
+    for place, key in enumerate(zip(*(rows[column] for column in by), strict=True)):
+        places[tuple(None if part != part else part for part in key)].append(place)  # NaN
+    return [Group(rows.iloc[mine]) for mine in places.values()]
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:
