@@ -8,12 +8,13 @@ Kept are the report, and of its inputs and their data sets manifests, metrics, p
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+import typer
 
 from implicit_llm_contracts.runs.journal import Journal, Point, read
 from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
@@ -78,14 +79,10 @@ def make_again(kept: Path, target: Path) -> None:
     stage.run(context)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
-    parser.add_argument("target", type=Path)
-    parser.add_argument("--again", action="store_true", help="make the report of kept results")
-    options = parser.parse_args()
-    (make_again if options.again else keep)(options.results, options.target)
+def main(results: Path, target: Path, again: bool = False) -> None:
+    """Keep RESULTS in TARGET, or with --again make the report of kept RESULTS in TARGET."""
+    (make_again if again else keep)(results, target)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

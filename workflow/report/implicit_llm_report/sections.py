@@ -139,7 +139,7 @@ def published_files(rows: Sequence[PublishedRow]) -> dict[str, str]:
 
 
 def _csv_row(row: PublishedRow) -> dict[str, object]:
-    ours, entry = row.ours or Spread(()), row.entry
+    ours, entry = row.ours or Spread(), row.entry
     return {
         **{"id": entry.id, "part": entry.part, "what": entry.what, "published": entry.value},
         **{f"ours_{part}": rounded(getattr(ours, part)) for part in ("mean", "low", "high")},

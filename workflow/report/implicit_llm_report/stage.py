@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.fill import fill
@@ -62,7 +61,10 @@ def run(context: StageContext) -> StageResult:
     )
     files = _write(context.work / DECLARED, content)
     context.log.info("page: %s", context.run_dir / "index.html")
-    return StageResult(files=files, summary=_summary(content))
+    verdicts = {judgement.claim.id: judgement.verdict for judgement in judgements}
+    return StageResult(
+        files=files, summary={"verdicts": verdicts, "figures": [one.figure.name for one in content.figures]}
+    )
 
 
 def _write(folder: Path, content: PageContent) -> list[Path]:
@@ -77,18 +79,10 @@ def _write(folder: Path, content: PageContent) -> list[Path]:
     }
     for table, forms in content.files.items():
         texts |= {f"tables/{table}.{suffix}": text for suffix, text in forms.items()}
-    for one in content.figures:
-        name = one.figure.name
+    for name, one in ((one.figure.name, one) for one in content.figures):
         texts[f"figures/{name}.svg"] = file_svg(one)
         texts[f"figures/{name}.rst"] = caption_of(name) + "\n"  # for `snakemake --report`
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / name, text)
     return [folder / name for name in texts]
-
-
-def _summary(content: PageContent) -> dict[str, Any]:
-    return {
-        "verdicts": {judgement.claim.id: judgement.verdict for judgement in content.judgements},
-        "figures": [one.figure.name for one in content.figures],
-    }

@@ -61,7 +61,7 @@ class Cell:
 
     @property
     def spread(self) -> Spread:
-        return Spread(()) if self.group is None else self.group.spread(self.metric, self.over)
+        return Spread() if self.group is None else self.group.spread(self.metric, self.over)
 
 
 @dataclass(frozen=True)
@@ -103,25 +103,20 @@ def tables_of(entry: Entry, rows: pd.DataFrame) -> list[Table]:
 
 def _table(entry: Entry, test: Group) -> Table:
     models, metrics = groups(test.rows, entry.rows), list(entry.metrics)
-    side = [_head(model, metrics[0] if metrics else _metric(model)) for model in models]
+    first = metrics[0] if metrics else ""  # else each column has a metric of its own
+    side = [_head(model, first or _metric(model)) for model in models]
     if entry.across is None:
         cells = [[Cell(model, metric, entry.over) for metric in metrics] for model in models]
         return Table(title_of(test, entry.by), side, [Head(head) for head in entry.metrics.values()], cells)
     values = in_order(test.rows[entry.across].dropna())
-    found = [
-        [Cell(model.cells(entry.across).get(value), metrics[0] if metrics else "") for value in values]
-        for model in models
-    ]
-    if not metrics:  # each column has a metric of its own
-        found = [[Cell(one.group, _metric(one.group), entry.over) for one in row] for row in found]
+    rows = [list(map(model.cells(entry.across).get, values)) for model in models]
+    found = [[Cell(group, first or _metric(group), entry.over) for group in row] for row in rows]
     top = [Head(_words(entry.across, value)) for value in values]
     if entry.foot:
         side.append(Head("chance: the best constant answer"))
-        found.append([Cell(test.cells(entry.across)[value], entry.foot, "record") for value in values])
-    trained = (
-        frozenset(_words("length", n) for n in test.rows["train_length"].dropna()) if entry.across == "length" else ()
-    )
-    return Table(title_of(test, entry.by), side, top, found, frozenset(trained), entry.foot)
+        found.append([Cell(group, entry.foot, "record") for group in test.cells(entry.across).values()])
+    trained = frozenset(_words("length", length) for length in test.rows["train_length"].dropna())
+    return Table(title_of(test, entry.by), side, top, found, trained, entry.foot)
 
 
 def _metric(group: Group | None) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -33,7 +33,6 @@ NOT_RUN: Final = "not run at this scale"
 MISSING: Final = "missing"
 RANKS: dict[Verdict, int] = {MISSING: -1, FAILS: 0, BORDERLINE: 1, HOLDS: 2}
 SIGNS = {">=": ("≥", operator.ge), "<=": ("≤", operator.le), ">": (">", operator.gt), "<": ("<", operator.lt)}
-Z_95 = 1.96  # standard deviations that leave 5 % outside
 
 
 @dataclass(frozen=True)
@@ -64,21 +63,26 @@ class Claim:
         return self.measure.speaks == "best" or (self.measure.speaks is None and can_be_done)
 
     @property
+    def _bound(self) -> tuple[str, float]:
+        sign, bound = self.holds_if.split()
+        return sign, float(bound)
+
+    @property
     def condition(self) -> str:
         """The bound in words."""
-        sign, bound = self.holds_if.split()
-        words = f"{SIGNS[sign][0]} {float(bound):g}"
+        sign, bound = self._bound
+        words = f"{SIGNS[sign][0]} {bound:g}"
         return words if "=" in sign else f"{words} for every pair of seeds"
 
     def margin(self, value: float) -> float:
         """By how much the bound is kept; negative where it is not."""
-        sign, bound = self.holds_if.split()
-        return value - float(bound) if ">" in sign else float(bound) - value
+        sign, bound = self._bound
+        return value - bound if ">" in sign else bound - value
 
     def verdict(self, values: Sequence[float]) -> Verdict:
         """Of the ends of an interval, or of the seeds; at least one."""
-        sign, bound = self.holds_if.split()
-        kept = [SIGNS[sign][1](value, float(bound)) for value in values]
+        sign, bound = self._bound
+        kept = [SIGNS[sign][1](value, bound) for value in values]
         return HOLDS if all(kept) else BORDERLINE if any(kept) else FAILS
 
 
@@ -88,34 +92,25 @@ class Judgement:
 
     claim: Claim
     verdict: Verdict
-    evidence: Found | None = None
+    evidence: Found = field(default_factory=Found)
     num_competing: int = 0  # runs, or pairs of runs, that the verdict chose among
 
     @property
     def spread(self) -> Spread:
-        return Spread(()) if self.evidence is None else self.evidence.spread
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        return interval(self.evidence) if self.evidence else None
+        return self.evidence.spread
 
     def to_dict(self) -> dict[str, Any]:
         """The claim's entry in claims.json; numbers that do not exist are null."""
-        evidence = self.evidence
+        stated = ("id", "statement", "origin", "where", "published", "mark", "condition")
         return {
-            **{key: getattr(self.claim, key) for key in ("id", "statement", "origin", "where", "published", "mark")},
-            "condition": self.claim.condition,
+            **{key: getattr(self.claim, key) for key in stated},
             "verdict": self.verdict,
-            "measured": {"mean": self.spread.mean, "low": self.spread.low, "high": self.spread.high},
-            "num_seeds": evidence.num_seeds if evidence else 0,
+            "measured": {part: getattr(self.spread, part) for part in ("mean", "low", "high")},
             "num_missing": self.spread.num_missing,
             "num_competing": self.num_competing,
-            "interval": list(self.interval) if self.interval else None,
             "metric": self.claim.measure.metric,
-            "run": evidence.run if evidence else None,
-            "data": evidence.data if evidence else None,
-            "modes": list(evidence.modes) if evidence else [],
-            "sources": list(evidence.roles) if evidence else [],
+            **{key: getattr(self.evidence, key) for key in ("num_seeds", "interval", "run", "data", "modes")},
+            "sources": self.evidence.roles,
         }
 
 
@@ -138,7 +133,7 @@ def judge(claim: Claim, found: Sequence[Found], scale: str) -> Judgement:
         return Judgement(claim, NOT_RUN)
 
     def verdict_on(item: Found) -> Verdict:
-        return MISSING if item.spread.mean is None else claim.verdict(interval(item) or item.spread.values)
+        return MISSING if item.spread.mean is None else claim.verdict(item.interval or item.spread.values)
 
     def rank(item: Found) -> tuple[int, float]:
         return RANKS[verdict_on(item)], claim.margin(item.spread.mean or 0.0)
@@ -153,18 +148,3 @@ def judge(claim: Claim, found: Sequence[Found], scale: str) -> Judgement:
     if lacking and (deciding in lacking or verdict_on(deciding) != FAILS):
         return Judgement(claim, MISSING, deciding if deciding in lacking else lacking[0], len(of_run))
     return Judgement(claim, verdict_on(deciding), deciding, len(of_run))
-
-
-def interval(found: Found) -> tuple[float, float] | None:
-    """The 95 % interval of a single seed's share; None where seeds tell the spread, or it is no share."""
-    if len(found.spread.values) != 1 or not found.num_samples:
-        return None
-    return wilson(found.spread.values[0], found.num_samples)
-
-
-def wilson(share: float, num_samples: int) -> tuple[float, float]:
-    """The 95 % interval of a share of `num_samples` independent trials (Wilson's score interval)."""
-    scale = 1 + Z_95**2 / num_samples
-    middle = (share + Z_95**2 / (2 * num_samples)) / scale
-    half = Z_95 / scale * (share * (1 - share) / num_samples + (Z_95 / (2 * num_samples)) ** 2) ** 0.5
-    return max(0.0, middle - half), min(1.0, middle + half)

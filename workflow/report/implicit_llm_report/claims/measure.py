@@ -36,6 +36,7 @@ EQUAL = {"num_parameters": 0.1, "train_tokens": 0.01, "train_flops": 0.1}
 # Columns that identify a number of a metric.
 CELL = ("name", "data", "protocol", "length", "mode", "against", "column", "swept", "at")
 COUNTED = ("accuracy_last10", "accuracy_sequence", "accuracy_token")  # shares of what was asked
+Z_95 = 1.96  # standard deviations that leave 5 % outside
 WORDS = {"difference": "minus", "ratio": "over", "tasks": "against"}
 
 
@@ -82,27 +83,37 @@ class Found:
     num_samples: of a share, the fewest test sequences of a seed; their tokens are not independent of each other.
     """
 
-    spread: Spread
-    text: str
-    run: str
-    data: str
-    modes: tuple[str, ...]
-    num_seeds: int
-    roles: tuple[str, ...]
+    spread: Spread = field(default_factory=Spread)
+    text: str = ""
+    run: str | None = None
+    data: str | None = None
+    modes: tuple[str, ...] = ()
+    num_seeds: int = 0
+    roles: tuple[str, ...] = ()
     num_samples: int | None = None
 
     @property
     def is_lacking(self) -> bool:
         return self.spread.mean is None or self.spread.num_missing > 0
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of a single seed's share (Wilson's score interval); None of other numbers."""
+        if len(self.spread.values) != 1 or not self.num_samples:
+            return None
+        (share,), num_samples = self.spread.values, self.num_samples
+        scale = 1 + Z_95**2 / num_samples
+        middle = (share + Z_95**2 / (2 * num_samples)) / scale
+        half = Z_95 / scale * (share * (1 - share) / num_samples + (Z_95 / (2 * num_samples)) ** 2) ** 0.5
+        return max(0.0, middle - half), min(1.0, middle + half)
+
 
 @dataclass(frozen=True)
 class Choice:
-    """The cell that represents its rivals, the first of them where nothing chooses; `words` says how it was chosen."""
+    """The cell that represents its rivals; `words` says how it was chosen, None where nothing chooses."""
 
     cell: Group
-    words: str = ""
-    is_made: bool = True
+    words: str | None = ""
 
 
 def choose(rivals: Sequence[Group]) -> Choice:
@@ -111,7 +122,7 @@ def choose(rivals: Sequence[Group]) -> Choice:
         return Choice(rivals[0])
     scores = [(score, index) for index, cell in enumerate(rivals) if (score := cell.mean("choice")) is not None]
     if not scores:
-        return Choice(rivals[0], is_made=False)
+        return Choice(rivals[0], None)
     by = "accuracy on the validation set" if rivals[0].kind == "catbabi" else "training loss at the end"
     lost = len(rivals) - len(scores)
     without = f", {lost} of them without a number there" if lost else ""
@@ -197,9 +208,9 @@ def _pair(measure: Measure, *choices: Choice) -> Found:
     spread = Spread.of(_combined(measure.by, mine[seed], others[other]) for seed, other in pairs)
     num_seeds = min(sum(value is not None for value in side.values()) for side in (mine, others))
     seeds = f"{len(mine)} and {len(others)} seeds"
-    if not all(choice.is_made for choice in choices):
+    if any(choice.words is None for choice in choices):
         spread, num_seeds, seeds = Spread((), 1), 0, "no score chooses among the runs"
-    words = f" {WORDS[measure.by]} ".join(_named(choice.cell) + choice.words for choice in choices)
+    words = f" {WORDS[measure.by]} ".join(_named(choice.cell) + (choice.words or "") for choice in choices)
     text = f"{words}, {_test(first)}{seeds}{', no spread' if len(spread.values) == 1 else ''}"
     modes, roles = (first.mode, second.mode), roles_of((first, second))
     return Found(spread, text, first.name, first.data or "", modes, num_seeds, roles)

@@ -31,7 +31,7 @@ EXPLICIT_LABELS = (
     (12.1, "center", "{0} layers\n{1:.1f}M"),
     (37, "left", "{0} layers\n{1:.1f}M parameters"),
 )
-# Matplotlib writes fixed colours; in an SVG each becomes a variable that follows the reader's light or dark setting.
+# The colours of an SVG follow the reader's light or dark setting.
 CSS = "<style>:root {{ {} }} @media (prefers-color-scheme: dark) {{ :root {{ {} }} }}</style>"
 
 
@@ -64,9 +64,8 @@ def write_picture(path: Path, trial: Trial) -> None:
 
 def with_themes(text: str) -> str:
     """The SVG with its colours as variables, and the two themes that set them."""
-    for name, light, _ in style.THEME:
-        text = text.replace(light, f"var(--{name})")
-    return text.replace("<defs>", CSS.format(svg.theme_css(1), svg.theme_css(2)) + "<defs>", 1)
+    themes = CSS.format(svg.theme_css(1), svg.theme_css(2))
+    return svg.with_variables(text).replace("<defs>", themes + "<defs>", 1)
 
 
 def draw_accuracy(axis: Axes, trial: Trial) -> None:

@@ -54,7 +54,7 @@ def perplexity_by_parameters(given: Given) -> Figure | None:
         choice.cell
         for test in groups(rows, ("family", "data"))
         for choice in map(choose, _rivals(test))
-        if choice.is_made
+        if choice.words is not None
     ]
     if not spoken:
         return None
@@ -127,7 +127,7 @@ def accuracy_by_babi_task(given: Given) -> Figure | None:
             groups(test.rows, ("name",)), ("is_implicit", "family", "num_layers"), ("train_tokens",)
         ):
             choice = choose(rivals)
-            shown += [choice.cell] if choice.is_made else rivals
+            shown += rivals if choice.words is None else [choice.cell]
     if not shown:
         return None
     rows = pd.concat([cell.rows.assign(place=cell.rows["task"].fillna(0).astype(int)) for cell in shown])

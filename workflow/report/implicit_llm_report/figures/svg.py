@@ -166,8 +166,8 @@ class _Renderer(RendererSVG):
 def _svg(canvas: Canvas) -> list[str]:
     """With outlines and with letters; without `savefig`, which lays out and draws a figure twice."""
     buffer, dpi, canvas.dpi = io.StringIO(), canvas.dpi, 72
-    letters = _Renderer(*canvas.bbox.size, buffer, image_dpi=dpi, metadata=_NO_METADATA)
-    renderer = MixedModeRenderer(canvas, *canvas.get_size_inches(), dpi, letters)
+    letters: Any = _Renderer(*canvas.bbox.size, buffer, image_dpi=dpi, metadata=_NO_METADATA)
+    renderer: Any = MixedModeRenderer(canvas, *canvas.get_size_inches(), dpi, letters)  # type: ignore[call-arg]
     canvas.draw(renderer)
     renderer.finalize()
     return [_TEXT.sub(form, buffer.getvalue()) for form in (r"\1", r"\2")]
@@ -191,11 +191,12 @@ def _for_page(svg: str, prefix: str, description: str) -> Markup:
     svg = _element(svg, prefix).replace("<svg", '<svg role="img"', 1)
     svg = svg.replace(">", f"><title>{escape(description)}</title>", 1)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # the page's style sheet says the same once
-    svg = re.sub(r"font-family: [^;\"]*(; )?|font: ([\d.]+px) [^;\"]*", _page_font, svg)
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", re.sub(r"font-family: [^;\"]*(; )?", "", svg))
+    return Markup(with_variables(svg))
+
+
+def with_variables(svg: str) -> str:
+    """Its colours as variables, which `theme_css` sets: matplotlib writes fixed ones."""
     for name, light, _ in style.THEME:
         svg = svg.replace(light, f"var(--{name})")
-    return Markup(svg)
-
-
-def _page_font(match: re.Match[str]) -> str:
-    return f"font-size: {match[2]}" if match[2] else ""
+    return svg

@@ -107,7 +107,7 @@ def short_count(count: float) -> str:
 class Spread:
     """A number over seeds: all that were measured; `num_missing` runs gave none."""
 
-    values: tuple[float, ...]
+    values: tuple[float, ...] = ()
     num_missing: int = 0
 
     @property
@@ -124,13 +124,8 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread:
-        present, missing = [], 0
-        for value in values:
-            if value is None:
-                missing += 1
-            else:
-                present.append(value)
-        return cls(tuple(present), missing)
+        found = list(values)
+        return cls(tuple(value for value in found if value is not None), found.count(None))
 
 
 def seeds_words(spread: Spread) -> str:
@@ -142,10 +137,7 @@ def seeds_words(spread: Spread) -> str:
 
 def headline_mode(modes: set[str], wanted: str | None) -> str | None:
     """The one of `modes` that represents a model: the wanted one if it is there, else the first of HEADLINE_MODES."""
-    for mode in (wanted, *HEADLINE_MODES, "parallel"):
-        if mode in modes:
-            return mode
-    return next(iter(sorted(modes)), None)
+    return next((mode for mode in (wanted, *HEADLINE_MODES, "parallel", *sorted(modes)) if mode in modes), None)
 
 
 def mode_rank(mode: str) -> tuple[int, str]:
@@ -371,15 +363,8 @@ class Group:
 
     def cells(self, column: str) -> dict[Any, Group]:
         """The rows by their value in a column, in order; a row without one is left out."""
-        if column not in self._cells:
-            found = groups(self.rows[self.rows[column].notna()], (column,))
-            cells = {cell._first[column]: cell for cell in found}
-            self._cells[column] = {value: cells[value] for value in in_order(cells)}
-        return self._cells[column]
-
-    @cached_property
-    def _cells(self) -> dict[str, dict[Any, Group]]:
-        return {}
+        cells = {cell._first[column]: cell for cell in groups(self.rows[self.rows[column].notna()], (column,))}
+        return {value: cells[value] for value in in_order(cells)}
 
     @property
     def details(self) -> list[Mapping[str, Any]]:

@@ -7,6 +7,7 @@ taken apart.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +93,7 @@ def _placed(record: Record, role: str, config: ReportConfig) -> Record:
 def _provenance(run: Input) -> dict[str, Any]:
     """What the run recorded beside its result, as far as it can be read."""
     tracked, recorded = (_read(run.work / name) for name in (MLFLOW, PROVENANCE))
-    return ({"mlflow_run_id": tracked["run_id"]} if "run_id" in tracked else {}) | recorded
+    return {"mlflow_run_id": tracked.get("run_id"), **recorded}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -114,23 +115,17 @@ def _records(run: Input) -> list[Record]:
 
 
 def _training_runs(sources: Mapping[str, Source], inputs: Mapping[str, Input]) -> tuple[TrainingRun, ...]:
-    runs: dict[tuple[str, int | None], list[Source]] = {}
-    for source in sources.values():
+    runs: defaultdict[tuple, list[Phase]] = defaultdict(list)
+    for role, source in sources.items():
         if source.manifest.stage == TRAIN:
-            runs.setdefault((source.job.run, source.job.seed), []).append(source)
-    keys = sorted(runs, key=lambda key: (natural(key[0]), -1 if key[1] is None else key[1]))
-    return tuple(_training_run(runs[key], inputs) for key in keys)
-
-
-def _training_run(sources: list[Source], inputs: Mapping[str, Input]) -> TrainingRun:
-    first = sources[0]
-    phases = [_phase(source, inputs[source.role]) for source in sources]
-    return TrainingRun(
-        run=first.job.run,
-        seed=first.job.seed,
-        phases=tuple(sorted(phases, key=lambda phase: (phase.start_step, phase.end_step, phase.name))),
-        task=first.manifest.config.get("task"),
-    )
+            runs[source.job.run, source.job.seed, source.manifest.config.get("task")].append(
+                _phase(source, inputs[role])
+            )
+    found = [
+        TrainingRun(run, seed, tuple(sorted(phases, key=lambda one: (one.start_step, one.end_step, one.name))), task)
+        for (run, seed, task), phases in runs.items()
+    ]
+    return tuple(sorted(found, key=lambda run: (natural(run.run), -1 if run.seed is None else run.seed)))
 
 
 def _phase(source: Source, run: Input) -> Phase:

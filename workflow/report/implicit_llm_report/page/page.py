@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup
 
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, METRICS
 from implicit_llm_report.claims.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement
 from implicit_llm_report.config import FOLDER
 from implicit_llm_report.figures.svg import Drawn, theme_css
@@ -21,7 +23,6 @@ from implicit_llm_report.inputs.layers import LAYERS
 from implicit_llm_report.inputs.published import MARK_WORDS, Published
 from implicit_llm_report.inputs.sources import ReportInputs, Source
 from implicit_llm_report.inputs.training_runs import LOSS, TrainingRun
-from implicit_llm_report.page.origins import git_words, origin_linker, sources_of
 from implicit_llm_report.registry import caption_of, registry
 from implicit_llm_report.sections import PublishedRow, Section
 from implicit_llm_report.tables import Cell
@@ -29,7 +30,7 @@ from implicit_llm_report.tables import Cell
 TEMPLATES = FOLDER / "page"
 TEMPLATE = "index.html.j2"
 MISSING_WORD = Markup('<span class="missing">missing</span>')
-NO_SETTINGS = ("phase.index", "phase.name")  # they say which phase it is
+NO_SETTINGS = ("seed", "model_files", "phase.index", "phase.name")  # they say which run and phase it is
 SYMBOLS = {HOLDS: "✓", BORDERLINE: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
 
 
@@ -197,21 +198,55 @@ def hyperparameters(inputs: ReportInputs) -> dict[str, Any]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for run in inputs.training:
         for phase in run.phases:
-            settings = dict(_flat(inputs.sources[phase.role].manifest.config))
+            flat = pd.json_normalize(inputs.sources[phase.role].manifest.config).to_dict("records")[0]
+            settings = {key: value for key, value in flat.items() if value is not None and key not in NO_SETTINGS}
             about = {"run": run.run, "phase": phase.label, "seeds": [], "settings": settings}
             row = rows.setdefault((run.run, phase.name), about)
             row["seeds"] += [run.seed] if run.seed is not None else []
     found = [row["settings"] for row in rows.values()]
     keys = {key: {str(values.get(key)) for values in found} for values in found for key in values}
     shared = {key: found[0][key] for key, values in keys.items() if len(values) == 1}
-    differing = [key for key in keys if key not in shared and key not in NO_SETTINGS]
+    differing = [key for key in keys if key not in shared]
     return {"shared": shared, "differing": differing, "rows": list(rows.values())}
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by their path; those without a value are left out."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-        elif value is not None and before + key not in ("seed", "model_files"):
-            yield before + key, value
+def origin_linker(sources: Mapping[str, Source]) -> Callable[[object, Iterable[str]], Markup]:
+    """A filter for templates: a number as a link to its run; text without a run behind it stays as it is."""
+
+    def linked(text: object, roles: Iterable[str]) -> Markup:
+        known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
+        if not known:
+            return Markup.escape(text)
+        words = "\n".join(map(origin_words, known))
+        return Markup('<a class="n" href="#{}" title="{}">{}</a>').format(known[0].anchor, words, text)
+
+    return linked
+
+
+def origin_words(source: Source) -> str:
+    """ "evaluate/a5-s0/free/word-problem: fingerprint 0123…, MLflow 4567…, metrics.json sha256 89ab…"."""
+    run, tracked = source.manifest, source.provenance.get("mlflow_run_id") or "none"
+    parts = [f"fingerprint {run.fingerprint[:FINGERPRINT_DIGITS]}", f"MLflow run {tracked}"]
+    parts += [f"{METRICS} sha256 {file.sha256[:16]}" for file in run.records(lambda path: path.name == METRICS)]
+    return f"{run.stage}/{run.name}: {', '.join(parts)}"
+
+
+def sources_of(sources: Mapping[str, Source], roles: Iterable[str]) -> list[Source]:
+    """The runs behind a number: each evaluation, then the training phases that made its model."""
+    by_fingerprint = {source.manifest.fingerprint: source for source in sources.values()}
+    pending = [sources[role] for role in dict.fromkeys(roles) if role in sources]
+    found = {source.role: source for source in pending}
+    while pending:
+        upstream = pending.pop(0).manifest.upstream
+        above = [by_fingerprint[upstream[role]] for role in ("model", "start") if upstream.get(role) in by_fingerprint]
+        found |= {source.role: source for source in above}
+        pending = above + pending
+    return list(found.values())
+
+
+def git_words(source: Source) -> str:
+    """The commit a run was made with, and whether the tree had changes beside it."""
+    git = source.provenance.get("git") or {}
+    if not git.get("commit"):
+        return "not recorded"
+    return git["commit"] + (" with uncommitted changes" if git.get("is_dirty") else "")
