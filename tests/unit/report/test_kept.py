@@ -5,35 +5,24 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from implicit_llm_contracts.runs.journal import Point
 from implicit_llm_report import stage
-from implicit_llm_report.kept import MOST_POINTS, keep, make_again, thinned
+from implicit_llm_report.kept import make_again
 from tests.unit.report.sample_runs import SampleRun, finish, make_context, make_runs
 
-RUNS = (
-    SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=60, seeds=(0, 1), lengths=(16, 64)),
-    SampleRun("a5-explicit", "A5", False, 0.2, (0.2,), steps=60, lengths=(16, 64)),
-)
+RUNS = (SampleRun("a5-explicit", "A5", False, 0.2, (0.2,), steps=60, seeds=(0, 1), lengths=(16, 64)),)
+KEPT = ("manifest.json", "metrics.json", "provenance.json", "journal.jsonl")
 
 
-def test_the_report_of_kept_results_has_the_numbers_of_the_report_that_was_kept(tmp_path: Path) -> None:
+def test_the_report_of_kept_results_equals_the_report_that_was_made_first(tmp_path: Path) -> None:
     results = tmp_path / "results" / "demo"
     roles = make_runs(results, RUNS)
     context = make_context(results / "report", roles)
     stage.run(context)
-    shutil.copytree(context.work / "declared", results / "report", dirs_exist_ok=True)
     finish(results / "report", "report", "report", context.config, dict.fromkeys(roles, "0" * 64), {})
-    keep(results, tmp_path / "kept")
-    shutil.rmtree(results)
+    for path in (path for path in results.rglob("*") if path.name in KEPT):
+        (tmp_path / "kept" / path.relative_to(results)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / "kept" / path.relative_to(results))
+    first = results.rename(tmp_path / "first") / context.work.relative_to(results)
     make_again(tmp_path / "kept", tmp_path / "page")
-    for name in ("claims.json", "tables/accuracy.csv", "numbers.tex"):
-        again = (tmp_path / "page" / "declared" / name).read_text()
-        assert again == (tmp_path / "kept" / "report" / name).read_text(), name
-
-
-def test_what_is_measured_rarely_stays_whole_in_a_thinned_journal() -> None:
-    points = [Point(step, "", {"loss": 1.0} | ({"radius": 0.5} if step % 1000 == 7 else {})) for step in range(10_000)]
-    kept = list(thinned(points))
-    assert len([point for point in kept if "radius" in point.values]) == 10
-    assert MOST_POINTS <= len(kept) <= MOST_POINTS + 11
-    assert kept[-1].step == 9_999
+    for path in (first / "declared").rglob("*.*"):
+        assert (tmp_path / "page" / path.relative_to(first)).read_bytes() == path.read_bytes(), path.name

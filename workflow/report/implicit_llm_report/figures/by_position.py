@@ -67,7 +67,7 @@ def _charts(
                  width=2.6 if cell.is_headline else 1.2, short=_with_mode(cell, cell.label))
             for cell in shown
         ]  # fmt: skip
-        charts.append(Chart(title_of(longest, by), lines, partial(decorate, cells=shown), **look))
+        charts.append(Chart(title_of(longest, by), lines, partial(decorate, test=longest), **look))
     return charts
 
 
@@ -87,10 +87,9 @@ def _binned(curves: Sequence[Sequence[float]]) -> Points:
     return [(x, Spread(tuple(values))) for x, *values in (part.mean(axis=0).tolist() for part in parts)]
 
 
-def _decorate_accuracy(axis: Axes, cells: Sequence[Group]) -> None:
-    length = cells[0].length
-    mark_training(axis, {cell.train_length for cell in cells}, (1, length), is_log=False)
-    chances = [curve for cell in cells for curve in cell.curves("chance_per_position")]
+def _decorate_accuracy(axis: Axes, test: Group) -> None:
+    length, chances = test.length, test.curves("chance_per_position")
+    mark_training(axis, test.rows, 1, length)
     draw_chance(axis, [(x, spread.mean) for x, spread in _binned(chances[:1])] if chances else [])
     axis.set(xlim=(1, max(2, length)), xlabel="position in the sequence (token)")
 
@@ -110,9 +109,9 @@ def _perplexities(cell: Group) -> Points:
     ]
 
 
-def _decorate_perplexity(axis: Axes, cells: Sequence[Group]) -> None:
-    length = cells[0].length
-    mark_training(axis, {cell.train_length for cell in cells}, (1, length), is_log=True)
+def _decorate_perplexity(axis: Axes, test: Group) -> None:
+    length = test.length
+    mark_training(axis, test.rows, 1, length)
     axis.set_xscale("log", base=2)
     powers = range(math.floor(math.log2(length)) + 1)
     ticks_at(axis, [2**power for power in reversed(powers[:: -math.ceil(len(powers) / MOST_TICKS)])])

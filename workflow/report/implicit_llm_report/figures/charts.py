@@ -163,17 +163,20 @@ def draw_mark(axis: Axes, x: float, spread: Spread, series: Series) -> None:
     axis.plot(x, spread.mean, **series.line() | {"linestyle": "none"}, zorder=4, clip_on=False)  # type: ignore[arg-type]
 
 
-def mark_training(axis: Axes, lengths: Iterable[int | None], shown: tuple[int, int], *, is_log: bool) -> None:
-    """Shade the lengths or positions seen in training, as far as they lie in the range that is `shown`."""
-    for length in sorted({length for length in lengths if length and shown[0] <= length <= shown[1]}):
-        axis.axvspan(1e-3 if is_log else 0, length, color=BAND, linewidth=0, zorder=0)
+def mark_training(axis: Axes, rows: pd.DataFrame, first: int, last: int) -> None:
+    """Shade the lengths or positions seen in training, as far as they lie in the range that is shown."""
+    for length in sorted(length for length in rows["train_length"].dropna().unique() if first <= length <= last):
+        axis.axvspan(1e-3, length, color=BAND, linewidth=0, zorder=0)
         axis.axvline(length, color=GRID, linewidth=1.2, zorder=0.5)
         place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (0, 2), "va": "bottom"}
         axis.annotate(f"◂ trained to {length}", (length, 1), **place, **BESIDE, fontsize=7.5)
 
 
-def length_axis(axis: Axes, lengths: Sequence[int]) -> None:
-    """Test lengths on a logarithmic axis, each with its tick."""
+def length_axis(axis: Axes, test: Group, *, is_beyond: bool = True) -> None:
+    """Test lengths on a logarithmic axis, each with its tick; those of training are marked where some lie beyond."""
+    lengths = list(test.cells("length"))
+    if is_beyond:
+        mark_training(axis, test.rows, lengths[0], lengths[-1])
     axis.set_xscale("log", base=2)
     ticks_at(axis, lengths)
     axis.set(xlim=(lengths[0] / 1.25, lengths[-1] * 1.25), xlabel="test length (tokens)")

@@ -16,7 +16,6 @@ from implicit_llm_report.figures.charts import (
     charts_of,
     length_axis,
     log_ticks,
-    mark_training,
     ticks_at,
 )
 from implicit_llm_report.figures.style import BAND
@@ -33,14 +32,8 @@ def perplexity_by_length(given: Given) -> Figure | None:
     """Held-out perplexity against the length of the test rows, one panel a family, size and test set."""
     rows = headlines(given.perplexities)
     look = {"y_label": PERPLEXITY, "is_accuracy": False}
-    charts = charts_of(rows, ("models", "data"), "length", PERPLEXITY, _decorate_lengths, **look)
+    charts = charts_of(rows, ("models", "data"), "length", PERPLEXITY, length_axis, **look)
     return chart_figure("perplexity-by-length", "Perplexity by test length", charts)
-
-
-def _decorate_lengths(axis: Axes, test: Group) -> None:
-    lengths = list(test.cells("length"))
-    mark_training(axis, set(test.rows["train_length"]), (lengths[0], lengths[-1]), is_log=True)
-    length_axis(axis, lengths)
 
 
 def perplexity_by_parameters(given: Given) -> Figure | None:

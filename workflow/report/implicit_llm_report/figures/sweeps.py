@@ -21,7 +21,7 @@ from implicit_llm_report.inputs.suites import load_suites
 from implicit_llm_report.registry import registry
 from implicit_llm_report.tables import title_of
 
-ITERATIONS, TOLERANCE = "eval_max_iter", "eval_tol"
+TOLERANCE = "eval_tol"
 # By the kind of evaluation the metric and its words.
 MEASURES = {
     "word_problem": (LAST_TEN, "accuracy, last 10 tokens"),
@@ -29,10 +29,6 @@ MEASURES = {
     "lm_eval": (AVERAGE, "average accuracy"),
 }
 AS_TRAINED = "as trained"  # instead of a swept value
-FIGURES = {
-    ITERATIONS: ("test-time-iterations", "Accuracy and perplexity by iterations at test time"),
-    TOLERANCE: ("test-time-tolerance", "Accuracy and perplexity by tolerance at test time"),
-}
 
 
 def swept_rows(given: Given) -> pd.DataFrame:
@@ -54,15 +50,14 @@ def swept_rows(given: Given) -> pd.DataFrame:
 
 
 def test_time_iterations(given: Given) -> Figure | None:
-    return _figure(given, ITERATIONS)
+    return _figure(given, "eval_max_iter", "iterations")
 
 
 def test_time_tolerance(given: Given) -> Figure | None:
-    return _figure(given, TOLERANCE)
+    return _figure(given, TOLERANCE, "tolerance")
 
 
-def _figure(given: Given, key: str) -> Figure | None:
-    name, title = FIGURES[key]
+def _figure(given: Given, key: str, words: str) -> Figure | None:
     rows, entry = swept_rows(given), registry().tables["test-time"]
     charts = []
     for test in groups(rows[rows["swept"] == key], entry.by):
@@ -71,7 +66,7 @@ def _figure(given: Given, key: str) -> Figure | None:
         values = sorted({x for line in lines for x, _ in line.points})
         decorate = partial(_sweep_axis, values=values, key=key)
         charts.append(Chart(title_of(test, entry.by), lines, decorate, label, is_accuracy=measure != PERPLEXITY))
-    return chart_figure(name, title, charts)
+    return chart_figure(f"test-time-{words}", f"Accuracy and perplexity by {words} at test time", charts)
 
 
 def _line(model: Group, measure: str) -> Line:

@@ -23,7 +23,6 @@ from implicit_llm_report.figures.charts import (
     charts_of,
     draw_mark,
     length_axis,
-    mark_training,
     tell_if_empty,
     ticks_at,
 )
@@ -81,10 +80,8 @@ def accuracy_by_length(given: Given) -> Figure | None:
 
 
 def _decorate_lengths(axis: Axes, test: Group) -> None:
-    cells = test.cells("length")
-    mark_training(axis, set(test.rows["train_length"]), (min(cells), max(cells)), is_log=True)
-    draw_chance(axis, [(length, chance_of(cell)) for length, cell in cells.items()])
-    length_axis(axis, list(cells))
+    draw_chance(axis, [(length, chance_of(cell)) for length, cell in test.cells("length").items()])
+    length_axis(axis, test)
 
 
 def chance_of(test: Group) -> float | None:
@@ -188,10 +185,9 @@ def minimum_layers(given: Given) -> Figure | None:
 
 
 def _decorate_layers(axis: Axes, test: Group) -> None:
-    lengths = test.cells("length")
-    length_axis(axis, list(lengths))
+    length_axis(axis, test, is_beyond=False)
     axis.set_xlabel("length of training and test (tokens)")
-    for length, cell in lengths.items():
+    for length, cell in test.cells("length").items():
         for value, detail in zip(cell.rows["value"], cell.rows["detail"], strict=True):
             if detail["words"].startswith(">"):
                 axis.plot(length, value, "^", color=INK, markersize=9, fillstyle="none", zorder=7)
