@@ -147,7 +147,7 @@ def test_every_heat_map_has_its_scale_beside_it(made: Path) -> None:
     figure = page[page.index('id="figure-jacobian"') :].partition("</figure>")[0]
     panels = figure.count('<svg role="img"')
     assert figure.count("image-rendering:pixelated") == panels == 4
-    assert figure.count(">0.001</text>") == panels
+    assert figure.count(">0.01</text>") == panels
 
 
 def depth_records(accuracies: dict[tuple[str, int, int], list[float | None]]) -> list[Record]:

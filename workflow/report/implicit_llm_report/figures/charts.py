@@ -168,8 +168,8 @@ def mark_training(axis: Axes, rows: pd.DataFrame, first: int, last: int) -> None
     for length in sorted(length for length in rows["train_length"].dropna().unique() if first <= length <= last):
         axis.axvspan(1e-3, length, color=BAND, linewidth=0, zorder=0)
         axis.axvline(length, color=GRID, linewidth=1.2, zorder=0.5)
-        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (0, 2), "va": "bottom"}
-        axis.annotate(f"◂ trained to {length}", (length, 1), **place, **BESIDE, fontsize=7.5)
+        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (0, 2), "ha": "right", "va": "bottom"}
+        axis.annotate(f"trained to {length}", (length, 1), **place, **BESIDE, fontsize=7.5)
 
 
 def length_axis(axis: Axes, test: Group, *, is_beyond: bool = True) -> None:

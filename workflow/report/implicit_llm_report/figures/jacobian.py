@@ -49,4 +49,4 @@ def _draw(axis: Axes, model: Group) -> None:
     if pictures:
         scale = LogNorm(*SHADES, clip=True)
         image = axis.imshow(np.abs(pictures[0]), cmap="cividis", norm=scale, interpolation="none")
-        axis.figure.colorbar(image, cax=axis.inset_axes((1.04, 0, 0.06, 1)), format="{x:g}")
+        axis.figure.colorbar(image, ax=axis, format="{x:g}")

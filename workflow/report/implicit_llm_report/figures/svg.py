@@ -32,7 +32,9 @@ PANEL_INCHES = (3.45, 2.5)
 WIDE_PANEL_INCHES = (7.4, 2.6)
 MAX_COLUMNS = 3
 LEGEND_PT, HANDLE_EMS, LETTER_EMS = 8, 2.6, 0.62
-TITLE_LETTERS = 36  # as many as fit above a panel
+TITLE_LETTERS = 32  # as many as fit above a panel
+LEFT_PT, BOTTOM_PT, RIGHT_PT, TOP_PT = 46, 34, 12, 18  # around the axes
+TITLE_PT = 12  # height of a line of a title
 LINE_PT = 17  # of the legend
 XLINK = "http://www.w3.org/1999/xlink"
 _MARKS = ("outlines", "letters", "end of text")
@@ -80,11 +82,12 @@ def drawn(figure: Figure) -> Drawn:
     for index, panel in enumerate(figure.panels):
         name = f"{figure.name}-{index}"
         with matplotlib.rc_context({**style.RC, "svg.hashsalt": name}):
-            canvas = Canvas(figsize=figure.panel_inches)
+            canvas, title = Canvas(figsize=figure.panel_inches), textwrap.wrap(panel.title, TITLE_LETTERS)
+            (width, height), top = canvas.get_size_inches() * 72, TOP_PT + TITLE_PT * len(title)
+            canvas.subplots_adjust(LEFT_PT / width, BOTTOM_PT / height, 1 - RIGHT_PT / width, 1 - top / height)
             axis = canvas.subplots()
             panel.draw(axis)
-            axis.set_title(textwrap.fill(panel.title, TITLE_LETTERS))
-            _fit(axis, canvas)
+            axis.set_title("\n".join(title))
             outlined, lettered = _svg(canvas)
             page.append(_for_page(lettered, name, panel.description or panel.title))
             outlines.append(_element(outlined, name))
@@ -125,17 +128,6 @@ def _legend(figure: Figure, width: float) -> tuple[str, float]:
         handles = [Line2D([], [], label=series.label, **series.line()) for series in figure.legend]
         canvas.legend(handles=handles, loc="center", ncols=per_row, handlelength=HANDLE_EMS, fontsize=LEGEND_PT)
         return _element(_svg(canvas)[0], f"{figure.name}-legend"), height
-
-
-def _fit(axis: Axes, canvas: Canvas) -> None:
-    """Give the axes all that their labels leave of the panel: of one panel in a third of a layout engine's time."""
-    outer, inner, page = axis.get_tightbbox(), axis.get_window_extent(), canvas.bbox
-    pad = 0.04 * canvas.dpi
-    assert outer is not None
-    left, bottom = inner.x0 - outer.x0 + pad, inner.y0 - outer.y0 + pad
-    right, top = outer.x1 - inner.x1 + pad, outer.y1 - inner.y1 + pad
-    width, height = page.width - left - right, page.height - bottom - top
-    axis.set_position((left / page.width, bottom / page.height, width / page.width, height / page.height))
 
 
 @cache
