@@ -20,9 +20,8 @@ from implicit_llm_contracts.runs.run_directory import work_directory
 from implicit_llm_contracts.runs.stage_context import Input, StageContext
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.inputs.frame import frame_of
-from implicit_llm_report.inputs.given import Given
 from implicit_llm_report.inputs.published import Published
-from implicit_llm_report.inputs.sources import ReportInputs
+from implicit_llm_report.inputs.sources import Given, ReportInputs
 from implicit_llm_report.inputs.training_runs import TrainingRun
 
 Record = dict[str, Any]

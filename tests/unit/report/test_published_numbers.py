@@ -14,9 +14,8 @@ import pytest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.inputs.frame import frame_of
-from implicit_llm_report.inputs.given import Given
 from implicit_llm_report.inputs.published import MARK_WORDS, load_published
-from implicit_llm_report.inputs.sources import ReportInputs
+from implicit_llm_report.inputs.sources import Given, ReportInputs
 from implicit_llm_report.inputs.suites import load_suites
 from implicit_llm_report.inputs.training_runs import Solver
 from implicit_llm_report.sections import published_files, published_rows

@@ -13,9 +13,8 @@ import pytest
 from implicit_llm_report import stage
 from implicit_llm_report.config import ReportError
 from implicit_llm_report.figures.word_problems import accuracy_by_length
-from implicit_llm_report.inputs.given import Given
 from implicit_llm_report.inputs.published import Published
-from implicit_llm_report.inputs.sources import load_inputs
+from implicit_llm_report.inputs.sources import Given, load_inputs
 from tests.unit.report.sample_runs import MODES, Record, SampleRun, config_of, make_context, make_runs
 
 FIGURES = (

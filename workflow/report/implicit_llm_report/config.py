@@ -111,5 +111,4 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506  (a SafeLoader)
     except yaml.YAMLError as error:
-        first_line = " ".join(str(error).split())
-        raise ReportError(f"{path}: is not valid YAML: {first_line}") from error
+        raise ReportError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from error

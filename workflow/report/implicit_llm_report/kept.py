@@ -19,12 +19,12 @@ from implicit_llm_report import stage
 def make_again(results: Path, target: Path) -> None:
     """Make the report of RESULTS in TARGET/declared, from the inputs that its manifest names."""
     manifest = Manifest.read(results / "report" / FILE_NAME)
-    folders = {role: results.absolute() / role.replace(":", "/", 1) for role in manifest.identity["upstream"]}
+    folders = {role: results.absolute() / role.replace(":", "/", 1) for role in manifest.upstream}
     context = StageContext(
         stage="report",
         name="report",
         fingerprint=manifest.fingerprint,
-        config=dict(manifest.identity["config"]),
+        config=dict(manifest.config),
         inputs={role: Input(folder, Manifest.read(folder / FILE_NAME)) for role, folder in folders.items()},
         run_dir=target,
         work=target,

@@ -16,10 +16,10 @@ from implicit_llm_contracts.plugins import FIGURES as PLUGIN_FIGURES
 from implicit_llm_report.figures import by_position, jacobian, language_models, sweeps, training, word_problems
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.inputs.frame import COSTS, Group, Spread, groups, roles_of
-from implicit_llm_report.inputs.given import Given
 from implicit_llm_report.inputs.published import Entry as PublishedEntry
+from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.registry import registry
-from implicit_llm_report.tables import Table, csv_of, files_of, latex_of, rounded, tables_of
+from implicit_llm_report.tables import Table, csv_of, latex_of, rounded, tables_of
 
 CELL = ("name", "data", "length", "mode", "against", "task", "measure")
 MODULES = (word_problems, by_position, language_models, sweeps, training, jacobian)
@@ -67,15 +67,6 @@ ROWS: Mapping[str, Callable[[Given], pd.DataFrame]] = {
 
 
 @dataclass(frozen=True)
-class Section:
-    """Tables of one kind of result, and the files that they are written to, each as "csv" and "tex"."""
-
-    name: str
-    tables: Sequence[Table]
-    files: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class PublishedRow:
     """A published number or statement; `ours` None where there is no measurement of the same thing."""
 
@@ -97,16 +88,15 @@ def _function(name: str) -> Callable[[Given], Figure | None]:
     return found
 
 
-def sections_of(given: Given) -> dict[str, Section]:
-    """By name, those that have something to show, of those that the configuration asks for."""
+def sections_of(given: Given) -> dict[str, list[Table]]:
+    """The tables of each kind of result, by name: those that the configuration asks for and that have any."""
     asked, found = tuple(ROWS) if given.config.is_whole else given.config.tables or (), {}
     for name, rows_of in ROWS.items():
         if name not in asked:
             continue
-        entry, rows = registry().tables[name], rows_of(given)
-        tables = tables_of(entry, rows)
+        tables = tables_of(registry().tables[name], rows_of(given))
         if tables or (name == "minimum-layers" and given.config.minimum_layers is not None):
-            found[name] = Section(name, tables, files_of(tables, given.published))
+            found[name] = tables
     return found
 
 
@@ -125,8 +115,8 @@ def published_rows(given: Given) -> list[PublishedRow]:
 
 
 def _published_row(entry: PublishedEntry, cells: Sequence[Group]) -> PublishedRow:
-    beside = [cell for cell in cells if entry.is_beside(cell)]
-    beside = [cell for cell in beside if entry.kind not in ("perplexity", "lm_eval") or cell.is_headline]
+    is_of_all_modes = entry.kind not in ("perplexity", "lm_eval")
+    beside = [cell for cell in cells if entry.is_beside(cell) and (is_of_all_modes or cell.is_headline)]
     spreads = [cell.spread(entry.metric) for cell in beside]
     ours = Spread.of(value for spread in spreads for value in (*spread.values, *[None] * spread.num_missing))
     return PublishedRow(entry, ours if beside else None, roles_of(beside))

@@ -14,13 +14,13 @@ from implicit_llm_report.claims.claims import NOT_RUN, judge, load_claims
 from implicit_llm_report.claims.measure import find
 from implicit_llm_report.config import ReportConfig, ReportError
 from implicit_llm_report.figures.svg import drawn, file_svg
-from implicit_llm_report.inputs.given import Given
 from implicit_llm_report.inputs.published import load_published
-from implicit_llm_report.inputs.sources import load_inputs
+from implicit_llm_report.inputs.sources import Given, load_inputs
 from implicit_llm_report.page import latex_numbers
 from implicit_llm_report.page.page import PageContent, render
 from implicit_llm_report.registry import caption_of
 from implicit_llm_report.sections import figures_of, missing_files, published_files, published_rows, sections_of
+from implicit_llm_report.tables import files_of
 
 DEFAULT_TITLE = "Implicit language models are RNNs"
 
@@ -45,9 +45,8 @@ def run(context: StageContext) -> StageResult:
     if not config.is_whole:  # a figure for itself does not speak of claims that it says nothing about
         judgements = [judgement for judgement in judgements if judgement.verdict != NOT_RUN]
     sections = sections_of(given)
-    has_published = "published" in config.tables if config.tables is not None else config.is_whole
-    published = published_rows(given) if has_published else []
-    tables = {name: section.files for name, section in sections.items()}
+    published = published_rows(given) if config.is_whole or "published" in (config.tables or ()) else []
+    tables = {name: files_of(found, given.published) for name, found in sections.items()}
     tables |= {"published": published_files(published)} if published else {}
     tables |= {"missing": missing_files(given)} if config.missing else {}
     content = PageContent(

@@ -5,7 +5,7 @@ registry.yaml says of each table what its rows and columns are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,14 +37,13 @@ NOT_WRITTEN = (
     "kind", "role", "seed", "is_implicit", "solver", "source", "sweep", "record", "origin", "metric", "value", "detail",
 )  # fmt: skip
 ABOUT = [column for column in COLUMNS if column not in NOT_WRITTEN]
-TASK_NAMES = {  # of CatbAbI: Weston et al. 2015, Table 1
-    "1": "single supporting fact", "2": "two supporting facts", "3": "three supporting facts",
-    "4": "two argument relations", "5": "three argument relations", "6": "yes/no questions", "7": "counting",
-    "8": "lists/sets", "9": "simple negation", "10": "indefinite knowledge", "11": "basic coreference",
-    "12": "conjunction", "13": "compound coreference", "14": "time reasoning", "15": "basic deduction",
-    "16": "basic induction", "17": "positional reasoning", "18": "size reasoning", "19": "path finding",
-    "20": "agent's motivations",
-}  # fmt: skip
+TASK_NAMES = (  # of CatbAbI: Weston et al. 2015, Table 1
+    "single supporting fact", "two supporting facts", "three supporting facts", "two argument relations",
+    "three argument relations", "yes/no questions", "counting", "lists/sets", "simple negation",
+    "indefinite knowledge", "basic coreference", "conjunction", "compound coreference", "time reasoning",
+    "basic deduction", "basic induction", "positional reasoning", "size reasoning", "path finding",
+    "agent's motivations",
+)  # fmt: skip
 COUNTS = {
     "num_parameters": "parameters", "num_samples": "samples", "num_tokens": "tokens read", "num_documents": "documents",
 }  # fmt: skip
@@ -135,8 +134,8 @@ def _words(column: str, value: Any, test: Group | None = None) -> str:
         return " / ".join(f"{100 * share:g}" for share in shares_of(value)) + " % hard"  # mixed in equal parts
     if value is None or column == "monoid" or pd.isna(value):
         return ""
-    if column == "task" and str(value) in TASK_NAMES:
-        return f"{value}. {TASK_NAMES[str(value)]}"
+    if column == "task" and str(value).isdigit():
+        return f"{value}. {TASK_NAMES[int(value) - 1]}"
     forms = {
         "length": f"length {value}",
         "protocol": PROTOCOL_WORDS.get(value, value),
@@ -171,22 +170,17 @@ def source_words(source: Mapping[str, Any]) -> str:
 
 def files_of(tables: Sequence[Table], published: Published) -> dict[str, str]:
     """Every number of the cells with its range as one CSV file, and the tables as LaTeX for the package booktabs."""
-    frame = pd.DataFrame([_csv_row(cell, published) for table in tables for cell in _different(table)], dtype=object)
+    first: dict[int, Cell] = {}  # of each group of rows
+    for cell, foot in ((cell, table.foot) for table in tables for row in table.cells for cell in row):
+        if cell.group is not None and cell.metric != foot:
+            first.setdefault(id(cell.group), cell)
+    frame = pd.DataFrame([_csv_row(cell, published) for cell in first.values()], dtype=object)
     about = [column for column in ABOUT if column in frame and frame[column].isna().all()]
     return {"csv": csv_of(frame.drop(columns=about)), "tex": "\n".join(_latex(table) for table in tables)}
 
 
 def csv_of(frame: pd.DataFrame) -> str:
     return frame.to_csv(index=False, lineterminator="\n")
-
-
-def _different(table: Table) -> Iterator[Cell]:
-    """The first cell of each group of rows."""
-    seen: set[int] = set()
-    for cell in (cell for row in table.cells for cell in row if cell.metric != table.foot):
-        if cell.group is not None and id(cell.group) not in seen:
-            seen.add(id(cell.group))
-            yield cell
 
 
 def _csv_row(cell: Cell, published: Published) -> dict[str, object]:

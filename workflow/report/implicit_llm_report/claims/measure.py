@@ -133,11 +133,10 @@ def in_rivals(cells: Sequence[Group], same: Sequence[str], equal: Sequence[str])
     """The cells that compete: alike in the columns `same`, and equal in the columns `equal` to the first of them."""
     found: list[list[Group]] = []
     for cell in cells:
-        mine = next((rivals for rivals in found if _is_alike(rivals[0], cell, same, equal)), None)
-        if mine is None:
-            found.append([cell])
-        else:
-            mine.append(cell)
+        mine: list[Group] = next((rivals for rivals in found if _is_alike(rivals[0], cell, same, equal)), [])
+        if not mine:
+            found.append(mine)
+        mine.append(cell)
     return found
 
 

@@ -21,25 +21,25 @@ from implicit_llm_report.figures.word_problems import (
     without_fraction_sweep,
 )
 from implicit_llm_report.inputs.frame import PERPLEXITY, Group, Spread, groups
-from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.tables import title_of
 
 MAX_POSITIONS = 512  # beyond, positions are joined
 LEAST_TOKENS = 256  # of a point of perplexity
-MOST_TICKS = 8
 Points = list[tuple[float, Spread]]
 
 
 def accuracy_by_position(given: Given) -> Figure | None:
     rows = without_fraction_sweep(of_lengths(given.words))
-    charts = _charts(rows, TEST_LENGTH, _accuracies, _decorate_accuracy, y_label="accuracy at this position")
+    charts = _charts(
+        rows, TEST_LENGTH, _accuracies, _decorate_accuracy, y_label="accuracy at this position", is_accuracy=True
+    )
     return chart_figure("accuracy-by-position", "Accuracy at each position of the longest sequences", charts, [CHANCE])
 
 
 def perplexity_by_position(given: Given) -> Figure | None:
-    look = {"y_label": PERPLEXITY, "is_accuracy": False}
     test = ("models", "data", "length")
-    charts = _charts(given.perplexities, test, _perplexities, _decorate_perplexity, **look)
+    charts = _charts(given.perplexities, test, _perplexities, _decorate_perplexity, y_label=PERPLEXITY)
     return chart_figure("perplexity-by-position", "Perplexity by position", charts)
 
 
@@ -113,6 +113,5 @@ def _decorate_perplexity(axis: Axes, test: Group) -> None:
     length = test.length
     mark_training(axis, test.rows, 1, length)
     axis.set_xscale("log", base=2)
-    powers = range(math.floor(math.log2(length)) + 1)
-    ticks_at(axis, [2**power for power in reversed(powers[:: -math.ceil(len(powers) / MOST_TICKS)])])
+    ticks_at(axis, [length / 4**power for power in range(12) if 4**power <= length])
     axis.set(xlim=(0.9, length * 1.1), xlabel="tokens before the predicted one")

@@ -19,8 +19,8 @@ from implicit_llm_report.figures.svg import Figure, Panel
 from implicit_llm_report.inputs.frame import Group, Spread, groups, roles_of
 from implicit_llm_report.tables import title_of
 
+NOTE: dict[str, Any] = {"xycoords": "axes fraction", "fontsize": 7, "color": MUTED}
 MISSING_CHARACTERS = 52  # as many as fit into a panel
-BESIDE: dict[str, Any] = {"textcoords": "offset points", "color": MUTED}  # of notes on axes
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Chart:
     lines: Sequence[Line]
     decorate: Callable[[Axes], None] = field(compare=False)
     y_label: str = "accuracy, last 10 tokens"
-    is_accuracy: bool = True
+    is_accuracy: bool = False  # from 0 to 1; else the axis is logarithmic
     roles: tuple[str, ...] = ()  # beside those of the lines
     level: tuple[str, float] | None = None  # a value with its name, as a dotted line
     has_lines: bool = True  # else marks alone: the axis has no order
@@ -121,8 +121,7 @@ def draw_chart(axis: Axes, chart: Chart, series: Mapping[str, Series]) -> None:
     if chart.level is not None:
         words, value = chart.level
         axis.axhline(value, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
-        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
-        axis.annotate(f"{words} {value:g}", (1, value), **place, fontsize=7, color=MUTED)
+        note(axis, f"{words} {value:g}", (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom")
     if chart.is_accuracy:
         accuracy_axis(axis, chart.y_label)
     else:
@@ -135,7 +134,7 @@ def draw_chart(axis: Axes, chart: Chart, series: Mapping[str, Series]) -> None:
     missing = [words for line in chart.lines for words in line.missing]
     if values and missing:
         text = textwrap.fill("missing: " + ", ".join(missing), MISSING_CHARACTERS)
-        axis.annotate(text, (0.02, 0.02), xycoords="axes fraction", fontsize=7, color=MUTED).set_in_layout(False)
+        note(axis, text, (0.02, 0.02))
 
 
 def draw_line(axis: Axes, line: Line, series: Series, *, has_line: bool) -> None:
@@ -168,8 +167,7 @@ def mark_training(axis: Axes, rows: pd.DataFrame, first: int, last: int) -> None
     for length in sorted(length for length in rows["train_length"].dropna().unique() if first <= length <= last):
         axis.axvspan(1e-3, length, color=BAND, linewidth=0, zorder=0)
         axis.axvline(length, color=GRID, linewidth=1.2, zorder=0.5)
-        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (0, 2), "ha": "right", "va": "bottom"}
-        axis.annotate(f"trained to {length}", (length, 1), **place, **BESIDE, fontsize=7.5)
+        note(axis, f"trained to {length}", (length, 1.015), xycoords=("data", "axes fraction"), ha="right", va="bottom")
 
 
 def length_axis(axis: Axes, test: Group, *, is_beyond: bool = True) -> None:
@@ -201,7 +199,12 @@ def log_ticks(axis: Axis, words: Callable[[float], str] = "{:.4g}".format) -> No
     axis.minorticks_off()
 
 
-def tell_if_empty(axis: Axes, shown: Sequence[Any], words: str = "missing") -> None:
+def tell_if_empty(axis: Axes, shown: Sequence[Any]) -> None:
     """Say in the middle of the axes that there is nothing to draw."""
     if not shown:
-        axis.annotate(words, (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=9, color=MUTED)
+        note(axis, "missing", (0.5, 0.5), ha="center", fontsize=9)
+
+
+def note(axis: Axes, words: str, place: tuple[float, float], **look: Any) -> None:
+    """Small print on the axes, at a place in shares of their width and height unless `xycoords` says otherwise."""
+    axis.annotate(words, place, **NOTE | look)

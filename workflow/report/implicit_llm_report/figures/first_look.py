@@ -59,13 +59,11 @@ def write_picture(path: Path, trial: Trial) -> None:
         buffer = io.BytesIO()
         is_svg = path.suffix == ".svg"
         canvas.savefig(buffer, format=path.suffix[1:], dpi=200, metadata={"Date": None} if is_svg else None)
-    path.write_bytes(with_themes(buffer.getvalue().decode()).encode() if is_svg else buffer.getvalue())
-
-
-def with_themes(text: str) -> str:
-    """The SVG with its colours as variables, and the two themes that set them."""
-    themes = CSS.format(svg.theme_css(1), svg.theme_css(2))
-    return svg.with_variables(text).replace("<defs>", themes + "<defs>", 1)
+    picture = buffer.getvalue()
+    if is_svg:
+        themes = CSS.format(svg.theme_css(1), svg.theme_css(2))
+        picture = svg.with_variables(picture.decode()).replace("<defs>", themes + "<defs>", 1).encode()
+    path.write_bytes(picture)
 
 
 def draw_accuracy(axis: Axes, trial: Trial) -> None:

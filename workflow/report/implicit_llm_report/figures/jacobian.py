@@ -12,9 +12,8 @@ from matplotlib.colors import LogNorm
 from implicit_llm_report.figures.charts import tell_if_empty
 from implicit_llm_report.figures.svg import Figure, Panel
 from implicit_llm_report.inputs.frame import Group, groups, roles_of
-from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.inputs.sources import Given
 
-NAME = "jacobian"
 MOST_PANELS = 6
 RANDOM = "random layer"
 SHADES = 1e-7, 1.0  # values between which colours tell apart
@@ -22,7 +21,7 @@ SHADES = 1e-7, 1.0  # values between which colours tell apart
 
 def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Random layers, each kind once, which are the same in every evaluation of a kind; then trained models."""
-    rows = frame[frame["kind"] == NAME]
+    rows = frame[frame["kind"] == "jacobian"]
     is_random = rows["setting"] == RANDOM
     random = [kind.rows[kind.rows["role"] == min(kind.roles)] for kind in groups(rows[is_random], ("is_implicit",))]
     names = [f"{RANDOM}, {'implicit' if one['is_implicit'].iloc[0] else 'explicit'}" for one in random]
@@ -37,7 +36,7 @@ def jacobian(given: Given) -> Figure | None:
         Panel(model.name, partial(_draw, model=model), f"{model.name}: absolute values of the Jacobian")
         for model in shown
     )
-    return Figure(NAME, "Jacobian of the state transition", panels, (), roles_of(shown)) if panels else None
+    return Figure("jacobian", "Jacobian of the state transition", panels, (), roles_of(shown)) if panels else None
 
 
 def _draw(axis: Axes, model: Group) -> None:

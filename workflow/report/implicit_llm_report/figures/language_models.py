@@ -21,7 +21,7 @@ from implicit_llm_report.figures.charts import (
 from implicit_llm_report.figures.style import BAND
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.inputs.frame import PERPLEXITY, Group, Spread, groups, headlines, is_close, plain, short_count
-from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.tables import title_of
 
 LEAST_RESIDUAL = 1e-9  # below lies rounding, and zero has no logarithm
@@ -31,8 +31,7 @@ KINDS = {"free": "implicit, free phase", "bounded": "implicit, bounded phase alo
 def perplexity_by_length(given: Given) -> Figure | None:
     """Held-out perplexity against the length of the test rows, one panel a family, size and test set."""
     rows = headlines(given.perplexities)
-    look = {"y_label": PERPLEXITY, "is_accuracy": False}
-    charts = charts_of(rows, ("models", "data"), "length", PERPLEXITY, length_axis, **look)
+    charts = charts_of(rows, ("models", "data"), "length", PERPLEXITY, length_axis, y_label=PERPLEXITY)
     return chart_figure("perplexity-by-length", "Perplexity by test length", charts)
 
 
@@ -52,9 +51,7 @@ def perplexity_by_parameters(given: Given) -> Figure | None:
     if not spoken:
         return None
     shown = pd.concat([cell.rows for cell in spoken])
-    charts = charts_of(
-        shown, ("family", "data"), "num_parameters", PERPLEXITY, _decorate_sizes, y_label=PERPLEXITY, is_accuracy=False
-    )
+    charts = charts_of(shown, ("family", "data"), "num_parameters", PERPLEXITY, _decorate_sizes, y_label=PERPLEXITY)
     charts = [chart for chart in charts if any(len(line.points) > 1 for line in chart.lines)]
     return chart_figure("perplexity-by-parameters", "Perplexity by parameters", charts)
 
@@ -97,7 +94,7 @@ def curriculum(given: Given) -> Figure | None:
         levels = [Line("explicit", False, level=one.spread(PERPLEXITY), groups=[one]) for one in explicit]
         title = f"{run.run}, {run.data}"
         decorate = partial(_decorate_branches, shares=list(branches))
-        charts.append(Chart(title, [mine, *levels], decorate, PERPLEXITY, is_accuracy=False))
+        charts.append(Chart(title, [mine, *levels], decorate, PERPLEXITY))
     return chart_figure("curriculum", "Perplexity by share of the bounded phase", charts)
 
 
@@ -124,7 +121,7 @@ def accuracy_by_babi_task(given: Given) -> Figure | None:
     if not shown:
         return None
     rows = pd.concat([cell.rows.assign(place=cell.rows["task"].fillna(0).astype(int)) for cell in shown])
-    look = {"y_label": "accuracy at questions", "has_lines": False}
+    look = {"y_label": "accuracy at questions", "is_accuracy": True, "has_lines": False}
     charts = charts_of(rows, ("data",), "place", "accuracy", _decorate_tasks, **look)
     return chart_figure("accuracy-by-babi-task", "Accuracy on each CatbAbI task", charts, is_wide=True)
 
@@ -147,9 +144,11 @@ def convergence_by_iteration(given: Given) -> Figure | None:
         decorate, tolerances = partial(_decorate_trace, last=last), {model.eval_tol for model in models} - {None}
         level = ("tolerance", tolerances.pop()) if len(tolerances) == 1 else None
         label = "relative residual of a token"
-        charts.append(Chart(f"{title}: residual", residuals, decorate, label, is_accuracy=False, level=level))
+        charts.append(Chart(f"{title}: residual", residuals, decorate, label, level=level))
         final = [_trace(model, "agreement_with_last", 1.7) for model in models]
-        charts.append(Chart(f"{title}: predictions", final, decorate, "predictions as at the last one"))
+        charts.append(
+            Chart(f"{title}: predictions", final, decorate, "predictions as at the last one", is_accuracy=True)
+        )
     return chart_figure("convergence-by-iteration", "Convergence by iteration", charts)
 
 

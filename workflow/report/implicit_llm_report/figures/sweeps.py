@@ -16,12 +16,11 @@ from matplotlib.axes import Axes
 from implicit_llm_report.figures.charts import Chart, Line, chart_figure, ticks_at
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.inputs.frame import AVERAGE, COST, LAST_TEN, PERPLEXITY, Group, groups
-from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.inputs.suites import load_suites
 from implicit_llm_report.registry import registry
 from implicit_llm_report.tables import title_of
 
-TOLERANCE = "eval_tol"
 # By the kind of evaluation the metric and its words.
 MEASURES = {
     "word_problem": (LAST_TEN, "accuracy, last 10 tokens"),
@@ -54,7 +53,7 @@ def test_time_iterations(given: Given) -> Figure | None:
 
 
 def test_time_tolerance(given: Given) -> Figure | None:
-    return _figure(given, TOLERANCE, "tolerance")
+    return _figure(given, "eval_tol", "tolerance")
 
 
 def _figure(given: Given, key: str, words: str) -> Figure | None:
@@ -82,6 +81,6 @@ def _sweep_axis(axis: Axes, values: Sequence[float], key: str) -> None:
     axis.set_xscale("log")
     ticks_at(axis, values)
     axis.set_xlabel("iterations allowed for a block")
-    if key == TOLERANCE:
+    if key == "eval_tol":
         axis.invert_xaxis()
         axis.set_xlabel("tolerance (relative residual; stricter to the right)")

@@ -15,7 +15,7 @@ from implicit_llm_report.figures.charts import Chart, Line, chart_figure, log_ti
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.figures.word_problems import TASK, of_lengths
 from implicit_llm_report.inputs.frame import Spread, groups, short_count
-from implicit_llm_report.inputs.given import Given
+from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.inputs.training_runs import FLOPS, LANGUAGE_MODEL, LOSS, STEP, TOKENS, Phase, TrainingRun
 from implicit_llm_report.tables import title_of
 
@@ -44,15 +44,17 @@ def training_curves(given: Given) -> Figure | None:
     charts = []
     for title, runs in _by_task(given, left_out).items():
         amount = TOKENS if runs[0].task == LANGUAGE_MODEL else STEP
-        charts.append(_chart(f"{title}, training", runs, LOSS, LOSS_WORDS, amount, is_accuracy=False))
-        if all(run.task in (WORD_PROBLEM, None) for run in runs):
-            charts.append(_chart(f"{title}, training accuracy", runs, ACCURACY, "accuracy, last 10 tokens"))
+        charts.append(_chart(f"{title}, training", runs, LOSS, LOSS_WORDS, amount))
+        if runs[0].task in (WORD_PROBLEM, None):
+            charts.append(
+                _chart(f"{title}, training accuracy", runs, ACCURACY, "accuracy, last 10 tokens", is_accuracy=True)
+            )
     return chart_figure("training-curves", "Training curves", charts)
 
 
 def loss_by_flops(given: Given) -> Figure | None:
     charts = [
-        _chart(title, runs, LOSS, LOSS_WORDS, FLOPS, is_accuracy=False)
+        _chart(title, runs, LOSS, LOSS_WORDS, FLOPS)
         for title, runs in _by_task(given).items()
         if runs[0].task == LANGUAGE_MODEL
     ]
@@ -74,7 +76,7 @@ def _by_task(given: Given, left_out: Iterable[str] = ()) -> dict[str, list[Train
 
 
 def _kind(run: TrainingRun) -> str:
-    return KIND_WORDS.get(run.task or WORD_PROBLEM, run.task or "")
+    return KIND_WORDS.get(run.task or WORD_PROBLEM, str(run.task))
 
 
 def _chart(title: str, runs: Sequence[TrainingRun], key: str, label: str, x: str = STEP, **look: Any) -> Chart:
@@ -134,15 +136,17 @@ def _measured(charts: list[Chart]) -> list[Chart]:
 
 def _limit(key: str, runs: Sequence[TrainingRun]) -> tuple[str, float] | None:
     """The tolerance or the iteration limit, where all runs have the same."""
-    name, words = LIMITS.get(key, ("", ""))
+    if key not in LIMITS:
+        return None
+    name, words = LIMITS[key]
     solvers = [phase.solver for run in runs for phase in run.phases if phase.solver]
-    limits = {value for one in solvers if one.mode != "unrolled" and (value := getattr(one, name, None)) is not None}
+    limits = {getattr(one, name) for one in solvers if one.mode != "unrolled"} - {None}
     return (words, limits.pop()) if len(limits) == 1 else None
 
 
 def spectral_radius(given: Given) -> Figure | None:
     """One panel a kind of task; below 1 the iteration contracts."""
-    look: dict[str, Any] = {"is_accuracy": False, "level": ("contracts below", 1.0)}
+    look: dict[str, Any] = {"level": ("contracts below", 1.0)}
     charts = [
         _chart(kind, runs, SPECTRAL_RADIUS, "spectral radius of ∂f/∂z", **look)
         for kind, runs in _implicit_kinds(given).items()

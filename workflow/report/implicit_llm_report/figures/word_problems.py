@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -23,6 +21,7 @@ from implicit_llm_report.figures.charts import (
     charts_of,
     draw_mark,
     length_axis,
+    note,
     tell_if_empty,
     ticks_at,
 )
@@ -38,8 +37,8 @@ from implicit_llm_report.inputs.frame import (
     roles_of,
     shares_of,
 )
-from implicit_llm_report.inputs.given import Given
 from implicit_llm_report.inputs.layers import LAYERS, fewest_layers
+from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.tables import title_of
 
 CHANCE = Series("chance (best constant answer)", MUTED, "", (1, 2))
@@ -51,10 +50,13 @@ LABEL_HEIGHT = 0.07  # of the name of a model, in the units of an accuracy
 
 def of_lengths(rows: pd.DataFrame) -> pd.DataFrame:
     """Without the models that were tested at their training length only, where others of the task go beyond it."""
-    beyond = rows[rows["length"] != rows["train_length"]]
-    tasks = set(zip(beyond["group"], beyond["monoid"], strict=True))
-    is_other = np.array([task not in tasks for task in zip(rows["group"], rows["monoid"], strict=True)], bool)
-    return rows[rows["name"].isin(set(beyond["name"])) | is_other]
+    is_beyond = rows["length"] != rows["train_length"]
+    return rows[_any(is_beyond, rows[["name"]]) | ~_any(is_beyond, rows[TASK])]
+
+
+def _any(is_one: pd.Series, by: pd.DataFrame) -> pd.Series:
+    """Whether one of the rows is, of those that agree in the columns of `by`."""
+    return is_one.groupby([by[column] for column in by], dropna=False).transform("any").astype(bool)
 
 
 def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
@@ -62,20 +64,16 @@ def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
 
     The shares at which an implicit model was evaluated in several modes stay.
     """
-    dropped: set[str] = set()
-    for task in groups(rows, TASK):
-        mine = task.rows
-        if mine["train_hard_fraction"].nunique(dropna=False) > MANY_SHARES:
-            several = mine.groupby("name")["mode"].transform("nunique") > 1
-            kept = set(mine[several]["train_hard_fraction"])
-            dropped |= set(mine[~mine["train_hard_fraction"].isin(kept)]["name"]) if kept else set()
-    return rows[~rows["name"].isin(dropped)]
+    share, tasks = "train_hard_fraction", rows.groupby(TASK)
+    has_few = tasks[share].transform("nunique", dropna=False) <= MANY_SHARES
+    has_modes = rows.groupby("name")["mode"].transform("nunique") > 1
+    return rows[has_few | _any(has_modes, rows[[*TASK, share]]) | ~_any(has_modes, rows[TASK])]
 
 
 def accuracy_by_length(given: Given) -> Figure | None:
     """Last-ten accuracy against test length, implicit against explicit. Source: paper, Fig. 1 right and Fig. 3."""
     rows = headlines(without_fraction_sweep(of_lengths(given.words)))
-    charts = charts_of(rows, TEST, "length", LAST_TEN, _decorate_lengths)
+    charts = charts_of(rows, TEST, "length", LAST_TEN, _decorate_lengths, is_accuracy=True)
     return chart_figure("accuracy-by-length", "Accuracy by sequence length", charts, [CHANCE])
 
 
@@ -126,8 +124,7 @@ def _draw_modes(axis: Axes, cells: Sequence[Group]) -> None:
     height = -1.0
     for accuracy_mean, steps, name, color in sorted(labels):  # from below, none on another
         height = max(accuracy_mean, height + LABEL_HEIGHT)
-        place: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-        axis.annotate(name, (steps, height), **place, fontsize=6, color=color)
+        note(axis, f"   {name}", (steps, height), xycoords="data", va="center", fontsize=6, color=color)
     low, high = min([0.1, *places]) / 1.6, max([2.0, *places]) * 1.6
     axis.set_xscale("log")
     ticks_at(axis, [tick for tick in (0.001, 0.01, 0.1, 1, 10, 100) if low <= tick <= high])
@@ -145,7 +142,7 @@ def accuracy_by_hard_fraction(given: Given) -> Figure | None:
         if any(len(line.points) > 1 for line in lines):
             shares = sorted({share for line in lines for share, _ in line.points})
             decorate = partial(_decorate_shares, shares=shares, chance=chance_of(test))
-            charts.append(Chart(title_of(test, TEST_LENGTH), lines, decorate))
+            charts.append(Chart(title_of(test, TEST_LENGTH), lines, decorate, is_accuracy=True))
     title = "Accuracy by the share of hard tokens in training"
     return chart_figure("accuracy-by-hard-fraction", title, charts, [CHANCE])
 
@@ -176,11 +173,9 @@ def minimum_layers(given: Given) -> Figure | None:
     if config is None:
         return None
     needed = fewest_layers(given.depths, config).drop_duplicates(["is_implicit", "length"])
-    charts = charts_of(
-        needed, ("data",), "length", LAYERS, _decorate_layers, y_label="layers needed", is_accuracy=False
-    )
+    charts = charts_of(needed, ("data",), "length", LAYERS, _decorate_layers, y_label="layers needed")
     title = f"{config.group}, accuracy ≥ {config.threshold:g}"
-    empty = Chart(title, [], lambda axis: None, "layers needed", is_accuracy=False)
+    empty = Chart(title, [], lambda axis: None, "layers needed")
     return chart_figure("minimum-layers", "Layers needed by length", charts or [empty])
 
 

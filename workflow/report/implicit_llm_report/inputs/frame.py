@@ -135,11 +135,6 @@ def seeds_words(spread: Spread) -> str:
     return words + (f", {spread.num_missing} missing" if spread.num_missing else "")
 
 
-def headline_mode(modes: set[str], wanted: str | None) -> str | None:
-    """The one of `modes` that represents a model: the wanted one if it is there, else the first of HEADLINE_MODES."""
-    return next((mode for mode in (wanted, *HEADLINE_MODES, "parallel", *sorted(modes)) if mode in modes), None)
-
-
 def mode_rank(mode: str) -> tuple[int, str]:
     """Sorting key: the known modes in MODE_ORDER, others after them by name."""
     return (MODE_ORDER.index(mode) if mode in MODE_ORDER else len(MODE_ORDER), mode)
@@ -255,13 +250,14 @@ class _Derived:
         length, trained, phase = record.get("length"), record.get("train_length"), record.get("phase")
         name, label = self._named(run, phase, solver)
         bounds = {one.iterations for one in self.phases[run].values() if one is not None}
-        headline = headline_mode(self.modes[_reading(record)], self.wanted_mode)
+        modes = self.modes[_reading(record)]
+        ranks = (self.wanted_mode, *HEADLINE_MODES, "parallel", *sorted(modes))
         return {
             "name": name,
             "label": label if record.get("is_implicit") else "explicit",
             "family": family_of(record.get("model_type")),
             "phase_label": solver and solver.label,
-            "is_headline": not sweep and record.get("mode") == headline,
+            "is_headline": not sweep and record.get("mode") == next((mode for mode in ranks if mode in modes), None),
             **({"swept": sweep["key"], "base": sweep["base"], "at": float(sweep["value"])} if sweep else {}),
             "length_factor": length / trained if length and trained else None,
             "is_harder": _is_harder(record),
@@ -299,7 +295,7 @@ def _order(row: Mapping[str, Any]) -> tuple:
     test = (row["group"] or "", row["monoid"] or "", shares_of(row["hard_fraction"] or 0.0), natural(row["data"] or ""))
     model = (not row["is_implicit"], natural(row["run"] or ""), row["train_flops"] or 0.0, row["phase"] or "")
     reading = (not row["is_headline"], mode_rank(row["mode"] or ""), row["against"] != "sequential", row["length"] or 0)
-    return (row["kind"], *test[:3], *model, *reading, test[3], -1 if row["seed"] is None else row["seed"])
+    return (row["kind"], *test[:3], *model, *reading, test[3], row["seed"] or 0)
 
 
 def _hashable(value: Any) -> Any:
@@ -328,8 +324,7 @@ class Group:
 
     @cached_property
     def _by_seed(self) -> pd.DataFrame:
-        seeds = [seed or 0 for seed in self.rows["seed"]]
-        return self.rows.iloc[sorted(range(len(seeds)), key=seeds.__getitem__)] if len(set(seeds)) > 1 else self.rows
+        return self.rows.sort_values("seed", kind="stable") if self.rows["seed"].nunique() > 1 else self.rows
 
     @cached_property
     def roles(self) -> tuple[str, ...]:

@@ -33,12 +33,11 @@ def depths(frame: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
             mean, key = model.spread(config.measure).mean, (not model.is_implicit, model.num_layers, model.length)
             rank = max(shares_of(model.hard_fraction)), -1.0 if mean is None else mean
             best[key] = max((rank, model), best.get(key, (rank, model)), key=lambda item: item[0])
-    named = [model.rows.assign(name=_named(*key[:2])) for key, (_, model) in sorted(best.items(), key=lambda i: i[0])]
+    named = [
+        model.rows.assign(name=f"{'explicit' if is_explicit else 'implicit'}, {depth} layer{'' if depth == 1 else 's'}")
+        for (is_explicit, depth, _), (_, model) in sorted(best.items(), key=lambda item: item[0])
+    ]
     return pd.concat([rows[:0], *named])
-
-
-def _named(is_explicit: bool, depth: int) -> str:
-    return f"{'explicit' if is_explicit else 'implicit'}, {depth} layer{'' if depth == 1 else 's'}"
 
 
 def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:

@@ -10,6 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import METRICS, MLFLOW, PROVENANCE
 from implicit_llm_contracts.runs.stage_context import Input
 from implicit_llm_report.config import DataPart, Job, ReportConfig, ReportError
-from implicit_llm_report.inputs.frame import frame_of
+from implicit_llm_report.inputs.frame import frame_of, plain
+from implicit_llm_report.inputs.layers import depths, fewest_layers
 from implicit_llm_report.inputs.missing import Record, missing_records
+from implicit_llm_report.inputs.published import Published
+from implicit_llm_report.inputs.suites import with_suites
 from implicit_llm_report.inputs.training_runs import Phase, Solver, TrainingRun
 
 EVALUATE, TRAIN = "evaluate", "train"
@@ -50,6 +54,35 @@ class ReportInputs:
     training: tuple[TrainingRun, ...]
     sources: Mapping[str, Source]
     frame: pd.DataFrame = field(default_factory=lambda: frame_of({}, {}))
+
+
+@dataclass(frozen=True)
+class Given:
+    """`inputs.frame` is what was measured, `frame` has the averages of downstream tasks and the fewest layers too."""
+
+    inputs: ReportInputs
+    config: ReportConfig
+    published: Published
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        found, config = with_suites(self.inputs.frame), self.config.minimum_layers
+        layers = [] if config is None else [fewest_layers(self.depths, config)]
+        return pd.concat([found, *(rows for rows in layers if len(rows))], ignore_index=True)
+
+    @cached_property
+    def depths(self) -> pd.DataFrame:
+        """Accuracies by depth; empty where the report's configuration names no group."""
+        config = self.config.minimum_layers
+        return self.inputs.frame[:0] if config is None else depths(self.inputs.frame, config)
+
+    @cached_property
+    def words(self) -> pd.DataFrame:
+        return plain(self.inputs.frame, "word_problem")
+
+    @cached_property
+    def perplexities(self) -> pd.DataFrame:
+        return plain(self.inputs.frame, "perplexity")
 
 
 def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> ReportInputs:
@@ -125,7 +158,7 @@ def _training_runs(sources: Mapping[str, Source], inputs: Mapping[str, Input]) -
         TrainingRun(run, seed, tuple(sorted(phases, key=lambda one: (one.start_step, one.end_step, one.name))), task)
         for (run, seed, task), phases in runs.items()
     ]
-    return tuple(sorted(found, key=lambda run: (natural(run.run), -1 if run.seed is None else run.seed)))
+    return tuple(sorted(found, key=lambda run: (natural(run.run), run.seed or 0)))
 
 
 def _phase(source: Source, run: Input) -> Phase:

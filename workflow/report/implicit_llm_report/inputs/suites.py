@@ -11,7 +11,7 @@ import pandas as pd
 
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.config import ReportError, read_yaml
-from implicit_llm_report.inputs.frame import AVERAGE, COSTS
+from implicit_llm_report.inputs.frame import AVERAGE, COSTS, groups
 
 
 @dataclass(frozen=True)
@@ -81,20 +81,20 @@ def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
     column of its own for each of its metrics; of the others those that no column shows are left out.
     """
     is_downstream = (frame["kind"] == "lm_eval") & ~frame["metric"].isin(COSTS)
-    rows = frame[is_downstream]
+    rows = frame[is_downstream].drop(columns=["suite", "column"])
     places = [
         (one.title, column.label, column.task, column.metric) for one in load_suites() for column in one.all_columns
     ]
     table = pd.DataFrame(places, columns=["suite", "column", "task", "metric"], dtype=object).reset_index(names="order")
-    found = [rows.drop(columns=["suite", "column"])]
+    found, keys = [rows], list(zip(rows["task"], rows["metric"], strict=True))
     for suite in load_suites():
         for average, column in zip(suite.averages, suite.average_columns, strict=True):
-            wanted = [f"{one.task} {one.metric}" for one in suite.columns if one.label in average.columns]
-            mine = rows[(rows["task"] + " " + rows["metric"]).isin(wanted)]
-            for _, one in mine.groupby(["run", "phase", "mode", "seed"], sort=False, dropna=False):
-                value = one["value"].mean(skipna=False) if len(one) == len(wanted) else math.nan
+            wanted = {(one.task, one.metric) for one in suite.columns if one.label in average.columns}
+            mine = rows.loc[[key in wanted for key in keys]]
+            for one in groups(mine, ("run", "phase", "mode", "seed")):
+                value = one.rows["value"].mean(skipna=False) if len(one.rows) == len(wanted) else math.nan
                 about = {"task": column.task, "data": column.task, "metric": AVERAGE, "value": value}
-                found.append(one.iloc[:1].drop(columns=["suite", "column"]).assign(**about))
+                found.append(one.rows[:1].assign(**about))
     shown = pd.concat(found).merge(table, how="left", on=["task", "metric"]).sort_values("order", kind="stable")
     shown = shown[shown["column"].notna() | ~shown["task"].isin(table["task"])]
     own = {"suite": "Other tasks", "column": shown["task"] + " " + shown["metric"]}

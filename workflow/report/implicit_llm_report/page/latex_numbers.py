@@ -35,7 +35,7 @@ def latex_numbers(
     frame: pd.DataFrame,
     sources: Mapping[str, Source],
     judgements: Sequence[Judgement],
-    missing: Sequence[MissingResult] = (),
+    missing: Sequence[MissingResult],
 ) -> str:
     """The file as text: a definition a number, with the runs that it comes from in a comment."""
     lines = [HEAD.format(experiment=experiment)]

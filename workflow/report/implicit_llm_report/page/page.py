@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,24 +14,21 @@ import pandas as pd
 from markupsafe import Markup
 
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, METRICS
-from implicit_llm_report.claims.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement
+from implicit_llm_report.claims.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement, Verdict
 from implicit_llm_report.config import FOLDER
 from implicit_llm_report.figures.svg import Drawn, theme_css
 from implicit_llm_report.inputs.frame import LAST_TEN, PERPLEXITY, Spread, seeds_words
-from implicit_llm_report.inputs.given import Given
 from implicit_llm_report.inputs.layers import LAYERS
 from implicit_llm_report.inputs.published import MARK_WORDS, Published
-from implicit_llm_report.inputs.sources import ReportInputs, Source
+from implicit_llm_report.inputs.sources import Given, ReportInputs, Source
 from implicit_llm_report.inputs.training_runs import LOSS, TrainingRun
 from implicit_llm_report.registry import caption_of, registry
-from implicit_llm_report.sections import PublishedRow, Section
-from implicit_llm_report.tables import Cell
+from implicit_llm_report.sections import PublishedRow
+from implicit_llm_report.tables import Cell, Table
 
-TEMPLATES = FOLDER / "page"
-TEMPLATE = "index.html.j2"
 MISSING_WORD = Markup('<span class="missing">missing</span>')
 NO_SETTINGS = ("seed", "model_files", "phase.index", "phase.name")  # they say which run and phase it is
-SYMBOLS = {HOLDS: "✓", BORDERLINE: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
+SYMBOLS: dict[Verdict, str] = {HOLDS: "✓", BORDERLINE: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class PageContent:
     title: str
     given: Given
     judgements: Sequence[Judgement]
-    sections: Mapping[str, Section]
+    sections: Mapping[str, Sequence[Table]]
     figures: Sequence[Drawn]
     published: Sequence[PublishedRow]
     files: Mapping[str, Mapping[str, str]]  # the written tables by name
@@ -53,15 +50,13 @@ def render(content: PageContent) -> str:
     marks = {row.entry.mark for row in content.published} | {j.claim.mark for j in content.judgements if j.claim.mark}
     page = (
         _environment(content.given)
-        .get_template(TEMPLATE)
+        .get_template("index.html.j2")
         .render(
             content=content,
             config=config,
             light_css=Markup(theme_css(1)),
             dark_css=Markup(theme_css(2)),
-            counts={
-                verdict: sum(judgement.verdict == verdict for judgement in content.judgements) for verdict in SYMBOLS
-            },
+            counts={verdict: [one.verdict for one in content.judgements].count(verdict) for verdict in SYMBOLS},
             glances=glances(content) if config.is_whole else [],
             entries=registry().tables,
             training=[_training(run, inputs.sources) for run in inputs.training if config.is_whole],
@@ -70,6 +65,11 @@ def render(content: PageContent) -> str:
             anchors={source.manifest.fingerprint: source.anchor for source in inputs.sources.values()},
             used_marks=sorted(marks),
             marks=content.given.published.marks,
+            sources_of=partial(sources_of, inputs.sources),
+            symbols=SYMBOLS,
+            not_run=NOT_RUN,
+            mark_words=MARK_WORDS,
+            git=git_words,
         )
     )
     return re.sub(r"\n\s*\n+", "\n", page) + "\n"
@@ -77,7 +77,7 @@ def render(content: PageContent) -> str:
 
 def _environment(given: Given) -> jinja2.Environment:
     """What the templates have at hand beside the content."""
-    loader = jinja2.FileSystemLoader(TEMPLATES)
+    loader = jinja2.FileSystemLoader(FOLDER / "page")
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -91,14 +91,7 @@ def _environment(given: Given) -> jinja2.Environment:
         "caption": caption,
         "slug": slug,
         "commas": commas,
-        "by": origin_linker(given.inputs.sources),
-    }
-    environment.globals |= {
-        "sources_of": lambda roles: sources_of(given.inputs.sources, roles),
-        "symbols": SYMBOLS,
-        "not_run": NOT_RUN,
-        "mark_words": MARK_WORDS,
-        "git": git_words,
+        "by": partial(linked, sources=given.inputs.sources),
     }
     return environment
 
@@ -165,7 +158,7 @@ def glances(content: PageContent) -> list[dict[str, Any]]:
     """The first table of each kind of result in the modes that stand for the models, at its ends."""
     found = []
     for name in ("accuracy", "perplexity", "babi"):
-        for table in content.sections[name].tables[:3] if name in content.sections else ():
+        for table in content.sections.get(name, ())[:3]:
             columns = [0] if name == "babi" else list(dict.fromkeys((0, len(table.top) - 1)))
             rows = [
                 (head, [cells[c] for c in columns])
@@ -202,7 +195,7 @@ def hyperparameters(inputs: ReportInputs) -> dict[str, Any]:
             settings = {key: value for key, value in flat.items() if value is not None and key not in NO_SETTINGS}
             about = {"run": run.run, "phase": phase.label, "seeds": [], "settings": settings}
             row = rows.setdefault((run.run, phase.name), about)
-            row["seeds"] += [run.seed] if run.seed is not None else []
+            row["seeds"].append(run.seed)
     found = [row["settings"] for row in rows.values()]
     keys = {key: {str(values.get(key)) for values in found} for values in found for key in values}
     shared = {key: found[0][key] for key, values in keys.items() if len(values) == 1}
@@ -210,17 +203,13 @@ def hyperparameters(inputs: ReportInputs) -> dict[str, Any]:
     return {"shared": shared, "differing": differing, "rows": list(rows.values())}
 
 
-def origin_linker(sources: Mapping[str, Source]) -> Callable[[object, Iterable[str]], Markup]:
-    """A filter for templates: a number as a link to its run; text without a run behind it stays as it is."""
-
-    def linked(text: object, roles: Iterable[str]) -> Markup:
-        known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
-        if not known:
-            return Markup.escape(text)
-        words = "\n".join(map(origin_words, known))
-        return Markup('<a class="n" href="#{}" title="{}">{}</a>').format(known[0].anchor, words, text)
-
-    return linked
+def linked(text: object, roles: Iterable[str], sources: Mapping[str, Source]) -> Markup:
+    """A number as a link to its run; text without a run behind it stays as it is."""
+    known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
+    if not known:
+        return Markup.escape(text)
+    words = "\n".join(map(origin_words, known))
+    return Markup('<a class="n" href="#{}" title="{}">{}</a>').format(known[0].anchor, words, text)
 
 
 def origin_words(source: Source) -> str:
