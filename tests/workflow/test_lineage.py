@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from implicit_llm_contracts.runs.manifest import ManifestError
 from implicit_llm_workflow.planning.accepted import Acceptance
 from implicit_llm_workflow.results.accept import save_acceptance
 from implicit_llm_workflow.results.lineage import Lineage, NoLineage, as_json, trace, tree_of
@@ -110,7 +111,7 @@ def test_what_no_job_recorded_has_no_lineage(project: Project) -> None:
     with pytest.raises(NoLineage, match="is in no run directory"):
         trace(project.config)
     (project.results / FREE / "manifest.json").write_text("{}")
-    with pytest.raises(NoLineage, match="expected a manifest of format"):
+    with pytest.raises(ManifestError, match="expected a manifest of format"):
         trace(project.results / FREE)
 
 

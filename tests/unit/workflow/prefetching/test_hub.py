@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from implicit_llm_contracts.config.text import HubCorpus
 from implicit_llm_contracts.runs.fetched_files import FetchedFilesError, HubFiles
 from implicit_llm_data.text.corpus import open_share
+from implicit_llm_workflow.prefetching import prefetch
 from implicit_llm_workflow.prefetching.hub import (
     FetchError,
     fetched_before,
@@ -39,8 +38,12 @@ IN_LARGE_FILE_STORAGE = "data/train-00000-of-00002.jsonl"
 
 
 @pytest.fixture
-def hub() -> Iterator[FileServer]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     with serving() as state:
+        monkeypatch.setattr(constants, "ENDPOINT", state.url)
+        template = f"{state.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         publish(state, "datasets", DATASET.name, TEXTS)
         publish(state, "models", TOKENIZER.name, {"tokenizer.json": b"{}", "model.safetensors": b"weights"})
         yield state
@@ -66,27 +69,13 @@ def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes], co
         state.files[url], state.headers[url] = json.dumps(value).encode(), as_json
 
 
-def satisfy(hub: FileServer, need: HubFiles | HubCheckpoint, downloads: Path, **variables: str) -> tuple[str, str]:
-    """State and line, of a process of its own: the client reads the address of its hub once."""
-    code = (
-        "import json, pathlib, sys; from implicit_llm_workflow.prefetching.prefetch import satisfy; "
-        "from implicit_llm_workflow.prefetching import needs; "
-        "values = json.loads(sys.argv[1]); "
-        "values |= {'files': needs.HubFiles(**values['files'])} if 'files' in values else {}; "
-        "need = getattr(needs, sys.argv[3])(**values); "
-        "outcome = satisfy(need, pathlib.Path(sys.argv[2])); "
-        "print(json.dumps([outcome.state, outcome.what]))"
-    )
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment = {**inherited, "HF_ENDPOINT": hub.url, "HF_HOME": str(downloads / "home"), **variables}
-    words = [sys.executable, "-c", code, json.dumps(asdict(need)), str(downloads), type(need).__name__]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=True)
-    state, what = json.loads(done.stdout.splitlines()[-1])
-    return state, what
+def satisfy(need: HubFiles | HubCheckpoint, downloads: Path) -> tuple[str, str]:
+    outcome = prefetch.satisfy(need, downloads)
+    return outcome.state, outcome.what
 
 
 def test_the_files_of_the_split_are_fetched_checked_and_recorded(hub: FileServer, tmp_path: Path) -> None:
-    state, what = satisfy(hub, DATASET, tmp_path)
+    state, what = satisfy(DATASET, tmp_path)
     assert state == "fetched", what
     folder = tmp_path / "hub" / "owner" / "texts"
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.jsonl")}
@@ -96,10 +85,10 @@ def test_the_files_of_the_split_are_fetched_checked_and_recorded(hub: FileServer
     assert (fetched.commit, fetched.sizes) == (COMMIT, {path: len(TEXTS[path]) for path in found})
     assert "2 files" in str(fetched_before(DATASET, tmp_path))
     hub.requests.clear()
-    assert satisfy(hub, DATASET, tmp_path)[0] == "there"
+    assert satisfy(DATASET, tmp_path)[0] == "there"
     assert hub.requests == []
     (folder / IN_LARGE_FILE_STORAGE).unlink()
-    assert satisfy(hub, DATASET, tmp_path)[0] == "fetched"
+    assert satisfy(DATASET, tmp_path)[0] == "fetched"
     gets = {path.rpartition("/")[2] for method, path, _ in hub.requests if method == "GET" and "/resolve/" in path}
     assert gets == {"train-00000-of-00002.jsonl"}
 
@@ -109,19 +98,22 @@ def test_a_fetch_that_was_cut_goes_on_where_it_ended(hub: FileServer, tmp_path: 
     publish(hub, "datasets", DATASET.name, {IN_LARGE_FILE_STORAGE: content})
     url = f"/datasets/{DATASET.name}/resolve/{COMMIT}/{IN_LARGE_FILE_STORAGE}"
     hub.cuts[url] = [11_000_000]
-    state, what = satisfy(hub, DATASET, tmp_path)
+    state, what = satisfy(DATASET, tmp_path)
     assert state == "fetched", what
     ranges = [asked for method, path, asked in hub.requests if (method, path) == ("GET", url)]
     assert ranges == ["", f"bytes={10 * 2**20}-"]
 
 
-def test_offline_what_was_fetched_is_there_and_the_rest_is_one_line(hub: FileServer, tmp_path: Path) -> None:
-    assert satisfy(hub, TOKENIZER, tmp_path)[0] == "fetched"
+def test_offline_what_was_fetched_is_there_and_the_rest_is_one_line(
+    hub: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert satisfy(TOKENIZER, tmp_path)[0] == "fetched"
     folder = tmp_path / "hub" / "owner" / "tokens"
     assert [path.name for path in folder.glob("*.*") if path.is_file()] == ["tokenizer.json"]
     hub.requests.clear()
-    assert satisfy(hub, TOKENIZER, tmp_path, HF_HUB_OFFLINE="1")[0] == "there"
-    state, what = satisfy(hub, DATASET, tmp_path, HF_HUB_OFFLINE="1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert satisfy(TOKENIZER, tmp_path)[0] == "there"
+    state, what = satisfy(DATASET, tmp_path)
     assert (state, "dataset owner/texts: " in what, "\n" in what, hub.requests) == ("failed", True, False, [])
 
 
@@ -129,7 +121,7 @@ def test_offline_what_was_fetched_is_there_and_the_rest_is_one_line(hub: FileSer
 def test_content_that_differs_from_the_digest_of_the_hub_is_removed(hub: FileServer, tmp_path: Path, path: str) -> None:
     url = f"/datasets/{DATASET.name}/resolve/{COMMIT}/{path}"
     hub.files[url] = hub.files[url].replace(b"text", b"test", 1)
-    state, what = satisfy(hub, DATASET, tmp_path)
+    state, what = satisfy(DATASET, tmp_path)
     assert state == "failed"
     assert f"{path}: did not have the digest that the hub gives; removed" in what
     assert not (tmp_path / "hub" / "owner" / "texts" / path).exists()
@@ -138,7 +130,7 @@ def test_content_that_differs_from_the_digest_of_the_hub_is_removed(hub: FileSer
 
 def test_the_jobs_read_what_was_fetched_split_by_split(hub: FileServer, tmp_path: Path) -> None:
     for split in ("train", "test"):
-        assert satisfy(hub, replace(DATASET, split=split), tmp_path)[0] == "fetched"
+        assert satisfy(replace(DATASET, split=split), tmp_path)[0] == "fetched"
     for split, count in (("train", 2), ("test", 1)):
         corpus = HubCorpus("hub", dataset=DATASET.name, split=split, revision=COMMIT)
         assert [file.name for file in open_share(corpus, tmp_path).files] == [name for name in TEXTS if split in name]
@@ -146,11 +138,11 @@ def test_the_jobs_read_what_was_fetched_split_by_split(hub: FileServer, tmp_path
 
 
 def test_while_another_commit_is_fetched_the_record_of_the_last_one_is_gone(hub: FileServer, tmp_path: Path) -> None:
-    satisfy(hub, DATASET, tmp_path)
+    satisfy(DATASET, tmp_path)
     newer = COMMIT[::-1]
     publish(hub, "datasets", DATASET.name, {**TEXTS, "data/train-00002-of-00002.jsonl": b"x"}, newer)
     hub.files.pop(f"/datasets/{DATASET.name}/resolve/{newer}/data/train-00002-of-00002.jsonl")
-    assert satisfy(hub, replace(DATASET, revision=newer), tmp_path)[0] == "failed"
+    assert satisfy(replace(DATASET, revision=newer), tmp_path)[0] == "failed"
     with pytest.raises(FetchedFilesError, match=r"a fetch into it was not finished"):
         open_share(HubCorpus("hub", dataset=DATASET.name), tmp_path)
 
@@ -163,17 +155,17 @@ def test_a_pretrained_model_is_fetched_at_its_commit_without_its_pickles_and_che
     pinned = HubFiles("model", "owner/model", COMMIT)
     url = f"/owner/model/resolve/{COMMIT}/model.safetensors"
     hub.files[url] = b"W"
-    state, what = satisfy(hub, pinned, tmp_path)
+    state, what = satisfy(pinned, tmp_path)
     assert state == "failed"
     assert "model.safetensors: did not have the digest that the hub gives" in what
     hub.files[url] = b"w"
-    state, what = satisfy(hub, pinned, tmp_path)
+    state, what = satisfy(pinned, tmp_path)
     assert state == "fetched", what
     names = {path.name for path in (tmp_path / "models" / "owner" / "model" / COMMIT).glob("*.*") if path.is_file()}
     assert names == {"config.json", "model.safetensors"}
-    assert satisfy(hub, pinned, tmp_path)[0] == "there"
+    assert satisfy(pinned, tmp_path)[0] == "there"
     publish(hub, "models", "owner/model", files, commit="f" * 40)
-    assert satisfy(hub, replace(pinned, revision="f" * 40), tmp_path)[0] == "fetched"
+    assert satisfy(replace(pinned, revision="f" * 40), tmp_path)[0] == "fetched"
 
 
 def test_more_than_fits_the_disk_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
@@ -184,7 +176,7 @@ def test_more_than_fits_the_disk_is_refused_before_it_is_fetched(tmp_path: Path)
 
 
 def test_a_repository_that_is_not_there_is_one_line_with_advice(hub: FileServer, tmp_path: Path) -> None:
-    state, what = satisfy(hub, HubFiles("dataset", "owner/nothing", None, "train"), tmp_path)
+    state, what = satisfy(HubFiles("dataset", "owner/nothing", None, "train"), tmp_path)
     assert state == "failed"
     assert "dataset owner/nothing: " in what
     assert f"put them into {tmp_path}/hub/owner/nothing" in what
@@ -226,7 +218,7 @@ def test_of_a_peer_the_safetensors_and_no_code_are_fetched(
 ) -> None:
     publish(hub, "models", "owner/model", MODEL)
     peer = HubCheckpoint("mine", HubFiles("model", "owner/model", revision), is_vouched=False)
-    state, what = satisfy(hub, peer, tmp_path)
+    state, what = satisfy(peer, tmp_path)
     assert state == "fetched", what
     folder = tmp_path / "models" / "owner" / "model" / (revision or "main")
     found = {
@@ -239,19 +231,19 @@ def test_of_a_peer_the_safetensors_and_no_code_are_fetched(
     }
     assert (f"peers.mine.checkpoint.revision: {COMMIT}" in what) == (revision is None)
     asked = len(hub.requests)
-    assert satisfy(hub, peer, tmp_path)[0] == "there"
+    assert satisfy(peer, tmp_path)[0] == "there"
     assert len(hub.requests) == asked
 
 
 def test_a_pickle_waits_for_its_digest_in_the_experiment_and_is_not_trained(hub: FileServer, tmp_path: Path) -> None:
     publish(hub, "models", "owner/old", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
     files = HubFiles("model", "owner/old", COMMIT)
-    state, what = satisfy(hub, HubCheckpoint("old", files, is_vouched=False), tmp_path)
+    state, what = satisfy(HubCheckpoint("old", files, is_vouched=False), tmp_path)
     digest = hashlib.sha256(b"pickle").hexdigest()
     assert state == "failed"
     assert f"peers.old.checkpoint.sha256: {{pytorch_model.bin: {digest}}}" in what
-    assert satisfy(hub, HubCheckpoint("old", files, is_vouched=True), tmp_path)[0] == "there"
-    state, what = satisfy(hub, files, tmp_path)
+    assert satisfy(HubCheckpoint("old", files, is_vouched=True), tmp_path)[0] == "there"
+    state, what = satisfy(files, tmp_path)
     assert state == "failed"
     assert "owner/old: is a pickle on the hub, and training reads safetensors only; name another" in what
 

@@ -13,9 +13,10 @@ from subprocess import PIPE
 import pytest
 
 from implicit_llm_workflow.prefetching.needs import EvaluationData, needs_of
+from implicit_llm_workflow.prefetching.prefetch import satisfy
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.prefetching.file_server import FileServer, serving
-from tests.unit.workflow.prefetching.test_hub import COMMIT, publish, satisfy
+from tests.unit.workflow.prefetching.test_hub import COMMIT, publish
 
 NAME, DATA = "owner/questions", "data/test.jsonl"
 CARD = f"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: test\n    path: {DATA}\n---\n"
@@ -24,6 +25,13 @@ TASK = (
     "doc_to_text: '{{text}}'\ndoc_to_target: ' end'\nmetadata: {version: 1.0}\n"
 )
 # In a process of its own, since the client reads the environment once: before the data is there, and after it.
+FETCH = """
+import json, pathlib, sys
+from implicit_llm_workflow.prefetching.needs import EvaluationData
+from implicit_llm_workflow.prefetching.prefetch import satisfy
+outcome = satisfy(EvaluationData(sys.argv[1]), pathlib.Path())
+print(json.dumps([outcome.state, outcome.what]))
+"""
 LOAD = """
 import sys
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
@@ -57,25 +65,29 @@ def test_a_task_reads_what_was_fetched_without_a_network(hub: FileServer, tmp_pa
     (tmp_path / "far.yaml").write_text(TASK)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment = {**inherited, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    online = {**environment, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url}
     command = [sys.executable, "-c", LOAD, str(tmp_path)]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, env=environment) as job:
         assert job.stdout is not None
         before = job.stdout.readline()
         assert "task far: its data cannot be read" in before
         assert "run `implicit-llm prefetch" in before
-        need = EvaluationData(NAME, None, None)
-        state, what = satisfy(hub, need, tmp_path)  # type: ignore[arg-type]
-        assert (state, what) == ("fetched", f"data set {NAME} in the cache of datasets")
+        fetched = subprocess.check_output([sys.executable, "-c", FETCH, NAME], env=online, text=True)
+        assert json.loads(fetched.splitlines()[-1]) == ["fetched", f"data set {NAME} in the cache of datasets"]
         asked = len(hub.requests)
         assert job.communicate("\n", timeout=120)[0] == "5 question 1\n"
     assert len(hub.requests) == asked
 
 
-def test_a_data_set_that_cannot_be_had_is_told_in_one_line(hub: FileServer, tmp_path: Path) -> None:
-    state, what = satisfy(hub, EvaluationData("owner/none", "easy", None), tmp_path)  # type: ignore[arg-type]
-    assert state == "failed"
-    assert what.startswith("data set owner/none (easy): ")
-    assert what.endswith("with the same HF_HOME, or copy that folder from there")
+def test_a_data_set_that_cannot_be_had_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("no network\nhere")
+
+    monkeypatch.setattr("datasets.load_dataset", fail)
+    outcome = satisfy(EvaluationData("owner/none", "easy"), tmp_path)
+    assert outcome.state == "failed"
+    assert outcome.what.startswith("data set owner/none (easy): no network; ")
+    assert outcome.what.endswith("with the same HF_HOME, or copy that folder from there")
 
 
 def test_only_an_experiment_with_such_an_evaluation_needs_their_data(language: ExperimentFile) -> None:

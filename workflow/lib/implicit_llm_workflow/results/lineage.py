@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
+from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import (
     DECLARED,
     FINGERPRINT_DIGITS,
@@ -47,12 +47,9 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """By its manifest, in the run directory or below work/. Raises: NoLineage."""
+        """By its manifest, in the run directory or below work/. Raises: ManifestError."""
         run_dir = path.parents[2] if path.parent.parent.name == WORK else path.parent
-        try:
-            return cls(run_dir, path, Manifest.read(path))
-        except ManifestError as error:
-            raise NoLineage(str(error)) from error
+        return cls(run_dir, path, Manifest.read(path))
 
     @property
     def key(self) -> str:
@@ -84,25 +81,6 @@ class Result:
         return [item for item in read_acceptances(self.run_dir) if item.recorded == self.fingerprint]
 
 
-class ResultIndex:
-    """All finished results of an experiment, also those of former settings, by fingerprint."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def find(self, fingerprint: str) -> Result | None:
-        """The result with this fingerprint. Raises: NoLineage if its manifest is damaged."""
-        path = self._manifests.get(fingerprint[:FINGERPRINT_DIGITS])
-        found = None if path is None else Result.read(path)
-        return found if found is not None and found.fingerprint == fingerprint else None
-
-    @cached_property
-    def _manifests(self) -> dict[str, Path]:
-        """By the first digits of the fingerprint."""
-        patterns = [f"{'*/' * depth}{WORK}/*/{MANIFEST}" for depth in range(1, MAX_DEPTH + 1)]
-        return {path.parent.name: path for pattern in patterns for path in sorted(self.root.glob(pattern))}
-
-
 @dataclass(frozen=True)
 class Lineage:
     """`runs` by fingerprint, each before its inputs; an input that is not found is in none.
@@ -130,7 +108,10 @@ class Lineage:
 
 
 def trace(artifact: Path) -> Lineage:
-    """The lineage of a run directory, a manifest, or a file that a manifest records. Raises: NoLineage."""
+    """The lineage of a run directory, a manifest, or a file that a manifest records.
+
+    Raises: NoLineage, ManifestError.
+    """
     artifact = artifact.absolute()
     manifest = next(
         (folder / MANIFEST for folder in (artifact, *artifact.parents) if (folder / MANIFEST).is_file()), None
@@ -138,14 +119,18 @@ def trace(artifact: Path) -> Lineage:
     if manifest is None:
         raise NoLineage(f"{artifact}: is in no run directory of a finished job; name a job, its folder or a file in it")
     top = Result.read(manifest)
-    index = ResultIndex(top.root)
+    # All finished results of the experiment, also those of former settings, by the first digits of the fingerprint.
+    patterns = [f"{'*/' * depth}{WORK}/*/{MANIFEST}" for depth in range(1, MAX_DEPTH + 1)]
+    paths = {path.parent.name: path for pattern in patterns for path in sorted(top.root.glob(pattern))}
     runs: dict[str, Result] = {}
     waiting = [top]
     while waiting:
         run = waiting.pop(0)
         if run.fingerprint not in runs:
             runs[run.fingerprint] = run
-            waiting += [found for item in run.manifest.upstream.values() if (found := index.find(item)) is not None]
+            found = [paths.get(item[:FINGERPRINT_DIGITS]) for item in run.manifest.upstream.values()]
+            inputs = [Result.read(path) for path in found if path is not None]
+            waiting += [item for item in inputs if item.fingerprint in run.manifest.upstream.values()]
     return Lineage(top, _record_of(artifact, top), runs)
 
 
