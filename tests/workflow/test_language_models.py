@@ -39,13 +39,9 @@ def language(built_language: Project, tmp_path: Path) -> Project:
 def test_each_kind_of_job_has_its_own_rule_and_is_done_once(built_language: Project) -> None:
     for key in ALL:
         assert (built_language.results / key / "manifest.json").is_file(), key
+    stream = json.loads((built_language.results / "data/text-train/manifest.json").read_text())
+    assert stream["summary"] == {"num_inputs": len(stream["identity"]["upstream"])} == {"num_inputs": 10}
     assert NOTHING in built_language.snakemake()
-
-
-def test_a_stream_is_given_all_its_shards(built_language: Project) -> None:
-    manifest = json.loads((built_language.results / "data/text-train/manifest.json").read_text())
-    assert manifest["summary"] == {"num_inputs": 10}
-    assert len(manifest["identity"]["upstream"]) == 10
 
 
 def test_gradient_checkpointing_is_the_machines_choice(language: Project) -> None:
@@ -58,14 +54,6 @@ def test_gradient_checkpointing_is_the_machines_choice(language: Project) -> Non
     }
     assert "gradient checkpointing: True" not in logs["bounded"]
     assert "gradient checkpointing: True" in logs["free-80"]
-
-
-def test_another_branch_is_trained_without_its_trunk(language: Project) -> None:
-    path = language.dir / "curricula" / "branches.yaml"
-    branch = path.read_text().splitlines()[-1]
-    path.write_text(f"{path.read_text()}{branch.replace('free-80', 'free-90').replace('start: 0.8', 'start: 0.9')}\n")
-    new = {key.replace("free-80", "free-90") for key in BRANCH}
-    assert language.planned() == {*new, "report"}
 
 
 @pytest.mark.parametrize(

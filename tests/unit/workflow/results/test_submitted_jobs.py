@@ -84,29 +84,49 @@ def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan
     assert (slurm / "asked").read_text().split() == ["squeue"]
 
 
-def test_the_class_and_the_words_of_a_failure_are_those_of_the_executor(plan: Plan) -> None:
-    files = submit(plan, FREE, state="reported")
-    write_json(files.outcome(1), {"exit_code": 1, "failure_class": "oom", "message": "killed for\nwant of memory"})
+STARTED = event("stage_started")
+OOM = {"exit_code": 1, "failure_class": "oom", "message": "killed for\nwant of memory"}
+PREEMPTED = {"exit_code": 75, "failure_class": "preempted"}
+ENV = {"exit_code": 96, "failure_class": "env", "message": "no such venv"}
+FULL = event("stage_failed", error="OSError: full")
+STOPPED = event("stage_preempted", error="Preempted: at 6")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "journal", "answer", "state", "failure_class", "why"),
+    [
+        (OOM, [], "", "failed", "oom", "killed for want of memory"),
+        (OOM, [STARTED, metrics(6, 1, loss=1.0)], "", "failed", "oom", "killed for want of memory"),  # no last word
+        (
+            PREEMPTED | {"message": "requeued 50 times"},
+            [STARTED, STOPPED],
+            "",
+            "stopped",
+            "preempted",
+            "requeued 50 times",
+        ),
+        (PREEMPTED | {"asked": "SIGTERM"}, [STARTED, STOPPED], "CANCELLED||n1|None", "failed", "user", "cancelled"),
+        (None, [STARTED, FULL], "", "stopped", None, "ended without a message"),  # of a submission before this one
+        (ENV, [STARTED, FULL], "", "failed", "env", "no such venv"),
+    ],
+)
+def test_the_end_of_the_last_submission_is_told_as_the_executor_records_it(
+    plan: Plan,
+    slurm: Path,
+    outcome: dict[str, object] | None,
+    journal: list[dict[str, object]],
+    answer: str,
+    state: str,
+    failure_class: str | None,
+    why: str,
+) -> None:
+    files = submit(plan, FREE, **({} if answer else {"state": "reported"}))
+    if outcome is not None:
+        write_json(files.outcome(1), outcome)
+    write_journal(plan, FREE, *journal)
+    (slurm / "answer").write_text(f"12|{answer}\n")
     job = observe(plan)[FREE]
-    assert (job.state, job.failure_class, job.why) == ("failed", "oom", "killed for want of memory")
-    write_journal(plan, FREE, event("stage_started"), metrics(6, 1, loss=1.0))  # a kill leaves no last word
-    assert observe(plan)[FREE].failure_class == "oom"
-
-
-def test_a_job_that_was_preempted_too_often_is_stopped(plan: Plan) -> None:
-    files = submit(plan, FREE, state="reported")
-    write_json(files.outcome(1), {"exit_code": 75, "failure_class": "preempted", "message": "requeued 50 times"})
-    write_journal(plan, FREE, event("stage_started"), event("stage_preempted", error="Preempted: at 6"))
-    assert observe(plan)[FREE].state == "stopped"
-
-
-def test_a_cancelled_job_failed_before_its_driver_notices(plan: Plan, slurm: Path) -> None:
-    files = submit(plan, FREE)
-    write_json(files.outcome(1), {"exit_code": 75, "failure_class": "preempted", "asked": "SIGTERM"})
-    write_journal(plan, FREE, event("stage_started"), event("stage_preempted", error="stopped by SIGTERM"))
-    (slurm / "answer").write_text("12|CANCELLED||n1|None\n")
-    job = observe(plan)[FREE]
-    assert (job.state, job.failure_class, job.why) == ("failed", "user", "cancelled")
+    assert (job.state, job.failure_class, job.why) == (state, failure_class, why)
 
 
 def test_a_job_that_slurm_runs_and_that_has_not_begun_is_starting(plan: Plan, slurm: Path) -> None:
@@ -118,16 +138,6 @@ def test_a_job_that_slurm_runs_and_that_has_not_begun_is_starting(plan: Plan, sl
     assert (job.state, job.doing, job.progress.step, job.progress.steps_per_s) == ("running", "starting", 6, None)
     write_journal(plan, FREE, event("stage_started", 4))
     assert observe(plan)[FREE].doing != "starting"
-
-
-def test_a_submission_that_ended_before_its_job_began_outranks_an_earlier_failure(plan: Plan) -> None:
-    files = submit(plan, FREE, state="reported")
-    write_journal(plan, FREE, event("stage_started"), event("stage_failed", error="OSError: full"))
-    job = observe(plan)[FREE]
-    assert (job.state, job.why) == ("stopped", "ended without a message")
-    write_json(files.outcome(1), {"exit_code": 96, "failure_class": "env", "message": "no such venv"})
-    job = observe(plan)[FREE]
-    assert (job.state, job.failure_class, job.why) == ("failed", "env", "no such venv")
 
 
 def test_a_failure_of_former_settings_is_not_one_of_the_wanted_job(tiny: ExperimentFile) -> None:
