@@ -98,12 +98,12 @@ STOPPED = event("stage_preempted", error="Preempted: at 6")
         (OOM, [], "", "failed", "oom", "killed for want of memory"),
         (OOM, [STARTED, metrics(6, 1, loss=1.0)], "", "failed", "oom", "killed for want of memory"),  # no last word
         (
-            PREEMPTED | {"message": "requeued 50 times"},
+            PREEMPTED | {"message": "50 times"},
             [STARTED, STOPPED],
             "",
             "stopped",
             "preempted",
-            "requeued 50 times",
+            "50 times",
         ),
         (PREEMPTED | {"asked": "SIGTERM"}, [STARTED, STOPPED], "CANCELLED||n1|None", "failed", "user", "cancelled"),
         (None, [STARTED, FULL], "", "stopped", None, "ended without a message"),  # of a submission before this one

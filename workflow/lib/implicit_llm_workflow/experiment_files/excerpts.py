@@ -55,7 +55,7 @@ class Excerpt:
             for role, key in report.upstream.items()
             if any(origin.has(jobs[role]["run"], jobs[role].get("evaluation")) for origin in self.from_)
         ]
-        behind = _with_models(wanted, nodes)
+        behind = {found for key in wanted for found in _with_models(key, nodes)}
         upstream = {role: key for role, key in report.upstream.items() if key in behind}
         shown = {"title": self.title, "figures": list(self.figures), "tables": list(self.tables)}
         mine = {role: job for role, job in jobs.items() if role in upstream}
@@ -84,13 +84,9 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _with_models(keys: Iterable[str], nodes: Mapping[str, Node]) -> set[str]:
-    """The jobs, and the models that they evaluate or go on from with all phases of their training."""
-    return {found for key in keys for found in _chain(key, nodes)}
-
-
-def _chain(key: str, nodes: Mapping[str, Node]) -> Iterator[str]:
+def _with_models(key: str, nodes: Mapping[str, Node]) -> Iterator[str]:
+    """A job, and the models that it evaluates or goes on from with all phases of their training."""
     yield key
     for role in ("model", "start"):
         if role in nodes[key].upstream:
-            yield from _chain(nodes[key].upstream[role], nodes)
+            yield from _with_models(nodes[key].upstream[role], nodes)

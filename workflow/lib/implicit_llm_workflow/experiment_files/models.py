@@ -124,14 +124,11 @@ def check_widths(fields: Mapping[str, Any], where: str) -> None:
 
 
 def _like(old: Any, new: Any, where: str) -> Any:
-    if isinstance(old, bool) or isinstance(new, bool):
-        matches = old is None or new is None or type(old) is type(new)
-    elif isinstance(old, float) and isinstance(new, int):
+    """`new` as the type of `old`, as far as no value is lost. Raises: ConfigError."""
+    if old is None or new is None or type(old) is type(new):
+        return new
+    if isinstance(old, float) and type(new) is int:
         return float(new)
-    elif isinstance(old, int) and isinstance(new, float) and new.is_integer():
+    if type(old) is int and isinstance(new, float) and new.is_integer():
         return int(new)
-    else:
-        matches = old is None or new is None or type(old) is type(new)
-    if not matches:
-        raise ConfigError(f"{where}: {new!r} has the wrong type; give one like {old!r}")
-    return new
+    raise ConfigError(f"{where}: {new!r} has the wrong type; give one like {old!r}")

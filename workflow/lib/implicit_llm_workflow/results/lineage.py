@@ -24,7 +24,7 @@ from implicit_llm_contracts.runs.run_directory import (
     work_directory,
 )
 from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances
-from implicit_llm_workflow.results.verify import Broken, RecordedFile, recorded_files
+from implicit_llm_workflow.results.verify import Broken, RecordedFile, recorded_files, run_dir_of
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -48,8 +48,7 @@ class Result:
     @classmethod
     def read(cls, path: Path) -> Result:
         """By its manifest, in the run directory or below work/. Raises: ManifestError."""
-        run_dir = path.parents[2] if path.parent.parent.name == WORK else path.parent
-        return cls(run_dir, path, Manifest.read(path))
+        return cls(run_dir_of(path), path, Manifest.read(path))
 
     @property
     def key(self) -> str:

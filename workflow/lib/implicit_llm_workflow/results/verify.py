@@ -15,7 +15,7 @@ from pathlib import Path
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError, sha256_of
-from implicit_llm_contracts.runs.run_directory import DECLARED, FREED, work_directory
+from implicit_llm_contracts.runs.run_directory import DECLARED, FREED, WORK, work_directory
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.text import size_text
@@ -113,7 +113,7 @@ def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
     manifest = Manifest.read(path)
     if compute_fingerprint(manifest.stage, **manifest.identity) != manifest.fingerprint:
         raise ManifestError("its fingerprint is not that of its identity", path)
-    run_dir = path.parents[2] if path.parent.parent.name == "work" else path.parent
+    run_dir = run_dir_of(path)
     work = work_directory(run_dir, manifest.fingerprint)
     if not _are_equal(path, work / MANIFEST):
         raise ManifestError(f"differs from its copy {work / MANIFEST}", path)
@@ -126,6 +126,11 @@ def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
         for place in places:
             if place.exists() or not is_freed:
                 yield RecordedFile(job, place, record.size, record.sha256)
+
+
+def run_dir_of(manifest: Path) -> Path:
+    """The run directory of a manifest, which lies in it or below work/."""
+    return manifest.parents[2] if manifest.parent.parent.name == WORK else manifest.parent
 
 
 def _are_equal(one: Path, other: Path) -> bool:
