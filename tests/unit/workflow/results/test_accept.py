@@ -105,6 +105,11 @@ def test_what_is_not_code_alone_is_refused_and_nothing_is_done(
     assert not list(plan.root.rglob("accepted.json"))
 
 
+def test_what_never_finished_is_refused(tiny: ExperimentFile) -> None:
+    with pytest.raises(NotAcceptable, match="never finished"):
+        accept(tiny.plan(), "report")
+
+
 def test_a_forged_acceptance_of_another_config_does_not_hold(finished: ExperimentFile) -> None:
     accept(finished.plan(NEW), *EVERY_TRAINING)
     finished.edit("tol: 0.1", "tol: 0.2")
