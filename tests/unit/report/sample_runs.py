@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import math
@@ -18,6 +19,7 @@ from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import FileRecord, Manifest
 from implicit_llm_contracts.runs.run_directory import work_directory
 from implicit_llm_contracts.runs.stage_context import Input, StageContext
+from implicit_llm_report import stage
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.inputs.frame import frame_of
 from implicit_llm_report.inputs.published import Published
@@ -94,6 +96,20 @@ def make_context(folder: Path, roles: Mapping[str, Path], config: Mapping[str, A
         runtime={},
         is_main=True,
     )
+
+
+def make_report(folder: Path, roles: Mapping[str, Path], **config: Any) -> Path:
+    """The files of a report; of a few figures and tables it takes a fraction of the time."""
+    context = make_context(folder / "report", roles, {"experiment": "miniature"} | config)
+    result = stage.run(context)
+    declared = context.work / "declared"
+    assert {Path(file) for file in result.files} == {path for path in declared.rglob("*") if path.is_file()}
+    return declared
+
+
+def rows_of(made: Path, table: str) -> list[dict[str, str]]:
+    """The rows of a table's CSV file."""
+    return list(csv.DictReader((made / "tables" / f"{table}.csv").read_text().splitlines()))
 
 
 def config_of(context: StageContext) -> ReportConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +11,11 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from implicit_llm_report import stage
 from implicit_llm_report.figures.by_position import perplexity_by_position
 from implicit_llm_report.inputs.frame import frame_of, groups
 from implicit_llm_report.inputs.published import load_published
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_babi_runs, make_language_runs
-from tests.unit.report.sample_runs import Record, finish, given_of, make_context
+from tests.unit.report.sample_runs import Record, finish, given_of, make_report, rows_of
 
 MAMBA2 = family("mamba2", "implicit_mamba2", seeds=(0, 1))[:2]
 PAIRS = (("blockwise", "sequential"), ("simultaneous", "sequential"), ("simultaneous", "blockwise"))
@@ -63,17 +61,6 @@ def make_duality_runs(results: Path, change: Any = lambda record: record) -> dic
     return roles
 
 
-def make_report(folder: Path, roles: dict[str, Path]) -> Path:
-    context = make_context(folder / "report", roles, {"experiment": "miniature"})
-    stage.run(context)
-    return context.work / "declared"
-
-
-def rows_of(made: Path, table: str) -> list[dict[str, str]]:
-    with (made / "tables" / f"{table}.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 def figure_of(made: Path, name: str) -> str:
     found = re.search(rf'id="figure-{name}".*?</figure>', (made / "index.html").read_text(), re.DOTALL)
     assert found is not None
@@ -111,7 +98,8 @@ def test_published_agreement_stands_beside_simultaneous_against_sequential_at_it
     def at_the_papers_scale(record: Record) -> Record:
         return record | {"num_parameters": 1_350_000_000}
 
-    made = make_report(tmp_path, make_duality_runs(tmp_path / "results", at_the_papers_scale))
+    roles = make_duality_runs(tmp_path / "results", at_the_papers_scale)
+    made = make_report(tmp_path, roles, figures=(), tables=("duality",))
     beside = {(row["mode"], row["against"]): row["published"] for row in rows_of(made, "duality")}
     assert beside.pop(("simultaneous", "sequential")) == "0.976"
     assert set(beside.values()) == {""}
@@ -145,7 +133,8 @@ def test_diverged_convergence_and_missing_agreement_are_missing_and_not_zero(tmp
         lost = {"token_agreement": None, "kl": None, "logit_distance_mean": None, "num_tokens": 0}
         return record | ({"convergence": None} if record["measure"] == "convergence" else lost)
 
-    made = make_report(tmp_path, make_duality_runs(tmp_path / "results", diverged))
+    roles = make_duality_runs(tmp_path / "results", diverged)
+    made = make_report(tmp_path, roles, figures=("convergence-by-iteration",), tables=("duality",))
     assert {row["token_agreement_mean"] for row in rows_of(made, "duality")} == {""}
     assert "missing" in figure_of(made, "convergence-by-iteration")
     assert "missing & missing" in (made / "tables" / "duality.tex").read_text()
@@ -179,9 +168,8 @@ def test_record_without_a_curve_is_named_as_missing(tmp_path: Path) -> None:
         return record | ({"loss_by_position": None} if record["mode"] == "sequential" else {})
 
     runs = [replace(run, seeds=(0,)) for run in MAMBA2]
-    figure = figure_of(
-        make_report(tmp_path, make_language_runs(tmp_path / "results", runs, no_curve)), "perplexity-by-position"
-    )
+    name, roles = "perplexity-by-position", make_language_runs(tmp_path / "results", runs, no_curve)
+    figure = figure_of(make_report(tmp_path, roles, figures=(name,)), name)
     assert "missing: implicit (24+4), sequential" in figure.replace("\n", " ")
 
 

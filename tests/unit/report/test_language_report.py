@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from dataclasses import replace
@@ -12,25 +11,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from implicit_llm_contracts.runs.stage_context import StageResult
-from implicit_llm_report import stage
 from implicit_llm_report.inputs.published import load_published
 from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
-from tests.unit.report.sample_runs import Record, SampleRun, make_context, make_runs
+from tests.unit.report.sample_runs import Record, SampleRun, make_report, make_runs, rows_of
 from tests.unit.report.test_report_stage import Page
 
 MAMBA2 = family("mamba2", "implicit_mamba2", seeds=(0, 1, 2))
 TRAINING_FIGURES = {"training-curves", "solver-health", "spectral-radius"}
 PERPLEXITY_FIGURES = {"perplexity-by-length", "perplexity-by-position"}
+TABLE: dict[str, Any] = {"figures": (), "tables": ("perplexity",)}
+FLOPS = TABLE | {"figures": ("loss-by-flops",)}
 LANGUAGE_FIGURES = PERPLEXITY_FIGURES | {"loss-by-flops"} | TRAINING_FIGURES
-
-
-def make_report(folder: Path, roles: dict[str, Path]) -> Path:
-    context = make_context(folder / "report", roles, {"experiment": "miniature"})
-    result: StageResult = stage.run(context)
-    declared = context.work / "declared"
-    assert {Path(file) for file in result.files} == {path for path in declared.rglob("*") if path.is_file()}
-    return declared
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +30,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("language")
     roles = make_language_runs(folder / "results", MAMBA2) | make_babi_runs(folder / "results")
     return make_report(folder, roles)
-
-
-def rows_of(made: Path, table: str) -> list[dict[str, str]]:
-    with (made / "tables" / f"{table}.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def held_out(made: Path, **wanted: str) -> list[dict[str, str]]:
@@ -107,7 +93,7 @@ def test_each_perplexity_has_mode_seeds_spread_tokens_and_flops(made: Path) -> N
 
 def test_runs_without_flops_have_none_in_table_and_figure(tmp_path: Path) -> None:
     runs = [replace(run, has_flops=False, seeds=(0,)) for run in MAMBA2[:2]]
-    made = make_report(tmp_path, make_language_runs(tmp_path / "results", runs, without_flops))
+    made = make_report(tmp_path, make_language_runs(tmp_path / "results", runs, without_flops), **FLOPS)
     assert "train_flops" not in rows_of(made, "perplexity")[0]
     figure = re.search(r'id="figure-loss-by-flops".*?</figure>', (made / "index.html").read_text(), re.DOTALL)
     assert figure is not None
@@ -145,8 +131,9 @@ def test_claims_on_language_models_are_judged_by_family(made: Path) -> None:
 
 def test_long_journals_make_small_figures(tmp_path: Path) -> None:
     run = replace(MAMBA2[1], steps=20_000, seeds=(0,))
-    made = make_report(tmp_path, make_language_runs(tmp_path / "results", (run,)))
-    for name in ("loss-by-flops", "training-curves"):
+    names = ("loss-by-flops", "training-curves")
+    made = make_report(tmp_path, make_language_runs(tmp_path / "results", (run,)), figures=names)
+    for name in names:
         assert (made / "figures" / f"{name}.svg").stat().st_size < 60_000
 
 
@@ -171,7 +158,7 @@ def test_published_perplexity_stands_beside_a_run_of_its_size_tokens_solver_and_
         return record | {"num_parameters": 790_000_000, "train_tokens": 207e9, "length": 16 * record["length"]}
 
     runs = [replace(run, seeds=(0,)) for run in MAMBA2[:2]]
-    made = make_report(tmp_path, make_language_runs(tmp_path / "results", runs, at_the_papers_scale))
+    made = make_report(tmp_path, make_language_runs(tmp_path / "results", runs, at_the_papers_scale), **TABLE)
     beside = {(row["phase_label"], row["length"]): row["published"] for row in held_out(made) if row["published"]}
     assert beside == {("", "2048"): "8.98", ("(4+1)", "2048"): "8.6", ("(24+4)", "2048"): "8.35"}
     assert "published 8.35" in (made / "index.html").read_text()
@@ -199,7 +186,7 @@ def test_word_problems_of_several_phases_are_told_apart(tmp_path: Path) -> None:
         manifest["name"] = f"a5-implicit-s0/{phase}/word-problem"
         (folder / "manifest.json").write_text(json.dumps(manifest))
         roles[f"evaluate:{manifest['name']}"] = folder
-    made_report = make_report(tmp_path, roles)
+    made_report = make_report(tmp_path, roles, figures=(), tables=("accuracy",))
     names = {row["name"] for row in rows_of(made_report, "accuracy")}
     assert names == {"a5-implicit (unrolled 4)", "a5-implicit (16+4)"}
 
@@ -211,7 +198,7 @@ def test_each_model_says_how_many_tokens_it_read(tmp_path: Path) -> None:
         return record | ({"num_tokens": 254} if record["mode"] == "sequential" else {})
 
     runs = [replace(run, seeds=(0,)) for run in MAMBA2[:2]]
-    made = make_report(tmp_path, make_language_runs(tmp_path / "results", runs, few_rows))
+    made = make_report(tmp_path, make_language_runs(tmp_path / "results", runs, few_rows), **TABLE)
     page = (made / "index.html").read_text()
     assert "sequential, 1 seed, 226,000 parameters, 254 tokens read" in page
     assert "blockwise, 1 seed, 226,000 parameters, 65,024 tokens read" in page

@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_report import stage
 from implicit_llm_report.page.latex_numbers import latex_number
-from tests.unit.report.sample_runs import Record, SampleRun, make_context, make_runs
+from tests.unit.report.sample_runs import Record, SampleRun, make_report, make_runs
 
 RUNS = (SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=100, seeds=(0, 1), lengths=(16, 64)),)
 
 
 def definitions(folder: Path, change=lambda record: record) -> dict[str, str]:
-    context = make_context(folder / "report", make_runs(folder / "results", RUNS, change))
-    stage.run(context)
-    text = (context.work / "declared" / "numbers.tex").read_text()
+    made = make_report(folder, make_runs(folder / "results", RUNS, change), experiment="demo", figures=(), tables=())
+    text = (made / "numbers.tex").read_text()
     assert "10^" not in re.sub(r"\\ensuremath\{.*?\}\}\}", "", text)
     return dict(re.findall(r"^\\resultdef\{([^{}]+)\}\{(.*)\}$", text, re.MULTILINE))
 

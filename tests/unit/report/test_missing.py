@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -12,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_report import stage
 from implicit_llm_report.tables import source_words
 from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
-from tests.unit.report.sample_runs import MODES, SampleRun, finish, make_context, make_runs
+from tests.unit.report.sample_runs import MODES, SampleRun, finish, make_runs, rows_of
+from tests.unit.report.sample_runs import make_report as make_any_report
 from tests.unit.report.test_report_stage import Page
 
 WORDS = (
@@ -47,10 +46,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return make_language_runs(tmp_path_factory.mktemp("text"), family("mamba2", "implicit_mamba2", seeds=(0,))[:1])
 
 
-def make_report(folder: Path, roles: dict[str, Path], missing: Sequence[dict[str, Any]] = ()) -> Path:
-    context = make_context(folder / "report", roles, {"experiment": "miniature", "missing": list(missing)})
-    stage.run(context)
-    return context.work / "declared"
+def make_report(folder: Path, roles: dict[str, Path], missing: Sequence[dict[str, Any]] = (), **shown: Any) -> Path:
+    shown = {"figures": ("perplexity-by-length",), "tables": ("accuracy", "perplexity", "babi")} | shown
+    return make_any_report(folder, roles, missing=list(missing), **shown)
 
 
 def missing_result(role: str, **about: Any) -> dict[str, Any]:
@@ -62,10 +60,6 @@ def missing_result(role: str, **about: Any) -> dict[str, Any]:
 def missing_evaluation(role: str, *, is_implicit: bool) -> dict[str, Any]:
     config = {"kind": "word_problem", "modes": [{"name": mode, "eval_mode": "simultaneous"} for mode in MODES]}
     return missing_result(role, config=config, data=DATA, is_implicit=is_implicit)
-
-
-def rows_of(declared: Path, table: str) -> list[dict[str, str]]:
-    return list(csv.DictReader((declared / "tables" / f"{table}.csv").read_text().splitlines()))
 
 
 def test_a_missing_seed_is_counted_as_missing_and_the_other_stays(tmp_path: Path, words: dict[str, Path]) -> None:
