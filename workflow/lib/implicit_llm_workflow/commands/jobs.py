@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from implicit_llm_contracts.config.training import Runtime
+from implicit_llm_contracts.config.values import Count
 from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
 from implicit_llm_contracts.runs import signals
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
@@ -86,10 +87,10 @@ TRAINING = {
 class JobRuntime:
     """How a job other than training is run."""
 
-    threads: int | None = None
+    threads: Count | None = None
     device: Literal["auto", "cpu", "cuda"] | None = None
     kernels: Literal["auto", "torch", "triton"] | None = None
-    batch_size: int | None = None
+    batch_size: Count | None = None
     downloads: Path | None = None
 
 
