@@ -121,7 +121,7 @@ def test_the_states_along_a_sequence_are_those_of_each_token_alone() -> None:
 def test_tokens_after_a_state_that_is_not_finite_have_no_numbers(caplog: pytest.LogCaptureFixture) -> None:
     model, ids_L = random_layer(0, is_implicit=True)
     model.get_input_embeddings().weight.data[ids_L[2]] = torch.nan
-    found = [measure(step, 1) for _, _, step in steps(model, ids_L[None], (2, 4, 5), 0)]
+    found = [measure(step, 0) for _, _, step in steps(model, ids_L[None], (2, 4, 5), 0)]
     assert [token["state_size"] for token in found] == [64, None, None]
     assert caplog.text.count("token 4, and those after it") == 1
 
