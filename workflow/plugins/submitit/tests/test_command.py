@@ -9,10 +9,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from snakemake_executor_plugin_submitit import store
-from snakemake_executor_plugin_submitit.__main__ import logs_of, main
+from snakemake_executor_plugin_submitit.__main__ import logs_of
 from snakemake_executor_plugin_submitit.store import JobFiles, write_json
 
 
@@ -54,41 +52,31 @@ def test_the_command_prints_the_logs_and_refuses_what_is_not_there(tmp_path: Pat
     assert "no logs of moon" in refused.stderr
 
 
-def age(files: JobFiles, days: float) -> None:
-    for path in (files.output_log, files.attempts):
-        os.utime(path, (time.time() - 86400 * days,) * 2)
+def keep_open(files: JobFiles) -> None:
+    known = store.load(files)
+    assert known is not None
+    store.save(files, replace(known, state=store.SUBMITTED))
 
 
 def test_of_a_successful_job_the_logs_go_and_the_figures_stay(tmp_path: Path) -> None:
     done, failed = make_job(tmp_path, "a", "", "1"), make_job(tmp_path, "b", "", "2", "bug")
     running = make_job(tmp_path, "c", "", "3")
-    known = store.load(running)
-    assert known is not None
-    store.save(running, replace(known, state=store.SUBMITTED))
+    keep_open(running)
     store.clean(tmp_path, is_success_deleted=True, days=0)
-    assert not done.output_log.exists()
+    assert [files.output_log.exists() for files in (done, failed, running)] == [False, True, True]
     assert not done.submission(1).exists()
     assert store.load(done) is not None
     assert done.attempts.exists()
-    assert failed.output_log.exists()
-    assert running.output_log.exists()
 
 
-def test_what_is_old_goes_as_a_whole_unless_it_may_still_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_old_goes_as_a_whole_unless_it_may_still_run(tmp_path: Path) -> None:
     old = make_job(tmp_path, "a", "", "1", "bug", submitted_unix_s=0.0)
     running = make_job(tmp_path, "b", "", "2", submitted_unix_s=0.0)
     young = make_job(tmp_path, "c", "", "3")
-    known = store.load(running)
-    assert known is not None
-    store.save(running, replace(known, state=store.SUBMITTED))
-    for files in (old, running, young):
-        age(files, 1 if files is young else 40)
-    assert main(["clean", "--older-than", "30", "--dry-run", "--folder", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.split() == [str(old.path)]
-    assert old.path.exists()
-    assert main(["clean", "--older-than", "30", "--folder", str(tmp_path)]) == 0
+    keep_open(running)
+    for path in (path for files in (old, running) for path in (files.output_log, files.attempts)):
+        os.utime(path, (time.time() - 86400 * 40,) * 2)
+    store.clean(tmp_path, is_success_deleted=False, days=30)
     assert [files.path.exists() for files in (old, running, young)] == [False, True, True]
 
 

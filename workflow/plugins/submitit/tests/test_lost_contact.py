@@ -54,16 +54,6 @@ def test_a_job_that_finished_meanwhile_is_taken_over(on_slurm: ToyProject) -> No
 
 
 @pytest.mark.slow
-def test_a_finished_job_without_its_outputs_is_submitted_again(on_slurm: ToyProject) -> None:
-    on_slurm.start(steps=2)
-    on_slurm.wait_until(lambda: on_slurm.has_record("train") and list(on_slurm.job("train").glob("outcome-*.json")))
-    on_slurm.kill_driver()
-    (on_slurm.path / "trained.txt").unlink(missing_ok=True)
-    on_slurm.run(steps=2)
-    assert on_slurm.submitted >= 3
-
-
-@pytest.mark.slow
 def test_a_driver_killed_within_sbatch_leaves_one_job(on_slurm: ToyProject) -> None:
     on_slurm.shim("sbatch", '"$REAL" "$@" > accepted', "sleep 60")
     on_slurm.start(steps=8)
@@ -89,32 +79,9 @@ def test_a_second_driver_waits_for_the_jobs_of_the_first(on_slurm: ToyProject) -
 
 
 @pytest.mark.slow
-def test_other_parameters_are_refused_while_the_old_job_runs(on_slurm: ToyProject) -> None:
-    on_slurm.start(steps=100)
-    on_slurm.wait_until(lambda: len(on_slurm.steps()) > 1)
-    on_slurm.kill_driver()
-    said = on_slurm.run(steps=50, code=1)
-    assert "still makes these outputs with other parameters" in said
-    assert f"scancel {on_slurm.record('train')['job_id']}" in said
-    assert len(on_slurm.starts()) == 1
-
-
-@pytest.mark.parametrize(
-    "answer",
-    ["echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2; exit 1", "echo mumble; exit 0"],
-    ids=["error", "nonsense"],
-)
-@pytest.mark.slow
-def test_a_job_that_sbatch_accepted_although_it_failed_is_found(on_slurm: ToyProject, answer: str) -> None:
-    on_slurm.shim("sbatch", '"$REAL" "$@" > /dev/null', answer)
-    on_slurm.run()
-    assert on_slurm.submitted == 2
-
-
-@pytest.mark.slow
-def test_an_sbatch_that_fails_in_passing_is_called_again(on_slurm: ToyProject) -> None:
-    lines = ['[ -e failed ] && exec "$REAL" "$@"', "touch failed", "echo 'Unable to contact slurm controller' >&2"]
-    on_slurm.shim("sbatch", *lines, "exit 1")
+def test_a_job_that_sbatch_accepted_although_it_failed_is_found(on_slurm: ToyProject) -> None:
+    timed_out = "echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2"
+    on_slurm.shim("sbatch", '"$REAL" "$@" > /dev/null', timed_out, "exit 1")
     on_slurm.run()
     assert on_slurm.submitted == 2
 
@@ -128,20 +95,9 @@ def test_a_partition_that_slurm_refuses_is_named_before_anything_is_submitted(on
     assert on_slurm.submitted == 0
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "echo 'sacct: error: Problem talking to the database' >&2; exit 1",
-        "echo 'Slurm accounting storage is disabled' >&2; exit 1",
-        "exit 0",
-        '"$REAL" "$@" | sed -E \'s/(PENDING|RUNNING|COMPLETED|CANCELLED[^|]*)/UNKNOWN/\'',
-    ],
-    ids=["error", "disabled", "silent", "unknown"],
-)
 @pytest.mark.slow
-def test_the_end_of_a_job_is_noticed_without_accounting(on_slurm: ToyProject, answer: str) -> None:
-    """Of a job that was cancelled, so that only squeue can tell."""
-    on_slurm.shim("sacct", answer)
+def test_the_end_of_a_cancelled_job_is_noticed_though_the_accounting_says_unknown(on_slurm: ToyProject) -> None:
+    on_slurm.shim("sacct", '"$REAL" "$@" | sed -E \'s/(PENDING|RUNNING|COMPLETED|CANCELLED[^|]*)/UNKNOWN/\'')
     on_slurm.start(steps=400)
     on_slurm.wait_until(lambda: len(on_slurm.steps()) > 1)
     on_slurm.cluster.run("scancel", on_slurm.record("train")["job_id"])

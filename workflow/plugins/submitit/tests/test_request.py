@@ -47,48 +47,31 @@ def test_a_resource_comes_before_a_setting() -> None:
     assert [found[name] for name in names] == ["x", "y", "z", "s", 8]
 
 
-def test_gres_takes_the_place_of_gpus() -> None:
-    found = request(gpus=2, gres="gpu:v100:4")
-    assert found["gres"] == "gpu:v100:4"
-    assert "gpus-per-node" not in found
+DEFAULTS = request()
 
 
 @pytest.mark.parametrize(
-    ("resources", "layout"),
+    ("resources", "settings", "changes"),
     [
-        ({"tasks": 6, "mpi": "mpirun"}, {"ntasks": 6}),
-        ({"tasks": 6, "nodes": 2}, {"ntasks": 6, "nodes": 2}),
-        ({"tasks_per_node": 3, "nodes": 2}, {"ntasks-per-node": 3, "nodes": 2}),
-        ({"tasks": 4, "tasks_per_node": 2}, {"ntasks": 4, "ntasks-per-node": 2}),
+        ({"gpus": 2, "gres": "gpu:v100:4"}, {}, {"gres": "gpu:v100:4"}),
+        ({"tasks": 6, "mpi": "mpirun"}, {}, {"ntasks": 6, "nodes": None, "ntasks-per-node": None}),
+        ({"tasks": 6, "nodes": 2}, {}, {"ntasks": 6, "nodes": 2, "ntasks-per-node": None}),
+        ({"tasks_per_node": 3, "nodes": 2}, {}, {"ntasks-per-node": 3, "nodes": 2}),
+        ({"tasks": 4, "tasks_per_node": 2}, {}, {"ntasks": 4, "nodes": None, "ntasks-per-node": 2}),
+        ({"mem_mb": 1000}, {"extra_mem_mb": 500}, {"mem": "1500M"}),
+        ({"mem_mb_per_cpu": 100, "mem_mb": 1000}, {}, {"mem-per-cpu": "100M"}),
+        ({"slurm_extra": "--nice=2"}, {"extra": "--nice=1 --exclusive"}, {"nice": "2", "exclusive": True}),
+        ({"slurm_extra": "--no-requeue"}, {}, {"no-requeue": True, "requeue": None}),
+        ({"slurm_requeue": False}, {}, {"no-requeue": True, "requeue": None}),
+        ({}, {"no_requeue": True}, {"no-requeue": True, "requeue": None}),
+        ({"runtime": 1}, {}, {"time": 1, "signal": "B:USR2@20"}),  # within the time limit
     ],
 )
-def test_tasks_and_nodes_are_asked_for_as_the_rule_says(resources: dict[str, Any], layout: dict[str, int]) -> None:
-    found = request(**resources)
-    assert {name: found[name] for name in ("ntasks", "nodes", "ntasks-per-node") if name in found} == layout
-
-
-def test_memory_for_snakemake_comes_on_top() -> None:
-    assert request(ExecutorSettings(extra_mem_mb=500), mem_mb=1000)["mem"] == "1500M"
-    assert "mem" not in request(mem_mb_per_cpu=100, mem_mb=1000)
-
-
-def test_further_options_of_the_resource_come_after_those_of_the_setting() -> None:
-    settings = ExecutorSettings(extra="--nice=1 --exclusive")
-    found = request(settings, slurm_extra="--nice=2 --comment='a b'")
-    assert {"nice": "2", "exclusive": True, "comment": "a b"}.items() <= found.items()
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        request(slurm_extra="--no-requeue"),
-        request(slurm_requeue=False),
-        request(ExecutorSettings(no_requeue=True)),
-    ],
-)
-def test_a_job_may_ask_not_to_be_requeued(found: dict[str, Any]) -> None:
-    assert found["no-requeue"] is True
-    assert "requeue" not in found
+def test_resources_and_settings_change_the_request(
+    resources: dict[str, Any], settings: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    expected = {name: value for name, value in {**DEFAULTS, **changes}.items() if value is not None}
+    assert request(ExecutorSettings(**settings), **resources) == expected
 
 
 @pytest.mark.parametrize(
@@ -119,11 +102,8 @@ def test_a_resource_that_nobody_uses_is_named_and_one_of_the_rule_or_of_a_limit_
 
 
 def test_options_of_sbatch_are_read_in_both_spellings() -> None:
-    assert sbatch_options("--nice 3 --exclusive --mail-type=END", "x") == {
-        "nice": "3",
-        "exclusive": True,
-        "mail-type": "END",
-    }
+    found = sbatch_options("--nice 3 --exclusive --comment='a b'", "x")
+    assert found == {"nice": "3", "exclusive": True, "comment": "a b"}
     with pytest.raises(WorkflowError, match="resource slurm_extra: '-p'"):
         sbatch_options("-p gpu", "resource slurm_extra")
 
@@ -131,11 +111,6 @@ def test_options_of_sbatch_are_read_in_both_spellings() -> None:
 def test_a_time_limit_below_a_minute_is_refused() -> None:
     with pytest.raises(WorkflowError, match="runtime"):
         request(runtime=-1)
-
-
-def test_the_signal_comes_within_the_time_limit() -> None:
-    assert request(runtime=1)["signal"] == "B:USR2@20"
-    assert request(runtime=600)["signal"] == "B:USR2@120"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,26 +51,29 @@ def run(step: JobStep) -> dict[str, object]:
 def failing(path: Path, code: int) -> str:
     """A program that fails like a Snakemake whose rule ended with `code`."""
     script = path / "snakemake_of_the_job.py"
-    script.write_text(f"import sys\nsys.exit('Command x returned non-zero exit status {code}.')\n")
+    script.write_text(f"import sys\nsys.exit({code} and 'Command x returned non-zero exit status {code}.')\n")
     return f"{sys.executable} {script}"
 
 
-@pytest.mark.parametrize(("code", "kind"), [(1, "bug"), (2, "user"), (96, "env"), (137, "node_fail"), (143, "bug")])
-def test_the_exit_code_of_the_command_decides_on_the_class(tmp_path: Path, code: int, kind: str) -> None:
-    outcome = run(make_step(tmp_path, failing(tmp_path, code)))
-    assert outcome["failure_class"] == kind
-    assert outcome["exit_code"] == code
-
-
-def test_what_the_job_says_of_itself_decides_before_its_exit_code(tmp_path: Path) -> None:
-    said = json.dumps({"failure_class": "non_finite", "message": "loss is nan at step 7"})
-    outcome = run(make_step(tmp_path, f"echo '{said}' > $SUBMITIT_JOB_STATUS; {failing(tmp_path, 1)}"))
-    assert (outcome["failure_class"], outcome["message"]) == ("non_finite", "loss is nan at step 7")
-
-
-def test_a_job_that_says_nonsense_of_itself_is_judged_by_its_exit_code(tmp_path: Path) -> None:
-    outcome = run(make_step(tmp_path, f"echo '[1, ' > $SUBMITIT_JOB_STATUS; {failing(tmp_path, 2)}"))
-    assert outcome["failure_class"] == "user"
+@pytest.mark.parametrize(
+    ("said", "code", "kind"),
+    [
+        ("", 0, None),
+        ("", 1, "bug"),
+        ("", 2, "user"),
+        ("", 96, "env"),
+        ("", 137, "node_fail"),
+        ("", 143, "bug"),
+        ('{"failure_class": "non_finite", "message": "loss is nan"}', 1, "non_finite"),
+        ("[1, ", 2, "user"),  # nonsense
+    ],
+)
+def test_what_the_job_says_of_itself_decides_on_the_class_else_the_exit_code_of_its_command(
+    tmp_path: Path, said: str, code: int, kind: str | None
+) -> None:
+    outcome = run(make_step(tmp_path, f"echo '{said}' > $SUBMITIT_JOB_STATUS; {failing(tmp_path, code)}"))
+    assert (outcome["failure_class"], outcome["exit_code"]) == (kind, code)
+    assert outcome["message"] == ("loss is nan" if kind == "non_finite" else "")
 
 
 def test_a_job_runs_in_a_container_with_its_folders_and_its_gpus(
@@ -95,41 +97,30 @@ def test_a_job_runs_in_a_container_with_its_folders_and_its_gpus(
     assert words[-1] == str(tmp_path / "image.sif")
 
 
-def test_a_node_without_apptainer_has_a_wrong_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"setup": "no_such_program"}, "no_such_program: command not found"),
+        ({"venv": "nowhere"}, "/nowhere: no virtual environment here"),
+        ({"container": "docker://alpine"}, "apptainer: not on PATH of this node"),
+    ],
+)
+def test_an_environment_that_cannot_be_set_up_has_its_own_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], said: str
+) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    outcome = run(make_step(tmp_path, "true", container="docker://alpine"))
-    assert outcome["failure_class"] == "env"
-    assert "apptainer: not on PATH of this node" in (tmp_path / "job" / "output.log").read_text()
-
-
-def test_a_job_that_ends_well_has_no_class(tmp_path: Path) -> None:
-    outcome = run(make_step(tmp_path, "echo fine"))
-    assert outcome["failure_class"] is None
-    assert outcome["exit_code"] == 0
-    assert (tmp_path / "job" / "output.log").read_text() == "fine\n"
-
-
-@pytest.mark.parametrize("changes", [{"setup": "no_such_program"}, {"venv": "nowhere"}])
-def test_an_environment_that_cannot_be_set_up_has_its_own_class(tmp_path: Path, changes: dict[str, str]) -> None:
-    outcome = run(make_step(tmp_path, "echo started > started", **changes))
-    assert outcome["failure_class"] == "env"
+    assert run(make_step(tmp_path, "echo started > started", **changes))["failure_class"] == "env"
+    assert said in (tmp_path / "job" / "output.log").read_text()
     assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.usefixtures("requeues")
-def test_exit_code_75_asks_to_be_started_again(tmp_path: Path) -> None:
-    step = make_step(tmp_path, failing(tmp_path, 75))
-    with pytest.raises(Requeued):
-        step()
-    assert not step.files.outcome(1).exists()
-
-
-@pytest.mark.usefixtures("requeues")
-def test_the_requeue_limit_ends_the_job(tmp_path: Path) -> None:
+def test_exit_code_75_asks_to_be_started_again_up_to_the_requeue_limit(tmp_path: Path) -> None:
     step = make_step(tmp_path, failing(tmp_path, 75), requeue_limit=2)
     for _ in range(2):
         with pytest.raises(Requeued):
             step()
+        assert not step.files.outcome(1).exists()
     outcome = run(step)
     assert outcome["failure_class"] == "preempted"
     assert "requeued 2 times, the limit" in str(outcome["message"])
@@ -237,26 +228,17 @@ def test_a_process_without_a_handler_is_left_alone() -> None:
         process.wait()
 
 
-def limits(path: Path, progress: list[object], end: object, is_time_limit: bool = True) -> int:
-    """Attempts that began with each of `progress`, the last one ending with `end`."""
-    for before, after in pairwise([*progress, end]):
-        attempts.add(path, "start", progress=before)
-        attempts.add(path, "end", is_time_limit=is_time_limit, progress=after)
-    return attempts.unfruitful(path, end)
-
-
 @pytest.mark.parametrize(
     ("before", "end", "count"),
     [([None, 3], 5, 0), ([None, 3], 3, 1), ([None, 3, 3], 3, 2), ([3, 3, 4], 4, 1), ([None, None], None, 0)],
 )
-def test_attempts_without_progress_are_counted_from_the_last(
-    tmp_path: Path, before: list[object], end: object, count: int
+@pytest.mark.parametrize("is_time_limit", [True, False])  # preemptions do not count
+def test_attempts_without_progress_up_to_the_time_limit_are_counted_from_the_last(
+    before: list[object], end: object, count: int, is_time_limit: bool
 ) -> None:
-    assert limits(tmp_path / "attempts.jsonl", before, end) == count
-
-
-def test_preemptions_do_not_count_as_attempts_without_progress(tmp_path: Path) -> None:
-    assert limits(tmp_path / "attempts.jsonl", [3, 3, 3], 3, is_time_limit=False) == 0
+    """Attempts that began with each of `before`, the last one ending with `end`."""
+    done: list[attempts.Attempt] = [({"progress": item}, {"is_time_limit": is_time_limit}) for item in before]
+    assert attempts.unfruitful(done, end) == (count if is_time_limit else 0)
 
 
 def test_a_status_file_keeps_its_progress_not_its_failure(tmp_path: Path) -> None:

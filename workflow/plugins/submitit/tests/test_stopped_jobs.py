@@ -146,12 +146,3 @@ def test_a_job_without_enough_memory_gets_more_once(on_slurm: ToyProject) -> Non
     assert said.count("class oom") == 2  # the first one is followed by another attempt
     assert "raise the resource 'mem_mb'" in said
     assert on_slurm.record("train")["memory"] == 1.5
-
-
-def test_a_failing_job_says_where_to_look(on_slurm: ToyProject) -> None:
-    (on_slurm.path / "train.py").write_text("import sys\nsys.exit('these are the last words')\n")
-    said = on_slurm.run(code=1)
-    assert "class bug" in said
-    assert "exit code 1" in said
-    assert "    these are the last words" in said
-    assert str(on_slurm.job("train") / "output.log") in said

@@ -79,9 +79,10 @@ def test_ctrl_c_leaves_no_process_of_a_local_job(on_this_machine: ToyProject) ->
 
 
 @pytest.mark.slow
-def test_it_runs_within_snakemakes_own_process(on_this_machine: ToyProject) -> None:
-    on_this_machine.run("--submitit-cluster", "debug")
-    assert on_this_machine.steps() == [1, 2, 3, 4]
+def test_slurm_takes_one_of_several_partitions_that_can_run_the_job(on_slurm: ToyProject) -> None:
+    resources = {"mem_mb": 500, "runtime": 5, "gpus": 1, "gpu_model": "h100", "slurm_partition": "v100,h100"}
+    on_slurm.run(resources=resources)
+    assert [start["node"] for start in on_slurm.starts()] == ["h100n1"]
 
 
 @pytest.mark.slow

@@ -30,36 +30,32 @@ def add_attempt(files: JobFiles, number: int, seconds: float, exit_code: int = 0
     attempts.add(files.attempts, "end", exit_code=exit_code, seconds=seconds, used=used)
 
 
-def test_a_job_measures_its_memory_its_processor_time_and_the_start_of_its_rule(tmp_path: Path) -> None:
-    files = JobFiles(tmp_path / "job")
+def used_by(folder: Path, command: str, gpus: int = 0) -> dict[str, float]:
+    files = JobFiles(folder / "job")
     files.path.mkdir()
-    (tmp_path / "hungry.py").write_text(HUNGRY)
-    # a Snakemake, as far as its command line tells, with a rule that starts after half a second
-    (tmp_path / "snakemake").write_text(f"#!/bin/bash\nsleep 0.5\n{sys.executable} {tmp_path}/hungry.py\nexit 0\n")
-    (tmp_path / "snakemake").chmod(0o755)
-    JobStep(files, 1, f"bash {tmp_path}/snakemake; true", str(tmp_path), (), 3600.0, 60.0, 5)()
+    JobStep(files, 1, command, str(folder), (), 3600.0, 60.0, 5, gpus=gpus)()
     ((_, end),) = attempts.read(files.attempts)
     assert end is not None
-    assert end["used"]["mem_mb"] >= 80
-    assert 1 <= end["used"]["cpu_s"] < 3
-    assert end["used"]["start_s"] is not None
-    assert "gpu_percent" not in end["used"]
+    return end["used"]
+
+
+def test_a_job_measures_its_memory_and_its_processor_time(tmp_path: Path) -> None:
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    used = used_by(tmp_path, f"{sys.executable} hungry.py")
+    assert used.keys() == {"mem_mb", "cpu_s"}
+    assert used["mem_mb"] >= 80
+    assert 1 <= used["cpu_s"] < 3
 
 
 def test_gpus_are_measured_by_the_tool_of_their_maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvidia-smi").write_text(
-        '#!/bin/bash\necho "$@" > asked\nprintf "80, 1000\\n60, 3000\\n"; exec sleep 9\n'
-    )
+    lines = '#!/bin/bash\necho "$@" > asked\nprintf "80, 1000\\n60, 3000\\n[N/A], [N/A]\\n"\n'
+    (tmp_path / "nvidia-smi").write_text(lines)
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     monkeypatch.chdir(tmp_path)
-    files = JobFiles(tmp_path / "job")
-    files.path.mkdir()
-    JobStep(files, 1, "sleep 1", str(tmp_path), (), 3600.0, 60.0, 5, gpus=2)()
-    ((_, end),) = attempts.read(files.attempts)
-    assert end is not None
-    assert (end["used"]["gpu_percent"], end["used"]["gpu_mem_mb"]) == (70.0, 3000)
+    used = used_by(tmp_path, "sleep 0.5", gpus=2)
+    assert (used["gpu_percent"], used["gpu_mem_mb"]) == (70.0, 3000)
     assert "--id=2,3" in (tmp_path / "asked").read_text()
 
 
@@ -71,26 +67,28 @@ def test_gpus_of_amd_are_read_from_the_kernel(tmp_path: Path) -> None:
     assert amd_gpus(tmp_path) == [(90.0, 1024.0)]
 
 
-def test_kills_for_want_of_memory_are_those_of_the_jobs_control_group(tmp_path: Path) -> None:
-    (tmp_path / "cgroup").write_text("0::/job_7\n")
-    (tmp_path / "job_7").mkdir()
-    (tmp_path / "job_7" / "memory.events").write_text("max 3\noom_kill 2\n")
+@pytest.mark.parametrize(
+    ("groups", "file"),
+    [("0::/job_7\n", "job_7/memory.events"), ("4:cpu,memory:/job_7\n0::/\n", "memory/job_7/memory.oom_control")],
+)
+def test_kills_for_want_of_memory_are_those_of_the_jobs_control_group(tmp_path: Path, groups: str, file: str) -> None:
+    (tmp_path / "cgroup").write_text(groups)
+    assert oom_kills(tmp_path / "cgroup", tmp_path) == 0
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text("max 3\noom_kill 2\n")
     assert oom_kills(tmp_path / "cgroup", tmp_path) == 2
-    assert oom_kills(tmp_path / "nowhere", tmp_path) == 0
 
 
-def test_hours_are_lost_to_waiting_to_the_start_and_to_failures(tmp_path: Path) -> None:
+def test_hours_are_lost_to_waiting_and_to_failures(tmp_path: Path) -> None:
     files = make_job(tmp_path, "a", mem_mb=4000, extra_mem_mb=500, threads=8, gpu=1)
-    add_attempt(files, 1, 1800, exit_code=1, start_s=36.0)
-    used = {"start_s": 36.0, "mem_mb": 1900, "cpu_s": 7200.0, "gpu_percent": 40.0, "gpu_mem_mb": 9000}
+    add_attempt(files, 1, 1800, exit_code=1)
+    used = {"mem_mb": 1900, "cpu_s": 7200.0, "gpu_percent": 40.0, "gpu_mem_mb": 9000}
     add_attempt(files, 2, 3600, exit_code=75, **used)
     (use,) = usage.measure(tmp_path)
-    assert (use.jobs, use.hours, use.waiting_hours, use.start_hours, use.failure_hours) == (1, 1.5, 0.2, 0.02, 0.5)
+    assert (use.jobs, use.hours, use.waiting_hours, use.failure_hours) == (1, 1.5, 0.2, 0.5)
     assert use.proposed == {"runtime": 72, "mem_mb": 1800, "threads": 2}
-    shown = usage.table([use])
-    assert "1900 / 4500" in shown
-    assert "2.0 / 8" in shown
-    assert "40 % of 1, 9000 MB" in shown
+    row = "train  1     1.50   1900 / 4500  2.0 / 8  40 % of 1, 9000 MB  0.20       0.50"
+    assert usage.table([use]).splitlines()[1].startswith(row)
     assert usage.measure(tmp_path, since_unix_s=5000.0) == []
     files.reset()  # as for another try by Snakemake
     add_attempt(files, 1, 3600)

@@ -1,4 +1,4 @@
-"""Show the logs and the efficiency of a workflow's jobs, and delete old logs."""
+"""Show the logs and the efficiency of a workflow's jobs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,7 @@ def main(words: Sequence[str] | None = None) -> int:
     logs.add_argument("-f", "--follow", action="store_true", help="also show what they print from now on")
     use = commands.add_parser("efficiency", help="show for each rule what jobs used and requested")
     use.add_argument("--json", action="store_true", help="all figures, for programs")
-    clean = commands.add_parser("clean", help="delete logs")
-    clean.add_argument("--successful", action="store_true", help="of successful jobs")
-    clean.add_argument(
-        "--older-than", type=int, default=0, metavar="DAYS", help="and all other files, of jobs older than that"
-    )
-    clean.add_argument("-n", "--dry-run", action="store_true", help="only show what would be deleted")
-    for command in (logs, use, clean):
+    for command in (logs, use):
         command.add_argument("--folder", type=Path, default=store.DEFAULT_FOLDER, help="as --submitit-folder")
     given = parser.parse_args(words)
     if not (given.folder / "jobs").is_dir():
@@ -39,19 +33,9 @@ def main(words: Sequence[str] | None = None) -> int:
         )
     if given.command == "logs":
         return show_logs(given.folder, given.job, given.follow)
-    if given.command == "efficiency":
-        rules = usage.measure(given.folder)
-        text = (
-            json.dumps([{**asdict(rule), "proposed": rule.proposed} for rule in rules], indent=1)
-            if given.json
-            else usage.table(rules)
-        )
-        sys.stdout.write(f"{text}\n")
-        return 0
-    if not given.successful and not given.older_than:
-        clean.error("select what to delete: --successful, --older-than DAYS, or both")
-    deleted = store.clean(given.folder, given.successful, given.older_than, given.dry_run)
-    sys.stdout.writelines(f"{path}\n" for path in deleted)
+    rules = usage.measure(given.folder)
+    figures = [{**asdict(rule), "proposed": rule.proposed} for rule in rules]
+    sys.stdout.write(f"{json.dumps(figures, indent=1) if given.json else usage.table(rules)}\n")
     return 0
 
 

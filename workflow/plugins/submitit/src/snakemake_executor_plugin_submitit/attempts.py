@@ -15,6 +15,8 @@ ENV_EXIT = 96  # from our own script, when the setup of the environment fails
 SIGNAL_EARLY_S = 60  # Slurm sends the signal of --signal up to a minute early
 UNFRUITFUL_LIMIT = 2  # attempts in a row up to the time limit without progress
 
+Attempt = tuple[dict[str, Any], dict[str, Any] | None]  # start and end; no end: it was killed or still runs
+
 
 class FailureClass(NamedTuple):
     """`retries`: how often the executor submits the job again, None: up to the requeue limit; `advice`: to the user."""
@@ -51,15 +53,18 @@ SLURM_CLASSES = {
     "CANCELLED": "user",
     "REVOKED": "user",
 }
+# 137: another process killed it, and the job itself did nothing wrong
+_EXIT_CLASSES = {PREEMPTED_EXIT: "preempted", USER_EXIT: "user", ENV_EXIT: "env", 128 + 9: "node_fail"}
 _OUT_OF_MEMORY = re.compile(r"exceeded memory limit|oom[-_ ]kill|out of memory", re.IGNORECASE)
 _COMMAND_EXIT = re.compile(r"returned non-zero exit status (\d+)|died with <Signals\.\w+: (\d+)>")
 
 
-class Failure(NamedTuple):
-    """`state`, `exit_code`: from Slurm and the job's command, "" and None if unknown."""
+class End(NamedTuple):
+    """How a submission ended. `kind`: the class of its failure, None for success; `state`, `exit_code`: from Slurm and
+    the job's command, "" and None if unknown."""
 
-    kind: str
-    message: str
+    kind: str | None
+    message: str = ""
     state: str = ""
     exit_code: int | None = None
     nodes: str = ""
@@ -82,9 +87,9 @@ def add(path: Path, event: Literal["start", "end"], **facts: Any) -> dict[str, A
     return written
 
 
-def read(*paths: Path) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Each start with its end, None if the attempt was killed or still runs. Lines that a crash cut off are skipped."""
-    found: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+def read(*paths: Path) -> list[Attempt]:
+    """The attempts in the files. Lines that a crash cut off are skipped."""
+    found: list[Attempt] = []
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             try:
@@ -98,7 +103,7 @@ def read(*paths: Path) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
     return found
 
 
-def unfruitful(path: Path, progress: Any) -> int:
+def unfruitful(attempts: list[Attempt], progress: Any) -> int:
     """How many of the last attempts in a row ran to their time limit without progress.
 
     An attempt without an end was killed. `progress` is the job's current one; a job that states none is not counted.
@@ -106,16 +111,11 @@ def unfruitful(path: Path, progress: Any) -> int:
     if progress is None:
         return 0
     count, after = 0, progress
-    for start, end in reversed(read(path)):
+    for start, end in reversed(attempts):
         if after != start["progress"] or (end is not None and not end["is_time_limit"]):
             break
         count, after = count + 1, start["progress"]
     return count
-
-
-def is_time_limit(seconds: float, limit_s: float, delay_s: float) -> bool:
-    """Whether a signal after `seconds` announces the time limit, not a preemption."""
-    return seconds >= limit_s - delay_s - SIGNAL_EARLY_S
 
 
 def exit_code_of_command(output: str) -> int | None:
@@ -129,11 +129,7 @@ def exit_code_of_command(output: str) -> int | None:
 
 def class_of_exit(exit_code: int, stated: object) -> str:
     """The class of a job whose command ended by itself; `stated`: what the job says in its status file."""
-    if isinstance(stated, str) and stated in CLASSES:
-        return stated
-    # 137: another process killed it, and the job itself did nothing wrong
-    known = {PREEMPTED_EXIT: "preempted", USER_EXIT: "user", ENV_EXIT: "env", 128 + 9: "node_fail"}
-    return known.get(exit_code, "bug")
+    return stated if isinstance(stated, str) and stated in CLASSES else _EXIT_CLASSES.get(exit_code, "bug")
 
 
 def class_of_state(state: str, stderr: str) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
@@ -18,9 +16,9 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.settings import CommonSettings
 from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_args
 
-from snakemake_executor_plugin_submitit import monitor, slurm, step, store, usage
-from snakemake_executor_plugin_submitit.attempts import ELSEWHERE, Failure
-from snakemake_executor_plugin_submitit.monitor import Monitor, Tracked, stop_all
+from snakemake_executor_plugin_submitit import slurm, store, usage
+from snakemake_executor_plugin_submitit.attempts import ELSEWHERE, End
+from snakemake_executor_plugin_submitit.monitor import Monitor, Tracked, is_worth_another, message, stop_all
 from snakemake_executor_plugin_submitit.notify import Event, Notifier
 from snakemake_executor_plugin_submitit.request import Prepared, members, not_understood, prepare, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
@@ -53,15 +51,15 @@ class Executor(RemoteExecutor):
             self.folder = store.private_folder(Path(self.settings.folder))
         except OSError as error:
             raise WorkflowError(f"--submitit-folder: {error}") from error
-        if self.settings.cluster == "slurm" and not shutil.which("sbatch"):
+        self.is_on_slurm = self.settings.cluster == "slurm"
+        if self.is_on_slurm and not shutil.which("sbatch"):
             raise WorkflowError("sbatch is not on PATH; start on a login node, or give --submitit-cluster local")
-        self.cluster = slurm.read_cluster(self.settings) if self.settings.cluster == "slurm" else slurm.Cluster()
+        self.needs_srun = self.is_on_slurm and slurm.signals_steps_first()
         self._check_rules()
         self.notifier = Notifier(self.settings, self.logger)
         interval = self.settings.poll_interval_s
         self.dispatcher = Dispatcher(self.settings, self.folder, SlurmQueue(interval, self.logger), self.logger)
         self.monitor = Monitor(SlurmQueue(interval, self.logger), self.settings.lost_after_s)
-        self._registry_lock = threading.Lock()
         self._tracked: dict[int, Tracked] = {}  # by id(job); `active_jobs` is empty while Snakemake checks them
         self._reported: list[Tracked] = []
         self._done, self._failed = 0, dict[int, str]()  # failed ones by id(job), with rule and class
@@ -75,22 +73,19 @@ class Executor(RemoteExecutor):
         for job in jobs:
             self.run_job_pre(job)
             command = self.format_job_exec(job)
-            if self.settings.cluster == "debug":
-                self._run_here(job, command)
-                continue
+            is_forced = any(bool(self.dag.reason(member).forced) for member in members(job))
             try:
-                forced = self._is_forced(job)
-                prepared.append(prepare(job, command, self.folder, self.settings, forced, self.cluster))
+                prepared.append(prepare(job, command, self.folder, self.settings, is_forced, self.needs_srun))
             except WorkflowError as error:
                 self.report_job_error(SubmittedJobInfo(job=job), msg=f"not submitted: {error}. ")
         known = self.dispatcher.known(prepared)
         for batch in batches(prepared, self.settings.array_size):
             tracked, failed = self.dispatcher.dispatch(batch, known)
             for found in tracked:
-                self._track(found)
+                self._tracked[id(found.info.job)] = found
                 self._has_moved = True
                 self.report_job_submission(found.info)
-                self.logger.info(f"Job {found.info.job.jobid} is {self._whereabouts(found)}.")
+                self.logger.info(f"Job {found.info.job.jobid} is {whereabouts(found)}.")
             for given, why in failed:
                 self.report_job_error(SubmittedJobInfo(job=given.job), msg=f"not submitted: {why}. ")
 
@@ -106,8 +101,7 @@ class Executor(RemoteExecutor):
         return ""
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        with self._registry_lock:
-            jobs = list(self._tracked.values())
+        jobs = list(self._tracked.values())
         if not jobs:
             return
         self._failed.update((id(job.info.job), f"{job.prepared.rule} stopped by the user") for job in jobs)
@@ -118,11 +112,11 @@ class Executor(RemoteExecutor):
         for job in jobs:
             self._close(job, store.CANCELLED)
         try:
-            if ids := sorted({job.record.job_id for job in jobs if job.record.cluster == "slurm"}):
+            if ids := sorted({job.record.job_id for job in jobs if job.is_on_slurm}):
                 slurm.ask_slurm(["scancel", *ids])
         except NoAnswer as error:
             self.logger.warning(f"Jobs may still run: {error}")
-        stop_all([job for job in jobs if job.record.cluster == "local"])
+        stop_all([job for job in jobs if not job.is_on_slurm])
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -144,51 +138,47 @@ class Executor(RemoteExecutor):
         if not active_jobs:  # also before __post_init__ is done
             return
         self._settle_reported()
-        with self._registry_lock:
-            jobs = [self._tracked[id(info.job)] for info in active_jobs if id(info.job) in self._tracked]
+        jobs = [self._tracked[id(info.job)] for info in active_jobs if id(info.job) in self._tracked]
         self.next_seconds_between_status_checks = max(SHORTEST_ROUND_S, len(jobs) / LOOKS_PER_S)
+        ends: list[End | None] = [None] * len(jobs)
         try:
-            verdicts = self.monitor.look(jobs)
+            ends = self.monitor.look(jobs)
         except Exception as error:  # an exception here would leave Snakemake waiting for ever
             self.logger.warning(f"The jobs could not be checked; next try soon: {error!r}")
-            verdicts = {}
-        has_moved = self._has_moved or any(verdict.is_over for verdict in verdicts.values())
-        self._has_moved = False
+        has_moved, self._has_moved = self._has_moved or any(ends), False
         self.notifier.look([job.files for job in jobs], has_moved)
-        for index, job in enumerate(jobs):
-            verdict = verdicts.get(index)
-            if verdict is None or not verdict.is_over:
+        for job, end in zip(jobs, ends, strict=True):
+            if end is None:
                 yield job.info
-            elif verdict.failure is None:
+            elif end.kind is None:
                 self._finish(job)
                 self._done += 1
                 self._failed.pop(id(job.info.job), None)
                 self.report_job_success(job.info)
+            elif self._is_submitted_again(job, end.kind, end):
+                yield job.info
             else:
-                another = self._retry_or_report(job, verdict.failure)
-                if another is not None:
-                    yield another.info
+                self._finish(job)
+                self._failed[id(job.info.job)] = f"{job.prepared.rule} {job.prepared.wildcards} ({end.kind})"
+                self._settle_reported()
+                self.report_job_error(job.info, msg=f"{message(job, end)}\n", aux_logs=[str(job.files.output_log)])
 
-    def _retry_or_report(self, job: Tracked, why: Failure) -> Tracked | None:
-        """Submit the job again if its failure class allows it, else report it to Snakemake. Returns: the new job."""
-        if job.record.cluster == "local":
+    def _is_submitted_again(self, job: Tracked, kind: str, why: End) -> bool:
+        """Submit the job again if its failure class allows it."""
+        if not job.is_on_slurm:
             stop_all([job])  # it may have left processes behind
         try:
-            if monitor.is_worth_another(job, why, self.settings.requeue_limit):
-                nodes = [why.nodes] if why.nodes and why.kind in ELSEWHERE else []
-                another = self.dispatcher.submit_again(job, why.kind, nodes)
-                another.info = job.info
-                another.info.external_jobid = another.record.job_id
-                self._track(another)
-                self.logger.warning(f"{monitor.message(job, why)}\nSubmitted again: {self._whereabouts(another)}.")
-                return another
+            if not is_worth_another(job, kind, self.settings.requeue_limit):
+                return False
+            another = self.dispatcher.submit_again(job, kind, [why.nodes] if why.nodes and kind in ELSEWHERE else [])
         except Exception as error:
             self.logger.warning(f"Job {job.info.job.jobid} could not be submitted again: {error}")
-        self._finish(job)
-        self._failed[id(job.info.job)] = f"{job.prepared.rule} {job.prepared.wildcards} ({why.kind})"
-        self._settle_reported()
-        self.report_job_error(job.info, msg=monitor.message(job, why) + "\n", aux_logs=[str(job.files.output_log)])
-        return None
+            return False
+        another.info = job.info
+        another.info.external_jobid = another.record.job_id
+        self._tracked[id(job.info.job)] = another
+        self.logger.warning(f"{message(job, why)}\nSubmitted again: {whereabouts(another)}.")
+        return True
 
     def _check_rules(self) -> None:
         """Check resources, partition, account and qos of each rule before anything is submitted.
@@ -206,34 +196,15 @@ class Executor(RemoteExecutor):
             readers = [job.rule.shellcmd, *job.rule.input, *job.rule.params]
             for name in not_understood(resources.keys(), readers, list(limits)):
                 self.logger.warning(f"rule {rule}: nothing uses resource {name}; pass it to the rule's command")
-            if self.settings.cluster == "slurm":
+            if self.is_on_slurm:
                 request = sbatch_request(resources, job.threads, self.settings)
                 place = tuple(request.get(name) for name in slurm.PLACE)
                 places.setdefault(place, (request, f"rule {rule}"))
         for request, source in places.values():
             slurm.check_place(request, source)
 
-    def _is_forced(self, job: Any) -> bool:
-        return any(bool(self.dag.reason(member).forced) for member in members(job))
-
-    def _run_here(self, job: Any, command: str) -> None:
-        info = SubmittedJobInfo(job=job)
-        self.report_job_submission(info)  # its end is reported below, not by the waiting thread
-        here = prepare(job, command, self.folder, self.settings).step
-        words = ["bash", "-c", step.script(here)]
-        code = subprocess.run(words, cwd=here.workdir, env=step.environment(here), check=False).returncode
-        if code == 0:
-            self.report_job_success(info)
-        else:
-            self.report_job_error(info, msg=f"exit code {code}. ")
-
-    def _track(self, job: Tracked) -> None:
-        with self._registry_lock:
-            self._tracked[id(job.info.job)] = job
-
     def _finish(self, job: Tracked) -> None:
-        with self._registry_lock:
-            self._tracked.pop(id(job.info.job), None)
+        self._tracked.pop(id(job.info.job), None)
         self.dispatcher.gpus_in_use.difference_update(job.record.gpus)
         self._reported.append(job)
 
@@ -250,9 +221,9 @@ class Executor(RemoteExecutor):
             if current is not None and current.number == job.record.number:  # not a later submission
                 store.save(job.files, replace(job.record, state=state))
 
-    def _whereabouts(self, job: Tracked) -> str:
-        where = "Slurm job" if job.record.cluster == "slurm" else "process"
-        return f"{where} {job.record.job_id} (log: {job.files.output_log})"
+
+def whereabouts(job: Tracked) -> str:
+    return f"{'Slurm job' if job.is_on_slurm else 'process'} {job.record.job_id} (log: {job.files.output_log})"
 
 
 def batches(jobs: Sequence[Prepared], array_size: int) -> Iterator[list[Prepared]]:

@@ -11,19 +11,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from snakemake_executor_plugin_submitit import attempts, processes
-from snakemake_executor_plugin_submitit.attempts import CLASSES, UNFRUITFUL_LIMIT, Failure, is_provisional
+from snakemake_executor_plugin_submitit.attempts import CLASSES, UNFRUITFUL_LIMIT, End, is_provisional
 from snakemake_executor_plugin_submitit.request import Prepared
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState
-from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE, JobFiles, Record, last_lines, read_json
+from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE, JobFiles, Record, read_json, tail
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 SETTLE_S = 15  # for the job's last file to become visible here after Slurm has seen its end
+LAST_LINES = 30
 
 
 @dataclass(eq=False)
@@ -42,16 +43,26 @@ class Tracked:
     def files(self) -> JobFiles:
         return self.prepared.files
 
+    @property
+    def is_on_slurm(self) -> bool:
+        return self.record.cluster == "slurm"
 
-class Verdict(NamedTuple):
-    """`is_over`: the submission has ended; `failure`: None if it succeeded."""
+    @property
+    def outcome(self) -> dict[str, Any]:
+        return read_json(self.files.outcome(self.record.number))
 
-    is_over: bool
-    failure: Failure | None = None
+    @property
+    def stderr(self) -> Path:
+        """Of submitit."""
+        from submitit.core.utils import JobPaths
 
+        return JobPaths(self.record.folder, self.record.job_id, task_id=0).stderr
 
-RUNNING = Verdict(False)
-SUCCEEDED = Verdict(True)
+    @property
+    def unfruitful(self) -> int | None:
+        """Attempts in a row without progress; None for a job that states none."""
+        progress = read_json(self.files.status).get("progress")
+        return None if progress is None else attempts.unfruitful(attempts.read(self.files.attempts), progress)
 
 
 class Monitor:
@@ -60,21 +71,18 @@ class Monitor:
         self.lost_after_s = lost_after_s
         self._clock = clock
 
-    def look(self, jobs: Sequence[Tracked]) -> dict[int, Verdict]:
-        """How each job is doing, by its position in `jobs`; asks Slurm at most once, if it is time to."""
-        outcomes = [outcome_of(job) for job in jobs]
-        verdicts = {
-            index: verdict_of(outcome)
-            for index, outcome in enumerate(outcomes)
-            if outcome and not is_provisional(outcome)
-        }
-        rest = {index: job for index, job in enumerate(jobs) if index not in verdicts}
-        on_slurm = [job for job in rest.values() if job.record.cluster == "slurm"]
+    def look(self, jobs: Sequence[Tracked]) -> list[End | None]:
+        """How each job has ended, None if it has not; asks Slurm at most once, if it is time to."""
+        outcomes = [job.outcome for job in jobs]
+        ends = [end_of(outcome) if outcome and not is_provisional(outcome) else None for outcome in outcomes]
+        rest = [job for job, end in zip(jobs, ends, strict=True) if end is None]
+        on_slurm = [job for job in rest if job.is_on_slurm]
         if on_slurm and self.queue.is_due():
             self._ask(on_slurm)
-        for index, job in rest.items():
-            verdicts[index] = self._by_slurm(job) if job.record.cluster == "slurm" else self._by_process(job)
-        return verdicts
+        return [
+            end or (self._by_slurm(job) if job.is_on_slurm else self._by_process(job))
+            for job, end in zip(jobs, ends, strict=True)
+        ]
 
     def _ask(self, jobs: Sequence[Tracked]) -> None:
         try:
@@ -90,49 +98,42 @@ class Monitor:
             elif job.silent_since is None:
                 job.silent_since = self._clock()
 
-    def _by_slurm(self, job: Tracked) -> Verdict:
+    def _by_slurm(self, job: Tracked) -> End | None:
         if job.silent_since is not None and self._clock() - job.silent_since >= self.lost_after_s:
-            message = f"Slurm has not known job {job.record.job_id} for {self.lost_after_s:.0f} s"
-            return Verdict(True, Failure("lost", message))
+            return End("lost", f"Slurm has not known job {job.record.job_id} for {self.lost_after_s:.0f} s")
         if job.slurm is None or not job.slurm.is_ended:
             job.ended_since = None
-            return RUNNING
+            return None
         # wait for a second answer: between an end and a requeue Slurm shows the end
         return self._after_settling(job, job.slurm.state, max(SETTLE_S, 1.5 * self.queue.interval_s))
 
-    def _by_process(self, job: Tracked) -> Verdict:
+    def _by_process(self, job: Tracked) -> End | None:
         if job.process is not None:
             job.process.poll()  # removes it from the process table
         if processes.is_alive(int(job.record.job_id), job.record.started) or job.files.is_running_here():
-            return RUNNING
+            return None
         return self._after_settling(job, "", settle_s=1)
 
-    def _after_settling(self, job: Tracked, state: str, settle_s: float) -> Verdict:
+    def _after_settling(self, job: Tracked, state: str, settle_s: float) -> End | None:
         if job.ended_since is None:
             job.ended_since = self._clock()
         if self._clock() - job.ended_since < settle_s:
-            return RUNNING
-        outcome = outcome_of(job)
+            return None
+        outcome = job.outcome
         if outcome and not (is_provisional(outcome) and state in attempts.SLURM_CLASSES):
-            return verdict_of(outcome, state)
-        return Verdict(True, failure_of(job, state))
+            return end_of(outcome, state)
+        return failure_of(job, state)
 
 
-def outcome_of(job: Tracked) -> dict[str, Any]:
-    return read_json(job.files.outcome(job.record.number))
-
-
-def verdict_of(outcome: dict[str, Any], state: str = "") -> Verdict:
+def end_of(outcome: dict[str, Any], state: str = "") -> End:
     kind, code = outcome.get("failure_class"), outcome.get("exit_code")
     exit_code = code if isinstance(code, int) else None
-    if kind is None and exit_code == 0:
-        return SUCCEEDED
-    message = str(outcome.get("message") or "")
-    kind = kind if kind in CLASSES else "bug"
-    return Verdict(True, Failure(kind, message, state, exit_code, str(outcome.get("nodes") or "")))
+    if kind not in CLASSES:
+        kind = None if kind is None and exit_code == 0 else "bug"
+    return End(kind, str(outcome.get("message") or ""), state, exit_code, str(outcome.get("nodes") or ""))
 
 
-def failure_of(job: Tracked, state: str) -> Failure:
+def failure_of(job: Tracked, state: str) -> End:
     """The failure of a job that wrote no outcome, or was killed while it stopped, so that Slurm's state counts."""
     begun = [pair for pair in attempts.read(job.files.attempts) if pair[0]["submission"] == job.record.number]
     start, end = begun[-1] if begun else ({"nodes": ""}, None)
@@ -140,10 +141,9 @@ def failure_of(job: Tracked, state: str) -> Failure:
         state = "TIMEOUT" if end["is_time_limit"] else "CANCELLED"
     if not state and end is not None and end["exit_code"] == attempts.PREEMPTED_EXIT:
         state = "PREEMPTED"  # submitit's local controller starts a job at most six times
-    kind = attempts.class_of_state(state, last_lines(stderr_path(job)))
-    progress = read_json(job.files.status).get("progress")
-    exit_code = outcome_of(job).get("exit_code")
-    is_fruitful = progress is not None and attempts.unfruitful(job.files.attempts, progress) < UNFRUITFUL_LIMIT
+    kind = attempts.class_of_state(state, tail(job.stderr))
+    exit_code = job.outcome.get("exit_code")
+    is_fruitful = job.unfruitful is not None and job.unfruitful < UNFRUITFUL_LIMIT
     if kind == "timeout" and (is_fruitful or exit_code == attempts.PREEMPTED_EXIT):
         kind = "preempted"  # killed before it could stop by itself, but it writes checkpoints
     message = {
@@ -154,45 +154,33 @@ def failure_of(job: Tracked, state: str) -> Failure:
     }.get(kind, "")
     if job.slurm is not None and job.slurm.exit_code:
         message = f"{message} (exit code {job.slurm.exit_code})"
-    return Failure(kind, message, state, exit_code, (job.slurm.nodes if job.slurm else "") or start["nodes"])
+    return End(kind, message, state, exit_code, (job.slurm.nodes if job.slurm else "") or start["nodes"])
 
 
-def stderr_path(job: Tracked) -> Path:
-    from submitit.core.utils import JobPaths
-
-    return JobPaths(job.record.folder, job.record.job_id, task_id=0).stderr
-
-
-def is_worth_another(job: Tracked, why: Failure, requeue_limit: int) -> bool:
+def is_worth_another(job: Tracked, kind: str, requeue_limit: int) -> bool:
     """The one retry rule of each class. A preempted job continues as long as it makes progress."""
-    limit = CLASSES[why.kind].retries
+    limit = CLASSES[kind].retries
     if limit is not None:
-        return job.record.retries.get(why.kind, 0) < limit
-    progress = read_json(job.files.status).get("progress")
-    return (
-        len(attempts.read(job.files.attempts)) <= requeue_limit
-        and attempts.unfruitful(job.files.attempts, progress) < UNFRUITFUL_LIMIT
-    )
+        return job.record.retries.get(kind, 0) < limit
+    return len(attempts.read(job.files.attempts)) <= requeue_limit and (job.unfruitful or 0) < UNFRUITFUL_LIMIT
 
 
-def message(job: Tracked, why: Failure) -> str:
+def message(job: Tracked, why: End) -> str:
     """Everything that helps to find the cause: class, states, codes, logs, last lines."""
-    state = why.state or (job.slurm.state if job.slurm else "")
+    assert why.kind is not None
+    state = why.state or (job.slurm.state if job.slurm else "") or "unknown"
     facts = [f"class {why.kind}"]
-    if job.record.cluster == "slurm":
-        facts.append(f"Slurm state {state or 'unknown'}")
-    if why.exit_code is not None:
-        facts.append(f"exit code {why.exit_code}")
-    if why.nodes:
-        facts.append(f"on {why.nodes}")
-    lines = [f"job {job.record.job_id} failed: {', '.join(facts)}{': ' + why.message if why.message else ''}"]
-    lines.append(f"next: {CLASSES[why.kind].advice}")
-    lines.append(f"output: {job.files.output_log}")
-    lines.append(f"submitit: {stderr_path(job)}")
-    tail = last_lines(job.files.output_log) or last_lines(stderr_path(job))
-    if tail:
-        lines += ["last lines:", *(f"    {line}" for line in tail.splitlines())]
-    return "\n".join(lines)
+    facts += [f"Slurm state {state}"] if job.is_on_slurm else []
+    facts += [f"exit code {why.exit_code}"] if why.exit_code is not None else []
+    facts += [f"on {why.nodes}"] if why.nodes else []
+    lines = [
+        f"job {job.record.job_id} failed: {', '.join(facts)}{': ' + why.message if why.message else ''}",
+        f"next: {CLASSES[why.kind].advice}",
+        f"output: {job.files.output_log}",
+        f"submitit: {job.stderr}",
+    ]
+    last = (tail(job.files.output_log) or tail(job.stderr)).splitlines()[-LAST_LINES:]
+    return "\n".join([*lines, *(["last lines:"] if last else []), *(f"    {line}" for line in last)])
 
 
 def stop_all(jobs: Sequence[Tracked]) -> None:

@@ -39,8 +39,7 @@ def start_ticks(pid: int) -> int | None:
 
 def is_alive(pid: int, started: int | None) -> bool:
     """Whether this process runs, and not another one with a reused pid."""
-    ticks = start_ticks(pid)
-    return ticks is not None and (started is None or ticks == started)
+    return started is not None and start_ticks(pid) == started
 
 
 def descendants(root: int) -> list[psutil.Process]:

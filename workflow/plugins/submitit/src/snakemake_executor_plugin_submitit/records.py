@@ -19,6 +19,7 @@ from snakemake_executor_plugin_submitit.store import DEFAULT_FOLDER, JobFiles, R
 
 __all__ = ["ADVICE", "DEFAULT_FOLDER", "Submitted", "job_key", "read_jobs"]
 
+State = Literal["queued", "running", "ended"]
 ADVICE: Mapping[str, str] = {name: known.advice for name, known in CLASSES.items()}
 """What a user can do about a failure, by its class."""
 
@@ -33,7 +34,7 @@ class Submitted:
 
     job_id: str
     cluster: str
-    state: Literal["queued", "running", "ended"] | None
+    state: State | None
     slurm_state: str
     reason: str
     nodes: str
@@ -54,39 +55,38 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
     Asks Slurm once, and only if something may still run.
     """
     found: dict[str, tuple[JobFiles, Record, dict[str, Any]]] = {}
+    ids = []
     for path in (folder / "jobs").glob("*/"):
         key, files = path.name.rpartition("-")[2], JobFiles(path)
         known = store.load(files) if keys is None or key in keys else None
-        if known is not None:
-            found[key] = (files, known, read_json(files.outcome(known.number)))
-    slurm = _ask_slurm(known for _, known, outcome in found.values() if not outcome or is_provisional(outcome))
-    return {key: _submitted(*job, slurm) for key, job in found.items()}
-
-
-def _ask_slurm(records: Iterable[Record]) -> Mapping[str, SlurmState] | None:
-    """States by job id; None if Slurm gives no answer."""
-    ids = [known.job_id for known in records if known.cluster == "slurm" and known.is_open and known.job_id]
-    if not ids:
-        return {}
+        if known is None:
+            continue
+        outcome = read_json(files.outcome(known.number))
+        found[key] = (files, known, outcome)
+        if known.cluster == "slurm" and known.is_open and known.job_id and (not outcome or is_provisional(outcome)):
+            ids.append(known.job_id)
+    states: Mapping[str, SlurmState] | None = {}
     try:
-        return SlurmQueue(interval_s=0, log=_SILENT).ask(ids)
+        states = SlurmQueue(interval_s=0, log=_SILENT).ask(ids) if ids else {}
     except NoAnswer:
-        return None
+        states = None
+    return {key: _submitted(*job, states) for key, job in found.items()}
 
 
 def _submitted(
-    files: JobFiles, known: Record, outcome: dict[str, Any], slurm: Mapping[str, SlurmState] | None
+    files: JobFiles, known: Record, outcome: dict[str, Any], states: Mapping[str, SlurmState] | None
 ) -> Submitted:
-    current = (slurm or {}).get(known.job_id)
-    if current is not None and current.state == "CANCELLED":  # the driver sees the same some seconds later
+    """`states`: None if Slurm gives no answer."""
+    current = (states or {}).get(known.job_id, SlurmState(""))
+    if current.state == "CANCELLED":  # the driver sees the same some seconds later
         outcome = {**outcome, "failure_class": "user", "message": "cancelled"}
     return Submitted(
         job_id=known.job_id,
         cluster=known.cluster,
-        state=_state(known, bool(outcome), current, is_answered=slurm is not None),
-        slurm_state=current.state if current is not None else "",
-        reason=current.reason if current is not None else "",
-        nodes=(current.nodes if current is not None else "") or str(outcome.get("nodes") or ""),
+        state=_state(known, bool(outcome), current, is_answered=states is not None),
+        slurm_state=current.state,
+        reason=current.reason,
+        nodes=current.nodes or str(outcome.get("nodes") or ""),
         submitted_unix_s=known.submitted_unix_s,
         failure_class=outcome.get("failure_class"),
         message=" ".join(str(outcome.get("message") or "").split()),
@@ -94,15 +94,13 @@ def _submitted(
     )
 
 
-def _state(
-    known: Record, has_outcome: bool, current: SlurmState | None, *, is_answered: bool
-) -> Literal["queued", "running", "ended"] | None:
-    if not known.is_open or (has_outcome and current is None):
+def _state(known: Record, has_outcome: bool, current: SlurmState, *, is_answered: bool) -> State | None:
+    if current.state:
+        return "queued" if current.state in PENDING else "ended" if current.is_ended else "running"
+    if not known.is_open or has_outcome:
         return "ended"
-    if known.cluster != "slurm":
-        if not known.job_id or known.host != os.uname().nodename:
-            return None
-        return "running" if processes.is_alive(int(known.job_id), known.started) else "ended"
-    if current is None:
-        return "ended" if is_answered and known.job_id else None
-    return "queued" if current.state in PENDING else "ended" if current.is_ended else "running"
+    is_visible = is_answered if known.cluster == "slurm" else known.host == os.uname().nodename
+    if not known.job_id or not is_visible:
+        return None
+    is_alive = known.cluster != "slurm" and processes.is_alive(int(known.job_id), known.started)
+    return "running" if is_alive else "ended"

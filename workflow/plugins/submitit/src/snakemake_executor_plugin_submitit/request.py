@@ -1,4 +1,4 @@
-"""From a job of Snakemake to what is submitted: the options of sbatch for its resources, its partition, its step."""
+"""From a job of Snakemake to what is submitted: the options of sbatch for its resources, and its step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from typing import Any
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import Cluster, choose
 from snakemake_executor_plugin_submitit.step import JobStep
-from snakemake_executor_plugin_submitit.store import JobFiles, content_key, job_files
+from snakemake_executor_plugin_submitit.store import JobFiles, digest, job_files
 
 # Resources, named as in the official Slurm plugin, with their option of sbatch; later ones override earlier ones.
 _OPTIONS = {
@@ -51,9 +50,10 @@ _SBATCH = {
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job that is ready to be submitted. `wildcards`: their values, as part of names; `step`: without its number;
-    `request`: options of sbatch, {} on this machine; `is_small`: may be a task of a job array; `is_forced`: earlier
-    results do not count."""
+    """A job that is ready to be submitted. `wildcards`: their values, as part of names; `key`: equal for jobs that make
+    the same outputs with the same parameters, whichever driver submits them; `step`: without its number; `request`:
+    options of sbatch, {} on this machine; `is_small`: may be a task of a job array; `is_forced`: earlier results do not
+    count."""
 
     job: Any
     rule: str
@@ -76,63 +76,54 @@ def prepare(
     folder: Path,
     settings: ExecutorSettings,
     is_forced: bool = False,
-    cluster: Cluster = Cluster(),  # noqa: B008  immutable
+    needs_srun: bool = False,
 ) -> Prepared:
     """Raises: WorkflowError for resources that cannot be requested."""
     resources: Mapping[str, Any] = job.resources
     outputs = sorted(os.path.abspath(output) for output in job.output) or [str(job.get_target_spec())]
     wildcards = "" if job.is_group() else "-".join(map(str, job.wildcards_dict.values()))
-    requested: dict[str, Any] = {
-        "runtime": time_limit_min(resources, settings),
-        "threads": int(resources.get("cpus_per_task") or job.threads or 1),
-        "mem_mb": int(resources.get("mem_mb") or 0),
-        "nodes": int(resources.get("nodes") or 1),
-        "gpu": gpu_count(resources),
-        "gpu_model": resources.get("gpu_model"),
-        "constraint": resources.get("constraint"),
-    }
-    request, limit, is_slurm = {}, requested["runtime"], settings.cluster == "slurm"
-    if is_slurm:
+    limit_min = time_limit_min(resources, settings)
+    is_short, request = limit_min <= settings.array_runtime_min, {}
+    if settings.cluster == "slurm":
         request = sbatch_request(resources, job.threads, settings)
         request.setdefault("comment", f"{job.name}:{wildcards}"[:200])
-        if cluster.needs_srun and limit > settings.array_runtime_min:
+        if needs_srun and not is_short:
             request["signal"] = request["signal"].removeprefix("B:")
-        if cluster.partitions and "partition" not in request:
-            on_node = {
-                "threads": requested["threads"] * int(resources.get("tasks_per_node") or 1),
-                "mem_mb": requested["mem_mb"] + settings.extra_mem_mb,
-            }
-            request["partition"] = choose(cluster.partitions, requested | on_node, job.name)
     step = JobStep(
         files=job_files(folder, job.name, outputs),
         number=0,
         command=command,
         workdir=os.getcwd(),
         logs=tuple(str(log) for log in job.log or ()),
-        limit_s=60.0 * limit,
-        signal_delay_s=signal_delay_s(limit, settings),
+        limit_s=60.0 * limit_min,
+        signal_delay_s=signal_delay_s(limit_min, settings),
         requeue_limit=0 if "no-requeue" in request else settings.requeue_limit,
         setup=str(resources.get("setup") or ""),
         venv=str(resources.get("venv") or ""),
         container=str(resources.get("container") or ""),
-        gpus=requested["gpu"],
+        gpus=gpu_count(resources),
     )
+    requested = {
+        "runtime": limit_min,
+        "threads": cpu_count(resources, job.threads),
+        "mem_mb": int(resources.get("mem_mb") or 0),
+        "extra_mem_mb": settings.extra_mem_mb,
+        "gpu": step.gpus,
+    }
+    has_one_task = all(int(resources.get(name) or 1) == 1 for name in ("nodes", "tasks", "tasks_per_node"))
+    ordered = sorted(members(job), key=lambda member: (member.rule.name, sorted(member.output)))
+    params = [[member.rule.name, list(member.params), member.rule.shellcmd] for member in ordered]
     return Prepared(
         job=job,
         rule=job.name,
         wildcards=wildcards,
-        key=content_key(job.name, outputs, _params(job)),
+        key=digest([job.name, outputs, params]),
         step=step,
         request=request,
-        requested={**requested, "extra_mem_mb": settings.extra_mem_mb},
-        is_small=is_slurm and task_count(resources) == 1 and limit <= settings.array_runtime_min,
+        requested=requested,
+        is_small=bool(request) and has_one_task and is_short,
         is_forced=is_forced,
     )
-
-
-def _params(job: Any) -> list[Any]:
-    ordered = sorted(members(job), key=lambda member: (member.rule.name, sorted(member.output)))
-    return [[member.rule.name, list(member.params), member.rule.shellcmd] for member in ordered]
 
 
 def members(job: Any) -> list[Any]:
@@ -142,15 +133,12 @@ def members(job: Any) -> list[Any]:
 
 def has_all_outputs(job: Any) -> bool:
     """Whether every output exists and none is older than an input; inputs marked as ancient do not count."""
-    outputs = [str(output) for output in job.output]
-    if not outputs or not all(os.path.exists(output) for output in outputs):
+    outputs = {os.path.abspath(output) for output in job.output}
+    if not outputs or not all(map(os.path.exists, outputs)):
         return False
-    oldest = min(os.path.getmtime(output) for output in outputs)
-    inputs = [str(file) for file in job.input if not getattr(file, "flags", {}).get("ancient")]
-    own = {os.path.abspath(output) for output in outputs}
-    return all(
-        os.path.getmtime(path) <= oldest for path in inputs if os.path.exists(path) and os.path.abspath(path) not in own
-    )
+    oldest = min(map(os.path.getmtime, outputs))
+    inputs = {os.path.abspath(file) for file in job.input if not getattr(file, "flags", {}).get("ancient")}
+    return all(os.path.getmtime(path) <= oldest for path in inputs - outputs if os.path.exists(path))
 
 
 def time_limit_min(resources: Mapping[str, Any], settings: ExecutorSettings) -> int:
@@ -165,35 +153,38 @@ def signal_delay_s(limit_min: int, settings: ExecutorSettings) -> int:
     return max(1, min(settings.signal_delay_s, limit_min * 20))
 
 
+def cpu_count(resources: Mapping[str, Any], threads: int) -> int:
+    return int(resources.get("cpus_per_task") or threads or 1)
+
+
 def gpu_count(resources: Mapping[str, Any]) -> int:
     """GPUs of each node, also if only `gres` names them, as in `gpu:4` or `gpu:h100:4`."""
     in_gres = re.search(r"\bgpu(?::[^:,]+)?(?::(\d+))?(?=,|$)", str(resources.get("gres") or ""))
     return int((in_gres[1] or 1) if in_gres else resources.get("gpus") or resources.get("gpu") or 0)
 
 
-def task_count(resources: Mapping[str, Any]) -> int:
-    in_nodes = int(resources.get("nodes") or 1) * int(resources.get("tasks_per_node") or 1)
-    return max(in_nodes, int(resources.get("tasks") or 1))
-
-
 def sbatch_request(resources: Mapping[str, Any], threads: int, settings: ExecutorSettings) -> dict[str, Any]:
     """The options of sbatch by their long names; True for one without a value.
 
-    A job with several tasks starts one process, on the first node; its rule calls srun or mpirun.
+    A job with several tasks starts one process, on the first node; its rule calls srun or mpirun. With `tasks` alone
+    Slurm decides on how many nodes they run.
     Raises: WorkflowError for resources that cannot be requested.
     """
     limit = time_limit_min(resources, settings)
+    tasks, nodes, tasks_per_node = (int(resources.get(name) or 0) for name in ("tasks", "nodes", "tasks_per_node"))
     request: dict[str, Any] = {
         "time": limit,
         "signal": f"B:USR2@{signal_delay_s(limit, settings)}",  # to our process, which passes it on
-        "cpus-per-task": int(resources.get("cpus_per_task") or threads or 1),
+        "cpus-per-task": cpu_count(resources, threads),
         "partition": settings.partition,
         "account": settings.account,
         "qos": settings.qos,
         "reservation": settings.reservation,
+        "nodes": nodes or (None if tasks else 1),
+        "ntasks": tasks or None,
+        "ntasks-per-node": tasks_per_node or (None if tasks else 1),
         "no-requeue" if settings.no_requeue or resources.get("slurm_requeue") is False else "requeue": True,
     }
-    request.update(_layout(resources))
     if resources.get("mem_mb_per_cpu"):
         request["mem-per-cpu"] = f"{int(resources['mem_mb_per_cpu'])}M"
     elif resources.get("mem_mb"):
@@ -210,15 +201,6 @@ def sbatch_request(resources: Mapping[str, Any], threads: int, settings: Executo
     if "no-requeue" in request:
         request.pop("requeue", None)
     return request
-
-
-def _layout(resources: Mapping[str, Any]) -> dict[str, int]:
-    """How many nodes and tasks; with `tasks` alone Slurm decides on how many nodes they run."""
-    given = {name: int(resources.get(name) or 0) for name in ("nodes", "tasks", "tasks_per_node")}
-    if not given["tasks"]:
-        return {"nodes": given["nodes"] or 1, "ntasks-per-node": given["tasks_per_node"] or 1}
-    options = {"nodes": given["nodes"], "ntasks": given["tasks"], "ntasks-per-node": given["tasks_per_node"]}
-    return {option: value for option, value in options.items() if value}
 
 
 def sbatch_options(text: str, source: str) -> dict[str, Any]:

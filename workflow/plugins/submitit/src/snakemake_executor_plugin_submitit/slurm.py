@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from snakemake_interface_common.exceptions import WorkflowError
-
-from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 
 QUESTION_TIMEOUT_S = 60
 LONGEST_PAUSE_S = 600
@@ -27,7 +21,6 @@ ENDED = {
     *("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED"),
 }
 PLACE = ("partition", "account", "qos")
-SINFO = ("sinfo", "--noheader", "--exact", "--format", "%P|%a|%l|%c|%m|%D|%G|%f")
 
 
 class NoAnswer(Exception):
@@ -67,16 +60,15 @@ class SlurmQueue:
         Raises: NoAnswer.
         """
         ids = sorted(set(job_ids))
+        pause_s, self._pause_s = self._pause_s, self.interval_s
         try:
-            found = self._ask(ids)
+            return self._ask(ids)
         except NoAnswer as error:
-            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
-            self._next = self._clock() + self._pause_s
+            self._pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             self.log.warning(f"{error}; asked again in {self._pause_s:.0f} s")
             raise
-        self._pause_s = self.interval_s
-        self._next = self._clock() + self._pause_s
-        return found
+        finally:
+            self._next = self._clock() + self._pause_s
 
     def _ask(self, ids: list[str]) -> dict[str, SlurmState]:
         """One squeue; sacct only for jobs that squeue has forgotten, minutes after their end."""
@@ -94,9 +86,8 @@ class SlurmQueue:
     def _sacct(self, ids: list[str]) -> dict[str, SlurmState]:
         if not self._has_accounting:
             return {}
-        command = ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode,NodeList", "-j", _main_ids(ids)]
         try:
-            return _select(ids, ask_slurm(command))
+            return _states(ids, ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode,NodeList"])
         except NoAnswer as error:
             if "disabled" in str(error):
                 self._has_accounting = False
@@ -108,27 +99,24 @@ class SlurmQueue:
 
 def _squeue(ids: list[str]) -> dict[str, SlurmState]:
     try:
-        return _select(ids, ask_slurm(["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T||%N|%r", "-j", _main_ids(ids)]))
+        return _states(ids, ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T||%N|%r"])
     except NoAnswer as error:
         if "Invalid job id" in str(error):  # of every job: forgotten some minutes after its end
             return {}
         raise
 
 
-def _main_ids(ids: Iterable[str]) -> str:
-    return ",".join(sorted({job_id.partition("_")[0] for job_id in ids}))
-
-
-def _select(ids: Sequence[str], answer: str) -> dict[str, SlurmState]:
-    wanted = set(ids)
+def _states(ids: Sequence[str], command: Sequence[str]) -> dict[str, SlurmState]:
+    """The answer to a question about jobs, some of which may be tasks of an array."""
+    arrays = ",".join(sorted({job_id.partition("_")[0] for job_id in ids}))
     found: dict[str, SlurmState] = {}
-    for line in answer.splitlines():
+    for line in ask_slurm([*command, "-j", arrays]).splitlines():
         shown, state, exit_code, nodes, reason = [*line.split("|"), "", "", "", ""][:5]
         word = state.partition(" ")[0]  # "CANCELLED by 0" is CANCELLED
         if word in PENDING | RUNNING | ENDED:
-            nodes = "" if nodes == "None assigned" else nodes
-            found |= {job_id: SlurmState(word, exit_code, nodes, reason) for job_id in _expand(shown)}
-    return {job_id: state for job_id, state in found.items() if job_id in wanted}
+            state_of = SlurmState(word, exit_code, "" if nodes == "None assigned" else nodes, reason)
+            found |= dict.fromkeys(_expand(shown), state_of)
+    return {job_id: found[job_id] for job_id in ids if job_id in found}
 
 
 def _expand(shown: str) -> list[str]:
@@ -171,52 +159,6 @@ def ask_slurm(command: Sequence[str]) -> str:
     return done.stdout
 
 
-@dataclass(frozen=True)
-class Partition:
-    """The largest job that a partition accepts. Limits are for each node, with the names of the official plugin."""
-
-    name: str
-    is_default: bool = False
-    max_runtime: float = math.inf
-    max_threads: float = math.inf
-    max_mem_mb: float = math.inf
-    max_nodes: float = math.inf
-    max_gpu: float = 0
-    available_gpu_models: tuple[str, ...] = ()
-    available_constraints: tuple[str, ...] = ()
-
-    def lacks(self, wanted: Mapping[str, Any]) -> str:
-        """The first limit that the job exceeds, "" if none; `wanted`: see `choose`."""
-        for name in ("runtime", "threads", "mem_mb", "nodes", "gpu"):
-            limit = getattr(self, f"max_{name}")
-            if (wanted.get(name) or 0) > limit:
-                return f"{name} {limit:g}"
-        model, features = wanted.get("gpu_model"), re.findall(r"[\w.-]+", str(wanted.get("constraint") or ""))
-        if model and wanted.get("gpu") and self.available_gpu_models and model not in self.available_gpu_models:
-            return f"GPUs {','.join(self.available_gpu_models)}"
-        if features and self.available_constraints and not {*features} & {*self.available_constraints}:
-            return f"features {','.join(self.available_constraints)}"
-        return ""
-
-
-class Cluster(NamedTuple):
-    """`partitions`: to choose from, () if one is named for all jobs; `needs_srun`: see `signals_steps_first`."""
-
-    partitions: tuple[Partition, ...] = ()
-    needs_srun: bool = False
-
-
-def read_cluster(settings: ExecutorSettings) -> Cluster:
-    """Ask Slurm once, when a workflow starts. Raises: WorkflowError for an invalid table of partitions."""
-    partitions: list[Partition] = []
-    if not settings.partition:
-        with suppress(NoAnswer):  # then jobs go to Slurm's default partition
-            partitions = read_partitions()
-        if settings.partition_table:
-            partitions = read_table(settings.partition_table, partitions)
-    return Cluster(tuple(partitions), signals_steps_first())
-
-
 def signals_steps_first() -> bool:
     """Whether Slurm sends the first signal of a preemption, SIGTERM, only to the steps of srun.
 
@@ -227,69 +169,6 @@ def signals_steps_first() -> bool:
     except NoAnswer:
         return False
     return "preempt/none" not in config and "send_user_signal" not in config
-
-
-def read_partitions() -> list[Partition]:
-    """The partitions that are up, from sinfo, each with the limits of its largest nodes. Raises: NoAnswer."""
-    found: dict[str, Partition] = {}
-    for line in ask_slurm(SINFO).splitlines():
-        name, state, limit, cpus, memory, nodes, gres, features = line.split("|", 7)
-        if state != "up":
-            continue
-        before = found.get(name.rstrip("*"), Partition(name.rstrip("*"), max_threads=0, max_mem_mb=0, max_nodes=0))
-        gpus = re.findall(r"gpu(?::([^:,(]+))??:(\d+)", gres)
-        found[before.name] = replace(
-            before,
-            is_default=name.endswith("*"),
-            max_runtime=minutes(limit),
-            max_threads=max(before.max_threads, float(cpus.rstrip("+"))),
-            max_mem_mb=max(before.max_mem_mb, float(memory.rstrip("+"))),
-            max_nodes=before.max_nodes + int(nodes),
-            max_gpu=max(before.max_gpu, sum(int(count) for _, count in gpus)),
-            available_gpu_models=tuple(dict.fromkeys([*before.available_gpu_models, *(m for m, _ in gpus if m)])),
-            available_constraints=tuple(dict.fromkeys([*before.available_constraints, *features.split(",")])),
-        )
-    return list(found.values())
-
-
-def read_table(path: str, known: Sequence[Partition]) -> list[Partition]:
-    """The partitions of a YAML table; its limits override those that Slurm reports. Raises: WorkflowError."""
-    try:
-        given = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))["partitions"]
-        rows = {str(name): dict(limits or {}) for name, limits in given.items()}
-    except (OSError, yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError) as error:
-        raise WorkflowError(f"--submitit-partition-table {path}: not a table of partitions: {error!r}") from error
-    keys = [field.name for field in fields(Partition)][2:]
-    by_name, table = {partition.name: partition for partition in known}, []
-    for name, limits in rows.items():
-        if unknown := sorted(limits.keys() - set(keys)):
-            raise WorkflowError(f"{path}: partition {name}: no such limit: {unknown[0]}; there are {', '.join(keys)}")
-        if known and name not in by_name:
-            raise WorkflowError(f"{path}: Slurm has no partition {name}; there are {', '.join(by_name)}")
-        if "max_runtime" in limits:
-            limits["max_runtime"] = minutes(limits["max_runtime"])
-        lists = {key: tuple(value) for key, value in limits.items() if key.startswith("available_")}
-        table.append(replace(by_name.get(name, Partition(name, max_gpu=math.inf)), **{**limits, **lists}))
-    return table
-
-
-def choose(partitions: Sequence[Partition], wanted: Mapping[str, Any], rule: str) -> str:
-    """The partition for a job that names none: one without GPUs if it needs none, then Slurm's default, then the one
-    with the shortest time limit.
-
-    `wanted`: runtime (minutes), threads, mem_mb, gpu (each for one node), nodes, gpu_model, constraint.
-    Raises: WorkflowError if no partition accepts it.
-    """
-    lacking = {partition.name: partition.lacks(wanted) for partition in partitions}
-    fitting = [partition for partition in partitions if not lacking[partition.name]]
-    if not fitting:
-        asked = ", ".join(f"{name}={value}" for name, value in wanted.items() if value)
-        limits = "; ".join(f"{name} has at most {lack}" for name, lack in lacking.items())
-        raise WorkflowError(f"rule {rule}: no partition accepts {asked}: {limits}")
-    return min(
-        fitting,
-        key=lambda found: (found.max_gpu > 0 and not wanted.get("gpu"), not found.is_default, found.max_runtime),
-    ).name
 
 
 def check_place(request: Mapping[str, Any], source: str) -> None:
@@ -306,19 +185,5 @@ def check_place(request: Mapping[str, Any], source: str) -> None:
         if re.search(r"invalid|not permitted|denied|unknown|not exist", str(error), re.IGNORECASE):
             names = ""
             with suppress(NoAnswer):
-                names = f"; partitions: {', '.join(partition.name for partition in read_partitions())}"
+                names = f"; partitions: {', '.join(ask_slurm(['sinfo', '-h', '-o', '%R']).split())}"
             raise WorkflowError(f"{source}: Slurm refuses {' '.join(place)}: {error}{names}") from error
-
-
-def minutes(limit: object) -> float:
-    """A number of minutes, or a time limit in Slurm's notation: MM, MM:SS, HH:MM:SS, D-HH[:MM[:SS]], infinite."""
-    text = str(limit).strip().lower()
-    if text in ("infinite", "unlimited", "n/a", "inf"):
-        return math.inf
-    days, _, clock = text.rpartition("-")
-    parts = [float(part) for part in clock.split(":")]
-    if days or len(parts) == 3:
-        hours, mins, seconds = [*parts, 0.0, 0.0][:3]
-    else:
-        hours, (mins, seconds) = 0.0, [*parts, 0.0][:2]
-    return 1440 * float(days or 0) + 60 * hours + mins + seconds / 60

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snakemake_executor_plugin_submitit import attempts, processes, usage
-from snakemake_executor_plugin_submitit.attempts import UNFRUITFUL_LIMIT
+from snakemake_executor_plugin_submitit.attempts import SIGNAL_EARLY_S, UNFRUITFUL_LIMIT, Attempt
 from snakemake_executor_plugin_submitit.processes import Relay, Sentinel, StopSignals
 from snakemake_executor_plugin_submitit.store import (
     STATUS_VARIABLE,
     JobFiles,
-    keep_logs,
+    logs_of_all_attempts,
     read_json,
-    restore_logs,
+    tail,
     write_json,
 )
 
@@ -49,16 +49,14 @@ def main() -> None:
 
 
 def place_pickle(folder: Path) -> None:
-    """Copy the pickle to the name with the job's id; submitit itself renames it in the driver after sbatch, and if the
+    """Link the pickle to the name with the job's id; submitit itself renames it in the driver after sbatch, and if the
     driver is killed in between, the job finds nothing to do."""
     from submitit.core.job_environment import JobEnvironment
 
     os.environ["SUBMITIT_FOLDER"] = str(folder)
-    target = JobEnvironment().paths.submitted_pickle
-    if not target.exists():  # it does after a requeue
-        tmp = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-        shutil.copyfile(pickle_path(folder, int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))), tmp)
-        os.replace(tmp, target)
+    with suppress(FileExistsError):  # after a requeue submitit's own pickle is there
+        pickle = pickle_path(folder, int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
+        JobEnvironment().paths.submitted_pickle.symlink_to(pickle)
 
 
 def pickle_path(folder: Path, task: int) -> Path:
@@ -133,11 +131,14 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
     if files.status.exists():  # forget why the last attempt failed, not its progress
         write_json(files.status, {} if before is None else {"progress": before})
     files.outcome(step.number).unlink(missing_ok=True)  # of an attempt after which Slurm itself requeued the job
-    logs = [os.path.join(step.workdir, log) for log in step.logs]
-    if attempt > 1:
-        keep_logs(logs, files.kept_logs)
+    logs = [os.path.join(step.workdir, log) for log in step.logs] if earlier else []
     begin, kills = time.monotonic(), usage.oom_kills()
-    with StopSignals() as signals, Sentinel() as sentinel, open(files.output_log, "ab") as output:
+    with (
+        StopSignals() as signals,
+        Sentinel() as sentinel,
+        logs_of_all_attempts(logs, files.kept_logs),
+        open(files.output_log, "ab") as output,
+    ):
         offset = output.tell()
         process = subprocess.Popen(
             ["bash", "-c", script(step)],
@@ -161,18 +162,18 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             unix_s=round(time.time(), 1),
             waited_s=_waited_s(step, earlier),
         )
-        with usage.Usage(process.pid, str(files.status), step.gpus) as used:
-            relay = Relay(process.pid, str(files.status), sentinel)
-            code = wait(process, signals, relay, step.signal_delay_s, used.sample)
-            figures = used.figures()
-        restore_logs(logs, files.kept_logs)
+        used = usage.Usage(process.pid, str(files.status), step.gpus)
+        relay = Relay(process.pid, str(files.status), sentinel)
+        code = wait(process, signals, relay, step.signal_delay_s, used.sample)
         seconds = time.monotonic() - begin
         if code != 0:
-            code = attempts.exit_code_of_command(_output_since(step, offset)) or (code if code > 0 else 128 - code)
+            printed = tail(files.output_log, limit_bytes=1 << 20, since=offset)
+            code = attempts.exit_code_of_command(printed) or (code if code > 0 else 128 - code)
         if usage.oom_kills() > kills and code == 137:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
         asked = signal.SIGINT if signals.is_ended else signals.asked
+        limit_s = step.limit_s - step.signal_delay_s - SIGNAL_EARLY_S  # a signal before it is that of a preemption
         end = attempts.add(
             files.attempts,
             "end",
@@ -180,10 +181,10 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             exit_code=code,
             asked=asked.name if asked else None,
             seconds=round(seconds, 1),
-            is_time_limit=asked is not None and attempts.is_time_limit(seconds, step.limit_s, step.signal_delay_s),
+            is_time_limit=asked is not None and seconds >= limit_s,
             progress=_progress(step),
             unix_s=round(time.time(), 1),
-            used=figures,
+            used=used.figures(),
         )
     return None if signals.is_ended else end
 
@@ -200,12 +201,8 @@ def wait(
     A signal may kill the shell before the training run below it has written its checkpoint, hence `patience_s`.
     Returns: the exit code as in Popen.
     """
-    ended: float | None = None
-    while process.poll() is None or relay.is_awaited():
-        if process.returncode is not None:
-            ended = ended or time.monotonic()
-            if time.monotonic() - ended > patience_s:
-                break
+    deadline = math.inf
+    while process.poll() is None or (relay.is_awaited() and time.monotonic() < deadline):
         if signals.is_ended:
             kill_all(process, relay)
             return process.wait()
@@ -216,6 +213,7 @@ def wait(
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_EVERY_S)
         else:
+            deadline = min(deadline, time.monotonic() + patience_s)
             time.sleep(LOOK_EVERY_S)
     return process.returncode
 
@@ -241,7 +239,7 @@ def decide(step: JobStep, end: dict[str, Any]) -> dict[str, Any] | None:
         kind = "timeout" if end["is_time_limit"] and end["progress"] is None else "preempted"
     if kind != "preempted":
         return _outcome(end, kind, message)
-    if attempts.unfruitful(step.files.attempts, end["progress"]) >= UNFRUITFUL_LIMIT:
+    if attempts.unfruitful(attempts.read(step.files.attempts), end["progress"]) >= UNFRUITFUL_LIMIT:
         return _outcome(end, "timeout", f"{UNFRUITFUL_LIMIT} attempts in a row without progress")
     if end["asked"] == "SIGTERM":
         # scancel, or a preemption after which Slurm itself may requeue: the driver waits to see which it is
@@ -294,7 +292,7 @@ def job_id() -> str:
     return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID") or ""
 
 
-def _waited_s(step: JobStep, earlier: Sequence[tuple[dict[str, Any], dict[str, Any] | None]]) -> float:
+def _waited_s(step: JobStep, earlier: Sequence[Attempt]) -> float:
     """Seconds since the job was submitted, or since its last attempt."""
     now = time.time()
     submitted = float(read_json(step.files.record).get("submitted_unix_s") or now)
@@ -309,10 +307,3 @@ def _outcome(end: dict[str, Any], kind: str | None, message: str) -> dict[str, A
 
 def _progress(step: JobStep) -> Any:
     return read_json(step.files.status).get("progress")
-
-
-def _output_since(step: JobStep, offset: int, limit_bytes: int = 1 << 20) -> str:
-    path = Path(step.files.output_log)
-    with open(path, "rb") as file:
-        file.seek(max(offset, path.stat().st_size - limit_bytes))
-        return file.read().decode("utf-8", "replace")

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -118,14 +118,14 @@ class Record:
     host: str = field(default_factory=socket.gethostname)
     started: int | None = None
     submitted_unix_s: float = field(default_factory=time.time)
-    excluded: tuple[str, ...] = ()
+    excluded: list[str] = field(default_factory=list)
     memory: float = 1.0
     retries: dict[str, int] = field(default_factory=dict)
-    gpus: tuple[int, ...] = ()
+    gpus: list[int] = field(default_factory=list)
     rule: str = ""
     wildcards: str = ""
     requested: dict[str, Any] = field(default_factory=dict)
-    logs: tuple[str, ...] = ()
+    logs: list[str] = field(default_factory=list)
 
     @property
     def is_open(self) -> bool:
@@ -139,12 +139,10 @@ def save(files: JobFiles, record: Record) -> None:
 
 def load(files: JobFiles) -> Record | None:
     """The record, or None if there is none or another version of this plugin wrote it."""
-    values = read_json(files.record)
-    known = {f.name for f in fields(Record)}
-    if not values or not {"key", "name", "number", "cluster", "folder"} <= values.keys() <= known:
+    try:
+        return Record(**read_json(files.record))
+    except TypeError:  # a key is missing or unknown
         return None
-    tuples = {name: tuple(values.get(name, ())) for name in ("excluded", "gpus", "logs")}
-    return Record(**{**values, **tuples})
 
 
 def load_all(folder: Path) -> list[tuple[JobFiles, Record | None]]:
@@ -156,11 +154,6 @@ def load_all(folder: Path) -> list[tuple[JobFiles, Record | None]]:
 def job_files(folder: Path, rule: str, outputs: Sequence[str]) -> JobFiles:
     """The folder of the job that makes `outputs`."""
     return JobFiles(folder / "jobs" / f"{_plain(rule)}-{digest(outputs)[:KEY_DIGITS]}")
-
-
-def content_key(rule: str, outputs: Sequence[str], params: Any) -> str:
-    """Equal for jobs that make the same outputs with the same parameters, whichever driver submits them."""
-    return digest([rule, outputs, params])
 
 
 def slurm_name(prefix: str, rule: str, wildcards: str = "") -> str:
@@ -197,8 +190,8 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def clean(folder: Path, is_success_deleted: bool, days: int, dry_run: bool = False) -> list[Path]:
-    """Delete jobs older than `days` (0: none), and the logs of successful jobs if wanted. Returns: what was deleted.
+def clean(folder: Path, is_success_deleted: bool, days: int) -> None:
+    """Delete jobs older than `days` (0: none), and the logs of successful jobs if wanted.
 
     A job that may still run keeps everything. A successful job loses its output and submitit's files, and keeps its
     record and its figures.
@@ -218,11 +211,8 @@ def clean(folder: Path, is_success_deleted: bool, days: int, dry_run: bool = Fal
             used.add(Path(record.folder))
     # the records of an array are written some seconds after its folder
     arrays = (path for path in (folder / "arrays").glob("*/") if time.time() - path.stat().st_mtime > 60)
-    found = [path for path in (*found, *arrays) if path.exists() and path not in used]
-    for path in found:
-        if not dry_run:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return found
+    for path in {*found, *arrays} - used:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -257,36 +247,31 @@ def read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def last_lines(path: Path, number: int = 30, limit_bytes: int = 65536) -> str:
-    """The last lines of a text file, or "" if there is none."""
+def tail(path: Path, limit_bytes: int = 65536, since: int = 0) -> str:
+    """The end of a text file, from byte `since` on, or "" if there is none."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - limit_bytes))
-            text = file.read().decode("utf-8", "replace")
+            file.seek(max(since, path.stat().st_size - limit_bytes))
+            return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-number:])
 
 
-def keep_logs(logs: Sequence[str], folder: Path) -> None:
-    """Copy the lines of a rule's logs to `folder`, since Snakemake deletes the logs when the next attempt starts."""
-    for kept, log in _kept(logs, folder):
+@contextmanager
+def logs_of_all_attempts(logs: Sequence[str], folder: Path) -> Iterator[None]:
+    """Keep the lines of a rule's logs, which Snakemake deletes when an attempt starts, in `folder` meanwhile, and put
+    them in front of the new lines."""
+    kept = {folder / digest(log)[:KEY_DIGITS]: Path(log) for log in logs}
+    for copy, log in kept.items():
         if log.exists():
-            write_bytes(kept, _whole(kept, log))
+            write_bytes(copy, _both(copy, log))
+    yield
+    for copy, log in kept.items():
+        if copy.exists():
+            write_bytes(log, _both(copy, log))
+            copy.unlink()
 
 
-def restore_logs(logs: Sequence[str], folder: Path) -> None:
-    """Put the kept lines in front of those of the attempt that has ended."""
-    for kept, log in _kept(logs, folder):
-        if kept.exists():
-            write_bytes(log, _whole(kept, log))
-            kept.unlink()
-
-
-def _kept(logs: Sequence[str], folder: Path) -> list[tuple[Path, Path]]:
-    return [(folder / digest(log)[:KEY_DIGITS], Path(log)) for log in logs]
-
-
-def _whole(kept: Path, log: Path) -> bytes:
-    before, lines = (path.read_bytes() if path.exists() else b"" for path in (kept, log))
-    return lines if lines.startswith(before) else before + lines  # a crash in `restore_logs` leaves them in both places
+def _both(copy: Path, log: Path) -> bytes:
+    before, lines = (path.read_bytes() if path.exists() else b"" for path in (copy, log))
+    return lines if lines.startswith(before) else before + lines  # a crash at the end leaves them in both places

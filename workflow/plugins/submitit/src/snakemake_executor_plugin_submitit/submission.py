@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import logging
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
@@ -42,24 +41,12 @@ SCRIPT = "submission.sh"
 UNLIMITED = 10**6  # submitit's own limit of time-outs; the step has a better rule
 
 
-class Busy(Exception):
-    """Another job still makes the same outputs, with other parameters or out of sight."""
+class NotSubmitted(Exception):
+    """The job cannot be submitted; the message says why, and what to do."""
 
 
-class SubmissionError(Exception):
-    """sbatch refused the job, or its answer is unknown."""
-
-
-class TransientError(SubmissionError):
+class TransientError(NotSubmitted):
     """sbatch may accept the job the next time."""
-
-
-class Submitted(NamedTuple):
-    """`job_id`: in Slurm (of the array, for an array), or the pid of the local controller."""
-
-    job_id: str
-    started: int | None = None
-    process: subprocess.Popen[bytes] | None = None
 
 
 class Dispatcher:
@@ -93,52 +80,56 @@ class Dispatcher:
 
         No other driver can decide about the same jobs meanwhile.
         """
-        tracked, failed, rest = [], [], []
+        tracked, failed, rest, records = [], [], [], []
         with ExitStack() as locks:
             for job in sorted(batch, key=lambda job: job.files.path):
                 locks.enter_context(job.files.lock())
+                earlier = store.load(job.files)
                 try:
-                    adopted = self._adopt(job, known)
-                except (Busy, NoAnswer) as error:
+                    adopted = self._adopt(job, earlier, known) if earlier and earlier.is_open else None
+                except (NotSubmitted, NoAnswer) as error:
                     failed.append((job, str(error)))
                     continue
                 if adopted is None:
+                    job.files.reset()
                     rest.append(job)
+                    records.append(self._new_record(job, earlier.number + 1 if earlier else 1))
                 else:
-                    tracked.append(adopted)
+                    tracked.append(self._tracked(job, adopted))
             if rest:
                 try:
-                    tracked += self._submit(rest)
-                except SubmissionError as error:
+                    tracked += self._start(rest, records)
+                except NotSubmitted as error:
                     failed += [(job, str(error)) for job in rest]
         return tracked, failed
 
     def submit_again(self, job: Tracked, kind: str, nodes: Sequence[str]) -> Tracked:
-        """Submit a failed job again; it continues from its checkpoint. Raises: SubmissionError."""
-        old, prepared = job.record, job.prepared
-        retries = {**old.retries, kind: old.retries.get(kind, 0) + 1}
-        memory = old.memory * (MORE_MEMORY if kind == "oom" else 1.0)
+        """Submit a failed job again; it continues from its checkpoint. Raises: NotSubmitted."""
+        old = job.record
         self.gpus_in_use.difference_update(old.gpus)
         with job.files.lock():
-            new = self._new_record(prepared, old.number + 1)
-            excluded = tuple(dict.fromkeys([*old.excluded, *nodes]))
-            return self._start([prepared], [replace(new, excluded=excluded, memory=memory, retries=retries)])[0]
+            new = replace(
+                self._new_record(job.prepared, old.number + 1),
+                excluded=list(dict.fromkeys([*old.excluded, *nodes])),
+                memory=old.memory * (MORE_MEMORY if kind == "oom" else 1.0),
+                retries={**old.retries, kind: old.retries.get(kind, 0) + 1},
+            )
+            return self._start([job.prepared], [new])[0]
 
-    def _adopt(self, job: Prepared, known: dict[str, SlurmState | None]) -> Tracked | None:
-        """The earlier submission of the job, if it runs or has finished. Raises: Busy, NoAnswer."""
-        found = store.load(job.files)
-        if found is None or not found.is_open:
-            return None
-        if not found.job_id:
-            found = self._find(job.files, found)
-            if found is None:
+    def _adopt(self, job: Prepared, found: Record, known: dict[str, SlurmState | None]) -> Record | None:
+        """The record of the job's earlier submission, if it runs or has finished. Raises: NotSubmitted, NoAnswer."""
+        if not found.job_id:  # its driver died during the submission
+            job_id = self._find(job.files, found)
+            if not job_id:
                 return None
+            found = replace(found, job_id=job_id, state=store.SUBMITTED)
+            store.save(job.files, found)
         outcome = read_json(job.files.outcome(found.number))
         if outcome.get("failure_class", "") is None:
-            if found.key == job.key and not job.is_forced and has_all_outputs(job.job):
-                self.log.info(f"{job.rule}: job {found.job_id} has finished; its outputs are taken over")
-                return self._tracked(job, found)
-            return None
+            if found.key != job.key or job.is_forced or not has_all_outputs(job.job):
+                return None
+            self.log.info(f"{job.rule}: job {found.job_id} has finished; its outputs are taken over")
+            return found
         if outcome and not is_provisional(outcome):
             self.log.info(f"{job.rule}: job {found.job_id} has failed ({outcome['failure_class']}); submitted again")
             return None
@@ -147,43 +138,30 @@ class Dispatcher:
                 stop_all([self._tracked(job, found)])  # it may have left processes behind
             return None
         if found.key != job.key:
-            raise Busy(
+            cancel = "scancel" if found.cluster == "slurm" else "kill"
+            raise NotSubmitted(
                 f"job {found.job_id} still makes these outputs with other parameters; "
-                f"wait for it or type `{_cancel_command(found)}`, then start again"
+                f"wait for it or type `{cancel} {found.job_id}`, then start again"
             )
         self.log.info(f"{job.rule}: job {found.job_id} is pending or running; taken over")
-        return self._tracked(job, found)
-
-    def _find(self, files: JobFiles, found: Record) -> Record | None:
-        """The record with the id of a job whose driver died during the submission, or None if there is no such job."""
-        job_id: str | None = None
-        if found.cluster == "slurm":
-            job_id = find_by_name(found.name, found.submitted_unix_s)
-            if job_id is not None and found.task is not None:
-                job_id = f"{job_id}_{found.task}"
-        elif files.is_running_here():
-            job_id = next((start["job_id"] for start, _ in reversed(attempts.read(files.attempts))), None)
-        if not job_id:
-            return None
-        found = replace(found, job_id=job_id, state=store.SUBMITTED)
-        store.save(files, found)
         return found
+
+    def _find(self, files: JobFiles, found: Record) -> str | None:
+        """The id of a submission whose record has none, None if there is no such job."""
+        if found.cluster != "slurm":
+            starts = [start["job_id"] for start, _ in attempts.read(files.attempts)]
+            return starts[-1] if starts and files.is_running_here() else None
+        job_id = find_by_name(found.name, found.submitted_unix_s)
+        return job_id if job_id is None or found.task is None else f"{job_id}_{found.task}"
 
     def _is_alive(self, files: JobFiles, found: Record, known: dict[str, SlurmState | None]) -> bool:
         if found.cluster == "slurm":
             state = (known if found.job_id in known else self._states([found.job_id]))[found.job_id]
             return state is None or not state.is_ended
         if found.host != os.uname().nodename:
-            raise Busy(f"process {found.job_id} on {found.host} may still make these outputs; start there, or wait")
+            message = f"process {found.job_id} on {found.host} may still make these outputs; start there, or wait"
+            raise NotSubmitted(message)
         return processes.is_alive(int(found.job_id), found.started) or files.is_running_here()
-
-    def _submit(self, jobs: Sequence[Prepared]) -> list[Tracked]:
-        records = []
-        for job in jobs:
-            earlier = store.load(job.files)
-            job.files.reset()
-            records.append(self._new_record(job, earlier.number + 1 if earlier else 1))
-        return self._start(jobs, records)
 
     def _new_record(self, job: Prepared, number: int) -> Record:
         return Record(
@@ -195,54 +173,45 @@ class Dispatcher:
             rule=job.rule,
             wildcards=job.wildcards,
             requested=job.requested,
-            logs=tuple(os.path.abspath(log) for log in job.job.log or ()),
+            logs=[os.path.abspath(log) for log in job.job.log or ()],
         )
 
     def _start(self, jobs: Sequence[Prepared], records: Sequence[Record]) -> list[Tracked]:
-        """Save the records, submit, and save the records with the ids. Raises: SubmissionError."""
-        first = records[0]
-        folder = Path(first.folder)
+        """Save the records, submit, and save the records with the ids. Raises: NotSubmitted."""
+        first, folder = jobs[0], Path(records[0].folder)
         if len(jobs) > 1:
             folder = self.folder / "arrays" / uuid.uuid4().hex
-            name = store.slurm_name(self.settings.jobname_prefix, jobs[0].rule)
+            name = store.slurm_name(self.settings.jobname_prefix, first.rule)
             records = [replace(found, folder=str(folder), name=name, task=task) for task, found in enumerate(records)]
         if self.settings.cluster == "local":
-            records = [
-                replace(found, gpus=self._take_gpus(job.step.gpus)) for job, found in zip(jobs, records, strict=True)
-            ]
+            gpus = self._take_gpus(first.step.gpus)
+            records = [replace(found, gpus=gpus) for found in records]  # one: there are no arrays
         for job, found in zip(jobs, records, strict=True):
             store.save(job.files, found)
-        steps = [replace(job.step, number=found.number) for job, found in zip(jobs, records, strict=True)]
-        write_steps(folder, steps)
-        submitted = self._call(folder, jobs, records)
+        write_steps(folder, [replace(job.step, number=found.number) for job, found in zip(jobs, records, strict=True)])
+        process, started = None, None
+        if self.settings.cluster == "local":
+            process = start_locally(folder, first.step, gpus)
+            main_id, started = str(process.pid), processes.start_ticks(process.pid)
+        else:
+            main_id = submit_to_slurm(folder, first, records)
         tracked = []
         for job, found in zip(jobs, records, strict=True):
-            job_id = submitted.job_id if found.task is None else f"{submitted.job_id}_{found.task}"
-            found = replace(found, job_id=job_id, started=submitted.started, state=store.SUBMITTED)
+            job_id = main_id if found.task is None else f"{main_id}_{found.task}"
+            found = replace(found, job_id=job_id, started=started, state=store.SUBMITTED)
             store.save(job.files, found)
-            tracked.append(self._tracked(job, found, submitted.process))
+            tracked.append(self._tracked(job, found, process))
         return tracked
 
-    def _call(self, folder: Path, jobs: Sequence[Prepared], records: Sequence[Record]) -> Submitted:
-        first = records[0]
-        if self.settings.cluster == "local":
-            return submit_locally(folder, jobs[0].step, first.gpus)
-        request = {**with_changes(jobs[0].request, first.excluded, first.memory), "job-name": first.name}
-        if len(jobs) > 1:
-            request["comment"] = jobs[0].rule
-        write_script(folder, request, len(jobs))
-        return submit_to_slurm(folder, lambda: find_by_name(first.name, first.submitted_unix_s))
-
-    def _take_gpus(self, count: int) -> tuple[int, ...]:
+    def _take_gpus(self, count: int) -> list[int]:
         """GPUs of this machine that no other job has; shared ones if there are not enough."""
         every = visible_gpus() or list(range(count))
         free = [gpu for gpu in every if gpu not in self.gpus_in_use]
         if len(free) < count:
             self.log.warning(f"{count} GPUs requested, {len(free)} of this machine are free; jobs share them")
             free = every
-        taken = tuple(free[:count])
-        self.gpus_in_use.update(taken)
-        return taken
+        self.gpus_in_use.update(free[:count])
+        return free[:count]
 
     def _tracked(self, job: Prepared, found: Record, process: subprocess.Popen[bytes] | None = None) -> Tracked:
         info = SubmittedJobInfo(job=job.job, external_jobid=found.job_id)
@@ -254,13 +223,7 @@ def visible_gpus() -> list[int]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [int(word) for word in named.split(",") if word.strip().isdigit()]
-    return sorted(
-        int(match[1]) for path in glob.glob("/dev/nvidia*") if (match := re.fullmatch(r".*nvidia(\d+)", path))
-    )
-
-
-def _cancel_command(found: Record) -> str:
-    return f"scancel {found.job_id}" if found.cluster == "slurm" else f"kill {found.job_id}"
+    return sorted(int(path.removeprefix("/dev/nvidia")) for path in glob.glob("/dev/nvidia[0-9]*"))
 
 
 def write_steps(folder: Path, steps: Sequence[JobStep]) -> None:
@@ -276,6 +239,32 @@ def write_steps(folder: Path, steps: Sequence[JobStep]) -> None:
 
 def step_command(folder: Path) -> list[str]:
     return [sys.executable, "-u", "-c", MAIN, str(folder)]
+
+
+def start_locally(folder: Path, step: JobStep, gpus: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start submitit's controller for the step, whose pickle is in `folder`."""
+    from submitit.local.local import start_controller
+
+    return start_controller(
+        folder,
+        shlex.join(step_command(folder)),
+        cuda_devices=",".join(map(str, gpus)),
+        timeout_min=int(step.limit_s / 60),
+        signal_delay_s=int(step.signal_delay_s),
+    )
+
+
+def submit_to_slurm(folder: Path, job: Prepared, records: Sequence[Record]) -> str:
+    """Submit the steps in `folder`, one or an array, with the options of the first. Returns: the id.
+
+    Raises: NotSubmitted.
+    """
+    first = records[0]
+    request = {**with_changes(job.request, first.excluded, first.memory), "job-name": first.name}
+    if len(records) > 1:
+        request["comment"] = job.rule
+    write_script(folder, request, len(records))
+    return submit_script(folder / SCRIPT, lambda: find_by_name(first.name, first.submitted_unix_s))
 
 
 def write_script(folder: Path, request: Mapping[str, Any], count: int) -> None:
@@ -301,22 +290,20 @@ def write_script(folder: Path, request: Mapping[str, Any], count: int) -> None:
     (folder / SCRIPT).write_text("\n".join(lines), encoding="utf-8")
 
 
-def submit_to_slurm(
-    folder: Path, find: Callable[[], str | None], pauses_s: Sequence[float] = (2, 5, 15, 60, 120)
-) -> Submitted:
+def submit_script(path: Path, find: Callable[[], str | None], pauses_s: Sequence[float] = (2, 5, 15, 60, 120)) -> str:
     """Submit the script once.
 
     `find` searches for the job by its name, since sbatch may report an error although it accepted the job. If it raises
     NoAnswer, sbatch is not called again.
-    Raises: SubmissionError.
+    Returns: the job's id. Raises: NotSubmitted.
     """
-    error = SubmissionError("sbatch was not called")
+    error = NotSubmitted("sbatch was not called")
     is_to_call = True
     for pause_s in (*pauses_s, 0):
         if is_to_call:
             try:
-                return Submitted(_sbatch(folder / SCRIPT))
-            except SubmissionError as refusal:
+                return _sbatch(path)
+            except NotSubmitted as refusal:
                 error = refusal
         try:
             found = find()
@@ -325,7 +312,7 @@ def submit_to_slurm(
             error = TransientError(f"{error}; whether the job was accepted is unknown ({silence})")
         else:
             if found is not None:
-                return Submitted(found)
+                return found
             is_to_call = True
             if not isinstance(error, TransientError):
                 raise error
@@ -342,25 +329,10 @@ def _sbatch(path: Path) -> str:
     except subprocess.TimeoutExpired as error:
         raise TransientError(f"sbatch gave no answer within {SBATCH_TIMEOUT_S} s") from error
     except OSError as error:
-        raise SubmissionError(f"sbatch cannot be started: {error}") from error
-    lines = done.stdout.strip().splitlines()
-    job_id = lines[-1].partition(";")[0] if lines else ""
+        raise NotSubmitted(f"sbatch cannot be started: {error}") from error
+    job_id = done.stdout.strip().rpartition("\n")[2].partition(";")[0]
     if done.returncode == 0 and job_id.isdigit():
         return job_id
     said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
-    kind = TransientError if any(text in said.lower() for text in TRANSIENT) else SubmissionError
+    kind = TransientError if any(text in said.lower() for text in TRANSIENT) else NotSubmitted
     raise kind(f"sbatch failed with exit code {done.returncode}: {said}")
-
-
-def submit_locally(folder: Path, step: JobStep, gpus: Sequence[int]) -> Submitted:
-    """Start submitit's controller for the step, whose pickle is in `folder`."""
-    from submitit.local.local import start_controller
-
-    process = start_controller(
-        folder,
-        shlex.join(step_command(folder)),
-        cuda_devices=",".join(map(str, gpus)),
-        timeout_min=int(step.limit_s / 60),
-        signal_delay_s=int(step.signal_delay_s),
-    )
-    return Submitted(str(process.pid), processes.start_ticks(process.pid), process)
