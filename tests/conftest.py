@@ -75,6 +75,14 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
     return filled
 
 
+@pytest.fixture(scope="session")
+def empty_store(once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
+    """An initialised MLflow store; making one takes seconds, so that tests copy it."""
+    from implicit_llm_jobs.tracking.mlflow_store import initialise
+
+    return once("store", lambda folder: initialise(f"sqlite:///{folder / 'mlflow.db'}")) / "mlflow.db"
+
+
 @pytest.fixture(autouse=True)
 def _fault_points_count_from_zero() -> None:
     """A test that forks hands its count of passages on, and with it those of the tests before."""

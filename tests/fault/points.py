@@ -1,10 +1,12 @@
-"""The fault points in source code."""
+"""The fault points in source code, and which fault strikes at which of them in a short test."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from implicit_llm_contracts.runs.faults import KINDS
 
 
 def registered(*roots: Path) -> tuple[str, ...]:
@@ -16,6 +18,16 @@ def registered(*roots: Path) -> tuple[str, ...]:
     for path in (path for root in roots for path in root.rglob("*.py")):
         names.update(points_in(ast.parse(path.read_text(encoding="utf-8"), str(path)), str(path)))
     return tuple(sorted(names))
+
+
+def sample(points: Sequence[str]) -> list[tuple[str, str]]:
+    """Every point with one kind of fault; each point with each kind is among the slow tests."""
+    return [(point, KINDS[n % len(KINDS)]) for n, point in enumerate(points)]
+
+
+def passage(kind: str, hits: int) -> int:
+    """Each kind strikes at another of the times that a point is passed, from the first to the last."""
+    return 1 + round(KINDS.index(kind) / (len(KINDS) - 1) * (hits - 1))
 
 
 def points_in(tree: ast.AST, where: str) -> Iterator[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.stage import StageRequest, run_stage
 from tests.fault.forks import exit_code_of, serve
+from tests.store_copies import copying
 
 STEPS = 4
 
@@ -57,20 +57,9 @@ def rename_within_one_file_system(source: str | Path, target: str | Path) -> Non
     rename(source, target)
 
 
-def use_copies_of(store: Path) -> None:
-    """Let a new MLflow store be a copy of `store`: making the tables takes seconds."""
-    make = sqlalchemy_store.SqlAlchemyStore.__init__
-
-    def copy_and_open(self: Any, db_uri: str, *arguments: Any, **options: Any) -> None:
-        path = Path(db_uri.removeprefix("sqlite:///"))
-        if not path.exists():
-            shutil.copyfile(store, path)
-        make(self, db_uri, *arguments, **options)
-
-    sqlalchemy_store.SqlAlchemyStore.__init__ = copy_and_open  # type: ignore[method-assign]
-
-
 def run(order: dict[str, Any]) -> None:
+    if "WITHOUT_MLFLOW" in os.environ:
+        sys.modules["mlflow"] = None  # type: ignore[assignment]
     run_stage(StageRequest(Path(order["run_dir"]), order["identity"], {"data": Path(order["data"])}), body)
 
 
@@ -80,9 +69,7 @@ os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # its threads would not live on in the forks
 os.environ["MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"] = "false"  # each attempt has points of its own
 first = json.loads(sys.argv[1])
-while not Path(first["store"]).exists():  # it is made while this process imports MLflow
-    time.sleep(0.01)
-use_copies_of(Path(first["store"]))
+sqlalchemy_store.SqlAlchemyStore.__init__ = copying(Path(first["store"]))  # type: ignore[method-assign]
 provenance.PACKAGES = ("mlflow",)  # looking for all takes longer than the whole stage
 exit_code_of(run, first)  # in this process: what SQLAlchemy makes at its first use, the forks inherit
 serve(run)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -17,13 +18,10 @@ from implicit_llm_contracts.runs import faults, journal
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_jobs.tracking.invocation import VARIABLE
-from implicit_llm_jobs.tracking.mlflow_store import initialise
 from tests.fault.forks import CONTRACTS, JOBS, Server
-from tests.fault.points import registered
+from tests.fault.points import passage, registered, sample
 
 POINTS = registered(CONTRACTS, JOBS)
-# Every point with one kind, every family with all; each point with each kind is among the slow tests.
-SAMPLE = [(point, ("kill9", "sigterm", "raise", "enospc")[n % 4]) for n, point in enumerate(POINTS)]
 IN_TRACKER = ("tracker.", "mlflow_store.")
 DATA_PARTS = {"stage": "data", "config": {}, "code": "c0de", "upstream": {}}
 DATA = compute_fingerprint(**DATA_PARTS)  # type: ignore[arg-type]
@@ -35,11 +33,10 @@ IDENTITY = json.dumps({**PARTS, "name": "x", "fingerprint": compute_fingerprint(
 class Stage:
     """The tiny stage of stage_server.py, and the MLflow store that its runs start from."""
 
-    def __init__(self, directory: Path) -> None:
-        self.store = directory / "mlflow.db"
-        first = {**order(directory / "results" / "demo" / "train" / "x"), "store": str(self.store), "env": {}}
-        self.server = Server("tests.fault.stage_server", json.dumps(first))  # imports while the store is made here
-        initialise(f"sqlite:///{self.store}")
+    def __init__(self, directory: Path, store: Path) -> None:
+        self.store = store
+        first = {**order(directory / "results" / "demo" / "train" / "x"), "store": str(store), "env": {}}
+        self.server = Server("tests.fault.stage_server", json.dumps(first))
 
     def run(self, run_dir: Path, **env: str) -> int:
         """Exit code of the stage, or minus the signal that ended it."""
@@ -57,26 +54,47 @@ def order(run_dir: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    stage = Stage(tmp_path_factory.mktemp("server"))
+def stage(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path_factory.mktemp("server"), empty_store)
     yield stage
     stage.server.close()
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way through the stage: what happened before (to a finished run), and what comes on top of the fault."""
-
-    damage: Callable[[Path], object] | None = None
-    fault: str = ""
-    has_store: bool = True  # of MLflow
 
 
 def damage_the_checkpoint(run_dir: Path) -> None:
     next(run_dir.glob("work/*/checkpoint")).write_text("5")
 
 
-WAYS = (Way(), Way(damage=damage_the_checkpoint), Way(fault="publish.before_digests:sigterm"), Way(has_store=False))
+@dataclass(frozen=True)
+class Way:
+    """A way through the stage: what happened before (to a finished run), and what comes on top of the fault.
+
+    `store`: of MLflow: there, to be made, or, as importing and writing it takes most of the time, none at all."""
+
+    damage: Callable[[Path], object] | None = None
+    fault: str = ""
+    store: Literal["there", "new", "none"] = "there"
+
+    def prepare(self, stage: Stage, run_dir: Path) -> None:
+        run_dir.parents[2].mkdir(parents=True, exist_ok=True)
+        if self.store == "there":
+            shutil.copyfile(stage.store, run_dir.parents[2] / "mlflow.db")
+        if self.damage is not None:
+            assert self.run(stage, run_dir) == 0
+            self.damage(run_dir)
+
+    def run(self, stage: Stage, run_dir: Path, **env: str) -> int:
+        return stage.run(run_dir, **({"WITHOUT_MLFLOW": "1"} if self.store == "none" else {}), **env)
+
+
+WAYS = (
+    Way(store="none"),
+    Way(store="none", damage=damage_the_checkpoint),
+    Way(store="none", fault="publish.before_digests:sigterm"),
+    Way(),
+    Way(damage=damage_the_checkpoint),
+    Way(fault="publish.before_digests:sigterm"),
+    Way(store="new"),
+)
 
 
 class Undisturbed:
@@ -84,6 +102,7 @@ class Undisturbed:
 
     def __init__(self, stage: Stage, tmp_path: Path) -> None:
         run_dir = tmp_path / "results" / "demo" / "train" / "x"
+        WAYS[3].prepare(stage, run_dir)
         assert stage.run(run_dir) == 0
         self.manifest = (run_dir / "manifest.json").read_bytes()
         self.tracked = tracked(run_dir)
@@ -91,22 +110,13 @@ class Undisturbed:
 
     def _hits(self, stage: Stage, way: Way, tmp_path: Path) -> Counter[str]:
         run_dir, trace = tmp_path / "results" / "demo" / "train" / "x", tmp_path / "trace"
-        prepare(stage, way, run_dir)
-        assert stage.run(run_dir, FAULT=way.fault, FAULT_TRACE=str(trace)) == (143 if way.fault else 0)
+        way.prepare(stage, run_dir)
+        assert way.run(stage, run_dir, FAULT=way.fault, FAULT_TRACE=str(trace)) == (143 if way.fault else 0)
         return Counter(trace.read_text().split())
 
-    def way_past(self, point: str) -> tuple[Way, int]:
-        """The first way that passes the point, and how often it does."""
-        return next((way, hits[point]) for way, hits in self.hits.items() if hits[point])
-
-
-def prepare(stage: Stage, way: Way, run_dir: Path) -> None:
-    run_dir.parents[2].mkdir(parents=True, exist_ok=True)
-    if way.has_store:
-        shutil.copyfile(stage.store, run_dir.parents[2] / "mlflow.db")
-    if way.damage is not None:
-        assert stage.run(run_dir) == 0
-        way.damage(run_dir)
+    def ways_past(self, point: str) -> list[tuple[Way, int]]:
+        """The ways that pass the point, and how often each does."""
+        return [(way, hits[point]) for way, hits in self.hits.items() if hits[point]]
 
 
 @pytest.fixture(scope="module")
@@ -152,11 +162,11 @@ def check_manifest(path: Path, run_dir: Path, is_damaged: bool) -> None:
             manifest.verify(run_dir, "sha256")
 
 
-def check_fault(stage: Stage, undisturbed: Undisturbed, tmp_path: Path, point: str, kind: str, hit: int) -> None:
+def check_fault(stage: Stage, undisturbed: Undisturbed, way: Way, tmp_path: Path, fault: tuple[str, str, int]) -> None:
+    point, kind, hit = fault
     run_dir, trace = tmp_path / "results" / "demo" / "train" / "x", tmp_path / "trace"
-    way, _ = undisturbed.way_past(point)
-    prepare(stage, way, run_dir)
-    code = stage.run(run_dir, FAULT=f"{way.fault},{point}:{kind}@{hit}", FAULT_TRACE=str(trace))
+    way.prepare(stage, run_dir)
+    code = way.run(stage, run_dir, FAULT=f"{way.fault},{point}:{kind}@{hit}", FAULT_TRACE=str(trace))
     assert trace.read_text().split().count(point) >= hit, "the fault was never injected"
     if kind in ("kill9", "sigterm"):
         assert code in {"kill9": (-9,), "sigterm": (143, -15, 0)}[kind]
@@ -164,14 +174,14 @@ def check_fault(stage: Stage, undisturbed: Undisturbed, tmp_path: Path, point: s
         assert code == 0, "the tracker stopped the run"
     check_final_names(run_dir, is_damaged=way.damage is not None)
 
-    assert stage.run(run_dir) == 0
+    assert way.run(stage, run_dir) == 0
     assert (run_dir / "manifest.json").read_bytes() == undisturbed.manifest
     check_final_names(run_dir)
     assert [path for path in tmp_path.rglob("*.tmp") if path.parent.name != "results"] == []
     points = journal.read(next(run_dir.glob("work/*/journal.jsonl")))
     assert [(point.step, point.values["loss"]) for point in points] == [(step, 1 / step) for step in (1, 2, 3, 4)]
-    if tracked(run_dir) != undisturbed.tracked:  # the tracker of a busy machine has left the rest in the journal
-        assert stage.run(run_dir) == 0
+    if way.store != "none" and tracked(run_dir) != undisturbed.tracked:
+        assert way.run(stage, run_dir) == 0  # the tracker of a busy machine has left the rest in the journal
         assert tracked(run_dir) == undisturbed.tracked
 
 
@@ -189,15 +199,12 @@ def test_the_tracker_has_every_point_once(undisturbed: Undisturbed) -> None:
     )
 
 
-@pytest.mark.parametrize(("point", "kind"), SAMPLE)
+@pytest.mark.parametrize(("point", "kind"), sample(POINTS))
 def test_a_restart_after_a_fault_ends_as_if_nothing_had_happened(
     stage: Stage, undisturbed: Undisturbed, tmp_path: Path, point: str, kind: str
 ) -> None:
-    # Each kind strikes at another of the times that the stage passes the point, from the first to the last.
-    position = faults.KINDS.index(kind) / (len(faults.KINDS) - 1)
-    _, hits = undisturbed.way_past(point)
-    hit = 1 + round(position * (hits - 1))
-    check_fault(stage, undisturbed, tmp_path, point, kind, hit)
+    way, hits = undisturbed.ways_past(point)[0]
+    check_fault(stage, undisturbed, way, tmp_path, (point, kind, passage(kind, hits)))
 
 
 @pytest.mark.slow
@@ -206,5 +213,6 @@ def test_a_restart_after_a_fault_ends_as_if_nothing_had_happened(
 def test_a_restart_after_a_fault_at_any_passage_ends_as_if_nothing_had_happened(
     stage: Stage, undisturbed: Undisturbed, tmp_path: Path, point: str, kind: str
 ) -> None:
-    for hit in range(1, undisturbed.way_past(point)[1] + 1):
-        check_fault(stage, undisturbed, tmp_path / str(hit), point, kind, hit)
+    way, hits = undisturbed.ways_past(point)[-1]  # with the tracker
+    for hit in range(1, hits + 1):
+        check_fault(stage, undisturbed, way, tmp_path / str(hit), (point, kind, hit))

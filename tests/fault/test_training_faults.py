@@ -13,12 +13,10 @@ from implicit_llm_contracts.runs import faults, journal
 from implicit_llm_contracts.runs.manifest import Manifest
 from tests.fault.conftest import Trainer
 from tests.fault.forks import LIBRARY
-from tests.fault.points import registered
+from tests.fault.points import passage, registered, sample
 from tests.unit.training.small_runs import LLAMA, logged, train_config, work_of
 
 POINTS = registered(LIBRARY / "training")
-# Every point with one kind, every family with all; each point with each kind is among the slow tests.
-SAMPLE = [(point, ("kill9", "sigterm", "raise", "enospc")[n % 4]) for n, point in enumerate(POINTS)]
 EXIT_CODES = {"kill9": (-9,), "sigterm": (75, 0), "raise": (1,), "enospc": (0, 1, 2, 75)}
 STEPS = 5
 
@@ -145,14 +143,12 @@ def test_damage_and_stops_change_nothing(all_undisturbed: list[Undisturbed]) -> 
     assert [other.points for other in others] == [first.points] * 3
 
 
-@pytest.mark.parametrize(("point", "kind"), SAMPLE)
+@pytest.mark.parametrize(("point", "kind"), sample(POINTS))
 def test_a_restart_after_a_fault_ends_as_if_nothing_had_happened(
     trainer: Trainer, undisturbed: Undisturbed, tmp_path: Path, point: str, kind: str
 ) -> None:
-    # Each kind strikes at another of the times that the phase passes the point, from the first to the last.
-    position = faults.KINDS.index(kind) / (len(faults.KINDS) - 1)
-    hit = 1 + round(position * (undisturbed.hits[point] - 1))
-    check_fault(trainer, undisturbed, tmp_path / "a" / "only", (point, kind, hit))
+    fault = (point, kind, passage(kind, undisturbed.hits[point]))
+    check_fault(trainer, undisturbed, tmp_path / "a" / "only", fault)
 
 
 @pytest.mark.slow

@@ -83,7 +83,9 @@ def test_a_write_that_fails_half_way_keeps_the_old_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
-def test_no_space_is_a_user_error_with_the_bytes_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_is_a_user_error_with_the_bytes_needed_and_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
     monkeypatch.setenv("FAULT", "atomic.mid_write:enospc")
     faults.reset()
     with pytest.raises(
@@ -93,22 +95,20 @@ def test_no_space_is_a_user_error_with_the_bytes_needed(tmp_path: Path, monkeypa
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.exit_code == 2
     assert names(tmp_path) == []
+    assert pauses == []
 
 
-def test_a_finished_file_moves_across_file_systems(tmp_path: Path, other_file_system: Path) -> None:
+def test_a_finished_file_moves_across_file_systems_into_folders_that_are_made_for_it(
+    tmp_path: Path, other_file_system: Path
+) -> None:
     (other_file_system / "a").write_bytes(b"new")
-    (tmp_path / "b").write_bytes(b"old")
-    replace_file(other_file_system / "a", tmp_path / "b")
-    assert (tmp_path / "b").read_bytes() == b"new"
-    assert names(other_file_system) == []
-    assert names(tmp_path) == ["b", "other"]
-
-
-def test_a_finished_file_moves_into_folders_that_are_made_for_it(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"new")
-    replace_file(tmp_path / "a", tmp_path / "x" / "y" / "b")
+    replace_file(other_file_system / "a", tmp_path / "x" / "y" / "b")
     assert (tmp_path / "x" / "y" / "b").read_bytes() == b"new"
-    assert names(tmp_path) == ["x"]
+    assert names(other_file_system) == []
+    (other_file_system / "a").write_bytes(b"newer")
+    replace_file(other_file_system / "a", tmp_path / "x" / "y" / "b")
+    assert (tmp_path / "x" / "y" / "b").read_bytes() == b"newer"
+    assert names(tmp_path / "x" / "y") == ["b"]
 
 
 def test_a_finished_directory_moves_across_file_systems(tmp_path: Path, other_file_system: Path) -> None:
@@ -167,14 +167,6 @@ def test_an_error_that_stays_ends_after_growing_pauses_with_its_class(
     assert pauses == [0.2, 1.0, 5.0]
     assert (tmp_path / "a").read_bytes() == b"old"
     assert names(tmp_path) == ["a"]
-
-
-def test_a_full_disk_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> None:
-    monkeypatch.setenv("FAULT", "atomic.mid_write:enospc@1")
-    faults.reset()
-    with pytest.raises(StorageError):
-        write_atomic(tmp_path / "a", b"new")
-    assert pauses == []
 
 
 def test_after_an_error_of_fsync_the_bytes_are_written_again(

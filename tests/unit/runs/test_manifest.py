@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, ManifestError
+from implicit_llm_contracts.runs.manifest import FileRecord, Level, Manifest, ManifestError
 
 FINGERPRINT = "ab" * 32
 
@@ -105,24 +105,28 @@ def test_unchanged_files_verify_at_both_levels(manifest: Manifest, run_dir: Path
     manifest.verify(run_dir, "sha256")
 
 
-def test_a_missing_file_is_named(manifest: Manifest, run_dir: Path) -> None:
-    (run_dir / "work" / "a").unlink()
-    with pytest.raises(ManifestError, match=r"work/a: expected 12 bytes, found no file; type `rm -f"):
-        manifest.verify(run_dir)
-
-
-def test_a_short_file_is_named(manifest: Manifest, run_dir: Path) -> None:
-    (run_dir / "work" / "a").write_text("short")
-    with pytest.raises(ManifestError, match=r"work/a: expected 12 bytes, found 5") as caught:
-        manifest.verify(run_dir)
-    assert caught.value.path == run_dir / "work" / "a"
-
-
-def test_one_changed_byte_is_found_by_digest_and_not_by_size(manifest: Manifest, run_dir: Path) -> None:
-    (run_dir / "work" / "a").write_text("content of A")
-    manifest.verify(run_dir, "size")
-    with pytest.raises(ManifestError, match=r"work/a: expected sha256 [0-9a-f]{16}, found [0-9a-f]{16}"):
-        manifest.verify(run_dir, "sha256")
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (None, r"work/a: expected 12 bytes, found no file; type `rm -f"),
+        ("short", "work/a: expected 12 bytes, found 5"),
+        ("content of A", r"work/a: expected sha256 [0-9a-f]{16}, found [0-9a-f]{16}"),  # found by its digest alone
+    ],
+)
+@pytest.mark.parametrize("level", ["size", "sha256"])
+def test_a_file_that_is_missing_or_not_as_recorded_is_named(
+    manifest: Manifest, run_dir: Path, content: str | None, error: str, level: Level
+) -> None:
+    path = run_dir / "work" / "a"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    if level == "size" and "sha256" in error:
+        manifest.verify(run_dir, level)
+        return
+    with pytest.raises(ManifestError, match=error) as caught:
+        manifest.verify(run_dir, level)
+    assert caught.value.path == path
 
 
 def test_only_the_files_that_are_read_are_checked(manifest: Manifest, run_dir: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,27 +91,21 @@ def test_a_run_directory_outside_of_results_is_named_as_it_is(tmp_path: Path) ->
     assert run.tags({})["run_dir"] == (tmp_path / "by-hand").as_posix()
 
 
-def test_points_come_while_the_journal_grows_each_once(run: TrackedRun, journal: Journal) -> None:
-    bridge = Bridge(run)
-    for step in (1, 2):
-        write(journal, step, step)
-        bridge.bring()
-        bridge.bring()
-    assert [step for step, _ in history(run)] == [1, 2]
-
-
 def test_more_points_than_one_call_takes_all_arrive(run: TrackedRun, journal: Journal) -> None:
     write(journal, 1, 1200)
     Bridge(run).bring()
     assert [step for step, _ in history(run)] == list(range(1, 1201))
 
 
-def test_a_torn_last_line_waits_for_its_end(run: TrackedRun, journal: Journal) -> None:
+def test_points_come_while_the_journal_grows_each_once_and_when_their_line_is_whole(
+    run: TrackedRun, journal: Journal
+) -> None:
     write(journal, 1, 1)
     whole = run.journal.read_bytes()
     run.journal.write_bytes(whole + whole[:20])
     bridge = Bridge(run)
-    bridge.bring()
+    for _ in range(2):
+        bridge.bring()
     run.journal.write_bytes(whole + whole.replace(b'"step": 1', b'"step": 2'))
     bridge.bring()
     assert [step for step, _ in history(run)] == [1, 2]
@@ -183,15 +178,6 @@ def goes_another_way(context: StageContext) -> StageResult:
     return result
 
 
-def test_a_lost_offset_repeats_no_point(run: TrackedRun, journal: Journal) -> None:
-    write(journal, 1, 3)
-    Bridge(run).bring()
-    state = json.loads((run.work / "mlflow.json").read_text())
-    (run.work / "mlflow.json").write_text(json.dumps({**state, "lines_written": 0}))
-    Bridge(run).bring()
-    assert [step for step, _ in history(run)] == [1, 2, 3]
-
-
 def test_another_config_under_the_same_run_is_refused(run: TrackedRun, journal: Journal) -> None:
     write(journal, 1, 1)
     Bridge(run).bring()
@@ -201,10 +187,22 @@ def test_another_config_under_the_same_run_is_refused(run: TrackedRun, journal: 
     assert history(run) == [(1, 1.0)]
 
 
-def test_a_run_that_was_deleted_in_mlflow_is_made_again_whole(run: TrackedRun, journal: Journal) -> None:
+def lose_the_offset(run: TrackedRun) -> None:
+    state = json.loads((run.work / "mlflow.json").read_text())
+    (run.work / "mlflow.json").write_text(json.dumps({**state, "lines_written": 0}))
+
+
+def delete_in_mlflow(run: TrackedRun) -> None:
+    client(run).delete_run(runs(run)[0].info.run_id)
+
+
+@pytest.mark.parametrize("lose", [lose_the_offset, delete_in_mlflow])
+def test_after_a_loss_every_point_is_there_once(
+    run: TrackedRun, journal: Journal, lose: Callable[[TrackedRun], None]
+) -> None:
     write(journal, 1, 2)
     Bridge(run).bring()
-    client(run).delete_run(runs(run)[0].info.run_id)
+    lose(run)
     write(journal, 3, 3)
     Bridge(run).bring()
     assert [step for step, _ in history(run)] == [1, 2, 3]

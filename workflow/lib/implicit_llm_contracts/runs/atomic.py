@@ -62,13 +62,11 @@ def storage_errors(path: Path, needed_bytes: int | None = None) -> Iterator[None
     except OSError as error:
         if error.errno not in _NEXT or isinstance(error, StorageError):
             raise
-        sizes = []
+        sizes = ""
         if error.errno == errno.ENOSPC:
-            sizes = [f"{_free_bytes(path)} bytes free"]
-            if needed_bytes is not None:
-                sizes.insert(0, f"{needed_bytes} bytes needed")
-        message = f"cannot write {path}{' (' + ', '.join(sizes) + ')' if sizes else ''}: {_NEXT[error.errno]}"
-        raise StorageError(error.errno, message) from error
+            needed = "" if needed_bytes is None else f"{needed_bytes} bytes needed, "
+            sizes = f" ({needed}{_free_bytes(path)} bytes free)"
+        raise StorageError(error.errno, f"cannot write {path}{sizes}: {_NEXT[error.errno]}") from error
 
 
 def retried(write: Callable[[], T], path: Path) -> T:
@@ -170,13 +168,8 @@ def remove_temporary(path: Path) -> None:
 
 def remove_leftovers(directory: Path) -> None:
     """Delete temporary files and directories below `directory`; only for the one who holds its lock."""
-    for root, dir_names, file_names in os.walk(directory):
-        for name in [name for name in dir_names if is_temporary(Path(name))]:
-            dir_names.remove(name)
-            remove_temporary(Path(root, name))
-        for name in file_names:
-            if is_temporary(Path(name)):
-                remove_temporary(Path(root, name))
+    for path in list(directory.rglob(".*.tmp")):
+        remove_temporary(path)
 
 
 def fsync_file(path: Path) -> None:
@@ -245,9 +238,8 @@ def _copy_and_rename(source: Path, target: Path) -> None:
 
 
 def _free_bytes(path: Path) -> int:
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return shutil.disk_usage(path).free
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(there).free
 
 
 WAIT = "IMPLICIT_LLM_LATENCY_WAIT_S"
@@ -277,7 +269,4 @@ def wait_for_files(paths: Iterable[Path], wait_s: float | None = None) -> None:
 
 def default_wait_s() -> float:
     """Seconds to wait for a file of another machine."""
-    try:
-        return float(os.environ[WAIT])
-    except (KeyError, ValueError):
-        return SLURM_WAIT_S if "SLURM_JOB_ID" in os.environ else 0.0
+    return float(os.environ.get(WAIT) or (SLURM_WAIT_S if "SLURM_JOB_ID" in os.environ else 0.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -222,10 +223,4 @@ def _shown(value: Any) -> str:
         return "a list"
     if isinstance(value, str):
         return f"the text '{value:.60}'"
-    return (
-        {True: "true", False: "false"}[value]
-        if isinstance(value, bool)
-        else "null"
-        if value is None
-        else f"{value!r:.60}"
-    )
+    return f"{json.dumps(value, default=repr):.60}"

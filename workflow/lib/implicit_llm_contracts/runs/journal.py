@@ -203,14 +203,6 @@ def now() -> str:
 
 def _cut_torn_line(descriptor: int) -> None:
     """Drop what a killed process left of its last line: no reader has counted it."""
-    size = os.fstat(descriptor).st_size
-    end = size
-    while end > 0:
-        start = max(0, end - 65536)
-        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    if end != size:
-        os.ftruncate(descriptor, end)
+    lines, newline, torn = os.pread(descriptor, os.fstat(descriptor).st_size, 0).rpartition(b"\n")
+    if torn:
+        os.ftruncate(descriptor, len(lines + newline))

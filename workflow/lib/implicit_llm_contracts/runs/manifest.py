@@ -51,6 +51,14 @@ class FileRecord:
         """Measure the file `path`, which lies below `run_dir`."""
         return cls(path.relative_to(run_dir).as_posix(), path.stat().st_size, sha256_of(path))
 
+    def difference(self, path: Path, level: Level) -> str:
+        """In what the file at `path` is not as recorded, "" if it is."""
+        size = path.stat().st_size if path.is_file() else None
+        if size != self.size:
+            return f"expected {self.size} bytes, found {'no file' if size is None else size}"
+        digest = sha256_of(path) if level == "sha256" else self.sha256
+        return "" if digest == self.sha256 else f"expected sha256 {self.sha256[:16]}, found {digest[:16]}"
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -74,9 +82,7 @@ class Manifest:
             "files": [asdict(record) for record in sorted(self.files, key=lambda record: record.path)],
             "summary": finite(self.summary),
         }
-        return (json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(
-            "utf-8"
-        )
+        return (json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
     def write(self, path: Path) -> None:
         """Write atomically to the file `path`."""
@@ -142,19 +148,9 @@ class Manifest:
         """
         for record in self.records(reads):
             path = run_dir / record.path
-            try:
-                size = path.stat().st_size
-            except OSError as error:
-                raise ManifestError(
-                    f"{path}: expected {record.size} bytes, found no file; {_rebuild(run_dir)}", path
-                ) from error
-            if size != record.size:
-                raise ManifestError(f"{path}: expected {record.size} bytes, found {size}; {_rebuild(run_dir)}", path)
-            if level == "sha256" and (found := sha256_of(path)) != record.sha256:
-                expected = record.sha256[:16]
-                raise ManifestError(
-                    f"{path}: expected sha256 {expected}, found {found[:16]}; {_rebuild(run_dir)}", path
-                )
+            difference = record.difference(path, level)
+            if difference:
+                raise ManifestError(f"{path}: {difference}; {_rebuild(run_dir)}", path)
 
     def records(self, reads: Reads | None = None) -> Iterator[FileRecord]:
         """The files, or those that `reads` says yes to."""

@@ -93,7 +93,7 @@ class Bridge:
             return self._client
         client = Client(self.run.uri)
         client.experiment_id(self.run.experiment)  # first: a deleted one comes back with its runs
-        if state is not None and state.run_id is not None and not client.is_run(state.run_id, state.key):
+        if state is not None and state.run_id not in (None, client.find_run(self.run.experiment, state.key)):
             log.info("MLflow does not have the run %s any more; starting another", state.run_id)
             state = None
         self._state = state or BridgeState(secrets.token_hex(16))

@@ -40,18 +40,6 @@ class Client:
         self._uri = uri
         self._client = MlflowClient(tracking_uri=uri)
 
-    def is_run(self, run_id: str, key: str) -> bool:
-        """Whether the store has this run, not deleted, and it carries the key."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            run = self._client.get_run(run_id)
-        except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return False
-            raise
-        return run.info.lifecycle_stage == "active" and run.data.tags.get(KEY_TAG) == key
-
     def find_run(self, experiment: str, key: str) -> str | None:
         """Id of the run that carries `key`."""
         found = self._search(experiment, f"tags.{KEY_TAG} = '{key}'")
