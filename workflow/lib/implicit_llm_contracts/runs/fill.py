@@ -81,22 +81,18 @@ def _is_required(field: Field) -> bool:
 
 def _convert(wanted: Any, value: Any, where: str) -> Any:
     """`value` as the type `wanted`. Raises: ConfigError."""
-    origin = get_origin(wanted)
-    if wanted is Any:
+    kind = _kind(wanted)
+    if kind is Any:
         return value
-    if origin is Annotated:
-        return _convert_annotated(wanted, value, where)
-    if origin is Literal:
-        return _choose(get_args(wanted), value, where)
-    if origin in (Union, types.UnionType):
-        return _convert_union(wanted, value, where)
-    if is_dataclass(wanted) and isinstance(wanted, type):
-        return value if isinstance(value, wanted) else fill(wanted, value, where)
-    if wanted is tuple or origin in (tuple, list) or wanted is list:
-        return _convert_sequence(wanted, value, where)
-    if wanted is dict or origin in (dict, Mapping):
-        return _convert_mapping(wanted, value, where)
-    return _convert_scalar(wanted, value, where)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return value if isinstance(value, kind) else fill(kind, value, where)
+    return _CONVERSIONS.get(kind, _convert_scalar)(wanted, value, where)
+
+
+def _kind(wanted: Any) -> Any:
+    """What a type is a kind of: Annotated, Literal, UnionType, tuple, list, dict, or the type itself."""
+    kind = get_origin(wanted) or wanted
+    return {Union: types.UnionType, Mapping: dict}.get(kind, kind)
 
 
 def _convert_annotated(wanted: Any, value: Any, where: str) -> Any:
@@ -106,6 +102,10 @@ def _convert_annotated(wanted: Any, value: Any, where: str) -> Any:
         if isinstance(rule, Only) and not rule.accepts(found):
             raise ConfigError(f"{where}: {value!r:.60} is not allowed; give {rule.allowed}")
     return found
+
+
+def _convert_literal(wanted: Any, value: Any, where: str) -> Any:
+    return _choose(get_args(wanted), value, where)
 
 
 def _choose(choices: Sequence[Any], value: Any, where: str) -> Any:
@@ -122,17 +122,14 @@ def _convert_union(wanted: Any, value: Any, where: str) -> Any:
     classes = [member for member in members if isinstance(member, type) and is_dataclass(member)]
     if isinstance(value, Mapping) and len(classes) > 1:
         return fill(_selected(classes, value, where), value, where)
-    errors = []
+    reason = None
     for member in members:
         try:
             return _convert(member, value, where)
         except ConfigError as error:
-            errors.append((member, error))
-    # The member of the same shape has the useful message: an unknown key inside, a wrong element.
-    for member, reason in errors:
-        if _has_shape(member, value):
-            raise reason
-    raise ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}")
+            # The member of the same shape has the useful message: an unknown key inside, a wrong element.
+            reason = reason or (error if _has_shape(member, value) else None)
+    raise reason or ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}")
 
 
 def _selected(members: Sequence[type], value: Mapping[str, Any], where: str) -> type:
@@ -145,20 +142,21 @@ def _selected(members: Sequence[type], value: Mapping[str, Any], where: str) -> 
 
 
 def _has_shape(member: Any, value: Any) -> bool:
-    if get_origin(member) is Annotated:
+    kind = _kind(member)
+    if kind is Annotated:
         return _has_shape(get_args(member)[0], value)
-    if get_origin(member) is Literal:
+    if kind is Literal:
         return isinstance(value, str)
-    if is_dataclass(member) or (get_origin(member) or member) is dict:
+    if is_dataclass(kind) or kind is dict:
         return isinstance(value, Mapping)
-    return (get_origin(member) or member) in (tuple, list) and isinstance(value, list | tuple)
+    return kind in (tuple, list) and isinstance(value, list | tuple)
 
 
 def _convert_sequence(wanted: Any, value: Any, where: str) -> Any:
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}")
     arguments = get_args(wanted) or (Any, ...)
-    kind = get_origin(wanted) or wanted
+    kind = _kind(wanted)
     if kind is list or arguments[-1] is Ellipsis:
         types_of_items = [arguments[0]] * len(value)
     elif len(arguments) == len(value):
@@ -191,6 +189,16 @@ def _convert_scalar(wanted: Any, value: Any, where: str) -> Any:
     raise ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}{_hint(wanted, value)}")
 
 
+_CONVERSIONS: dict[Any, Callable[[Any, Any, str], Any]] = {
+    Annotated: _convert_annotated,
+    Literal: _convert_literal,
+    types.UnionType: _convert_union,
+    tuple: _convert_sequence,
+    list: _convert_sequence,
+    dict: _convert_mapping,
+}
+
+
 def _hint(wanted: Any, value: Any) -> str:
     if wanted in (int, float) and isinstance(value, str):
         try:
@@ -202,16 +210,16 @@ def _hint(wanted: Any, value: Any) -> str:
 
 
 def _described(wanted: Any) -> str:
-    origin = get_origin(wanted)
-    if origin is Annotated:
+    kind = _kind(wanted)
+    if kind is Annotated:
         return next(item.allowed if isinstance(item, Only) else "" for item in get_args(wanted)[1:])
-    if origin in (Union, types.UnionType):
+    if kind is types.UnionType:
         return " or ".join(_described(member) for member in get_args(wanted))
-    if origin is Literal:
+    if kind is Literal:
         return "one of " + ", ".join(map(str, get_args(wanted)))
-    if (origin or wanted) in (tuple, list):
+    if kind in (tuple, list):
         return "a list"
-    if is_dataclass(wanted) or (origin or wanted) is dict:
+    if is_dataclass(kind) or kind is dict:
         return "a mapping"
     return _NAMES.get(wanted, getattr(wanted, "__name__", str(wanted)))
 
