@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from implicit_llm_report import stage
 from implicit_llm_report.config import MinimumLayersConfig
 from implicit_llm_report.inputs.layers import depths, fewest, fewest_layers
-from tests.unit.report.sample_runs import Record, SampleRun, finish, given_of, make_context, make_runs
+from tests.unit.report.sample_runs import Record, SampleRun, finish, given_of, make_report, make_runs, rows_of
 
 RUNS = (
     SampleRun("s5-implicit", "S5", True, 0.5, (0.5,), steps=200, seeds=(0, 1), train_length=16, lengths=(16, 64)),
@@ -24,6 +23,7 @@ RUNS = (
     ),
 )
 MODES = [{"name": "blockwise", "eval_mode": "blockwise"}]
+LAYERS_ONLY: dict[str, Any] = {"figures": ("minimum-layers",), "tables": ("minimum-layers",)}
 LAYERS = MinimumLayersConfig("S5", threshold=0.9)
 SWEPT = "evaluate:s5-implicit-s{seed}/free/test-time"
 
@@ -81,13 +81,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("added")
     roles = make_runs(folder / "results", RUNS) | added_runs(folder / "results")
     config = {"experiment": "demo", "minimum_layers": {"group": "S5", "threshold": 0.9}}
-    context = make_context(folder / "report", roles, config)
-    stage.run(context)
-    return context.work / "declared"
-
-
-def table(made: Path, name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader((made / "tables" / f"{name}.csv").open()))
+    return make_report(folder, roles, **config)
 
 
 def test_the_page_shows_each_section_and_its_figures(made: Path) -> None:
@@ -100,7 +94,7 @@ def test_the_page_shows_each_section_and_its_figures(made: Path) -> None:
 
 
 def test_swept_results_stay_out_of_the_other_tables_and_figures(made: Path) -> None:
-    assert {row["mode"] for row in table(made, "accuracy")} == {
+    assert {row["mode"] for row in rows_of(made, "accuracy")} == {
         "blockwise", "sequential", "simultaneous", "published", "parallel",
     }  # fmt: skip
 
@@ -113,7 +107,7 @@ def test_runs_that_tell_of_depth_stay_out_of_the_figures_of_length(made: Path) -
 
 
 def test_the_table_of_test_time_compute_has_mean_spread_and_seeds_and_leaves_the_missing_empty(made: Path) -> None:
-    rows = {(row["length"], row["swept"], row["at"], row["run"]): row for row in table(made, "test-time")}
+    rows = {(row["length"], row["swept"], row["at"], row["run"]): row for row in rows_of(made, "test-time")}
     most = rows["64", "eval_max_iter", "16.0", "s5-implicit"]
     parts = ("mean", "low", "high")
     assert [most[f"accuracy_last10_{part}"] for part in parts] == ["0.995", "0.99", "1.0"]
@@ -125,13 +119,13 @@ def test_the_table_of_test_time_compute_has_mean_spread_and_seeds_and_leaves_the
 
 
 def test_the_fewest_layers_are_of_no_seed(made: Path) -> None:
-    rows = {row["name"]: row for row in table(made, "minimum-layers")}
+    rows = {row["name"]: row for row in rows_of(made, "minimum-layers")}
     assert rows["implicit: fewest layers"]["num_seeds"] == ""
     assert rows["implicit, 1 layer"]["num_seeds"] == "2"
 
 
 def test_the_table_of_jacobians_counts_seeds_and_the_tokens_without_a_fixed_point(made: Path) -> None:
-    rows = {(row["name"], row["is_hard"]): row for row in table(made, "jacobian")}
+    rows = {(row["name"], row["is_hard"]): row for row in rows_of(made, "jacobian")}
     random = rows["random layer, implicit", ""]
     assert (random["num_records"], random["num_reached"], random["off_diagonal_share_mean"]) == ("2", "1", "0.25")
     assert (random["num_seeds"], random["num_missing"], random["by_seed"]) == ("1", "0", "")
@@ -187,11 +181,9 @@ def test_only_tests_at_the_training_length_count() -> None:
 
 def test_a_section_that_is_asked_for_and_has_no_runs_says_so(tmp_path: Path) -> None:
     roles = make_runs(tmp_path / "results", RUNS[1:2])
-    context = make_context(tmp_path / "report", roles, {"experiment": "demo", "minimum_layers": {"group": "A5"}})
-    stage.run(context)
-    declared = context.work / "declared"
+    declared = make_report(tmp_path, roles, minimum_layers={"group": "A5"}, **LAYERS_ONLY)
     assert (declared / "figures/minimum-layers.svg").is_file()
-    assert len(table(declared, "minimum-layers")) == 0
+    assert len(rows_of(declared, "minimum-layers")) == 0
 
 
 def test_a_depth_whose_evaluation_is_missing_shows_as_missing(tmp_path: Path) -> None:
@@ -201,10 +193,10 @@ def test_a_depth_whose_evaluation_is_missing_shows_as_missing(tmp_path: Path) ->
     data = {"L8": {"group": "S5", "monoid": "none", "length": 8, "hard_fraction": 1.0}}
     lost = {"role": "evaluate:s5-deep-s0/explicit/words", "job": "x", "state": "failed", "why": "", "command": ""}
     lost |= {"config": {"kind": "word_problem"}, "data": data, "is_implicit": False}
-    settings = {"experiment": "demo", "missing": [lost], "minimum_layers": {"group": "S5"}}
-    context = make_context(tmp_path / "report", {"train:s5-deep-s0/explicit": folder}, settings)
-    stage.run(context)
-    layers, accuracy = table(context.work / "declared", "minimum-layers")
+    settings = {"missing": [lost], "minimum_layers": {"group": "S5"}} | LAYERS_ONLY
+    layers, accuracy = rows_of(
+        make_report(tmp_path, {"train:s5-deep-s0/explicit": folder}, **settings), "minimum-layers"
+    )
     assert (layers["name"], layers["layers_mean"]) == ("explicit: fewest layers", "")
     assert (accuracy["num_layers"], accuracy["num_missing"]) == ("2", "1")
 
@@ -218,11 +210,13 @@ def test_figures_and_tables_are_there_when_all_their_evaluations_are_missing(tmp
         lost | {"role": f"evaluate:s5-implicit-s0/free/{name}", "job": name, "config": config, "data": data}
         for name, config in (("jacobian", {"kind": "jacobian"}), ("compute", swept))
     ]
-    context = make_context(tmp_path / "report", roles, {"experiment": "demo", "missing": missing})
-    stage.run(context)
-    declared = context.work / "declared"
+    shown = {
+        "figures": ("jacobian", "test-time-tolerance", "test-time-iterations"),
+        "tables": ("jacobian", "test-time"),
+    }
+    declared = make_report(tmp_path, roles, missing=missing, **shown)
     for name in ("jacobian", "test-time-tolerance"):
         assert (declared / f"figures/{name}.svg").is_file()
     assert not (declared / "figures/test-time-iterations.svg").exists()
     for name in ("jacobian", "test-time"):
-        assert {(row["run"], row["num_missing"]) for row in table(declared, name)} >= {("s5-implicit", "1")}
+        assert {(row["run"], row["num_missing"]) for row in rows_of(declared, name)} >= {("s5-implicit", "1")}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_report import stage
 from implicit_llm_report.config import ReportError
 from implicit_llm_report.inputs.suites import load_suites
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_language_runs
-from tests.unit.report.sample_runs import Record, finish, make_context
+from tests.unit.report.sample_runs import Record, finish
+from tests.unit.report.sample_runs import make_report as make_any_report
 from tests.unit.report.test_report_stage import Page
 
 RUNS = family("mamba2", "implicit_mamba2", seeds=(0, 1))[:2]
@@ -60,10 +60,8 @@ def make_runs(results: Path, change: Any = lambda record: record, runs: Any = RU
 
 def make_report(folder: Path, *, has_figures: bool = False, **options: Any) -> Path:
     """The folder of declared files of a report; drawing its figures takes most of the time."""
-    config = {"experiment": "demo", **({} if has_figures else {"figures": [], "tables": ["downstream", "published"]})}
-    context = make_context(folder / "report", make_runs(folder / "results", **options), config)
-    stage.run(context)
-    return context.work / "declared"
+    shown = {} if has_figures else {"figures": [], "tables": ["downstream", "published"]}
+    return make_any_report(folder, make_runs(folder / "results", **options), experiment="demo", **shown)
 
 
 def rows_of(made: Path) -> list[dict[str, str]]:
