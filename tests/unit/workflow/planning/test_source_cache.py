@@ -7,7 +7,7 @@ import pytest
 from implicit_llm_workflow.file_digests import Remembered
 from implicit_llm_workflow.planning import code_digest as digests
 from implicit_llm_workflow.planning import project_sources
-from implicit_llm_workflow.planning.code_digest import code_digest
+from implicit_llm_workflow.planning.code_digest import JobCode, code_digest
 from implicit_llm_workflow.planning.project_sources import Project, Source
 
 ENTRY = "library.stage"
@@ -45,6 +45,15 @@ def test_an_unchanged_file_is_parsed_once(library: Path, tmp_path: Path, monkeyp
     assert changed != first
     assert set(parsed) == {"library.solver", "library.other"}
     assert changed == digest(library)
+
+
+def test_what_was_found_for_a_job_is_kept_for_the_next_process(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = Project({"library": library}, Remembered(tmp_path / "kept"))
+    monkeypatch.setattr(digests, "_library", lambda: project)
+    assert digests.job_digest.__wrapped__(JobCode(ENTRY)) == digest(library)
+    assert "library.solver" in (tmp_path / "kept").read_text()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"library.solver False digest": "x"}'])
