@@ -189,5 +189,6 @@ def test_an_explicit_resume_brings_the_kept_ones_along(tmp_path: Path, data: Pat
     with pytest.raises(NoCheckpoint, match="the kept checkpoint of step 3 is not beside it"):
         train(tmp_path / "x" / "trunk", trunk_config(), data, resume=alone)
     train(new, trunk_config(), data, resume=old)
+    assert kept(new) == kept(trunk)
     assert artifacts(new) == artifacts(trunk)
     assert [step for step, _ in logged(new)] == [6, 7, 8]
