@@ -155,7 +155,7 @@ def test_graphs_of_one_call_of_generate_serve_the_next(config, num_beams: int, m
     monkeypatch.setattr(
         BlockGraph, "_capture_all", lambda graph, of=BlockGraph._capture_all: captured.append(of(graph))
     )
-    model = _model(config, tol=1e-4, eval_max_iter=40).eval()
+    model = _model(config, tol=1e-4, eval_max_iter=8).eval()
     how = {"max_new_tokens": 8, "do_sample": False, "num_beams": num_beams, "eos_token_id": None, "pad_token_id": 0}
     for scale in (1, 1.5):  # the second call finds other weights
         for parameter in model.parameters():

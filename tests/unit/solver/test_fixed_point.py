@@ -118,7 +118,8 @@ def test_each_sequence_of_a_contraction_takes_the_iterations_that_its_factor_nee
     assert torch.linalg.vector_norm(z_BLD - exact_BLD) < 10 * tol * torch.linalg.vector_norm(exact_BLD)
 
 
-def test_f_is_evaluated_no_more_once_all_sequences_are_done() -> None:
+@pytest.mark.parametrize("wanted", [0, 9])  # by other processes that share f
+def test_f_is_evaluated_no_more_once_all_sequences_are_done_everywhere(wanted: int) -> None:
     calls: list[int] = []
 
     @dataclass
@@ -127,9 +128,13 @@ def test_f_is_evaluated_no_more_once_all_sequences_are_done() -> None:
             calls.append(len(z_BLD))
             return super().__call__(z_BLD)
 
+        def is_wanted(self, num_open: int) -> bool:
+            return num_open > 0 or len(calls) < wanted
+
     f = Counted(torch.full((1, 2), 0.5), normal(1, 2, 3))
     _, stats = run(f, torch.zeros(1, 2, 3), tol=0.05)
-    assert calls == [1] * int(stats.num_iter)
+    assert stats.num_iter.item() == evaluations_needed(0.5, 0.05)
+    assert calls == [1] * max(wanted, int(stats.num_iter))
 
 
 def test_damping_contracts_by_one_minus_tau_plus_tau_c() -> None:

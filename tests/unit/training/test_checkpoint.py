@@ -229,6 +229,8 @@ def test_a_disk_that_fills_up_leaves_the_old_checkpoint_and_names_the_bytes_need
     store.commit(state(5))
     with pytest.raises(StorageError, match="step-00000010"), file_size_limit(1 << 20):
         store.commit(state(10, size=1 << 20))
+    with inject("checkpoint.before_data:enospc"), pytest.raises(StorageError, match="step-00000010"):
+        store.commit(state(10))  # there is no directory yet to remove
     refused = pytest.raises(StorageError, match=r"36 bytes needed, \d+ bytes free")
     with inject("checkpoint.after_model:enospc"), refused as caught:
         store.commit(state(10))
