@@ -37,13 +37,8 @@ def reads_of_inputs(path: PurePosixPath) -> bool:
 
 
 def model_input(context: StageContext) -> Input:
-    """The training phase to evaluate. Raises: EvaluateInputError."""
-    if MODEL_ROLE not in context.inputs:
-        raise EvaluateInputError(
-            f"evaluate/{context.name}: no input `{MODEL_ROLE}`; "
-            f"add --input {MODEL_ROLE}=DIR with the run directory of a training phase"
-        )
-    return context.inputs[MODEL_ROLE]
+    """The training phase to evaluate. Raises: InputMissing."""
+    return context.given(MODEL_ROLE)
 
 
 def data_inputs(context: StageContext) -> dict[str, Input]:

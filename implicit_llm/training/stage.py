@@ -52,7 +52,7 @@ from implicit_llm_contracts.runs.atomic import commit_directory, temporary_name,
 from implicit_llm_contracts.runs.errors import Preempted, UserError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.logs import wants_bar
-from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shards import Sequences, open_dataset
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"
@@ -102,7 +102,7 @@ def _prepare(context: StageContext, runtime: Runtime) -> Setup:
     config = fill(TrainConfig, context.config, where)
     device = join_world(_set_up_torch(runtime))
     require_world()
-    dataset = open_dataset(_given_input(context, DATA_ROLE).work)
+    dataset = open_dataset(context.given(DATA_ROLE).work)
     model = build_model(config, dataset.vocab_size, where)
     apply_runtime(model, runtime, where)
     identity = {
@@ -225,13 +225,6 @@ def _set_up_torch(runtime: Runtime) -> str:
     return device
 
 
-def _given_input(context: StageContext, role: str) -> Input:
-    """The upstream run with this role. Raises: TrainInputError."""
-    if role not in context.inputs:
-        raise TrainInputError(f"train/{context.name}: no input `{role}`; add --input {role}=DIR with its run directory")
-    return context.inputs[role]
-
-
 def _find_start(
     context: StageContext, config: TrainConfig, runtime: Runtime, store: CheckpointStore
 ) -> Checkpoint | None:
@@ -250,7 +243,7 @@ def _find_start(
 
 def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
     """The state at the end of the phase that is the input `start`, or one that it kept on the way."""
-    source = _given_input(context, START_ROLE)
+    source = context.given(START_ROLE)
     phase = source.manifest.identity["config"]["phase"]
     wanted, end = config.phase.start_step, phase["end_step"]
     path = source.work / ("checkpoint" if wanted == end else f"{KEPT_DIR}/{step_name(wanted)}")

@@ -14,6 +14,7 @@ from implicit_llm.evaluation.inputs import EvaluateInputError
 from implicit_llm.evaluation.kinds import word_problem as stage
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import InputMissing
 from implicit_llm_data.stages import word_problem as data_stage
 from implicit_llm_jobs.stage import run_stage
 from tests.unit.evaluation.finished_runs import records, request, train_nothing
@@ -122,9 +123,10 @@ def test_interrupted_evaluation_goes_on_after_what_it_finished_with_the_same_num
 
 
 def test_a_missing_input_is_named_with_what_to_give(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
-    for inputs in (tests_by_role, {"model": train(tmp_path, "explicit")}):
-        with pytest.raises(EvaluateInputError, match="add --input"):
-            evaluate(tmp_path, inputs)
+    with pytest.raises(InputMissing, match="add --input model=DIR"):
+        evaluate(tmp_path, tests_by_role)
+    with pytest.raises(EvaluateInputError, match="add --input"):
+        evaluate(tmp_path, {"model": train(tmp_path, "explicit")})
     data = next(iter(tests_by_role.values()))
     with pytest.raises(EvaluateInputError, match=r"manifest\.json: names no model/config\.json"):
         evaluate(tmp_path, {"model": data, **tests_by_role})

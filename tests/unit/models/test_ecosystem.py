@@ -74,7 +74,8 @@ def test_trainer_evaluates_and_predicts_the_logits_alone(make_model, tmp_path: P
     torch.testing.assert_close(torch.from_numpy(trainer.predict(data).predictions), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["mamba2", pytest.param("llama3", marks=pytest.mark.integration)])
+@pytest.mark.integration
+@pytest.mark.parametrize("family", ["mamba2", "llama3"])
 def test_compiled_model_gives_the_same_logits(make_model, family: str) -> None:
     """Compiled by the backend that needs no C++ compiler: what is tested is that tracing keeps the numbers."""
     model = make_model(family, tol=1e-9, eval_max_iter=3, eval_mode="simultaneous")

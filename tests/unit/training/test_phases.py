@@ -9,6 +9,7 @@ import pytest
 
 from implicit_llm.training.stage import TrainInputError
 from implicit_llm_contracts.runs.faults import FaultInjected
+from implicit_llm_contracts.runs.stage_context import InputMissing
 from tests.unit.training.small_runs import (
     FREE,
     STEPS,
@@ -60,7 +61,7 @@ def test_a_phase_that_does_not_follow_its_start_is_refused(tmp_path: Path, data:
     train(first, phase(0, 0, 4), data)
     with pytest.raises(TrainInputError, match="only the state after 4, but phase p1 starts at step 5; add 5 to `keep`"):
         train(tmp_path / "a" / "p1", phase(1, 5, STEPS), data, start=first)
-    with pytest.raises(TrainInputError, match="no input `start`"):
+    with pytest.raises(InputMissing, match="no input `start`"):
         train(tmp_path / "b" / "p1", phase(1, 4, STEPS), data)
 
 

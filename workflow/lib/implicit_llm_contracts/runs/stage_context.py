@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import Manifest
@@ -15,6 +16,10 @@ from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_contracts.runs.run_directory import JOURNAL, work_directory
 
 T = TypeVar("T")
+
+
+class InputMissing(UserError):
+    """A job was not given a run that it reads."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,14 @@ class StageContext:
         """The config as a dataclass, without `kind` and the other keys that have chosen it. Raises: ConfigError."""
         fields = {key: value for key, value in self.config.items() if key not in ("kind", *chosen)}
         return fill(cls, fields, where=self.name)
+
+    def given(self, role: str) -> Input:
+        """The upstream run with this role. Raises: InputMissing."""
+        if role not in self.inputs:
+            raise InputMissing(
+                f"{self.stage}/{self.name}: no input `{role}`; add --input {role}=DIR with its run directory"
+            )
+        return self.inputs[role]
 
     @property
     def downloads(self) -> Path:

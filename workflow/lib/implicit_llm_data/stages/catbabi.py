@@ -35,7 +35,7 @@ def run(context: StageContext) -> StageResult:
     Raises: ConfigError for a wrong configuration; InvalidCatbabi.
     """
     config = context.settings(CatbabiConfig)
-    upstream = context.inputs["text"].work
+    upstream = context.given("text").work
     vocabulary = json.loads((upstream / VOCABULARY_NAME).read_text(encoding="utf-8"))
     if len(vocabulary) > config.vocab_size:
         raise InvalidCatbabi(

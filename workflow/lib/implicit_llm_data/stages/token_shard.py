@@ -62,11 +62,11 @@ class TokenShardConfig:
 def run(context: StageContext) -> StageResult:
     """Encode the documents of the shard's files; what it writes depends on configuration and text alone.
 
-    Raises: ConfigError, CorpusError, TokenizerError, StorageError.
+    Raises: ConfigError, CorpusError, InputMissing, TokenizerError, StorageError.
     """
     config = context.settings(TokenShardConfig)
     share = open_share(config.corpus, context.downloads, config.shard, config.num_shards)
-    given = context.inputs[TOKENIZER_ROLE]
+    given = context.given(TOKENIZER_ROLE)
     path, end_of_text = given.work / TOKENIZER_NAME, int(given.manifest.summary["end_of_text_id"])
     tokenizer = load_tokenizer(path.read_bytes(), str(path))
     require_ids_below(tokenizer, config.vocab_size)
