@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_submitit.notify import Notifier
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
@@ -56,3 +59,34 @@ def test_a_command_that_fails_is_a_warning(
     monkeypatch.setattr("snakemake_executor_plugin_submitit.notify.TIMEOUT_S", 0.2)
     notifier(command, Clock()).send("done", "40 jobs done")
     assert caplog.messages == [f"--submitit-notify-command: {said}"]
+
+
+def test_a_webhook_gets_a_post_and_its_address_is_never_shown(caplog: pytest.LogCaptureFixture) -> None:
+    got: list[Any] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200 if self.path == "/secret" else 403)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    def send(url: str) -> None:
+        notifier("", Clock(), notify_url=url).send("done", "40 jobs done", done=40)
+
+    with HTTPServer(("127.0.0.1", 0), Hook) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        for path in ("secret", "wrong-secret", "impossible secret"):
+            send(f"{address}/{path}")
+        server.shutdown()
+        thread.join()
+    send(f"{address}/secret")  # nobody listens any more
+    assert got[0] == {"event": "done", "text": f"Snakemake in {os.getcwd()}: 40 jobs done", "done": 40}
+    why = ("the server answered 403", "InvalidURL", "URLError")
+    assert caplog.messages == [f"--submitit-notify-url: {text}" for text in why]
+    with pytest.raises(WorkflowError, match=r"^--submitit-notify-url: not an http or https URL$"):
+        send("file:///etc/secret")

@@ -18,6 +18,7 @@ from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_
 
 from snakemake_executor_plugin_submitit import slurm, store, usage
 from snakemake_executor_plugin_submitit.attempts import ELSEWHERE, End
+from snakemake_executor_plugin_submitit.cluster import PLACE, Cluster, check_place, read_cluster
 from snakemake_executor_plugin_submitit.monitor import Monitor, Tracked, is_worth_another, message, stop_all
 from snakemake_executor_plugin_submitit.notify import Event, Notifier
 from snakemake_executor_plugin_submitit.request import Prepared, members, not_understood, prepare, sbatch_request
@@ -54,7 +55,7 @@ class Executor(RemoteExecutor):
         self.is_on_slurm = self.settings.cluster == "slurm"
         if self.is_on_slurm and not shutil.which("sbatch"):
             raise WorkflowError("sbatch is not on PATH; start on a login node, or give --submitit-cluster local")
-        self.needs_srun = self.is_on_slurm and slurm.signals_steps_first()
+        self.cluster = read_cluster(self.settings) if self.is_on_slurm else Cluster()
         self._check_rules()
         self.notifier = Notifier(self.settings, self.logger)
         interval = self.settings.poll_interval_s
@@ -75,7 +76,7 @@ class Executor(RemoteExecutor):
             command = self.format_job_exec(job)
             is_forced = any(bool(self.dag.reason(member).forced) for member in members(job))
             try:
-                prepared.append(prepare(job, command, self.folder, self.settings, is_forced, self.needs_srun))
+                prepared.append(prepare(job, command, self.folder, self.settings, is_forced, self.cluster))
             except WorkflowError as error:
                 self.report_job_error(SubmittedJobInfo(job=job), msg=f"not submitted: {error}. ")
         known = self.dispatcher.known(prepared)
@@ -185,7 +186,7 @@ class Executor(RemoteExecutor):
 
         Raises: WorkflowError.
         """
-        places: dict[tuple[Any, ...], tuple[dict[str, Any], str]] = {}
+        checked = set()
         jobs = {job.rule.name: job for job in self.dag.needrun_jobs() if not job.is_local}
         for rule, job in sorted(jobs.items()):
             try:
@@ -194,14 +195,20 @@ class Executor(RemoteExecutor):
                 continue
             limits = self.workflow.global_resources
             readers = [job.rule.shellcmd, *job.rule.input, *job.rule.params]
-            for name in not_understood(resources.keys(), readers, list(limits)):
-                self.logger.warning(f"rule {rule}: nothing uses resource {name}; pass it to the rule's command")
-            if self.is_on_slurm:
-                request = sbatch_request(resources, job.threads, self.settings)
-                place = tuple(request.get(name) for name in slurm.PLACE)
-                places.setdefault(place, (request, f"rule {rule}"))
-        for request, source in places.values():
-            slurm.check_place(request, source)
+            try:
+                for name in not_understood(resources.keys(), readers, list(limits)):
+                    self.logger.warning(f"rule {rule}: nothing uses resource {name}; pass it to the rule's command")
+                if self.is_on_slurm:
+                    sbatch_request(
+                        resources, job.threads, self.settings, self.cluster.partitions
+                    )  # does one accept it?
+                    request = sbatch_request(resources, job.threads, self.settings)  # as the user named them
+                    place = tuple(request.get(name) for name in PLACE)
+                    if place not in checked:
+                        check_place(request)
+                        checked.add(place)
+            except WorkflowError as error:
+                raise WorkflowError(f"rule {rule}: {error}") from error
 
     def _finish(self, job: Tracked) -> None:
         self._tracked.pop(id(job.info.job), None)

@@ -1,4 +1,4 @@
-"""From a job of Snakemake to what is submitted: the options of sbatch for its resources, and its step."""
+"""From a job of Snakemake to what is submitted: the options of sbatch for its resources, its partition, its step."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from snakemake_interface_common.exceptions import WorkflowError
 
+from snakemake_executor_plugin_submitit.cluster import Cluster, Partition, choose
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import JobFiles, digest, job_files
@@ -76,7 +77,7 @@ def prepare(
     folder: Path,
     settings: ExecutorSettings,
     is_forced: bool = False,
-    needs_srun: bool = False,
+    cluster: Cluster = Cluster(),  # noqa: B008  immutable
 ) -> Prepared:
     """Raises: WorkflowError for resources that cannot be requested."""
     resources: Mapping[str, Any] = job.resources
@@ -85,9 +86,9 @@ def prepare(
     limit_min = time_limit_min(resources, settings)
     is_short, request = limit_min <= settings.array_runtime_min, {}
     if settings.cluster == "slurm":
-        request = sbatch_request(resources, job.threads, settings)
+        request = sbatch_request(resources, job.threads, settings, cluster.partitions)
         request.setdefault("comment", f"{job.name}:{wildcards}"[:200])
-        if needs_srun and not is_short:
+        if cluster.needs_srun and not is_short:
             request["signal"] = request["signal"].removeprefix("B:")
     step = JobStep(
         files=job_files(folder, job.name, outputs),
@@ -163,11 +164,13 @@ def gpu_count(resources: Mapping[str, Any]) -> int:
     return int((in_gres[1] or 1) if in_gres else resources.get("gpus") or resources.get("gpu") or 0)
 
 
-def sbatch_request(resources: Mapping[str, Any], threads: int, settings: ExecutorSettings) -> dict[str, Any]:
+def sbatch_request(
+    resources: Mapping[str, Any], threads: int, settings: ExecutorSettings, partitions: Sequence[Partition] = ()
+) -> dict[str, Any]:
     """The options of sbatch by their long names; True for one without a value.
 
     A job with several tasks starts one process, on the first node; its rule calls srun or mpirun. With `tasks` alone
-    Slurm decides on how many nodes they run.
+    Slurm decides on how many nodes they run. `partitions`: to choose from for a job that names none.
     Raises: WorkflowError for resources that cannot be requested.
     """
     limit = time_limit_min(resources, settings)
@@ -200,6 +203,17 @@ def sbatch_request(resources: Mapping[str, Any], threads: int, settings: Executo
         raise WorkflowError(f"--clusters={request['clusters']}: only the cluster of SLURM_CONF is asked about its jobs")
     if "no-requeue" in request:
         request.pop("requeue", None)
+    if partitions and "partition" not in request:
+        wanted = {
+            "runtime": limit,
+            "threads": cpu_count(resources, threads) * (tasks_per_node or 1),
+            "mem_mb": int(resources.get("mem_mb") or 0) + settings.extra_mem_mb,
+            "nodes": nodes or 1,
+            "gpu": gpu_count(resources),
+            "gpu_model": resources.get("gpu_model"),
+            "constraint": str(request.get("constraint", "")),
+        }
+        request["partition"] = choose(partitions, wanted)
     return request
 
 

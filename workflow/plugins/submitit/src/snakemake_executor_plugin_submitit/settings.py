@@ -27,6 +27,11 @@ class ExecutorSettings(ExecutorSettingsBase):
         "Partition of jobs without the resource 'slurm_partition', or several, separated by commas: Slurm takes one "
         "that can run the job",
     )
+    partition_table: Optional[str] = setting(
+        None,
+        "YAML file with the partitions to choose from, and their limits, for jobs that name none; without it the "
+        "partitions that Slurm reports",
+    )
     account: Optional[str] = setting(None, "Account of jobs without the resource 'slurm_account'")
     qos: Optional[str] = setting(None, "Quality of service of jobs without the resource 'qos'")
     reservation: Optional[str] = setting(None, "Reservation of jobs without the resource 'reservation'")
@@ -69,6 +74,9 @@ class ExecutorSettings(ExecutorSettingsBase):
         None,
         "Shell command to run when the workflow has ended, failed or stalled, with SUBMITIT_EVENT (done, failed, "
         "stalled) and SUBMITIT_TEXT in its environment, and the message as JSON on its standard input",
+    )
+    notify_url: Optional[str] = setting(
+        None, "Webhook that gets the same JSON as a POST; its URL does not appear in any log"
     )
     stalled_after_min: int = setting(
         60, "A workflow has stalled if no job started, ended, printed or made progress for this many minutes; 0: never"

@@ -1,4 +1,4 @@
-"""Questions to Slurm: how jobs are doing, all in one question, and what the cluster is like."""
+"""Questions to Slurm: how jobs are doing, all in one question."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import logging
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
-
-from snakemake_interface_common.exceptions import WorkflowError
+from typing import NamedTuple
 
 QUESTION_TIMEOUT_S = 60
 LONGEST_PAUSE_S = 600
@@ -20,7 +18,6 @@ ENDED = {
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE"),
     *("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED"),
 }
-PLACE = ("partition", "account", "qos")
 
 
 class NoAnswer(Exception):
@@ -157,33 +154,3 @@ def ask_slurm(command: Sequence[str]) -> str:
     if done.returncode:
         raise NoAnswer(f"{command[0]} failed with exit code {done.returncode}: {' '.join(done.stderr.split())[:300]}")
     return done.stdout
-
-
-def signals_steps_first() -> bool:
-    """Whether Slurm sends the first signal of a preemption, SIGTERM, only to the steps of srun.
-
-    It signals the batch script too if it is configured to send the signal of --signal, or after the grace time.
-    """
-    try:
-        config = ask_slurm(("scontrol", "show", "config"))
-    except NoAnswer:
-        return False
-    return "preempt/none" not in config and "send_user_signal" not in config
-
-
-def check_place(request: Mapping[str, Any], source: str) -> None:
-    """Let Slurm check partition, account and qos without submitting anything.
-
-    Raises: WorkflowError with its refusal in one line.
-    """
-    place = [f"--{name}={request[name]}" for name in PLACE if request.get(name)]
-    if not place:
-        return
-    try:
-        ask_slurm(["sbatch", "--test-only", "--time=1", *place, "--wrap=true"])
-    except NoAnswer as error:  # if it is Slurm that fails, the submission will show it
-        if re.search(r"invalid|not permitted|denied|unknown|not exist", str(error), re.IGNORECASE):
-            names = ""
-            with suppress(NoAnswer):
-                names = f"; partitions: {', '.join(ask_slurm(['sinfo', '-h', '-o', '%R']).split())}"
-            raise WorkflowError(f"{source}: Slurm refuses {' '.join(place)}: {error}{names}") from error
