@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_submitit import store
+from snakemake_executor_plugin_submitit.cluster import Cluster
 from snakemake_executor_plugin_submitit.executor import batches
 from snakemake_executor_plugin_submitit.monitor import Tracked
 from snakemake_executor_plugin_submitit.request import Prepared, prepare
@@ -239,10 +240,10 @@ def test_short_jobs_of_one_rule_make_an_array_and_others_do_not(slurm: Slurm) ->
 def test_long_jobs_start_by_srun_where_slurm_signals_its_steps_first(slurm: Slurm) -> None:
     one = slurm.driver()
     scripts = []
+    cluster = Cluster(needs_srun=True)
     for runtime in (10, 11):
-        job = prepare(
-            Job([f"{runtime}"], resources={"runtime": runtime}), "true", one.folder, one.settings, False, True
-        )  # type: ignore[arg-type]
+        given = Job([f"{runtime}"], resources={"runtime": runtime})
+        job = prepare(given, "true", one.folder, one.settings, False, cluster)  # type: ignore[arg-type]
         (tracked,), _ = one.dispatch([job], {})
         scripts.append((Path(tracked.record.folder) / "submission.sh").read_text())
     assert ["exec srun" in script for script in scripts] == ["--signal=USR2" in script for script in scripts]
