@@ -87,7 +87,6 @@ class GraphRunner(Runner):
         is_single = embedding_BLD.shape[1] == 1 and cache.prefix is not None and cache.prefix.valid_BS is None
         is_evaluation = not model.training and not torch.is_grad_enabled()
         if not (is_single and is_evaluation and can_solve(model, embedding_BLD.device)):
-            self.decoders.pop(cache, None)
             return None
         decoder = self.decoders.setdefault(cache, Decoder())
         decoder.tokens += 1
@@ -142,7 +141,7 @@ class GraphRunner(Runner):
         self, model: ImplicitForCausalLM, setting: StepSetting, ids_BL: Tensor, labels_BL: Tensor
     ) -> TrainingStep:
         if self.step is None or self.step.setting != setting:
-            self.step = None  # its memory is free before the next is captured
+            self.step = self.token_graph = None  # their memory is free before the next is captured
             self.step = StepGraph(setting, model, ids_BL)
         return self.step(ids_BL, labels_BL, self._solve)
 
@@ -157,7 +156,8 @@ class GraphRunner(Runner):
             graph = graph or self._free_token_graph()
             if graph is not None and graph.fits(setting, before):
                 graph.restart(before)
-                graph.refresh_weights()
+                if decoder.graph is None:  # it served another cache, perhaps with other weights
+                    graph.refresh_weights()
             elif decoder.tokens <= EAGER_TOKENS:
                 return None
             else:

@@ -111,15 +111,15 @@ def answers(
     job: EvaluationJob,
     read: Callable[[Any, dict[str, np.ndarray]], T],
     ask: Callable[..., Any] | None = None,
+    start: int = 0,
 ) -> Iterator[tuple[int, dict[str, np.ndarray], T | None]]:
-    """Yield (sequences read so far, batch, what `read` made of the model's output).
+    """Read from sequence `start` on; yield (sequences read so far, batch, what `read` made of the model's output).
 
     `ask` is called with the tokens in place of the model, such as to run it in several modes. None stands for a batch
     on which the iteration became NaN or infinite. A batch that does not fit is tried again in halves.
     Raises: EvaluationOutOfMemory, UnknownToken.
     """
     job.model.eval()
-    start = 0
     while start < job.num_samples:
         batch = job.dataset.fetch(np.arange(start, min(start + job.batch_size.size, job.num_samples)))
         columns = [column for column in ("input_ids", "labels") if column in batch]

@@ -8,7 +8,7 @@ Shapes: `B` batch, `L` length, `V` vocabulary.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -46,22 +46,21 @@ def look_at_fixed_point(
     part = (slice(SEQUENCES), slice(POSITIONS))
     input_ids, labels_BL = inputs["input_ids"][part], inputs["labels"][part]
     some_ids, base = input_ids[:RADIUS_SEQUENCES, :RADIUS_POSITIONS], model.base
+    found = dict.fromkeys(("mode_gap", "spectral_radius"), torch.full((), math.nan, device=labels_BL.device))
     model.eval()
     try:
-        with context:
+        with context, suppress(FloatingPointError):
             # A pass without accuracy made no logits.
             trained_BLV = model.lm_head(outputs.last_hidden_state[part]) if outputs.logits is None else outputs.logits
             evaluated_BLV = model(input_ids=input_ids, use_cache=False).logits
-            gap = _loss(evaluated_BLV, labels_BL) - _loss(trained_BLV[part], labels_BL)
+            found["mode_gap"] = _loss(evaluated_BLV, labels_BL) - _loss(trained_BLV[part], labels_BL)
             del trained_BLV, evaluated_BLV  # large
             z_BLD = base(some_ids, use_cache=False).last_hidden_state
             x = base.stack_input(base.get_input_embeddings()(some_ids), None, None, None)
-            radius = spectral_radius(base, x, z_BLD, num_products=RADIUS_PRODUCTS).float().mean()
-    except FloatingPointError:
-        return dict.fromkeys(("mode_gap", "spectral_radius"), torch.full((), math.nan, device=labels_BL.device))
+            found["spectral_radius"] = spectral_radius(base, x, z_BLD, num_products=RADIUS_PRODUCTS).float().mean()
     finally:
         model.train()
-    return {"mode_gap": gap, "spectral_radius": radius}
+    return found
 
 
 def _loss(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:

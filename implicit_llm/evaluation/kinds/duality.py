@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 65536  # token by token a small batch takes as long as a large one
 PAIR, CONVERGENCE = "pair", "convergence"  # the field `measure` of a record
-ALL_MODES = "all-modes"
+SO_FAR = "so-far"
+KEEP_EVERY_S = 60.0
 SIMULTANEOUS = "simultaneous"
 
 
@@ -58,13 +60,8 @@ def run(context: StageContext) -> StageResult:
         for length in sorted(config.lengths) if config.lengths else (None,):
             rows = open_dataset(source.work, length=length)
             about, where = {"data": role, "length": rows.length}, f"{role}-L{rows.length}"
-            result = evaluation.kept(where, ALL_MODES)
-            if result is None:
-                result = Evaluation(
-                    {"records": comparison.pair_records(rows, where) + comparison.trace_records(rows, where)}
-                )
-                evaluation.keep(where, ALL_MODES, result)
-            evaluation.add_records(about | record for record in result.values["records"])
+            records = comparison.pair_records(rows, where) + comparison.trace_records(rows, where)
+            evaluation.add_records(about | record for record in records)
     # Agreement with the sequential mode, which is that of generation.
     pairs = [record for record in evaluation.records if record["against"] == SEQUENTIAL]
     agreement = {".".join(evaluation.place(record)): record["token_agreement"] for record in pairs}
@@ -132,9 +129,19 @@ class Comparison:
                 "%s: a %s cannot be read token by token here; its numbers are missing", where, model.config.model_type
             )
         else:
+            kept = self.evaluation.kept(where, SO_FAR)
+            begun = DualityTally() if kept is None else DualityTally.from_dict(kept.values)
+            if begun.num_rows:
+                log.info("%s: %d rows taken from before the restart", where, begun.num_rows)
             job = self._job(rows, where, num_rows, self._coupled_batch_size())
-            return compare_modes(job, self.evaluation.modes)
+            return compare_modes(job, self.evaluation.modes, begun, partial(self._keep, where))
         return DualityTally()
+
+    def _keep(self, where: str, tally: DualityTally) -> None:
+        try:
+            self.evaluation.keep(where, SO_FAR, Evaluation(tally.to_dict()))
+        except ValueError:  # a NaN or infinity is no JSON: the rows are read again
+            log.info("%s: not kept for a restart, for it has numbers that are not finite", where)
 
     def _coupled_batch_size(self) -> int | None:
         """The one that the modes ask for, None if none does. Raises: EvaluateConfigError where they differ."""
@@ -148,24 +155,35 @@ class Comparison:
         return next(iter(sizes.values()), None)
 
 
-def compare_modes(job: EvaluationJob, modes: Sequence[ModeConfig]) -> DualityTally:
-    """Read the rows in every mode. Rows on which a mode became NaN or infinite are only counted.
+def compare_modes(
+    job: EvaluationJob,
+    modes: Sequence[ModeConfig],
+    tally: DualityTally | None = None,
+    keep: Callable[[DualityTally], None] = lambda tally: None,
+) -> DualityTally:
+    """Read the rows in every mode, on from those in `tally`, which `keep` gets once a minute and at the end.
 
+    Rows on which a mode became NaN or infinite are only counted.
     Raises: EvaluationOutOfMemory.
     """
-    tally, progress = DualityTally(), Progress(job.where, job.num_samples)
+    tally, progress, kept_s = tally or DualityTally(), Progress(job.where, job.num_samples), time.monotonic()
     pairs = pairs_of(modes, is_implicit=solver_of(job.model) is not None)
 
     def read(outputs: Any, batch: dict[str, np.ndarray]) -> Any:
         # Nothing is counted here: a batch that does not fit is tried again in halves.
         return (outputs, compare(outputs, pairs)) if is_finite(outputs) else None
 
-    for tally.num_rows, batch, answer in answers(job, read, partial(all_modes, job.model, modes)):
+    for num_read, batch, answer in answers(job, read, partial(all_modes, job.model, modes), tally.num_rows):
+        tally.num_rows = num_read
         if answer is None:
             tally.num_nonfinite_rows += len(batch["input_ids"])
         else:
             tally.add(*answer)
         progress.tell(tally.num_rows, lambda: _words(tally))
+        if time.monotonic() - kept_s > KEEP_EVERY_S:
+            keep(tally)
+            kept_s = time.monotonic()
+    keep(tally)
     if tally.num_nonfinite_rows:
         counts = (tally.num_nonfinite_rows, job.num_samples)
         log.warning("%s: %d of %d rows became NaN or infinite in some mode and are left out", job.where, *counts)

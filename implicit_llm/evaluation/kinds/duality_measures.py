@@ -18,7 +18,7 @@ Shapes: `B` batch, `L` length, `D` model, `V` vocabulary, `G` evaluations of f t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -168,6 +168,17 @@ class DualityTally:
             self.solvers.setdefault(name, SolverTally()).add(output.stats, (batch, length))
         for key, tally in compared.items():
             self.pairs.setdefault(key, PairTally()).merge(tally)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `from_dict` gives an equal tally back."""
+        pairs = [[*key, tally.sums.tolist(), tally.distance_max] for key, tally in self.pairs.items()]
+        return asdict(replace(self, pairs={})) | {"pairs": pairs}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DualityTally:
+        pairs = {(mode, against): PairTally(np.array(sums), most) for mode, against, sums, most in values["pairs"]}
+        solvers = {name: SolverTally(**fields) for name, fields in values["solvers"].items()}
+        return cls(pairs, solvers, values["num_rows"], values["num_nonfinite_rows"])
 
 
 def compare(outputs: Mapping[str, ModeOutput], pairs: Iterable[Pair]) -> dict[Pair, PairTally]:

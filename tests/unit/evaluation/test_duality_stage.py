@@ -92,24 +92,26 @@ def test_length_that_no_row_reaches_is_missing(tmp_path: Path, text: Path, caplo
     assert "no row of 81 tokens" in caplog.text
 
 
-def test_interrupted_comparison_keeps_the_lengths_that_it_finished(
+def test_interrupted_comparison_goes_on_with_the_same_numbers(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = records(evaluate(tmp_path / "whole", "explicit", text, lengths=[8, 16]))
+    monkeypatch.setattr("implicit_llm.evaluation.kinds.duality.KEEP_EVERY_S", -1.0)
+    monkeypatch.setattr(stage, "BATCH_TOKENS", 16)
+    whole = records(evaluate(tmp_path / "whole", "explicit", text, lengths=[16]))
     seen: list[int] = []
     real = stage.all_modes
 
-    def killed_at_the_second(model: Any, modes: Any, input_ids: Any) -> Any:
-        seen.append(input_ids.shape[1])
-        if len(seen) == 2:
+    def killed_at_the_fourth(model: Any, modes: Any, input_ids: Any) -> Any:
+        seen.append(len(input_ids))
+        if len(seen) == 4:
             raise KeyboardInterrupt
         return real(model, modes, input_ids)
 
-    monkeypatch.setattr(stage, "all_modes", killed_at_the_second)
+    monkeypatch.setattr(stage, "all_modes", killed_at_the_fourth)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(tmp_path / "cut", "explicit", text, lengths=[8, 16])
-    assert records(evaluate(tmp_path / "cut", "explicit", text, lengths=[8, 16])) == whole
-    assert seen == [8, 16, 16]
+        evaluate(tmp_path / "cut", "explicit", text, lengths=[16])
+    assert records(evaluate(tmp_path / "cut", "explicit", text, lengths=[16])) == whole
+    assert len(seen) == 4 + 2  # of five rows three were kept
 
 
 def test_modes_that_couple_batches_of_different_sizes_are_not_compared(tmp_path: Path, text: Path) -> None:

@@ -190,23 +190,17 @@ def test_the_command_line_of_the_harness_gives_exactly_the_numbers_of_the_rule(t
 
 
 @pytest.mark.parametrize(
-    ("given", "model"),
+    ("given", "handed_over"),
     [
-        (["--model", "hf", "--tasks", "x"], "implicit"),
-        (["run", "-M", "huggingface", "-t", "x"], "implicit"),
-        (["--model=hf-auto", "--tasks", "x"], "implicit"),
-        (["--tasks", "x"], "implicit"),
-        (["--model", "vllm", "--tasks", "hf"], "vllm"),
-        (["--config", "mine.yaml"], None),
-        (["ls", "tasks"], ""),
-        ([], ""),
+        (["--model", "hf", "--tasks", "x"], ["--model", "hf", "--tasks", "x", "--model", "implicit"]),
+        (["run", "-M", "huggingface", "-t", "x"], ["run", "-M", "huggingface", "-t", "x", "--model", "implicit"]),
+        (["--model=hf-auto", "--tasks", "x"], ["--model=hf-auto", "--tasks", "x", "--model", "implicit"]),
+        (["--tasks", "x"], ["--tasks", "x", "--model", "implicit"]),
+        (["--model", "vllm", "--tasks", "hf"], ["--model", "vllm", "--tasks", "hf"]),
+        (["--config", "mine.yaml"], ["--config", "mine.yaml"]),
+        (["ls", "tasks"], ["ls", "tasks"]),
+        ([], []),
     ],
 )
-@pytest.mark.usefixtures("own_process_state")
-def test_only_the_padding_model_is_replaced(
-    given: list[str], model: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(command_line.HarnessCLI, "execute", lambda harness, arguments: asked.append(arguments))
-    command_line.main(given)
-    assert getattr(asked[0], "model", "") == model
+def test_only_the_padding_model_is_replaced_in_the_arguments(given: list[str], handed_over: list[str]) -> None:
+    assert command_line.without_padding(given) == handed_over

@@ -157,17 +157,35 @@ def test_graphs_of_one_call_of_generate_serve_the_next(config, num_beams: int, m
     )
     model = _model(config, tol=1e-4, eval_max_iter=8).eval()
     how = {"max_new_tokens": 8, "do_sample": False, "num_beams": num_beams, "eos_token_id": None, "pad_token_id": 0}
+    graphs = GraphRunner()
     for scale in (1, 1.5):  # the second call finds other weights
         for parameter in model.parameters():
             parameter.data *= scale
         ids = torch.randint(1, 37, (2, 5))  # without padding
         found = []
-        for used in (Runner(), graphs := model.base.runner if captured else GraphRunner()):
-            model.base.runner = used
+        for model.base.runner in (Runner(), graphs):
             found.append(model.generate(ids, **how))
         assert torch.equal(*found)
         assert len(captured) == 1
         assert len(graphs.decoders) == 0
+
+
+@pytest.mark.usefixtures("_without_gpu")
+@pytest.mark.parametrize("config", [MAMBA, LLAMA])
+def test_two_caches_at_once_keep_their_own_states(config, monkeypatch) -> None:
+    """Also after a pass of several tokens."""
+    monkeypatch.setattr(runner, "EAGER_TOKENS", 1)
+    model, ids = _model(config, tol=1e-4, eval_max_iter=40).eval(), torch.randint(37, (2, 3, 12))
+    found = []
+    for model.base.runner in (Runner(), GraphRunner()):
+        caches, logits = [ConvergedStateCache(), ConvergedStateCache()], []
+        with torch.no_grad():
+            for width in (3, 1, 1, 1, 2, 1, 1, 1, 1):
+                start = caches[0].get_seq_length()
+                for ids_BL, cache in zip(ids, caches, strict=True):
+                    logits.append(model(input_ids=ids_BL[:, start : start + width], past_key_values=cache).logits)
+        found.append(torch.cat(logits, dim=1))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.usefixtures("_without_gpu")

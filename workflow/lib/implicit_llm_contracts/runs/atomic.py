@@ -269,4 +269,8 @@ def wait_for_files(paths: Iterable[Path], wait_s: float | None = None) -> None:
 
 def default_wait_s() -> float:
     """Seconds to wait for a file of another machine."""
-    return float(os.environ.get(WAIT) or (SLURM_WAIT_S if "SLURM_JOB_ID" in os.environ else 0.0))
+    given = os.environ.get(WAIT)
+    try:
+        return float(given or (SLURM_WAIT_S if "SLURM_JOB_ID" in os.environ else 0.0))
+    except ValueError as error:
+        raise UserError(f"{WAIT}={given}: is no number of seconds; correct or unset it") from error

@@ -74,7 +74,7 @@ def notes(jobs: Iterable[JobEstimate], costs: CostModel) -> Iterator[str]:
     if any(job.is_bound for job in jobs):
         yield "       ≤: the most that the solver may take; finished phases replace it by what they took."
     yield f"memory: may fill {hardware.usable_memory:.0%} of a GPU."
-    if "r" in labels:
+    if "r" in labels or "s" in labels:
         yield "       r: with gradient_checkpointing; s: with shard_optimizer."
     if any(job.gpus > 1 for job in jobs):
         yield f"several GPUs: {hardware.scaling_efficiency:.0%} of the throughput each, assumed."
@@ -113,11 +113,17 @@ def _cells(jobs: list[JobEstimate]) -> list[str]:
 def _sums(jobs: list[JobEstimate]) -> dict[str, str]:
     disk = _total(job.work.disk_bytes for job in jobs)
     return {
-        "tokens": number_text(sum(job.work.tokens for job in jobs), 3),
+        "tokens": _short(sum(job.work.tokens for job in jobs)),
         "flops": number_text(_total(job.work.flops for job in jobs), 3),
         "hours": number_text(_total(job.cost.hours for job in jobs), 3),
         "disk": number_text(None if disk is None else disk / GB, 2),
     }
+
+
+def _short(count: float) -> str:
+    """207B for 207e9."""
+    unit, size = next(((unit, size) for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if count >= size), ("", 1))
+    return f"{count / size:.3g}{unit}"
 
 
 def _total(values: Iterable[float | None]) -> float | None:
