@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from implicit_llm_report.figures.word_problems import without_fraction_sweep
@@ -131,3 +132,15 @@ def test_published_ladder_is_kept_apart_and_implicit_models_join_explicit_ones_o
 @pytest.mark.parametrize(("count", "words"), [(131_600_000, "131.6M"), (207e9, "207B"), (41_856, "41.86k"), (12, "12")])
 def test_counts_are_short(count: float, words: str) -> None:
     assert short_count(count) == words
+
+
+def test_models_trained_at_one_share_and_at_several_stand_side_by_side() -> None:
+    models = [("single", 0.2), ("several", (0.0, 0.2)), ("unknown", None)]
+    rows = pd.DataFrame(
+        [
+            {"name": name, "group": "a5", "monoid": None, "train_hard_fraction": share, "mode": mode}
+            for name, share in models
+            for mode in ("blockwise", "sequential")
+        ]
+    )
+    assert without_fraction_sweep(rows).equals(rows)

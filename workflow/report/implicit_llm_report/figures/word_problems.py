@@ -56,7 +56,8 @@ def of_lengths(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _any(is_one: pd.Series, by: pd.DataFrame) -> pd.Series:
     """Whether one of the rows is, of those that agree in the columns of `by`."""
-    return is_one.groupby([by[column] for column in by], dropna=False).transform("any").astype(bool)
+    by_columns = is_one.groupby([by[column] for column in by], dropna=False, sort=False)  # shares do not sort
+    return by_columns.transform("any").astype(bool)
 
 
 def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
@@ -64,7 +65,7 @@ def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
 
     The shares at which an implicit model was evaluated in several modes stay.
     """
-    share, tasks = "train_hard_fraction", rows.groupby(TASK)
+    share, tasks = "train_hard_fraction", rows.groupby(TASK, dropna=False, sort=False)
     has_few = tasks[share].transform("nunique", dropna=False) <= MANY_SHARES
     has_modes = rows.groupby("name")["mode"].transform("nunique") > 1
     return rows[has_few | _any(has_modes, rows[[*TASK, share]]) | ~_any(has_modes, rows[TASK])]
