@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))):
     os.environ["TRITON_INTERPRET"] = "1"  # there is no GPU; Triton looks at it when something first imports it
+
+# `make test &` or `nohup` leaves SIGINT ignored, and so it would be in what the tests start: no Ctrl-C would end it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ONE_WORKER = ("workflow/plugins/submitit/tests/", "tests/slurm/", "tests/browser/")  # they share a Slurm or a browser
 
