@@ -34,11 +34,10 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def tokenizer_in(folder: Path) -> Path:
-    """A folder with a tokenizer.json, as a data job leaves it."""
-    folder.mkdir(parents=True, exist_ok=True)
+def tokenizer_in(folder: Path) -> list[str]:
+    """Write a tokenizer.json, as a data job leaves it; its name."""
     (folder / "tokenizer.json").write_text(byte_tokenizer().to_str())
-    return folder
+    return ["tokenizer.json"]
 
 
 def harness_tokenizer() -> PreTrainedTokenizerFast:

@@ -1,7 +1,10 @@
+"""Whether modes agree: the measures by hand, and the stage in its frame on a small stream and untrained models."""
+
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 import torch
 
 from implicit_llm.evaluation.answers import BatchSize, EvaluationJob
+from implicit_llm.evaluation.kinds import duality as stage
 from implicit_llm.evaluation.kinds.duality import compare_modes, trace_convergence
 from implicit_llm.evaluation.kinds.duality_measures import (
     ModeOutput,
@@ -21,26 +25,34 @@ from implicit_llm.evaluation.kinds.duality_measures import (
     pairs_of,
     trace,
 )
-from implicit_llm_contracts.config.evaluation import ModeConfig, SweepConfig, swept_modes
-from tests.unit.evaluation.small_models import Rows, small_model
+from implicit_llm_contracts.config.evaluation import EvaluateConfigError, ModeConfig, SweepConfig, swept_modes
+from implicit_llm_contracts.runs.manifest import Manifest
+from tests.unit.evaluation import finished_runs
+from tests.unit.evaluation.finished_runs import (
+    VOCAB,
+    finish,
+    random_documents,
+    records,
+    train_nothing,
+    write_stream,
+)
+from tests.unit.evaluation.small_models import Rows, contracting_model, small_model
 
 MODES = (
     ModeConfig("simultaneous", "simultaneous", eval_max_iter=30, eval_tol=1e-4),
     ModeConfig("sequential", "sequential", eval_max_iter=30, eval_tol=1e-4),
     ModeConfig("blocks", "blockwise", eval_max_iter=30, eval_tol=1e-4, eval_block_len=4),
 )
+ROLE = "text-test"
+SETTINGS: list[dict[str, Any]] = [
+    {"name": "simultaneous", "eval_mode": "simultaneous", "eval_max_iter": 6},
+    {"name": "blockwise", "eval_mode": "blockwise", "eval_max_iter": 6, "eval_block_len": 4},
+    {"name": "sequential", "eval_mode": "sequential", "eval_max_iter": 6},
+]
 
 
-def contracting_model() -> Any:
-    """An implicit model with weak feedback, so that the iteration converges in a few steps."""
-    model = small_model("implicit")
-    with torch.no_grad():
-        model.backbone.layers[0].mixer.in_proj.g.mul_(0.2)
-    return model
-
-
-def job_of(model: Any, rows: Any, batch_size: int = 3, num_rows: int | None = None) -> EvaluationJob:
-    return EvaluationJob(model, rows, len(rows) if num_rows is None else num_rows, BatchSize(batch_size), "data")
+def job_of(model: Any, rows: Any, batch_size: int = 3) -> EvaluationJob:
+    return EvaluationJob(model, rows, len(rows), BatchSize(batch_size), "data")
 
 
 def test_measures_of_a_pair_equal_those_found_by_hand() -> None:
@@ -203,3 +215,92 @@ def test_one_pass_of_a_known_model_keeps_states_instead_of_logits() -> None:
     output = mode_output(small_model("explicit"), torch.zeros((1, 5), dtype=torch.long))
     assert output.states.shape == (1, 5, 16)
     assert output.logits(slice(1, 3)).shape == (1, 2, 12)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a stream of 80 tokens."""
+    run_dir, tokens = tmp_path_factory.mktemp("data") / ROLE, random_documents([30, 20, 27])
+    return finish(run_dir, "data", ROLE, {"kind": "token_stream"}, lambda work: write_stream(work, tokens))
+
+
+def evaluate(folder: Path, kind: str, data: Path, **changes: Any) -> Path:
+    trained = train_nothing(folder, kind, "text", VOCAB, {"data": {"kind": "token_stream", "length": 16}})
+    config = {"kind": "duality", "modes": SETTINGS, "lengths": [16], **changes}
+    inputs = {"model": trained, ROLE: data}
+    return finished_runs.evaluate(stage, folder, f"text-{kind}-s7/free/duality", config, inputs)
+
+
+def test_every_pair_of_modes_and_the_convergence_are_recorded(tmp_path: Path, text: Path) -> None:
+    run_dir = evaluate(tmp_path, "implicit", text, max_tokens=40, trace_tokens=16)
+    *pairs, trace = records(run_dir)
+    assert [(record["mode"], record["against"]) for record in pairs] == [
+        ("blockwise", "sequential"),
+        ("simultaneous", "sequential"),
+        ("simultaneous", "blockwise"),
+    ]
+    for record in pairs:
+        assert (record["measure"], record["num_tokens"], record["length"]) == ("pair", 32, 16)
+        assert 0 < record["token_agreement"] <= 1
+        assert record["logit_distance_mean"] < record["logit_distance_max"]
+        assert 2 <= record["f_evaluations_per_token"] <= 6
+        assert 2 <= record["against_f_evaluations_per_token"] <= 6
+    assert pairs[0]["eval_block_len"] == 4
+    assert (trace["measure"], trace["mode"], trace["against"]) == ("convergence", "simultaneous", None)
+    assert trace["convergence"]["f_evaluations"] == [1, 2, 3, 4, 5, 6]
+    assert trace["num_tokens"] == 16
+    expected = {"kind": "duality", "data": ROLE, "run": "text-implicit", "phase": "free", "seed": 7, "sweep": None}
+    assert {key: trace[key] for key in expected} == expected
+    summary = Manifest.read(run_dir / "manifest.json").summary["token_agreement"]
+    assert sorted(summary) == [f"{ROLE}.L16.blockwise-sequential", f"{ROLE}.L16.simultaneous-sequential"]
+    assert not list(run_dir.rglob("partial"))
+
+
+def test_explicit_model_is_compared_with_itself_token_by_token(tmp_path: Path, text: Path) -> None:
+    (record,) = records(evaluate(tmp_path, "explicit", text))
+    assert (record["mode"], record["against"], record["num_tokens"]) == ("parallel", "sequential", 80)
+    assert record["token_agreement"] == 1.0
+    assert record["eval_mode"] is None
+    assert record["unconverged_share"] is None
+
+
+@pytest.mark.parametrize(
+    ("goes_by_token", "length", "said"),
+    [(False, 16, "cannot be read token by token"), (True, 81, "no row of 81 tokens")],
+)
+def test_a_model_that_keeps_no_cache_and_a_length_that_no_row_reaches_have_no_numbers(
+    tmp_path: Path, text: Path, caplog: Any, monkeypatch: Any, goes_by_token: bool, length: int, said: str
+) -> None:
+    monkeypatch.setattr(stage, "goes_by_token", lambda model: goes_by_token)
+    (record,) = records(evaluate(tmp_path, "explicit", text, lengths=[length]))
+    assert (record["token_agreement"], record["kl"], record["num_tokens"]) == (None, None, 0)
+    assert said in caplog.text
+
+
+def test_interrupted_comparison_goes_on_with_the_same_numbers(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("implicit_llm.evaluation.kinds.duality.KEEP_EVERY_S", -1.0)
+    monkeypatch.setattr(stage, "BATCH_TOKENS", 16)
+    whole = records(evaluate(tmp_path / "whole", "explicit", text))
+    seen: list[int] = []
+
+    def killed_at_the_fourth(model: Any, modes: Any, input_ids: Any) -> Any:
+        seen.append(len(input_ids))
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        return all_modes(model, modes, input_ids)
+
+    monkeypatch.setattr(stage, "all_modes", killed_at_the_fourth)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(tmp_path / "cut", "explicit", text)
+    assert records(evaluate(tmp_path / "cut", "explicit", text)) == whole
+    assert len(seen) == 4 + 2  # of five rows three were kept
+
+
+def test_modes_that_couple_batches_of_different_sizes_are_not_compared(tmp_path: Path, text: Path) -> None:
+    modes = [
+        {**SETTINGS[0], "name": name, "eval_stop": "batch", "batch_size": size} for name, size in (("a", 2), ("b", 4))
+    ]
+    with pytest.raises(EvaluateConfigError, match=r"batch sizes differ .*; give them the same batch_size"):
+        evaluate(tmp_path, "implicit", text, modes=modes)

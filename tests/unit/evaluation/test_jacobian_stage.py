@@ -17,28 +17,19 @@ from implicit_llm.evaluation.kinds.jacobian import measure, random_layer, steps
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import Input
 from implicit_llm_data.shards import open_dataset
-from implicit_llm_data.stages import word_problem as data_stage
-from implicit_llm_jobs.stage import run_stage
-from tests.unit.evaluation.finished_runs import records, request, train_nothing
+from tests.unit.evaluation import finished_runs
+from tests.unit.evaluation.finished_runs import records, train_nothing, word_problems
 
 
 @pytest.fixture(scope="module")
 def s3_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data") / "s3-test"
-    config = {
-        "kind": "word_problem", "group": "S3", "monoid": "none", "hard_fraction": 0.5,
-        "length": 12, "num_samples": 3, "split": "test", "seed": 0, "shard_samples": 4,
-    }  # fmt: skip
-    run_stage(request(folder, "data", "s3-test", config, {}), data_stage.run)
-    return folder
+    return word_problems(tmp_path_factory.mktemp("data") / "s3-test", num_samples=3)
 
 
 def evaluate(folder: Path, kind: str, s3_test: Path, **settings: Any) -> Path:
-    run_dir = folder / "evaluate" / kind
     config = {"kind": "jacobian", "positions": [2, 3], "num_sequences": 1, **settings}
-    inputs = {"model": train_nothing(folder, kind, "s3", 6, {}), "s3-test": s3_test}
-    run_stage(request(run_dir, "evaluate", f"s3-{kind}-s7/free/jacobian", config, inputs), stage.run)
-    return run_dir
+    inputs = {"model": train_nothing(folder / kind, kind, "s3", 6, {}), "s3-test": s3_test}
+    return finished_runs.evaluate(stage, folder / kind, f"s3-{kind}-s7/free/jacobian", config, inputs)
 
 
 @pytest.fixture(scope="module")

@@ -1,3 +1,5 @@
+"""Perplexity: the rows of a stream, what is summed over them, and the stage in its frame on untrained models."""
+
 from __future__ import annotations
 
 import math
@@ -8,15 +10,117 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
+from implicit_llm.evaluation.answers import BatchSize, EvaluationJob
+from implicit_llm.evaluation.kinds import perplexity as stage
 from implicit_llm.evaluation.kinds.perplexity import TextRows, evaluate_perplexity
-from tests.unit.evaluation.small_models import small_model
-from tests.unit.evaluation.small_streams import END_OF_TEXT, random_documents, write_stream
+from implicit_llm.evaluation.tallies import LossTally, PositionTally, position_bins
+from tests.unit.evaluation import finished_runs
+from tests.unit.evaluation.finished_runs import (
+    END_OF_TEXT,
+    finish,
+    random_documents,
+    records,
+    train_nothing,
+    write_stream,
+)
+from tests.unit.evaluation.small_models import contracting_model, small_model
+
+# Documents of three, one, nine and two tokens, and end-of-text (0) behind each: shorter and longer than rows of five.
+STREAM = [3, 4, 5, 0, 6, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 2, 1, 0]
+VOCAB, NUM_TOKENS, ROLE = 40, 200, "text-test"
+MODES: list[dict[str, Any]] = [
+    {"name": "simultaneous", "eval_mode": "simultaneous", "eval_max_iter": 3},
+    {"name": "sequential", "eval_mode": "sequential", "eval_max_iter": 3, "max_samples": 2},
+]
 
 
-def evaluate(model: Any, rows: Any, batch_size: int = 3, **options: Any) -> Evaluation:
-    return evaluate_perplexity(EvaluationJob(model, rows, len(rows), BatchSize(batch_size), "data mode", **options))
+def all_rows(rows: TextRows, batch_size: int) -> list[dict[str, np.ndarray]]:
+    """The rows as an evaluation reads them, a batch a time."""
+    batches, start = [], 0
+    while start < len(rows):
+        batches.append(rows.fetch(np.arange(start, min(start + batch_size, len(rows)))))
+        start += len(batches[-1]["input_ids"])
+    return batches
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 64])
+def test_rows_inputs_targets_and_starts_of_documents_are_those_found_by_hand(tmp_path: Path, batch_size: int) -> None:
+    write_stream(tmp_path, STREAM)
+    batches = all_rows(TextRows(tmp_path, 5), batch_size)
+    found = {key: [row.tolist() for batch in batches for row in batch[key]] for key in batches[0]}
+    assert found["input_ids"] == [[3, 4, 5, 0, 6], [0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [0, 2, 1]]
+    assert found["labels"] == [[4, 5, 0, 6, 0], [1, 2, 3, 4, 5], [6, 7, 8, 9, 0], [2, 1, 0]]
+    # The second, third and fourth document start at the targets 6, 1 and 2; the first document's start is no target.
+    assert [[int(flag) for flag in row] for row in found["is_document_start"]] == [
+        [0, 0, 0, 1, 0],
+        [1, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0],
+        [1, 0, 0],
+    ]
+
+
+@pytest.mark.parametrize("length", [2, 3, 5, 9, 18, 19, 40])
+def test_every_token_but_the_first_is_a_target_once_at_every_length(tmp_path: Path, length: int) -> None:
+    write_stream(tmp_path, STREAM)
+    rows = TextRows(tmp_path, length)
+    targets = [token for batch in all_rows(rows, 3) for token in batch["labels"].ravel().tolist()]
+    assert targets == STREAM[1:]
+    assert rows.num_targets == len(STREAM) - 1
+    assert rows.num_full_rows == (len(STREAM) - 1) // length
+
+
+def test_stream_of_one_token_has_nothing_to_predict(tmp_path: Path) -> None:
+    write_stream(tmp_path, [3])
+    assert len(TextRows(tmp_path, 4)) == 0
+
+
+def test_mean_is_over_tokens_however_they_are_cut_into_batches() -> None:
+    tally = LossTally()
+    tally.add(6.0, 2)
+    tally.add(1.0, 1)
+    assert (tally.loss, tally.perplexity) == pytest.approx((7 / 3, np.exp(7 / 3)))
+
+
+def test_bins_are_single_positions_first_and_a_share_of_an_octave_later() -> None:
+    assert position_bins(16).tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 13, 16]
+    assert position_bins(1).tolist() == [1]
+    assert len(position_bins(16384)) <= 64
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 100, 2048])
+def test_bins_cover_every_position_once(length: int) -> None:
+    tally = PositionTally(length)
+    tally.add(np.zeros((1, length)), np.ones((1, length), dtype=bool))
+    curve = tally.values()
+    covered = [p for start, end in zip(curve["start"], curve["end"], strict=True) for p in range(start, end + 1)]
+    assert covered == list(range(1, length + 1))
+    assert sum(curve["num_tokens"]) == length
+
+
+def test_curve_is_weighted_by_tokens_and_counts_short_rows_where_they_reach() -> None:
+    tally = PositionTally(10)
+    counted = np.ones((2, 10), dtype=bool)
+    counted[1, 8:] = False
+    tally.add(np.where(counted, np.arange(1.0, 11.0) * [[1.0], [3.0]], 0.0), counted)
+    tally.add(np.full((1, 3), 5.0), np.ones((1, 3), dtype=bool))
+    curve = tally.values()
+    assert (curve["start"][-2:], curve["end"][-2:]) == ([8, 10], [9, 10])
+    assert curve["loss"][:2] == pytest.approx([(1 + 3 + 5) / 3, (2 + 6 + 5) / 3], rel=1e-5)
+    assert curve["num_tokens"][-2:] == [3, 1]
+    assert curve["loss"][-2:] == pytest.approx([(8 + 24 + 9) / 3, 10.0], rel=1e-5)
+
+
+def test_positions_that_no_row_reached_have_no_loss_rather_than_zero() -> None:
+    tally = PositionTally(4)
+    tally.add(np.ones((1, 2)), np.ones((1, 2), dtype=bool))
+    assert tally.values()["loss"] == [1.0, 1.0, None, None]
+
+
+def evaluate(model: Any, rows: Any, batch_size: int = 3, **options: Any) -> dict[str, Any]:
+    job = EvaluationJob(model, rows, len(rows), BatchSize(batch_size), "data mode", **options)
+    return evaluate_perplexity(job).values
 
 
 @pytest.fixture
@@ -45,7 +149,7 @@ def test_perplexity_equals_an_independent_pass_for_every_token(tmp_path: Path, k
     assert type(model).__module__.startswith("transformers") == (kind == "gpt_neox")
     losses = losses_one_by_one(model, tokens, length)
     inside = [loss for loss, before in zip(losses, tokens[:-1], strict=True) if before != END_OF_TEXT]
-    values = evaluate(model, TextRows(tmp_path, length)).values
+    values = evaluate(model, TextRows(tmp_path, length))
     assert values["num_tokens"] == len(losses) == 3 + 1 + 20 + 9 + 30 + 2 + 7 + 7 - 1
     assert values["perplexity"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-5)
     assert values["num_document_starts"] == 6
@@ -58,11 +162,9 @@ def test_perplexity_equals_an_independent_pass_for_every_token(tmp_path: Path, k
         assert loss == (pytest.approx(np.mean(expected), rel=2e-5) if expected else None)
 
 
-def test_documents_of_a_stream_that_does_not_say_where_they_end_have_no_number(tmp_path: Path) -> None:
-    write_stream(tmp_path, random_documents([3, 9, 20]))
-    rows = TextRows(tmp_path, 8)
+def test_documents_of_a_stream_that_does_not_say_where_they_end_have_no_number(rows: TextRows) -> None:
     rows.end_of_text = None
-    values = evaluate(small_model("gpt_neox"), rows).values
+    values = evaluate(small_model("gpt_neox"), rows)
     assert values["perplexity"] is not None
     assert (values["perplexity_within_documents"], values["num_document_starts"]) == (None, None)
 
@@ -70,9 +172,8 @@ def test_documents_of_a_stream_that_does_not_say_where_they_end_have_no_number(t
 @pytest.mark.parametrize("kind", ["implicit", "explicit"])
 def test_perplexity_and_cost_do_not_depend_on_the_batch_size(rows: TextRows, kind: str) -> None:
     model = small_model(kind)
-    one, three, all_at_once = (evaluate(model, rows, size).values for size in (1, 3, 64))
-    assert one["loss"] == pytest.approx(all_at_once["loss"], rel=1e-6)
-    assert three["loss"] == pytest.approx(all_at_once["loss"], rel=1e-6)
+    one, three, all_at_once = (evaluate(model, rows, size) for size in (1, 3, 64))
+    assert [one["loss"], three["loss"]] == pytest.approx([all_at_once["loss"]] * 2, rel=1e-6)
     assert one["f_evaluations_per_token"] == all_at_once["f_evaluations_per_token"]
 
 
@@ -80,10 +181,10 @@ def test_long_vocabularies_never_have_the_logits_of_a_batch_at_once(
     rows: TextRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, shapes = small_model("implicit"), []
-    whole = evaluate(model, rows).values
+    whole = evaluate(model, rows)
     monkeypatch.setattr("implicit_llm.evaluation.answers.LOSS_TOKENS", 15)
     model.lm_head.register_forward_hook(lambda module, given, logits: shapes.append(logits.shape[:2]))
-    pieces = evaluate(model, rows).values
+    pieces = evaluate(model, rows)
     assert max(batch * length for batch, length in shapes) <= 15
     assert pieces["loss"] == pytest.approx(whole["loss"], rel=1e-6)
     assert pieces["loss_by_position"]["loss"] == pytest.approx(whole["loss_by_position"]["loss"], rel=1e-5)
@@ -91,25 +192,82 @@ def test_long_vocabularies_never_have_the_logits_of_a_batch_at_once(
 
 def test_modes_of_converged_models_agree_and_sequential_costs_are_counted(tmp_path: Path) -> None:
     write_stream(tmp_path, random_documents([3, 9, 2]))
-    model, rows = small_model("implicit"), TextRows(tmp_path, 8)
-    with torch.no_grad():
-        model.backbone.layers[0].mixer.in_proj.g.mul_(0.2)  # weaker feedback, so that the iteration contracts
-    losses = {}
+    model, losses = contracting_model(), []
+    solver = replace(model.solver, eval_block_len=4, tol=1e-5, eval_max_iter=200, eval_stop="token")
     for mode in ("simultaneous", "blockwise", "sequential"):
-        model.solver = replace(
-            model.solver, eval_mode=mode, eval_block_len=4, tol=1e-5, eval_max_iter=200, eval_stop="token"
-        )
-        values = evaluate(model, rows).values
-        losses[mode] = values["loss"]
+        model.solver = replace(solver, eval_mode=mode)
+        values = evaluate(model, TextRows(tmp_path, 8))
+        losses.append(values["loss"])
         assert values["f_evaluations_per_token"] > 1
         assert values["residual"] < 1e-5
         assert values["unconverged_share"] == 0
-    assert losses["sequential"] == pytest.approx(losses["simultaneous"], rel=1e-3)
-    assert losses["blockwise"] == pytest.approx(losses["simultaneous"], rel=1e-3)
+    assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-3)
 
 
 def test_bf16_is_close_to_fp32_and_is_really_used(rows: TextRows) -> None:
     model = small_model("explicit")
-    fp32, bf16 = (evaluate(model, rows, precision=precision).values["loss"] for precision in ("fp32", "bf16"))
+    fp32, bf16 = (evaluate(model, rows, precision=precision)["loss"] for precision in ("fp32", "bf16"))
     assert bf16 != fp32
     assert bf16 == pytest.approx(fp32, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a stream of 200 tokens."""
+    tokens = np.random.default_rng(0).integers(0, VOCAB, NUM_TOKENS)
+    run_dir = tmp_path_factory.mktemp("data") / ROLE
+    return finish(run_dir, "data", ROLE, {"kind": "token_stream"}, lambda work: write_stream(work, tokens, VOCAB))
+
+
+def run_stage(folder: Path, text: Path, kind: str, lengths: list[int], **changes: Any) -> Path:
+    summary = {"data": {"kind": "token_stream", "length": 16}, "tokens": 4096, "flops": 1.5e9}
+    inputs = {"model": train_nothing(folder, kind, "text", VOCAB, summary), ROLE: text}
+    config = {"kind": "perplexity", "modes": MODES, "lengths": lengths, **changes}
+    return finished_runs.evaluate(stage, folder, "text-s7/free/perplexity", config, inputs)
+
+
+def test_every_length_is_evaluated_in_every_mode_shortest_first_with_what_it_was_trained_on(
+    tmp_path: Path, text: Path
+) -> None:
+    found = records(run_stage(tmp_path, text, "implicit", [32, 16]))
+    # Of 200 tokens all but the first are predicted; in sequential mode those of the first two rows.
+    assert [(record["length"], record["mode"], record["num_tokens"]) for record in found] == [
+        (16, "simultaneous", 199),
+        (16, "sequential", 2 * 16),
+        (32, "simultaneous", 199),
+        (32, "sequential", 2 * 32),
+    ]
+    record = found[0]
+    expected = {"kind": "perplexity", "data": ROLE, "run": "text-implicit", "phase": "free", "seed": 7}
+    expected |= {"is_implicit": True, "train_length": 16, "train_tokens": 4096, "train_flops": 1.5e9}
+    assert {key: record[key] for key in expected} == expected
+    assert record["perplexity"] == pytest.approx(np.exp(record["loss"]))
+    assert record["num_parameters"] > 1000
+    assert 1 < record["f_evaluations_per_token"] <= 4
+
+
+def test_a_model_read_as_trained_has_the_loss_of_its_training_pass(tmp_path: Path, text: Path) -> None:
+    modes = [{"name": "as_trained", "eval_mode": "as_trained"}]
+    (record,) = records(run_stage(tmp_path, text, "implicit", [199], modes=modes))
+    folder = next((tmp_path / "train").rglob("model"))
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).train()
+    row = torch.as_tensor(np.fromfile(next(text.rglob("tokens.bin")), dtype="<u2").astype(np.int64))[None]
+    out = model(input_ids=row[:, :-1], labels=row[:, 1:], aligned=True)
+    assert record["loss"] == pytest.approx(float(out.loss), rel=1e-5)
+    assert record["f_evaluations_per_token"] == pytest.approx(float(out.solver_stats.f_evaluations))
+    assert (record["eval_mode"], record["eval_max_iter"], record["eval_tol"]) == ("as_trained", None, None)
+
+
+def test_length_that_no_row_reaches_is_missing_with_a_warning(
+    tmp_path: Path, text: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short, long = records(run_stage(tmp_path, text, "explicit", [16, 200]))
+    assert short["perplexity"] > 1
+    assert (long["length"], long["loss"], long["perplexity"], long["num_tokens"]) == (200, None, None, 0)
+    assert long["loss_by_position"] is None
+    assert "no row of 200 tokens" in caplog.text
+
+
+def test_max_tokens_takes_the_first_rows_and_at_least_one(tmp_path: Path, text: Path) -> None:
+    found = records(run_stage(tmp_path, text, "explicit", [16, 128], max_tokens=70))
+    assert [record["num_tokens"] for record in found] == [4 * 16, 128]

@@ -159,6 +159,11 @@ def outcome(run_dir: Path) -> tuple[dict[str, str], list]:
     return artifacts(run_dir), logged(run_dir)
 
 
+def flip_last_byte(file: Path) -> None:
+    raw = file.read_bytes()
+    file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 255]))
+
+
 class Undisturbed:
     """Runs without a stop, one a config; nobody changes them."""
 

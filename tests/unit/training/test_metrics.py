@@ -1,13 +1,18 @@
+"""What is told of a step: metrics, rates and the line of status."""
+
 from __future__ import annotations
 
 import json
+import logging
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from implicit_llm.training.metrics import StepMetrics
+from implicit_llm.training.metrics import StepMetrics, Totals
+from implicit_llm.training.operations.speed import SpeedMeter, peak_flops
+from implicit_llm.training.operations.status import StatusLine, duration
 from implicit_llm_data.shards import IGNORED_LABEL
 
 VOCAB = 5
@@ -159,3 +164,86 @@ def test_tokens_and_flops_add_up_over_phases_and_over_a_stop() -> None:
         each.pull()
     assert restored.totals == metrics.totals
     assert (restored.totals.tokens, restored.totals.flops) == (20, 2 * 8.0 + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H200", "bf16", 989.4),
+        ("NVIDIA H200", "fp32", 66.9),
+        ("NVIDIA H100 PCIe", "bf16", 756.0),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("Tesla V100-SXM2-32GB", "fp16", 125.0),
+        ("Tesla V100-SXM2-32GB", "fp32", 15.7),
+        ("Tesla V100-SXM2-32GB", "bf16", None),
+        ("AMD Instinct MI300X", "bf16", 1307.4),
+        ("NVIDIA GeForce RTX 4090", "bf16", None),
+        ("NVIDIA A1000", "bf16", None),
+    ],
+)
+def test_the_peak_of_a_device(name: str, precision: str, tera: float | None) -> None:
+    found = peak_flops(name, precision)
+    assert found == (None if tera is None else pytest.approx(tera * 1e12))
+
+
+class Clock:
+    now = 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("implicit_llm.training.operations.speed.time.monotonic", lambda: clock.now)
+    return clock
+
+
+def test_rates_are_since_the_last_report(clock: Clock) -> None:
+    meter = SpeedMeter("bf16", torch.device("cpu"), 1)
+    meter.start(Totals(tokens=1000, flops=5e9))
+    clock.now += 2.0
+    assert meter.read(Totals(tokens=1500, flops=9e9)) == {"tokens_per_s": 250.0, "flops_per_s": 2e9}
+    clock.now += 1.0
+    assert meter.read(Totals(tokens=1600, flops=9e9)) == {"tokens_per_s": 100.0, "flops_per_s": 0.0}
+
+
+def test_utilisation_is_a_share_of_the_peak_of_all_devices(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimpleNamespace(get_device_name=lambda device: "NVIDIA H200", max_memory_allocated=lambda device: 3 * 2**30)
+    monkeypatch.setattr("implicit_llm.training.operations.speed.torch.cuda", cuda)
+    meter = SpeedMeter("bf16", torch.device("cuda", 0), 4)
+    meter.start(Totals())
+    clock.now += 1.0
+    values = meter.read(Totals(tokens=1, flops=4 * 989.4e12 * 0.3))
+    assert values["mfu"] == pytest.approx(0.3)
+    assert values["memory_gib"] == 3.0
+
+
+def test_the_status_line_says_where_training_is_and_how_long_it_takes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("implicit_llm.training.operations.status.time.monotonic", lambda: clock.now)
+    status = StatusLine("a5/free", logging.getLogger("implicit_llm.train"), bar=False)
+    step = 1200
+    caplog.set_level(logging.INFO, "implicit_llm.train")
+    status.start(step, 2400)
+    status.values = {"loss": 0.5, "accuracy_last10": 0.75, "f_evaluations": 11.5, "tokens_per_s": 12345.6, "mfu": 0.41}
+    for _ in range(80):
+        clock.now += 0.125
+        step += 1
+        status.update(step)
+    lines = [record.message for record in caplog.records]
+    assert lines[-1] == (
+        "a5/free: step 1280/2400, loss 0.5000, last-10 0.750, f-evaluations 11.5, 12,346 tokens/s, mfu 41.0%, "
+        "8.0 steps/s, 2 min 20 s left"
+    )
+    assert len(lines) == 2  # one every five seconds at first
+    for _ in range(3600 * 8):
+        clock.now += 0.125
+        status.update(step)
+    assert 40 < len(caplog.records) < 60  # ever fewer in the hour that follows
+    assert " s/step, " in caplog.records[-1].message
+
+
+def test_durations_read_well() -> None:
+    assert [duration(s) for s in (0, 59.4, 65, 3600, 7860)] == ["0 s", "59 s", "1 min 05 s", "1 h 00 min", "2 h 11 min"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.unit.training.small_runs import (
     Inject,
     Undisturbed,
     artifacts,
+    flip_last_byte,
     logged,
     outcome,
     train,
@@ -34,39 +36,34 @@ from tests.unit.training.small_runs import (
     work_of,
 )
 
+AFTER_STEP, IN_ACCUMULATION = "train.after_step:raise@", "train.micro_step:raise@"
 
-@pytest.mark.parametrize("step", [2, 3, 7, STEPS])
-def test_a_crash_after_any_step_changes_nothing(
-    run_dir: Path, data: Path, inject: Inject, undisturbed: Undisturbed, step: int
+
+@pytest.mark.parametrize(
+    ("config", "faults", "save_steps", "runtime"),
+    [
+        *((train_config(), [f"{AFTER_STEP}{step}"], 3, {}) for step in (2, 3, 7, STEPS)),
+        *((train_config(LLAMA), [f"{IN_ACCUMULATION}{n}"], 1, {"micro_batch_size": 2}) for n in (1, 7, 32)),
+        (train_config(phase={"solver": UNROLLED}), [f"{AFTER_STEP}4", f"{AFTER_STEP}2"], 2, {}),
+        (train_config(LLAMA), [f"{AFTER_STEP}4", f"{AFTER_STEP}2"], 2, {}),
+    ],
+)
+def test_a_crash_after_any_step_or_within_one_changes_nothing(
+    run_dir: Path,
+    data: Path,
+    inject: Inject,
+    undisturbed: Undisturbed,
+    config: dict[str, Any],
+    faults: list[str],
+    save_steps: int,
+    runtime: dict[str, Any],
 ) -> None:
-    config = train_config()
-    with inject(f"train.after_step:raise@{step}"), pytest.raises(FaultInjected):
-        train(run_dir, config, data, save_steps=3)
+    for fault in faults:
+        with inject(fault), pytest.raises(FaultInjected):
+            train(run_dir, config, data, save_steps=save_steps, **runtime)
     assert not (run_dir / "manifest.json").exists()
-    train(run_dir, config, data, save_steps=3)
-    assert outcome(run_dir) == undisturbed.of(config)
-
-
-@pytest.mark.parametrize("micro_step", [1, 7, 32])
-def test_a_crash_in_the_middle_of_an_accumulation_changes_nothing(
-    run_dir: Path, data: Path, inject: Inject, undisturbed: Undisturbed, micro_step: int
-) -> None:
-    config = train_config(LLAMA)
-    with inject(f"train.micro_step:raise@{micro_step}"), pytest.raises(FaultInjected):
-        train(run_dir, config, data, save_steps=1, micro_batch_size=2)
-    train(run_dir, config, data, save_steps=1, micro_batch_size=2)
-    assert outcome(run_dir) == undisturbed.of(config, micro_batch_size=2)
-
-
-@pytest.mark.parametrize("config", [train_config(phase={"solver": UNROLLED}), train_config(LLAMA)])
-def test_a_crash_within_an_unrolled_or_explicit_phase_changes_nothing(
-    run_dir: Path, data: Path, inject: Inject, undisturbed: Undisturbed, config: dict[str, Any]
-) -> None:
-    for hit in (4, 2):
-        with inject(f"train.after_step:raise@{hit}"), pytest.raises(FaultInjected):
-            train(run_dir, config, data, save_steps=2)
-    train(run_dir, config, data, save_steps=2)
-    assert outcome(run_dir) == undisturbed.of(config)
+    train(run_dir, config, data, save_steps=save_steps, **runtime)
+    assert outcome(run_dir) == undisturbed.of(config, **runtime)
 
 
 def test_metrics_that_were_not_yet_logged_are_not_lost_by_a_stop_and_results_do_not_depend_on_logging(
@@ -82,42 +79,38 @@ def test_metrics_that_were_not_yet_logged_are_not_lost_by_a_stop_and_results_do_
     assert expected[0] == undisturbed.of(config)[0]
 
 
+def after_step_3(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let `act()` happen once the metrics of step 3 are in the journal."""
+    write = journal.Journal.metrics
+
+    def write_and_act(self: journal.Journal, step: int, values: Any) -> None:
+        write(self, step, values)
+        if step == 3:
+            act()
+
+    monkeypatch.setattr(journal.Journal, "metrics", write_and_act)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
 def test_a_stop_signal_commits_the_step_and_asks_to_be_started_again(
     run_dir: Path, data: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    config = train_config()
-    original = journal.Journal.metrics
-
-    def signalled(self: journal.Journal, step: int, values: Any) -> None:
-        original(self, step, values)
-        if step == 3:
-            os.kill(os.getpid(), number)
-
     before = signal.getsignal(number)
-    monkeypatch.setattr(journal.Journal, "metrics", signalled)
+    after_step_3(monkeypatch, lambda: os.kill(os.getpid(), number))
     with pytest.raises(Preempted, match=f"{number.name} after step 4, which is committed") as caught:
-        train(run_dir, config, data)
+        train(run_dir, train_config(), data)
     assert caught.value.exit_code == 75
     assert [path.name for path in (work_of(run_dir) / "checkpoints").iterdir()] == ["step-00000004"]
     assert signal.getsignal(number) == before
     monkeypatch.undo()
-    train(run_dir, config, data)
-    assert outcome(run_dir) == undisturbed.of(config)
+    train(run_dir, train_config(), data)
+    assert outcome(run_dir) == undisturbed.of(train_config())
 
 
 def test_a_second_ctrl_c_ends_training_at_once(
     run_dir: Path, data: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = journal.Journal.metrics
-
-    def interrupted_twice(self: journal.Journal, step: int, values: Any) -> None:
-        original(self, step, values)
-        if step == 3:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(journal.Journal, "metrics", interrupted_twice)
+    after_step_3(monkeypatch, lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
     with pytest.raises(KeyboardInterrupt):
         train(run_dir, train_config(), data)
     assert list(work_of(run_dir).glob("checkpoints/step-*")) == []
@@ -152,13 +145,7 @@ def test_a_stop_signal_at_the_last_step_ends_normally(
 def test_a_stop_signal_before_the_first_step_stops_without_a_step(
     run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = stage.build_model
-
-    def signalled(*arguments: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return original(*arguments)
-
-    monkeypatch.setattr(stage, "build_model", signalled)
+    monkeypatch.setattr(stage, "require_world", lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Preempted, match="before the first step"):
         train(run_dir, train_config(), data)
     assert logged(run_dir) == []
@@ -202,9 +189,7 @@ def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
     with inject("train.after_step:raise@7"), pytest.raises(FaultInjected):
         train(run_dir, train_config(), data, save_steps=2)
     newest = work_of(run_dir) / "checkpoints" / "step-00000006" / "model.safetensors"
-    raw = bytearray(newest.read_bytes())
-    raw[-1] ^= 255
-    newest.write_bytes(raw)
+    flip_last_byte(newest)
     train(run_dir, train_config(), data, save_steps=2)
     assert outcome(run_dir) == undisturbed.of(train_config())
     events = [event["name"] for event in journal.read_events(work_of(run_dir) / "journal.jsonl")]

@@ -1,4 +1,7 @@
-"""All tasks train by the same code: next tokens, questions among ignored positions, any Hugging Face model."""
+"""All tasks train by the same code: next tokens, questions among ignored positions, any Hugging Face model.
+
+The text is a real stream of tokens, as the data stages make it from text files.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,23 @@ from implicit_llm_contracts.runs.faults import FaultInjected
 from implicit_llm_contracts.runs.fetched_files import FetchedFilesError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.manifest import sha256_of
+from tests.unit.data.text_samples import VOCAB_SIZE, Project, write_corpus
 from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,
     LLAMA,
     UNROLLED,
     Inject,
-    artifacts,
+    Undisturbed,
     logged,
     make_rows,
+    outcome,
     train,
     train_config,
     work_of,
 )
 
-VOCAB = 16
+VOCAB = VOCAB_SIZE + 4  # padded, as published
 LM = {"task": "language_model", "labels": "next_token"}
 QA = {"task": "catbabi", "labels": "aligned"}
 LLAMA3 = {
@@ -52,13 +57,21 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_rows(tmp_path_factory.mktemp("text") / "text-train", vocab_size=VOCAB)
+    """Run directory of a training stream in three shards, in rows of 16 tokens."""
+    project = Project(tmp_path_factory.mktemp("project"))
+    project.run_all(write_corpus(project.downloads, documents_per_file=8), num_shards=3)
+    return project.root / "results" / "data" / "x-train"
+
+
+@pytest.fixture(scope="module")
+def undisturbed_text(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"), text)
 
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nine of ten positions have no label, so that some micro-batches have hardly any."""
-    return make_rows(tmp_path_factory.mktemp("questions") / "qa-train", vocab_size=VOCAB, ignored_share=0.9)
+    return make_rows(tmp_path_factory.mktemp("questions") / "qa-train", ignored_share=0.9)
 
 
 def stored_model(folder: Path, kind: str = "gpt2", seed: int = 0) -> Any:
@@ -70,28 +83,33 @@ def stored_model(folder: Path, kind: str = "gpt2", seed: int = 0) -> Any:
     return model
 
 
+def built(model: dict[str, Any]) -> Any:
+    """The model that a phase of this model starts from."""
+    return build_model(fill(TrainConfig, train_config(SMALL["gpt2"], **LM) | {"model": model}, "x"), VOCAB, "x")
+
+
 def config_of(task: dict[str, Any], model: dict[str, Any] = IMPLICIT, **changes: Any) -> dict[str, Any]:
     return train_config({**model, "vocab_size": VOCAB}, **task, **changes)
 
 
-@pytest.mark.parametrize("model", [LLAMA3, {**IMPLICIT, "is_implicit": False}])
+@pytest.mark.parametrize(
+    ("model", "micro_step"),
+    [(LLAMA3, 19), ({**IMPLICIT, "is_implicit": False}, 19), *((IMPLICIT, step) for step in (1, 6, 7, 16))],
+)
 def test_a_language_model_learns_and_resumes_inside_an_accumulation_bit_for_bit(
-    tmp_path: Path, text: Path, inject: Inject, model: dict[str, Any]
+    tmp_path: Path, text: Path, inject: Inject, undisturbed_text: Undisturbed, model: dict[str, Any], micro_step: int
 ) -> None:
-    config = config_of(LM, model)
-    whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
-    train(whole, config, text, micro_batch_size=2)
-    # In step 5 of 8, its third micro-batch of four.
-    with inject("train.micro_step:raise@19"), pytest.raises(FaultInjected):
+    config, parts = config_of(LM, model), tmp_path / "parts" / "only"
+    # Four micro-batches a step: the 19th is the third of step 5.
+    with inject(f"train.micro_step:raise@{micro_step}"), pytest.raises(FaultInjected):
         train(parts, config, text, micro_batch_size=2, save_steps=3)
     with inject("train.after_step:sigterm@3"), pytest.raises(Preempted):  # an epoch ends within step 7
         train(parts, config, text, micro_batch_size=2)
     train(parts, config, text, micro_batch_size=2)
-    assert artifacts(parts) == artifacts(whole)
-    assert logged(parts) == logged(whole)
-    points = dict(logged(whole))
-    assert points[8]["loss"] < points[1]["loss"]
-    assert not any(key.startswith("accuracy") for values in points.values() for key in values)
+    whole, points = undisturbed_text.of(config, micro_batch_size=2)
+    assert outcome(parts) == (whole, points)
+    assert points[-1][1]["loss"] < points[0][1]["loss"] - 0.1
+    assert not any(key.startswith("accuracy") for _, values in points for key in values)
 
 
 def test_questions_among_ignored_positions_are_what_is_learned_and_counted(
@@ -103,21 +121,19 @@ def test_questions_among_ignored_positions_are_what_is_learned_and_counted(
     with inject("train.micro_step:raise@19"), pytest.raises(FaultInjected):
         train(parts, config, questions, micro_batch_size=2, save_steps=2)
     train(parts, config, questions, micro_batch_size=2)
-    assert artifacts(parts) == artifacts(whole)
+    assert outcome(parts) == outcome(whole)
     points = logged(whole)
-    assert points == logged(parts)
     assert all(0 <= values["accuracy"] <= 1 for _, values in points)
     assert all("accuracy_last10" not in values for _, values in points)
     # The batch as a whole has the same loss: it is over the labels, not over the micro-batches.
     train(tmp_path / "at once" / "only", config, questions)
-    at_once = [(values["loss"], values["accuracy"]) for _, values in logged(tmp_path / "at once" / "only")]
-    assert [(values["loss"], values["accuracy"]) for _, values in points] == [
-        pytest.approx(pair, rel=1e-3) for pair in at_once
-    ]
+    for key in ("loss", "accuracy"):
+        at_once = [values[key] for _, values in logged(tmp_path / "at once" / "only")]
+        assert [values[key] for _, values in points] == pytest.approx(at_once, rel=1e-3)
 
 
 def test_a_batch_without_any_label_is_no_error(tmp_path: Path, run_dir: Path) -> None:
-    nothing = make_rows(tmp_path / "data" / "nothing", vocab_size=VOCAB, ignored_share=1.0)
+    nothing = make_rows(tmp_path / "data" / "nothing", ignored_share=1.0)
     train(run_dir, config_of(QA, LLAMA), nothing)
     assert {values["loss"] for _, values in logged(run_dir)} == {0.0}
 
@@ -137,8 +153,7 @@ def test_computing_activations_again_gives_the_same_numbers(
     config = config_of(LM, model, phase={"solver": solver})
     for name, again in (("stored", False), ("again", True)):
         train(tmp_path / name / "only", config, text, gradient_checkpointing=again)
-    assert artifacts(tmp_path / "again" / "only") == artifacts(tmp_path / "stored" / "only")
-    assert logged(tmp_path / "again" / "only") == logged(tmp_path / "stored" / "only")
+    assert outcome(tmp_path / "again" / "only") == outcome(tmp_path / "stored" / "only")
 
 
 def test_a_model_that_cannot_compute_again_is_refused(
@@ -181,28 +196,18 @@ def test_a_model_of_another_package_is_made_once_the_package_is_imported(
     )
     monkeypatch.syspath_prepend(tmp_path)
     fields = SMALL["gpt2"] | {"model_type": "other", "package": "other_models"}
-    config = fill(TrainConfig, train_config(fields, **LM), "x")
-    assert type(build_model(config, VOCAB, "x")).__name__ == "Other"
-    config = fill(TrainConfig, train_config(fields | {"package": "not_there"}, **LM), "x")
+    assert type(built(fields)).__name__ == "Other"
     with pytest.raises(ModelConfigError, match=r"package not_there cannot be imported .*install it"):
-        build_model(config, VOCAB, "x")
+        built(fields | {"package": "not_there"})
 
 
-def test_a_pretrained_model_that_is_not_there_is_the_users_error(tmp_path: Path, run_dir: Path, text: Path) -> None:
-    config = train_config(LLAMA, **LM)
-    config["model"] = {"pretrained": str(tmp_path / "nowhere")}
-    with pytest.raises(ModelError, match=r"model\.pretrained: .*nowhere is no folder; .*revision") as caught:
-        train(run_dir, config, text)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_pretrained_model_that_is_not_whole_is_the_users_error(tmp_path: Path) -> None:
+def test_a_pretrained_model_that_is_not_there_or_not_whole_is_the_users_error(tmp_path: Path) -> None:
     stored_model(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"{}")
-    config = train_config(SMALL["gpt2"], **LM) | {"model": {"pretrained": str(tmp_path)}}
-    with pytest.raises(ModelError, match=r"^x\.model\.pretrained: .*no causal language") as caught:
-        build_model(fill(TrainConfig, config, "x"), VOCAB, "x")
-    assert "\n" not in str(caught.value)
+    for path, message in ((tmp_path / "nowhere", "nowhere is no folder; .*revision"), (tmp_path, "no causal language")):
+        with pytest.raises(ModelError, match=rf"^x\.model\.pretrained: .*{message}") as caught:
+            built({"pretrained": str(path)})
+        assert "\n" not in str(caught.value)
 
 
 def test_a_pretrained_model_is_the_one_that_was_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,11 +215,10 @@ def test_a_pretrained_model_is_the_one_that_was_planned_with(tmp_path: Path, mon
     model = stored_model(tmp_path / "mine")
     path = tmp_path / "mine" / "model.safetensors"
     planned = {"pretrained": "mine", "sha256": {path.name: sha256_of(path)}}
-    config = fill(TrainConfig, train_config(SMALL["gpt2"], **LM) | {"model": planned}, "x")
-    assert torch.equal(build_model(config, VOCAB, "x").lm_head.weight, model.lm_head.weight)
+    assert torch.equal(built(planned).lm_head.weight, model.lm_head.weight)
     save_file({name: value + 1 for name, value in load_file(path).items()}, path, {"format": "pt"})
     with pytest.raises(ModelError, match=r"x\.model\.sha256: .*mine/model\.safetensors has changed .*bring back"):
-        build_model(config, VOCAB, "x")
+        built(planned)
 
 
 def test_a_pretrained_model_of_the_hub_is_the_fetched_one_of_that_commit(
@@ -224,11 +228,9 @@ def test_a_pretrained_model_of_the_hub_is_the_fetched_one_of_that_commit(
     folder = tmp_path / "downloads" / "models" / "owner" / "gpt2"
     for commit, seed in (("a" * 40, 0), ("b" * 40, 1)):
         model = stored_model(folder / commit, seed=seed)
-    config = train_config(SMALL["gpt2"], **LM)
 
     def start(commit: str) -> torch.Tensor:
-        config["model"] = {"pretrained": "owner/gpt2", "revision": commit}
-        return build_model(fill(TrainConfig, config, "x"), VOCAB, "x").lm_head.weight
+        return built({"pretrained": "owner/gpt2", "revision": commit}).lm_head.weight
 
     assert torch.equal(start("b" * 40), model.lm_head.weight)
     assert not torch.equal(start("a" * 40), model.lm_head.weight)

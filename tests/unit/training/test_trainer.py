@@ -1,85 +1,252 @@
+"""Training as a whole: what stops it, what it leaves, and the precisions.
+
+In fp16 gradients that overflow are left out and said, and the scale belongs to the checkpoint.
+"""
+
 from __future__ import annotations
 
 import json
-import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from implicit_llm.kernels.selection import KernelsUnavailable
-from implicit_llm.training import non_finite
+from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
+from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training.batches import BatchSizeError
 from implicit_llm.training.loop import TrainingLoop
-from implicit_llm.training.non_finite import NonFiniteTraining
-from implicit_llm.training.operations.status import StatusLine, duration
+from implicit_llm.training.metrics import StepMetrics
+from implicit_llm.training.non_finite import NonFiniteTraining, UpdateGuard, judge
+from implicit_llm.training.operations.checkpoint import write_checkpoint
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import StorageError
-from tests.unit.training.small_runs import FREE, Inject, logged, train, train_config, work_of
+from implicit_llm_contracts.runs.errors import Preempted
+from tests.unit.training.small_runs import (
+    FREE,
+    IMPLICIT,
+    LLAMA,
+    Inject,
+    Undisturbed,
+    artifacts,
+    logged,
+    outcome,
+    train,
+    train_config,
+    work_of,
+)
+
+FP16 = train_config(precision="fp16")
 
 
-def events(run_dir: Path) -> list[str]:
-    return [event["name"] for event in journal.read_events(work_of(run_dir) / "journal.jsonl")]
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    return journal.read_events(work_of(run_dir) / "journal.jsonl")
 
 
-def spoil_loss_at(monkeypatch: pytest.MonkeyPatch, step: int, factor: float) -> None:
-    original = TrainingLoop.compute_loss
+def saved(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (work_of(run_dir) / "checkpoints").iterdir())
 
-    def spoiled(self: TrainingLoop, *arguments: Any, **options: Any) -> Any:
-        loss = original(self, *arguments, **options)
-        return loss * factor if self.global_step + 1 == step else loss
 
-    monkeypatch.setattr(TrainingLoop, "compute_loss", spoiled)
+def skipped_steps(run_dir: Path) -> list[int]:
+    return [step for event in events(run_dir) if event["name"] == "update_skipped" for step in event["steps"]]
+
+
+def before_clipping(monkeypatch: pytest.MonkeyPatch, act: Callable[[TrainingLoop], None]) -> None:
+    clip = TrainingLoop.clip_gradients
+
+    def act_and_clip(loop: TrainingLoop) -> torch.Tensor:
+        act(loop)
+        return clip(loop)
+
+    monkeypatch.setattr(TrainingLoop, "clip_gradients", act_and_clip)
+
+
+def overflow_at(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
+    """Let the gradient of these steps be infinite, as too large a scale would."""
+
+    def overflow(loop: TrainingLoop) -> None:
+        if loop.global_step + 1 in steps:
+            next(loop.model.parameters()).grad.view(-1)[0] = math.inf  # type: ignore[union-attr]
+
+    before_clipping(monkeypatch, overflow)
+
+
+def watch_weights(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Tensor]:
+    """The weights after each step, as the next one finds them, and those of the model as they are."""
+    weights: dict[int, torch.Tensor] = {}
+
+    def look(loop: TrainingLoop) -> None:
+        parameters = list(loop.model.parameters())
+        weights[loop.global_step] = torch.nn.utils.parameters_to_vector(parameters).detach()
+        weights[-1] = parameters  # type: ignore[assignment]
+
+    before_clipping(monkeypatch, look)
+    return weights
+
+
+def look_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an accelerator, where looking at a number in every step would mean to wait."""
+    make_guard = UpdateGuard.__init__
+
+    def make(self: UpdateGuard, *arguments: Any, **options: Any) -> None:
+        make_guard(self, *arguments, **options)
+        assert self.is_immediate
+        self.is_immediate = False
+
+    monkeypatch.setattr(UpdateGuard, "__init__", make)
 
 
 @pytest.mark.parametrize(("is_immediate", "factor"), [(True, math.nan), (False, math.inf)])
 def test_a_gradient_that_is_not_finite_never_reaches_the_weights(
     run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch, is_immediate: bool, factor: float
 ) -> None:
-    weights: dict[int, list[torch.Tensor]] = {}
-    clip, make_guard = TrainingLoop.clip_gradients, non_finite.UpdateGuard.__init__
+    weights, compute_loss = watch_weights(monkeypatch), TrainingLoop.compute_loss
 
-    def watched(self: TrainingLoop) -> torch.Tensor:
-        weights[self.global_step] = [parameter.detach().clone() for parameter in self.model.parameters()]
-        weights[-1] = list(self.model.parameters())
-        return clip(self)
+    def spoiled(loop: TrainingLoop, *arguments: Any, **options: Any) -> Any:
+        return compute_loss(loop, *arguments, **options) * (factor if loop.global_step == 3 else 1.0)
 
-    def make(self: non_finite.UpdateGuard, *arguments: Any, **options: Any) -> None:
-        make_guard(self, *arguments, **options)
-        assert self.is_immediate
-        self.is_immediate = is_immediate  # False on an accelerator
-
-    monkeypatch.setattr(TrainingLoop, "clip_gradients", watched)
-    monkeypatch.setattr(non_finite.UpdateGuard, "__init__", make)
-    spoil_loss_at(monkeypatch, 4, factor)
+    monkeypatch.setattr(TrainingLoop, "compute_loss", spoiled)
+    if not is_immediate:
+        look_later(monkeypatch)
     with pytest.raises(NonFiniteTraining, match=r"train/a/only: .* at step 4 \(samples ") as caught:
         train(run_dir, train_config(), data, log_every_steps=6, save_steps=3)
     assert max(weights) == (3 if is_immediate else 5)
-    assert all(torch.equal(before, after) for before, after in zip(weights[3], weights[-1], strict=True))
+    assert torch.equal(weights[3], torch.nn.utils.parameters_to_vector(weights[-1]))
     assert "\n" not in str(caught.value)
     assert caught.value.failure_class == "non_finite"
-    assert [path.name for path in (work_of(run_dir) / "checkpoints").iterdir()] == ["step-00000003"]
+    assert saved(run_dir) == ["step-00000003"]
     report = json.loads((work_of(run_dir) / "non_finite.json").read_text())
-    assert report["step"] == 4
-    assert len(report["sample_indices"]) == 8
+    assert (report["step"], len(report["sample_indices"])) == (4, 8)
     assert report["recent"][2]["loss"] > 0
 
 
 def test_a_state_of_the_solver_that_is_not_finite_stops_with_the_batch(
     run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
-    from implicit_llm.solver.stats import NonFiniteState
-
-    def diverge(*arguments: Any, **options: Any) -> None:
-        raise NonFiniteState("sequence 3 is not finite at position 5")
-
+    diverge = Mock(side_effect=NonFiniteState("sequence 3 is not finite at position 5"))
     monkeypatch.setattr(ImplicitMamba2ForCausalLM, "forward", diverge)
     with pytest.raises(NonFiniteTraining, match="sequence 3 is not finite at position 5 at step 1"):
         train(run_dir, train_config(), data)
+
+
+@pytest.mark.parametrize("low", ["fp16", "bf16"])
+@pytest.mark.parametrize("model", [IMPLICIT, LLAMA])
+def test_low_precision_trains_with_weights_in_fp32_and_about_the_losses_of_fp32(
+    undisturbed: Undisturbed, model: dict[str, Any], low: str
+) -> None:
+    runs = [undisturbed.run_dir(train_config(model, precision=name)) for name in (low, "fp32")]
+    stored = load_file(work_of(runs[0]) / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+    half, full = ([values for _, values in logged(run)] for run in runs)
+    assert [values["loss"] for values in half] == pytest.approx([values["loss"] for values in full], rel=0.02)
+    assert half != full
+    # Of the unscaled gradient.
+    assert [values["grad_norm"] for values in half] == pytest.approx([v["grad_norm"] for v in full], rel=0.1)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_an_overflow_leaves_out_one_update_and_training_goes_on(
+    run_dir: Path, data: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch, is_fused: bool
+) -> None:
+    if not is_fused:
+        adamw = torch.optim.AdamW
+        monkeypatch.setattr(
+            "implicit_llm.training.optimizer.optim.AdamW", lambda *a, fused=False, **options: adamw(*a, **options)
+        )
+    overflow_at(monkeypatch, {3, 5})
+    weights = watch_weights(monkeypatch)
+    train(run_dir, FP16, data)
+    assert skipped_steps(run_dir) == [3, 5]
+    assert torch.equal(weights[2], weights[3])
+    assert torch.equal(weights[4], weights[5])
+    assert not torch.equal(weights[3], weights[4])
+    points = dict(logged(run_dir))
+    assert [points[step]["skipped_updates"] for step in range(1, 9)] == [0, 0, 1, 1, 2, 2, 2, 2]
+    assert all(points[step]["loss"] > 0 for step in points)
+    state = json.loads((work_of(run_dir) / "checkpoint" / "state.json").read_text())
+    assert state["scaler"]["scale"] == 2.0**14
+    # The rate is a function of the step, also after an update that was left out.
+    monkeypatch.undo()
+    others = undisturbed.of(train_config())[1]
+    assert [points[step]["learning_rate"] for step in points] == [values["learning_rate"] for _, values in others]
+
+
+def test_stops_change_nothing_and_the_scale_goes_on(
+    tmp_path: Path, data: Path, inject: Inject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = torch.amp.GradScaler
+    monkeypatch.setattr(
+        torch.amp, "GradScaler", lambda device, enabled: make(device, 2.0**19, growth_interval=3, enabled=enabled)
+    )
+    overflow_at(monkeypatch, {2, 6})
+    whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
+    train(whole, FP16, data)
+    for steps in (1, 1, 3, 1):  # so many each time: after 1, 2, 5 and 6
+        with inject(f"train.after_step:sigterm@{steps}"), pytest.raises(Preempted):
+            train(parts, FP16, data)
+    train(parts, FP16, data)
+    assert outcome(parts) == outcome(whole)
+    assert skipped_steps(parts) == skipped_steps(whole)
+    assert {2, 6} <= set(skipped_steps(whole))
+
+
+def test_on_an_accelerator_overflows_are_found_when_metrics_are_read_and_the_result_is_the_same(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overflow_at(monkeypatch, {2, 5})
+    at_once, later = tmp_path / "at once" / "only", tmp_path / "later" / "only"
+    train(at_once, FP16, data)
+    look_later(monkeypatch)
+    train(later, FP16, data, log_every_steps=4)
+    assert artifacts(later) == artifacts(at_once)
+    assert skipped_steps(later) == [2, 5]
+    assert [values["skipped_updates"] for _, values in logged(later)] == [0, 1, 2]
+    monkeypatch.setattr("implicit_llm.training.loop.MAX_SKIPPED_IN_A_ROW", 3)
+    overflow_at(monkeypatch, {3, 4, 5, 6})
+    with pytest.raises(NonFiniteTraining, match="3 updates in a row were skipped at step 4 "):  # 2 is the first
+        train(tmp_path / "stopped" / "only", FP16, data, log_every_steps=7)
+
+
+def test_overflows_whatever_the_scale_stop_training_counted_over_a_stop(
+    run_dir: Path, data: Path, inject: Inject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("implicit_llm.training.loop.MAX_SKIPPED_IN_A_ROW", 3)
+    overflow_at(monkeypatch, {2, 4, 5, 6, 7})
+    with inject("train.after_step:sigterm@5"), pytest.raises(Preempted):
+        train(run_dir, FP16, data, save_steps=2)
+    with pytest.raises(NonFiniteTraining, match="3 updates in a row were skipped at step 6 ") as caught:
+        train(run_dir, FP16, data, save_steps=2)
+    assert "\n" not in str(caught.value)
+    assert saved(run_dir) == ["step-00000004", "step-00000005"]
+
+
+def test_a_loss_that_is_not_finite_stops_fp16_at_once(
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, losses = StepMetrics.add, []
+
+    def spoiled(self: StepMetrics, loss: torch.Tensor, *arguments: Any) -> None:
+        losses.append(loss)
+        add(self, loss * math.nan if len(losses) == 3 else loss, *arguments)
+
+    monkeypatch.setattr(StepMetrics, "add", spoiled)
+    with pytest.raises(NonFiniteTraining, match=r"the loss is nan .* at step 3 "):
+        train(run_dir, FP16, data)
+    assert len(losses) == 3
+
+
+def test_steps_are_judged_in_their_order() -> None:
+    assert judge([(1.0, 2.0), (1.0, math.inf), (1.0, 1.0)], 10, 3, 0) == ([11], None)
+    assert judge([(1.0, math.inf), (1.0, 1.0), (1.0, math.inf), (1.0, math.nan)], 10, 3, 1) == ([10, 12, 13], None)
+    skipped, bad = judge([(1.0, math.inf)], 10, 3, 2)
+    assert (skipped, bad and bad[0]) == ([], 10)
+    assert judge([(math.nan, math.inf)], 10, 3, 0)[1] is not None
+    assert judge([(1.0, math.inf)], 10, 0, 0)[1] == (10, "the loss is 1 and the gradient norm inf")
 
 
 def test_the_journal_has_loss_rate_speed_accuracy_and_solver_health(run_dir: Path, data: Path) -> None:
@@ -116,29 +283,26 @@ def test_one_save_that_finds_the_disk_full_is_left_out_and_training_goes_on(
 ) -> None:
     with inject("checkpoint.after_model:enospc@2"):
         train(run_dir, train_config(), data, save_steps=2)
-    assert "checkpoint_failed" in events(run_dir)
-    assert events(run_dir).count("checkpoint_committed") == 3
+    names = [event["name"] for event in events(run_dir)]
+    assert (names.count("checkpoint_failed"), names.count("checkpoint_committed")) == (1, 3)
 
 
 def test_two_saves_in_a_row_that_find_the_disk_full_stop_training(
     run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from implicit_llm.training.operations import checkpoint
-
-    original = checkpoint.write_checkpoint
     calls: list[int] = []
 
     def fill_up(state: Any, final_dir: Path) -> None:
         calls.append(state.global_step)
         if len(calls) > 1:
             raise StorageError(28, "the disk is full")
-        original(state, final_dir)
+        write_checkpoint(state, final_dir)
 
     monkeypatch.setattr("implicit_llm.training.operations.checkpoint_store.write_checkpoint", fill_up)
     with pytest.raises(StorageError, match="the disk is full"):
         train(run_dir, train_config(), data, save_steps=2)
     assert calls == [2, 4, 6]
-    assert [path.name for path in (work_of(run_dir) / "checkpoints").iterdir()] == ["step-00000002"]
+    assert saved(run_dir) == ["step-00000002"]
 
 
 def test_a_last_save_that_finds_the_disk_full_stops_training(run_dir: Path, data: Path, inject: Inject) -> None:
@@ -167,34 +331,3 @@ def test_nothing_but_the_artifacts_is_left_in_the_work_directory(
 def test_kernels_that_cannot_run_are_refused(run_dir: Path, data: Path) -> None:
     with pytest.raises(KernelsUnavailable, match="choose torch"):
         train(run_dir, train_config(), data, kernels="triton")
-
-
-def test_the_status_line_says_where_training_is_and_how_long_it_takes(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("implicit_llm.training.operations.status.time.monotonic", lambda: clock.now)
-    status = StatusLine("a5/free", logging.getLogger("implicit_llm.train"), bar=False)
-    step = 1200
-    caplog.set_level(logging.INFO, "implicit_llm.train")
-    status.start(step, 2400)
-    status.values = {"loss": 0.5, "accuracy_last10": 0.75, "f_evaluations": 11.5, "tokens_per_s": 12345.6, "mfu": 0.41}
-    for _ in range(80):
-        clock.now += 0.125
-        step += 1
-        status.update(step)
-    lines = [record.message for record in caplog.records]
-    assert lines[-1] == (
-        "a5/free: step 1280/2400, loss 0.5000, last-10 0.750, f-evaluations 11.5, 12,346 tokens/s, mfu 41.0%, "
-        "8.0 steps/s, 2 min 20 s left"
-    )
-    assert len(lines) == 2  # one every five seconds at first
-    for _ in range(3600 * 8):
-        clock.now += 0.125
-        status.update(step)
-    assert 40 < len(caplog.records) < 60  # ever fewer in the hour that follows
-    assert " s/step, " in caplog.records[-1].message
-
-
-def test_durations_read_well() -> None:
-    assert [duration(s) for s in (0, 59.4, 65, 3600, 7860)] == ["0 s", "59 s", "1 min 05 s", "1 h 00 min", "2 h 11 min"]

@@ -1,0 +1,418 @@
+"""The harness: a request's answer depends on nothing but itself; the stage in its frame; and the local tasks."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from functools import cache, partial, partialmethod
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lm_eval import evaluator
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import _import_func_in_yml
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from implicit_llm.evaluation.answers import BatchSize, EvaluationOutOfMemory, UnknownToken
+from implicit_llm.evaluation.kinds import lm_eval as stage
+from implicit_llm.evaluation.lm_eval_harness import command_line
+from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError
+from implicit_llm.evaluation.lm_eval_harness.tasks import TaskError, file_digests, load_tasks
+from implicit_llm.evaluation.lm_eval_harness.tokenizer import TokenizerMissing
+from implicit_llm.solver.stats import NonFiniteState
+from implicit_llm_contracts.config.evaluation import LmEvalConfig
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_jobs.stage import run_stage
+from tests.unit.evaluation import finished_runs
+from tests.unit.evaluation.finished_runs import finish, records, request
+from tests.unit.evaluation.harness_models import (
+    LOCAL_FOLDER,
+    LOCAL_TASKS,
+    VOCAB,
+    byte_tokenizer,
+    harness_model,
+    harness_tokenizer,
+    requests,
+    tokenizer_in,
+)
+
+FAMILIES = ("mamba2", "llama3")
+
+
+def logprobs(lm: HFLM, asked: list[Any] | None = None) -> np.ndarray:
+    answers = lm.loglikelihood(asked or requests(), disable_tqdm=True)
+    return np.array([logprob for logprob, _ in answers])
+
+
+def harness(model: Any, batch_size: int) -> HFLM:
+    """The harness's own class."""
+    return HFLM(model, tokenizer=harness_tokenizer(), backend="causal", batch_size=batch_size)
+
+
+@pytest.mark.parametrize("mode", ["simultaneous", "blockwise", "sequential"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_in_a_batch_is_that_to_the_request_alone(family: str, mode: str) -> None:
+    model, asked = harness_model(family, eval_mode=mode), requests(8)
+    alone = logprobs(ImplicitLM(model, harness_tokenizer(), batch_size=1), asked)
+    together = logprobs(ImplicitLM(model, harness_tokenizer(), batch_size=8), asked)
+    np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(alone, logprobs(harness(model, 1), asked))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_text_generated_in_a_batch_is_that_of_the_prompt_alone(family: str) -> None:
+    """At the default tolerance, in blocks; the harness pads the prompts of a batch on the left."""
+    prompts = (
+        "def read(self):",
+        "return",
+        "for key in self._data: yield",
+        "if x",
+        "a",
+        "import os, sys; from",
+        "go on",
+    )
+    until = {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": False}
+    asked = [SimpleNamespace(args=(prompt, until), task_name="task") for prompt in prompts]
+    model = harness_model(family, eval_mode="blockwise")
+    model.generation_config.eos_token_id = None  # as a tokenizer does not always come with its model
+    alone, together = (
+        ImplicitLM(model, harness_tokenizer(), batch_size=size).generate_until(asked, disable_tqdm=True)
+        for size in (1, 8)
+    )
+    assert together == alone
+    assert len(set(alone)) > 1
+
+
+def test_nothing_is_generated_without_an_end_of_a_text_or_in_a_mode_that_leaves_no_state() -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+    with pytest.raises(TokenizerMissing, match="names no token that ends a text"):
+        ImplicitLM(harness_model("mamba2"), tokenizer).generate_until([])
+    lm = ImplicitLM(harness_model("mamba2", eval_mode="as_trained", stop="batch"), harness_tokenizer())
+    assert lm.batches.is_fixed  # as the training rule has it
+    with pytest.raises(SolverSettingError, match="as_trained leaves no state to generate text from; use blockwise"):
+        lm.generate_until([])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", ["simultaneous", "blockwise"])
+def test_the_padding_of_the_harness_moves_answers_of_an_implicit_model(family: str, mode: str) -> None:
+    """Why the class exists; when this fails, the harness has stopped padding, and the class can go."""
+    model = harness_model(family, eval_mode=mode)
+    assert np.abs(logprobs(harness(model, 8)) - logprobs(harness(model, 1))).max() > 1e-3
+
+
+def test_answers_to_one_task_do_not_depend_on_another_task_asked_with_it() -> None:
+    """Exactly: with the rule "batch" the sequences of a batch decide together when to stop."""
+    model = harness_model("mamba2", eval_mode="simultaneous", eval_stop="batch")
+    first, second = requests(task="first"), requests(9, task="second")
+    lm = ImplicitLM(model, harness_tokenizer(), batch_size=4)
+    mixed = [request for pair in zip(second, first, strict=False) for request in pair] + first[len(second) :]
+    of_first = [request.task_name == "first" for request in mixed]
+    np.testing.assert_array_equal(logprobs(lm, mixed)[of_first], logprobs(lm, first))
+
+
+def test_memory_that_runs_out_halves_the_batch_and_changes_no_answer() -> None:
+    model = harness_model("llama3", eval_mode="blockwise")
+    alone = ImplicitLM(model, harness_tokenizer(), batch_size=1)
+    expected = logprobs(alone)
+    lm = ImplicitLM(model, harness_tokenizer(), batch_size=8)
+    call = lm._model_call
+
+    def small_memory(inps: torch.Tensor, **options: Any) -> torch.Tensor:
+        if len(inps) > 2:
+            call(inps, **options)  # has counted the batch before the memory ran out
+            raise torch.OutOfMemoryError("out of memory")
+        return call(inps, **options)
+
+    lm._model_call = small_memory  # type: ignore[method-assign]
+    np.testing.assert_allclose(logprobs(lm), expected, rtol=1e-5, atol=1e-4)
+    assert lm.cost.solver.num_tokens == alone.cost.solver.num_tokens  # what was tried again counts once
+    assert lm.batches.size == 2
+    lm.batches = BatchSize(8, is_fixed=True)
+    with pytest.raises(EvaluationOutOfMemory, match="stopping rule"):
+        logprobs(lm)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused() -> None:
+    model = harness_model("mamba2", "explicit")
+    model.config.vocab_size = 60
+    with pytest.raises(UnknownToken, match=r"tokenizer: the data has token .* and the model knows 60"):
+        logprobs(ImplicitLM(model, harness_tokenizer(), batch_size=4))
+
+
+def test_an_iteration_that_diverges_gives_no_number_and_is_counted() -> None:
+    lm = ImplicitLM(harness_model("llama3"), harness_tokenizer(), batch_size=4)
+    call, asked = lm._model_call, requests()
+    longest = max(len("".join(request.args)) for request in asked) - 1
+
+    def diverging(inps: torch.Tensor, **options: Any) -> torch.Tensor:
+        if inps.shape[1] == longest:
+            raise NonFiniteState("the iteration became NaN")
+        return call(inps, **options)
+
+    lm._model_call = diverging  # type: ignore[method-assign]
+    is_lost = np.isnan(logprobs(lm, asked))
+    assert is_lost.tolist() == [len("".join(request.args)) == longest + 1 for request in asked]
+    assert (lm.cost.num_nonfinite, lm.cost.num_requests) == (is_lost.sum(), len(asked))
+
+
+def test_solver_settings_change_the_saved_ones_and_explicit_models_have_none() -> None:
+    model = harness_model("mamba2")
+    lm = ImplicitLM(model, harness_tokenizer(), eval_mode="sequential", eval_max_iter=5, eval_tol=0.2)
+    solver = lm.model.solver
+    assert (solver.eval_mode, solver.eval_max_iter, solver.tol, solver.eval_block_len) == ("sequential", 5, 0.2, 8)
+    with pytest.raises(SolverSettingError, match="eval_tol: the model is explicit"):
+        ImplicitLM(harness_model("mamba2", "explicit"), harness_tokenizer(), eval_tol=0.1)
+
+
+DRAWS = 1000
+MODES: list[dict[str, Any]] = [
+    {"name": "simultaneous", "eval_mode": "simultaneous", "eval_max_iter": 4},
+    {"name": "blockwise", "eval_mode": "blockwise", "eval_max_iter": 4, "eval_block_len": 8},
+]
+
+
+def config_of(**changes: Any) -> dict[str, Any]:
+    chosen = {"kind": "lm_eval", "modes": MODES, "tasks": list(LOCAL_TASKS), "task_path": "local"}
+    return chosen | {"limit": 4, "bootstrap_draws": DRAWS} | changes
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a tokenizer."""
+    run_dir, summary = tmp_path_factory.mktemp("data") / "text-tokenizer", {"end_of_text_id": 0}
+    return finish(run_dir, "data", "text-tokenizer", {"kind": "tokenizer"}, tokenizer_in, summary)
+
+
+def save_model(work: Path, kind: str = "implicit") -> list[str]:
+    harness_model("llama3", kind).save_pretrained(work / "model")
+    return ["model"]
+
+
+def train(folder: Path, kind: str = "implicit") -> Path:
+    """The run directory of a training phase that left an untrained model."""
+    summary = {"data": {"kind": "token_stream", "length": 16}, "tokens": 4096}
+    name, write = f"text-{kind}-s7/free", partial(save_model, kind=kind)
+    return finish(folder / "train" / kind, "train", name, {"seed": 7}, write, summary)
+
+
+def evaluate(folder: Path, inputs: dict[str, Path], config: dict[str, Any]) -> Path:
+    return finished_runs.evaluate(stage, folder, "text-s7/free/lm-eval", config, inputs)
+
+
+@pytest.fixture(scope="module")
+def implicit_run(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Path:
+    folder = tmp_path_factory.mktemp("implicit")
+    return evaluate(folder, {"model": train(folder), "tokenizer": tokenizer}, config_of())
+
+
+def test_every_task_is_asked_in_every_mode_and_recorded_with_what_makes_it_comparable(implicit_run: Path) -> None:
+    found = records(implicit_run)
+    assert [(record["task"], record["mode"], record["num_documents"]) for record in found] == [
+        (task, mode["name"], 4) for task in LOCAL_TASKS for mode in MODES
+    ]
+    by_task = {record["task"]: record for record in found if record["mode"] == "blockwise"}
+    assert {task: sorted(record["metrics"]) for task, record in by_task.items()} == {
+        "local_last_word": ["acc", "perplexity"],
+        "local_continuation": ["acc", "acc_norm"],
+        "local_cloze": ["acc"],
+    }
+    record = by_task["local_last_word"]
+    assert record["metrics"]["perplexity"] > 1
+    assert record["stderr"]["perplexity"] > 0
+    assert record["higher_is_better"] == {"perplexity": False, "acc": True}
+    expected = {"kind": "lm_eval", "data": "local_last_word", "run": "text-implicit", "phase": "free", "seed": 7}
+    expected |= {"length": None, "eval_mode": "blockwise", "eval_max_iter": 4, "sweep": None, "num_fewshot": 0}
+    expected |= {"task_version": 1.0, "precision": "fp32", "limit": 4, "nonfinite_share": 0.0, "train_tokens": 4096}
+    assert {key: record[key] for key in expected} == expected
+    assert record["harness_version"].startswith("0.")
+    assert len(record["task_hash"]) == 64
+    assert 1 < record["f_evaluations_per_token"] <= 4
+    headline = Manifest.read(implicit_run / "manifest.json").summary["metrics"]
+    assert headline["local_cloze"]["blockwise"] == by_task["local_cloze"]["metrics"]
+
+
+def test_a_model_with_its_own_tokenizer_is_asked_with_that(tmp_path: Path, tokenizer: Path) -> None:
+    def write(work: Path) -> list[str]:
+        files = save_model(work, "explicit")
+        tokenizer_in(work / "model")
+        return files
+
+    peer = finish(tmp_path / "peer", "checkpoint", "peer", {"path": "there"}, write)
+    config = config_of(tasks=["local_cloze"])
+    own = records(evaluate(tmp_path / "own", {"model": peer}, config))
+    trained = train(tmp_path, "explicit")
+    same = records(evaluate(tmp_path / "same", {"model": trained, "tokenizer": tokenizer}, config))
+    assert (own[0]["run"], own[0]["mode"]) == ("peer", "parallel")
+    assert own[0]["metrics"] == same[0]["metrics"]
+    with pytest.raises(Exception, match="no tokenizer there; name one") as error:
+        evaluate(tmp_path / "none", {"model": trained}, config)
+    assert "\n" not in str(error.value)
+
+
+def test_data_that_was_not_fetched_is_told_in_one_line_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "far.yaml").write_text(
+        "task: far\ndataset_path: owner/not-fetched\noutput_type: loglikelihood\ntest_split: test\n"
+        "doc_to_text: '{{text}}'\ndoc_to_target: ' x'\nmetadata: {version: 1.0}\n"
+    )
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(TaskError, match=r"task far: its data .*owner/not-fetched.*`implicit-llm prefetch") as error:
+        load_tasks(LmEvalConfig("lm_eval", (), ("far",), task_path=str(tmp_path)))
+    assert "\n" not in str(error.value)
+    assert error.value.exit_code == 2
+
+
+def test_task_files_that_changed_after_planning_are_refused(tmp_path: Path) -> None:
+    digests = file_digests(LOCAL_FOLDER)
+    assert set(digests) >= {"cloze.yaml", "cloze.jsonl", "documents.py"}
+    load_tasks(LmEvalConfig("lm_eval", (), ("local_cloze",), task_path="local", task_files=digests))
+    changed = digests | {"cloze.jsonl": "0" * 64}
+    with pytest.raises(TaskError, match=r"cloze.jsonl: changed after the workflow was planned"):
+        load_tasks(LmEvalConfig("lm_eval", (), ("local_cloze",), task_path="local", task_files=changed))
+    with pytest.raises(TaskError, match="neither nowhere nor"):
+        load_tasks(LmEvalConfig("lm_eval", (), ("local_cloze",), task_path="nowhere"))
+
+
+@pytest.fixture
+def own_process_state(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The harness's command line sets up logging, arguments and an environment variable for its process."""
+    root = logging.getLogger()
+    before = (root.level, list(root.handlers))
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", os.environ.get("TOKENIZERS_PARALLELISM", "true"))
+    yield
+    root.setLevel(before[0])
+    root.handlers[:] = before[1]
+
+
+@pytest.fixture
+def quick_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what takes most of its time here: an index of its own 14,000 tasks, 100,000 draws, a list of packages."""
+    process = evaluator._process_results
+    monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
+    monkeypatch.setattr(evaluator, "_process_results", lambda acc, groups, _: process(acc, groups, DRAWS))
+    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
+
+
+@pytest.mark.usefixtures("own_process_state", "quick_harness")
+def test_the_command_line_of_the_harness_gives_exactly_the_numbers_of_the_rule(tmp_path: Path, tokenizer: Path) -> None:
+    trained, out = train(tmp_path), tmp_path / "out"
+    settings = f"pretrained={trained},tokenizer={tokenizer},eval_mode=blockwise,eval_max_iter=4,eval_block_len=8"
+    words = ["--model", "hf", "--model_args", settings, "--tasks", ",".join(LOCAL_TASKS), "--batch_size", "4"]
+    words += ["--limit", "8", "--include_path", str(LOCAL_FOLDER), "--output_path", str(out), "--log_samples"]
+    command_line.main(words)
+    (written,) = out.rglob("results_*.json")
+    theirs = json.loads(written.read_text())
+    inputs, config = {"model": trained, "tokenizer": tokenizer}, config_of(limit=8, modes=MODES[1:])
+    asked = request(tmp_path / "evaluate", "evaluate", "text-s7/free/lm-eval", config, inputs)
+    asked.runtime["batch_size"] = 4
+    run_stage(asked, stage.run)
+    ours = records(tmp_path / "evaluate")
+    assert [record["task"] for record in ours] == list(LOCAL_TASKS)
+    for record in ours:
+        task = theirs["results"][record["task"]]
+        assert {metric: task[f"{metric},none"] for metric in record["metrics"]} == record["metrics"]
+        assert {metric: task[f"{metric}_stderr,none"] for metric in record["stderr"]} == record["stderr"]
+        assert theirs["task_hashes"][record["task"]] == record["task_hash"]
+        assert theirs["versions"][record["task"]] == record["task_version"]
+
+
+@pytest.mark.parametrize(
+    ("given", "handed_over"),
+    [
+        (["--model", "hf", "--tasks", "x"], ["--model", "hf", "--tasks", "x", "--model", "implicit"]),
+        (["run", "-M", "huggingface", "-t", "x"], ["run", "-M", "huggingface", "-t", "x", "--model", "implicit"]),
+        (["--model=hf-auto", "--tasks", "x"], ["--model=hf-auto", "--tasks", "x", "--model", "implicit"]),
+        (["--tasks", "x"], ["--tasks", "x", "--model", "implicit"]),
+        (["--model", "vllm", "--tasks", "hf"], ["--model", "vllm", "--tasks", "hf"]),
+        (["--config", "mine.yaml"], ["--config", "mine.yaml"]),
+        (["ls", "tasks"], ["ls", "tasks"]),
+        ([], []),
+    ],
+)
+def test_only_the_padding_model_is_replaced_in_the_arguments(given: list[str], handed_over: list[str]) -> None:
+    assert command_line.without_padding(given) == handed_over
+
+
+ORDER = 6  # bytes that a count looks back
+
+
+class Reader(torch.nn.Module):
+    """Predicts the next byte from how often it followed the longest known end of what was read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(model_type="reader", max_position_embeddings=2048)
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.log_shares = cache(self._log_shares)
+        self.device = torch.device("cpu")
+        self.counts: dict[tuple[int, ...], Tensor] = defaultdict(lambda: torch.zeros(VOCAB))
+        tokens = tuple(harness_tokenizer()(text)["input_ids"])
+        for index, token in enumerate(tokens):
+            for start in range(max(0, index - ORDER), index + 1):
+                self.counts[tokens[start:index]][token] += 1
+
+    def tie_weights(self) -> None:
+        """It has none."""
+
+    def forward(self, input_ids: Tensor) -> Any:
+        rows = [[row[max(0, at - ORDER) : at] for at in range(1, len(row) + 1)] for row in input_ids.tolist()]
+        logits = [torch.stack([self.log_shares(tuple(end)) for end in row]) for row in rows]
+        return SimpleNamespace(logits=torch.stack(logits))
+
+    def _log_shares(self, before: tuple[int, ...]) -> Tensor:
+        shares = torch.full((VOCAB,), 1 / VOCAB)
+        for start in range(len(before), -1, -1):
+            if before[start:] in self.counts:
+                seen = self.counts[before[start:]]
+                shares = (seen + 2 * shares) / (seen.sum() + 2)
+        return shares.log()
+
+
+def scores(model: Any, task: str) -> dict[str, float]:
+    tasks = load_tasks(LmEvalConfig("lm_eval", (), (task,), task_path="local"))
+    results = evaluator.evaluate(ImplicitLM(model, harness_tokenizer()), {"tasks": tasks}, bootstrap_iters=0)
+    assert results is not None
+    return {key.partition(",")[0]: value for key, value in results["results"][task].items() if ",none" in key}
+
+
+@pytest.fixture(scope="module")
+def reader() -> Reader:
+    """It has read some of the library that the documents imitate, and none of the documents."""
+    return Reader("".join(inspect.getsource(module) for module in (argparse, subprocess, inspect))[:60_000])
+
+
+@pytest.mark.parametrize(("task", "chance"), [("local_continuation", 0.25), ("local_cloze", 0.5)])
+def test_an_untrained_model_is_at_chance_and_one_that_read_the_library_above(
+    reader: Reader, task: str, chance: float
+) -> None:
+    untrained = scores(harness_model("llama3", "explicit"), task)
+    spread = (chance * (1 - chance) / 64) ** 0.5
+    assert all(abs(untrained[metric] - chance) < 3 * spread for metric in untrained if "stderr" not in metric)
+    assert scores(reader, task)["acc"] > chance + 4 * spread
+
+
+def test_the_last_word_is_less_of_a_surprise_to_a_model_that_read_the_library(reader: Reader) -> None:
+    untrained, read = (scores(model, "local_last_word") for model in (harness_model("llama3", "explicit"), reader))
+    assert read["perplexity"] < 0.01 * untrained["perplexity"]
+
+
+def test_the_documents_are_those_that_their_generator_writes() -> None:
+    text_of = _import_func_in_yml("documents.text_of", LOCAL_FOLDER)
+    for name in ("last_word", "continuation", "cloze"):
+        assert (LOCAL_FOLDER / f"{name}.jsonl").read_text(encoding="utf-8") == text_of(name)

@@ -1,0 +1,273 @@
+"""Models that others saved are loaded whole, or refused in one line; no code comes with them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+)
+
+from implicit_llm import SolverConfig, from_llama, sequential_forward, to_implicit
+from implicit_llm.models.configuration import ImplicitLlama3Config
+from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.loading.foreign import load_foreign
+from implicit_llm.models.loading.original_mamba2 import UntrustedCheckpoint, is_original_mamba2, load_original_mamba2
+from implicit_llm.models.published import read_pickle
+from implicit_llm_contracts.config import flops
+from tests.unit.checkpoint.foreign import save_foreign
+
+PARITY = Path(__file__).parents[2] / "data" / "parity"
+
+
+def test_a_model_is_loaded_in_fp32_however_it_was_saved(tmp_path: Path) -> None:
+    save_foreign("llama", tmp_path).bfloat16().save_pretrained(tmp_path)
+    shutil.copytree(PARITY / "mamba2-implicit", tmp_path / "published")
+    config = tmp_path / "published" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"torch_dtype": "bfloat16"}))
+    for folder in (tmp_path, tmp_path / "published"):
+        assert {parameter.dtype for parameter in load_foreign(folder).parameters()} == {torch.float32}
+
+
+def test_code_beside_a_model_is_not_run_whatever_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    save_foreign("gpt_neox", tmp_path)
+    path = tmp_path / "config.json"
+    code = {"auto_map": {"AutoModelForCausalLM": "code.Model"}, "model_type": "vit"}  # no language model of its own
+    path.write_text(json.dumps(json.loads(path.read_text()) | code))
+    (tmp_path / "code.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'made')!r})\n")
+    with pytest.raises(ModelConfigError, match="no causal language model"):
+        load_foreign(tmp_path)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_tensors_are_read_by_name(tmp_path: Path, is_zip: bool) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.arange(3)}, path, _use_new_zipfile_serialization=is_zip)
+    (read,) = read_pickle(path).items()
+    assert read[0] == "a"
+    assert torch.equal(read[1], torch.arange(3))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b".", b"X", b"X\x01\x00\x00\x00\xff.", b"h\x01.", b"\x80\x02}q\x00.", b"<html>"]
+)
+def test_whatever_the_damage_is_it_is_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(content)
+    with pytest.raises(ModelConfigError, match=r"pytorch_model\.bin: cannot be read .*damaged") as caught:
+        read_pickle(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", [[1, 2], torch.zeros(2), {"step": 3}, {"model": {"a": torch.zeros(2)}}, {0: torch.zeros(2)}]
+)
+def test_what_is_no_tensors_by_name_is_refused(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(content, path)
+    with pytest.raises(ModelConfigError, match=r"holds more than tensors by name; .*safetensors"):
+        read_pickle(path)
+
+
+def test_a_file_that_is_not_there_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_pickle(tmp_path / "pytorch_model.bin")
+
+
+VOCAB, PADDED = 21, 24
+CONFIG: dict[str, Any] = {
+    "d_model": 16,
+    "d_intermediate": 0,
+    "n_layer": 3,
+    "vocab_size": VOCAB,
+    "ssm_cfg": {"layer": "Mamba2", "d_state": 8, "headdim": 8},
+    "attn_layer_idx": [],
+    "attn_cfg": {},
+    "rms_norm": True,
+    "residual_in_fp32": True,
+    "fused_add_norm": True,
+    "pad_vocab_size_multiple": 8,
+    "tie_embeddings": True,
+}
+
+
+def transformers_model(*, tied: bool = True) -> Mamba2ForCausalLM:
+    """A random model whose layers matter: large weights, and none that initialisation left at a constant."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_heads": 4, "head_dim": 8, "state_size": 8}
+    config = Mamba2Config(
+        **sizes, vocab_size=PADDED, n_groups=1, conv_kernel=4, tie_word_embeddings=tied, chunk_size=16
+    )
+    model = Mamba2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "A_log" in name:
+                parameter.uniform_(-1.0, 1.5)
+            elif "norm" in name or name.endswith(".D"):
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(std=0.3)
+    return model
+
+
+def original_weights(model: Mamba2ForCausalLM) -> dict[str, torch.Tensor]:
+    """Under the names of the original release."""
+    names = {name: name.replace("backbone.embeddings.", "backbone.embedding.") for name in model.state_dict()}
+    return {names[name]: value.clone() for name, value in model.state_dict().items()}
+
+
+def write(folder: Path, weights: dict[str, torch.Tensor], **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_equal_those_of_transformers_in_fp64(tmp_path: Path, tied: bool) -> None:
+    reference = transformers_model(tied=tied)
+    ours = load_original_mamba2(write(tmp_path / "m", original_weights(reference), tie_embeddings=tied))
+    input_ids = torch.randint(0, VOCAB, (2, 50), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected, found = reference.double()(input_ids).logits.double(), ours.double()(input_ids).logits
+    assert expected.std() > 0.5
+    # transformers computes its norms and returns its logits in fp32 whatever the dtype.
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    assert ours.solver is None
+
+
+def test_a_pickle_is_read_only_for_who_vouches_for_it(tmp_path: Path) -> None:
+    reference = transformers_model()
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(original_weights(reference), path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(UntrustedCheckpoint, match=digest):
+        load_original_mamba2(tmp_path)
+    with pytest.raises(ModelConfigError, match="expected sha256 0000"):
+        load_original_mamba2(tmp_path, sha256="0" * 64)
+    input_ids = torch.arange(20)[None] % VOCAB
+    with torch.no_grad():
+        expected, found = reference(input_ids).logits, load_original_mamba2(tmp_path, sha256=digest)(input_ids).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)  # both in fp32
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"ssm_cfg": {}}, "'Mamba1' is not Mamba2"),
+        ({"ssm_cfg": {"layer": "Mamba2", "ngroups": 2}}, "ssm_cfg.ngroups: 2"),
+        ({"ssm_cfg": {"layer": "Mamba2", "norm_before_gate": True}}, "ssm_cfg.norm_before_gate"),
+        ({"ssm_cfg": {"layer": "Mamba2", "surprise": 1}}, "ssm_cfg.surprise"),
+        ({"ssm_cfg": {"layer": "Mamba2", "dt_limit": [0.0, 0.1]}}, "ssm_cfg.dt_limit"),
+        ({"attn_layer_idx": [1]}, r"attn_layer_idx: \[1\]"),
+        ({"n_layer": 4}, r"layers\.3\..*do not belong together"),
+        ({"d_model": 32}, "wants shape"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    folder = write(tmp_path / "m", original_weights(transformers_model()), **changes)
+    with pytest.raises(ModelConfigError, match=named):
+        load_original_mamba2(folder)
+
+
+def test_only_the_original_layout_is_taken_for_it() -> None:
+    assert is_original_mamba2(CONFIG)
+    assert not is_original_mamba2({"model_type": "mamba2", **CONFIG})
+    assert not is_original_mamba2({"backbone_config": {}, "model_type": "implicit_mamba2"})
+
+
+SMALL = {"vocab_size": 37, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 10, "tie_word_embeddings": False}
+KINDS: dict[str, dict[str, Any]] = {
+    "tied": {"tie_word_embeddings": True, "rms_norm_eps": 1e-5},
+    "grouped": GROUPED,
+    "one key": {"num_key_value_heads": 1},
+    "linear": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "llama3": {"rope_scaling": {"rope_type": "llama3", **LLAMA3}, "rope_theta": 500.0, **GROUPED},
+}
+INPUT_IDS = torch.randint(3, 37, (2, 40), generator=torch.Generator().manual_seed(0))
+
+
+def _llama(**fields: Any) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SMALL, initializer_range=0.3, **fields)).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_llama_gives_the_logits_and_tokens_that_it_gives_in_transformers(kind: str, tmp_path: Path) -> None:
+    _llama(**KINDS[kind]).save_pretrained(tmp_path / "theirs")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    ours = from_llama(theirs)
+    expected = theirs(INPUT_IDS).logits
+    torch.testing.assert_close(ours(INPUT_IDS).logits, expected, atol=1e-4, rtol=1e-5)
+    options: dict[str, Any] = {"max_new_tokens": 6, "attention_mask": torch.ones_like(INPUT_IDS), "pad_token_id": 0}
+    assert torch.equal(ours.generate(INPUT_IDS, **options), theirs.generate(INPUT_IDS, **options))
+    assert ours.model.embed_tokens.weight.data_ptr() == theirs.model.embed_tokens.weight.data_ptr()
+    ours.save_pretrained(tmp_path / "ours")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert torch.equal(again(INPUT_IDS).logits, ours(INPUT_IDS).logits)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type: 'dynamic'"),
+        ({"attention_bias": True}, "attention_bias: True"),
+        ({"mlp_bias": True}, "mlp_bias: True"),
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
+    ],
+)
+def test_what_the_block_does_not_have_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelConfigError) as refused:
+        from_llama(_llama(**fields))
+    assert str(refused.value).startswith(named)
+
+
+def test_other_models_and_impossible_sizes_are_refused() -> None:
+    for model in (GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8)), LlamaModel(LlamaConfig(**SMALL))):
+        with pytest.raises(ModelConfigError, match=r"^from_llama takes a LlamaForCausalLM"):
+            from_llama(model)
+    for fields, key in (({"num_key_value_heads": 3}, "num_key_value_heads: 3"), ({"head_dim": 5}, "head_dim: 5")):
+        with pytest.raises(ModelConfigError, match=f"^{key}"):
+            ImplicitLlama3Config(**{**SMALL, **fields})
+    with pytest.raises(ModelConfigError, match=r"^rope_scaling.theta: linear has exactly the settings factor"):
+        ImplicitLlama3Config(**SMALL, rope_scaling={"rope_type": "linear", "factor": 2.0, "theta": 5.0})
+
+
+def test_a_grouped_llama_becomes_implicit_and_its_modes_agree() -> None:
+    solver = SolverConfig(tol=1e-9, eval_max_iter=400, eval_block_len=8, phantom_steps=2)
+    model = to_implicit(from_llama(_llama(**KINDS["llama3"])), solver=solver).double().eval()
+    assert model.model.injection.proj.out_features == (4 + 2 * 2) * 10
+    assert flops.num_parameters(model.config.to_dict()) == sum(parameter.numel() for parameter in model.parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name and "injection" not in name:
+                parameter.fill_(0.1)  # f contracts
+        mask = torch.ones_like(INPUT_IDS)
+        mask[0, :5] = 0
+        found = model(INPUT_IDS, attention_mask=mask)
+        by_token = sequential_forward(model, INPUT_IDS, attention_mask=mask)
+    assert found.solver_stats.is_converged.all()
+    torch.testing.assert_close(found.logits[mask.bool()], by_token.logits[mask.bool()], atol=1e-5, rtol=1e-5)
+    model.train()(INPUT_IDS, labels=INPUT_IDS).loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
