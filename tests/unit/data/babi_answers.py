@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 NUMBERS = ("none", "one", "two", "three")
@@ -36,24 +36,23 @@ class Diary:
     def __init__(self, lines: Sequence[str], is_strict: bool) -> None:
         self.is_strict = is_strict
         self.where: dict[str, str] = {}
-        self.hands: dict[str, list[str]] = {}
-        self.trail: dict[str, list[str]] = {}  # rooms of a thing, one after another
+        self.hands: dict[str, list[str]] = defaultdict(list)
+        self.trail: dict[str, list[str]] = defaultdict(list)  # rooms of a thing, one after another
         self.last_named = ""
         for line in lines:
             self._read(line)
 
     def _read(self, line: str) -> None:
-        verbs = "walked|hurried|stepped|strolled"
-        if match := re.fullmatch(rf"(\w+) and (\w+) (?:{verbs}) into the (\w+)\.", line):
-            first, second, room = match.groups()
-            self._check(first != second, line)
-            self._walk(first, room, line)
-            self._walk(second, room, line)
-        elif match := re.fullmatch(rf"(?:Soon|Next) (he|she) (?:{verbs}) into the (\w+)\.", line):
-            if not self.last_named or PRONOUNS[self.last_named] != match[1]:
+        walked = r"(?:walked|hurried|stepped|strolled) into the (\w+)\."
+        if match := re.fullmatch(rf"(\w+) and (\w+) {walked}", line):
+            self._check(match[1] != match[2], line)
+            self._walk(match[1], match[3], line)
+            self._walk(match[2], match[3], line)
+        elif match := re.fullmatch(rf"(?:Soon|Next) (he|she) {walked}", line):
+            if PRONOUNS.get(self.last_named) != match[1]:
                 raise Contradiction(f"who is meant? {line}")
             self._walk(self.last_named, match[2], line)
-        elif match := re.fullmatch(rf"(\w+) (?:{verbs}) into the (\w+)\.", line):
+        elif match := re.fullmatch(rf"(\w+) {walked}", line):
             self.last_named = match[1]
             self._walk(match[1], match[2], line)
         elif match := re.fullmatch(r"(\w+) (?:fetched|lifted up) the (\w+)\.", line):
@@ -74,31 +73,31 @@ class Diary:
     def _walk(self, who: str, room: str, line: str) -> None:
         self._check(self.where.get(who) != room, line)
         self.where[who] = room
-        for thing in self.hands.get(who, []):
+        for thing in self.hands[who]:
             self.trail[thing].append(room)
 
     def _take(self, who: str, thing: str, line: str) -> None:
-        self._check(who in self.where, line)
+        trail, room = self.trail[thing], self.where.get(who)
+        self._check(room is not None and trail[-1:] in ([], [room]), line)
         self._check(all(thing not in held for held in self.hands.values()), line)
-        trail = self.trail.setdefault(thing, [])
-        self._check(not trail or trail[-1] == self.where.get(who), line)
-        if not trail and who in self.where:
-            trail.append(self.where[who])
-        self.hands.setdefault(who, []).append(thing)
+        if not trail and room is not None:
+            trail.append(room)
+        self.hands[who].append(thing)
+
+    def _let_go(self, who: str, thing: str, line: str) -> None:
+        self._check(thing in self.hands[who], line)
+        if thing in self.hands[who]:
+            self.hands[who].remove(thing)
 
     def _put(self, who: str, thing: str, line: str) -> None:
-        self._check(thing in self.hands.get(who, []), line)
-        if thing in self.hands.get(who, []):
-            self.hands[who].remove(thing)
+        self._let_go(who, thing, line)
         if who in self.where:
-            self.trail.setdefault(thing, []).append(self.where[who])
+            self.trail[thing].append(self.where[who])
 
     def _give(self, who: str, to: str, thing: str, line: str) -> None:
-        self._check(thing in self.hands.get(who, []), line)
+        self._let_go(who, thing, line)
         self._check(who != to and self.where.get(who) == self.where.get(to), line)
-        if thing in self.hands.get(who, []):
-            self.hands[who].remove(thing)
-        self.hands.setdefault(to, []).append(thing)
+        self.hands[to].append(thing)
 
 
 def room_of_person(lines: Sequence[str], who: str, *, is_strict: bool) -> str:
@@ -106,14 +105,13 @@ def room_of_person(lines: Sequence[str], who: str, *, is_strict: bool) -> str:
 
 
 def room_of_thing(lines: Sequence[str], thing: str, *, is_strict: bool) -> str:
-    trail = Diary(lines, is_strict).trail.get(thing)
-    return _known(trail[-1] if trail else None, thing)
+    return _known(next(reversed(Diary(lines, is_strict).trail[thing]), None), thing)
 
 
 def room_before(lines: Sequence[str], thing: str, room: str, *, is_strict: bool) -> str:
-    trail = Diary(lines, is_strict).trail.get(thing, [])
+    trail = Diary(lines, is_strict).trail[thing]
     arrivals = [before for before, after in itertools.pairwise(trail) if after == room != before]
-    return _known(arrivals[-1] if arrivals else None, f"{thing} in {room}")
+    return _known(next(reversed(arrivals), None), f"{thing} in {room}")
 
 
 def is_in(lines: Sequence[str], who: str, room: str, *, is_strict: bool) -> str:
@@ -121,16 +119,15 @@ def is_in(lines: Sequence[str], who: str, room: str, *, is_strict: bool) -> str:
 
 
 def count_held(lines: Sequence[str], who: str, *, is_strict: bool) -> str:
-    return NUMBERS[len(Diary(lines, is_strict).hands.get(who, []))]
+    return NUMBERS[len(Diary(lines, is_strict).hands[who])]
 
 
 def list_held(lines: Sequence[str], who: str, *, is_strict: bool) -> str:
-    return ",".join(Diary(lines, is_strict).hands.get(who, [])) or "nothing"
+    return ",".join(Diary(lines, is_strict).hands[who]) or "nothing"
 
 
 def greeted(lines: Sequence[str], who: str, *, is_strict: bool) -> str:
-    greets: dict[str, str] = {}
-    work: dict[str, str] = {}
+    greets, work = {}, {}
     for line in lines:
         if match := re.fullmatch(r"Every (\w+) greets the (\w+)\.", line):
             if greets.setdefault(match[1], match[2]) != match[2]:
@@ -166,21 +163,18 @@ def goes_inside(lines: Sequence[str], first: str, second: str, *, is_strict: boo
 
 def path(lines: Sequence[str], start: str, end: str, *, is_strict: bool) -> str:
     """The shortest way, which must be the only one of its length; all positions on the map must agree."""
-    steps: dict[str, dict[str, str]] = {}
+    steps: dict[str, dict[str, str]] = defaultdict(dict)
     opposite = {"north": "south", "south": "north", "east": "west", "west": "east"}
     for line in lines:
         match = re.fullmatch(r"The (\w+) lies (\w+) of the (\w+)\.", line)
-        if match is None:
+        if match is None or steps[match[3]].setdefault(match[1], match[2]) != match[2]:
             raise Contradiction(line)
-        first, direction, second = match.groups()
-        if steps.setdefault(second, {}).setdefault(first, direction) != direction:
-            raise Contradiction(line)
-        steps.setdefault(first, {})[second] = opposite[direction]
+        steps[match[1]][match[3]] = opposite[match[2]]
     position, ways = {start: (0, 0)}, {start: [()]}
     waiting = deque([start])
     while waiting:
         site = waiting.popleft()
-        for neighbour, direction in steps.get(site, {}).items():
+        for neighbour, direction in steps[site].items():
             there = tuple(a + b for a, b in zip(position[site], STEPS[direction], strict=True))
             if position.setdefault(neighbour, there) != there:
                 raise Contradiction(f"{neighbour} is in two places")
@@ -192,19 +186,13 @@ def path(lines: Sequence[str], start: str, end: str, *, is_strict: bool) -> str:
                 ways[neighbour] += longer
     if len(set(position.values())) != len(position):
         raise Contradiction("two sites in one place")
-    if is_strict:
-        _check_neighbours(position, steps)
+    # Sites side by side on the map are told to be neighbours, so that the map offers no way that the text does not.
+    for (first, (x, y)), (second, (u, v)) in itertools.permutations(position.items(), 2):
+        if is_strict and abs(x - u) + abs(y - v) == 1 and second not in steps[first]:
+            raise Contradiction(f"{first} and {second} are neighbours, and no line says so")
     if len(ways.get(end, [])) != 1:
         raise Contradiction(f"{len(ways.get(end, []))} ways from {start} to {end}")
     return ",".join(ways[end][0])
-
-
-def _check_neighbours(position: dict[str, tuple[int, ...]], steps: dict[str, dict[str, str]]) -> None:
-    """Sites side by side on the map are told to be neighbours, so that the map offers no way that the text does not."""
-    for first, (x, y) in position.items():
-        for second, (u, v) in position.items():
-            if abs(x - u) + abs(y - v) == 1 and second not in steps[first]:
-                raise Contradiction(f"{first} and {second} are neighbours, and no line says so")
 
 
 def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:

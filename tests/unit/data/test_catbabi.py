@@ -1,23 +1,37 @@
+"""From the stories of tasks to CatbAbI: its rows, and both of its stages."""
+
 from __future__ import annotations
 
+import json
+import re
+import tarfile
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from implicit_llm_data.babi.archive import ARCHIVES
 from implicit_llm_data.babi.catbabi import (
+    STORIES_NAME,
     CatbabiConfig,
     InvalidCatbabi,
-    Stream,
     TaskStory,
     join,
     read_stories,
     rows,
     shuffled,
 )
-from implicit_llm_data.babi.stories import vocabulary_of
+from implicit_llm_data.babi.stories import parse_stories, vocabulary_of, words_of
+from implicit_llm_data.babi.story_batches import StoryStream
+from implicit_llm_data.shards import open_dataset
+from implicit_llm_data.stages import babi_text, catbabi
+from tests.pages import ROOT
+from tests.refusals import refused
+from tests.unit.data.text_samples import CATBABI, SIMULATED, contents, context_in, make_catbabi, make_text
 
 BASE = CatbabiConfig(
     collection="small", split="train", mode="lm", length=8, vocab_size=20, seed=0, drop_last_story=False
@@ -49,16 +63,12 @@ def decoded(ids: np.ndarray) -> str:
     return " ".join(VOCABULARY[number] for number in ids.ravel())
 
 
-def test_stories_of_all_tasks_of_a_split_are_in_one_list(text: Path) -> None:
-    found = read_stories(text, BASE)
-    expected = [story(2, "a b . who ? a,b"), story(2, "a c ."), story(2, "a d ."), story(10, "b c . c d .")]
-    expected.append(story(10, "c b ."))
-    assert sorted(map(asdict, found), key=str) == sorted(map(asdict, expected), key=str)
-
-
-def test_the_last_story_of_every_file_can_be_dropped(text: Path) -> None:
-    found = read_stories(text, replace(BASE, drop_last_story=True))
-    expected = [story(2, "a b . who ? a,b"), story(2, "a c ."), story(10, "b c . c d .")]
+@pytest.mark.parametrize(("drop_last_story", "last"), [(False, [story(2, "a d ."), story(10, "c b .")]), (True, [])])
+def test_stories_of_all_tasks_of_a_split_are_in_one_list_and_the_last_of_each_file_can_be_dropped(
+    text: Path, drop_last_story: bool, last: list[TaskStory]
+) -> None:
+    found = read_stories(text, replace(BASE, drop_last_story=drop_last_story))
+    expected = [story(2, "a b . who ? a,b"), story(2, "a c ."), story(10, "b c . c d ."), *last]
     assert sorted(map(asdict, found), key=str) == sorted(map(asdict, expected), key=str)
 
 
@@ -104,27 +114,136 @@ def test_in_qa_mode_only_the_position_of_a_question_mark_has_a_label(length: int
 
 
 def made(mode: Any, length: int) -> dict[str, np.ndarray]:
-    stream: Stream = join(STORIES, VOCABULARY)
-    return rows(stream, VOCABULARY.index("?"), replace(BASE, mode=mode, length=length))
+    return rows(join(STORIES, VOCABULARY), VOCABULARY.index("?"), replace(BASE, mode=mode, length=length))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"collection": "en-valid"}, "collection: 'en-valid' is not in the text; use small"),
-        ({"split": "valid"}, "has no story for the split valid"),
-        ({"collection": "../small"}, "use small"),
+        ({"collection": "en-valid"}, "'en-valid' is not in the text; use small"),
+        ({"split": "valid"}, ".*has no story for the split valid"),
+        ({"collection": "../small"}, ".*use small"),
     ],
 )
 def test_text_that_is_not_there_is_named(text: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidCatbabi, match=message) as caught:
+    with refused(f"^collection: {message}", InvalidCatbabi):
         read_stories(text, replace(BASE, **changes))
-    assert str(caught.value).startswith("collection: ")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_split_of_which_all_stories_are_dropped_is_refused(text: Path) -> None:
     for path in (text / "small").iterdir():
         path.write_text("1 A b.\n")
-    with pytest.raises(InvalidCatbabi, match="drop_last_story: false"):
+    with refused("drop_last_story: false", InvalidCatbabi):
         read_stories(text, replace(BASE, drop_last_story=True))
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("simulated") / "text"
+    make_text(work)
+    return work
+
+
+def test_simulated_text_is_written_in_the_layout_of_the_archive(tmp_path: Path) -> None:
+    result = make_text(tmp_path)
+    names = {f"text/simulated/qa{family}_{split}.txt" for family in (1, 8, 19) for split in ("train", "valid", "test")}
+    assert set(contents(tmp_path)) == {*names, "vocabulary.json"}
+    assert list(map(str, result.files)) == ["text", "vocabulary.json"]
+    for name in names:
+        stories = parse_stories((tmp_path / name).read_bytes())
+        assert len(stories) == SIMULATED["stories"][name.rpartition("_")[2].removesuffix(".txt")]
+    counts = result.summary["by_split"]["simulated-train"]
+    assert (counts["files"], counts["stories"]) == (3, 36)
+    assert counts["questions"] > 36
+
+
+def test_two_runs_give_equal_bytes_and_equal_summaries(tmp_path: Path, simulated: Path) -> None:
+    texts = [make_text(tmp_path / "text" / name).summary for name in ("a", "b")]
+    made = [make_catbabi(tmp_path / "data" / name, simulated).summary for name in ("a", "b")]
+    for kind, (first, second) in {"text": texts, "data": made}.items():
+        assert contents(tmp_path / kind / "a") == contents(tmp_path / kind / "b")
+        assert json.dumps(first, allow_nan=False) == json.dumps(second, allow_nan=False)
+
+
+@pytest.mark.parametrize("mode", ["qa", "lm"])
+def test_the_data_set_holds_the_words_of_the_text_in_shuffled_order_and_lists_where_stories_start(
+    tmp_path: Path, simulated: Path, mode: str
+) -> None:
+    result = make_catbabi(tmp_path, simulated, mode=mode)
+    dataset = open_dataset(tmp_path)
+    batch = dataset.fetch(np.arange(len(dataset)))
+    words = json.loads((tmp_path / "vocabulary.json").read_text())
+    found = " ".join(words[number] for number in batch["input_ids"].ravel() if number).split("<eos> ")[1:]
+    files = [simulated / "text" / "simulated" / f"qa{family}_train.txt" for family in (1, 8, 19)]
+    told = [story for path in files for story in parse_stories(path.read_bytes())[:-1]]  # the last is dropped
+    expected = [" ".join(words_of(story)) for story in told]
+    assert sorted(map(str.strip, found)) == sorted(expected)
+    assert list(map(str.strip, found)) != expected
+    is_question = batch["input_ids"] == words.index("?")
+    has_label = batch["labels"] != -100
+    num_tokens = sum(len(story.split()) + 1 for story in expected)
+    assert has_label.sum() == (is_question.sum() if mode == "qa" else num_tokens)
+    assert (has_label[is_question]).all()
+    assert result.summary["num_questions"] == is_question.sum()
+    assert result.summary["num_stories"] == len(expected) == 33
+    assert (result.summary["num_tokens"], result.summary["num_words"]) == (num_tokens, num_tokens - 33)
+    assert dataset.source == CATBABI | {"mode": mode}
+    assert str(tmp_path / STORIES_NAME) in map(str, result.files)
+    starts = np.load(tmp_path / STORIES_NAME, allow_pickle=False)
+    stream = StoryStream.open(tmp_path)
+    assert (np.flatnonzero(stream.columns["input_ids"] == 1) == starts[:, 0]).all()
+    assert (stream.columns["task"][starts[:, 0]] == starts[:, 1]).all()
+    assert stream.bounds[-1] == num_tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 100}, r"babi-out\.vocab_size: the text has 147 words, 100 are too few; use at least 147"),
+        ({"collection": "en-valid"}, "collection: 'en-valid' is not in the text; use simulated"),
+        ({"mode": "all"}, "babi-out.mode"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_the_text_is_refused(
+    tmp_path: Path, simulated: Path, changes: dict[str, Any], message: str
+) -> None:
+    with refused(message):
+        make_catbabi(tmp_path / "out", simulated, **changes)
+    assert not (tmp_path / "out").exists()
+
+
+ARCHIVE = {"kind": "babi_text", "source": "archive"}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({**SIMULATED, "source": "internet"}, "babi-out.source: 'internet' is unknown; use simulated or archive"),
+        ({**SIMULATED, "families": [4]}, "families.* give some of 1, 2, 3"),
+        ({**SIMULATED, "missing_files": []}, "unknown key 'missing_files'"),
+        ({**ARCHIVE, "families": [1]}, "unknown key 'families'"),
+        (ARCHIVE, r"en-valid-10k/qa10_test.txt is not in the archive; .*text\.missing_files"),
+    ],
+)
+def test_a_wrong_text_configuration_leaves_nothing_behind(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    tarfile.open(tmp_path / ARCHIVES[1], "w:gz").close()  # with nothing in it
+    with refused(message):
+        babi_text.run(context_in(tmp_path / "out", config, runtime={"downloads": tmp_path}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_script_of_the_page_prints_the_batches_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "catbabi.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"^```(yaml|python|text)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE))
+    experiment = yaml.safe_load(blocks["yaml"])["data"]["babi"]
+    text, train = tmp_path / "babi-text", tmp_path / "babi-train"
+    babi_text.run(context_in(text, {"kind": "babi_text", **experiment.pop("text")}))
+    upstream = SimpleNamespace(work=text)
+    result = catbabi.run(context_in(train, {**experiment, "split": "train"}, inputs={"text": upstream}))
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    exec(compile(blocks["python"], "docs/catbabi.md", "exec"), {})
+    assert capsys.readouterr().out == blocks["text"]
+    assert f"{result.summary['vocab_size_of_text']} for the simulator" in page

@@ -16,6 +16,7 @@ from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_data.text import corpus_file
 from implicit_llm_data.text.corpus import CorpusShare, DocumentSplit, open_share
 from implicit_llm_data.text.corpus_file import CorpusError
+from tests.refusals import refused
 from tests.unit.data.text_samples import sentence, write_jsonl
 
 TEXTS = ["one\ntwo", "", "naïve Zoë", "last \U0001f600"]
@@ -44,9 +45,8 @@ def texts_of(share: CorpusShare) -> list[str]:
 
 
 def refusal(config: Corpus, downloads: Path) -> str:
-    with pytest.raises(CorpusError) as caught:
+    with refused("", CorpusError) as caught:
         list(open_share(config, downloads).documents())
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -65,10 +65,8 @@ def test_json_lines_give_their_field_also_of_compressed_files_with_several_membe
 @pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
 def test_documents_of_one_directory_are_on_one_side(tmp_path: Path, name: str) -> None:
     rows = [{"text": f"text {number}", "directory": f"package/{number % 20}"} for number in range(200)]
-    if name == "x.jsonl":
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / name)
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "x.parquet")
     split = DocumentSplit(0.4, seed=1)
     sides: dict[str | None, set[str]] = {}
     for document in open_share(files(name, split_by="directory"), tmp_path).documents():
@@ -110,7 +108,7 @@ def test_every_document_is_in_one_shard(tmp_path: Path) -> None:
     assert [[file.name[0] for file in share.files] for share in shares] == [["0", "2", "4"], ["1", "3"]]
     whole = open_share(files("*.jsonl"), tmp_path)
     assert sorted(texts_of(shares[0]) + texts_of(shares[1])) == texts_of(whole)
-    with pytest.raises(CorpusError, match=r"num_shards: 6 shards are more than the corpus has files, 5; use at most 5"):
+    with refused(r"num_shards: 6 shards are more than the corpus has files, 5; use at most 5", CorpusError):
         open_share(files("*.jsonl"), tmp_path, 0, 6)
 
 
@@ -135,6 +133,7 @@ def line(data: bytes) -> bytes:
         ),
         ("x.txt", b"one\ntwo\nth\xffree", "line 3: invalid UTF-8"),
         ("x.txt", b"a" * 401, "the document is longer than max_document_bytes, 400"),
+        ("x.pdf", b"", "its format is not known; name it .jsonl, "),
         ("x.parquet", ["a", None], "row 2: 'text' is no text but NoneType"),
         ("x.parquet", [1, 2], "row 1: 'text' is no text but int"),
         ("x.parquet", ["a", "b" * 500], "row 2: the document is longer"),
@@ -169,12 +168,9 @@ def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
     assert "line 1: the document is longer" in refusal(files("x.jsonl", max_document_bytes=1000), tmp_path)
 
 
-def test_files_that_are_missing_or_of_unknown_kind_are_named(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"nothing matches 'no\*.jsonl' in .* or .*; correct the name, or fetch"):
+def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    with refused(r"nothing matches 'no\*.jsonl' in .* or .*; correct the name, or fetch", CorpusError):
         open_share(files("no*.jsonl"), tmp_path)
-    (tmp_path / "x.pdf").write_bytes(b"")
-    with pytest.raises(CorpusError, match=r"x.pdf: its format is not known; name it .jsonl, "):
-        open_share(files("x.pdf"), tmp_path)
 
 
 def test_the_python_library_is_a_corpus_without_tests_packages_and_machine_facts(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ import hashlib
 import itertools
 import json
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from implicit_llm_data.groups import UnknownGroup, load_group, load_monoid, load_product
+from tests.refusals import refused
+from tests.unit.data.text_samples import real_file
 
 A5_TABLE_SHA256 = "0af9ef8f7333935c7c766456aa8abe9e7bab47f6ce5f0831062c2b4e7d782180"
 A5_APERIODIC_TABLE_SHA256 = "c97fcaf46150b97d1f5961f2d49063ed26215df9f0e93425fcad2240323e73ba"
@@ -31,10 +31,7 @@ def test_tables_of_a5_have_the_published_check_sums(monoid: str, expected: str) 
 
 
 def test_tables_equal_the_published_file() -> None:
-    folder = os.environ.get("IMPLICIT_LLM_DATA")
-    if not folder:
-        pytest.skip("IMPLICIT_LLM_DATA is not set; it names the folder with word_problem_tables.json")
-    published = json.loads((Path(folder) / "word_problem_tables.json").read_text())
+    published = json.loads(real_file("word_problem_tables.json").read_text())
     group, monoid = load_group("A5"), load_monoid("aperiodic")
     assert list(group.elements) == published["A5_elements"]
     assert group.table.tolist() == published["A5_table"]
@@ -72,14 +69,15 @@ def test_monoid_is_associative_with_identity_0_and_has_no_subgroup(name: str) ->
         assert powers[4] == powers[5]  # aperiodic: powers come to rest
 
 
-@pytest.mark.parametrize("name", ["S2", "S3", "S4", "A3", "A4", "A5"])
+@pytest.mark.parametrize("name", ["S2", "S3", "S4", "A3", "A4", "A5", "S7"])
 def test_permutations_are_in_lexicographic_order_and_compose_right_to_left(name: str) -> None:
     group = load_group(name)
     elements = [images(text) for text in group.elements]
     assert elements == sorted(elements)
     assert len(set(elements)) == math.factorial(int(name[1])) // (2 if name[0] == "A" else 1)
-    for (a, first), (b, second) in itertools.product(enumerate(elements), repeat=2):
-        assert elements[group.table[a, b]] == tuple(first[image - 1] for image in second)
+    some = range(group.order) if group.order <= 60 else (0, 1234, 4321)
+    for a, b in itertools.product(some, repeat=2):
+        assert elements[group.table[a, b]] == tuple(elements[a][image - 1] for image in elements[b])
 
 
 def test_cyclic_group_lists_the_powers() -> None:
@@ -93,20 +91,7 @@ def test_direct_product_multiplies_componentwise() -> None:
     assert product.elements[4 * 1 + 2] == f"{group.elements[1]}:B"
     for g, h, m, n in itertools.product(range(6), range(6), range(4), range(4)):
         assert product.table[4 * g + m, 4 * h + n] == 4 * group.table[g, h] + monoid.table[m, n]
-
-
-def test_a_product_with_more_than_256_elements_uses_two_bytes() -> None:
-    product = load_product("S5", "aperiodic")
-    assert product.order == 480
-    assert product.table.dtype == np.uint16
-
-
-def test_the_largest_tables_can_be_built() -> None:
-    group = load_group("S7")
-    assert group.table.shape == (5040, 5040)
-    a, b = 4321, 1234
-    first, second = images(group.elements[a]), images(group.elements[b])
-    assert images(group.elements[group.table[a, b]]) == tuple(first[image - 1] for image in second)
+    assert load_product("S5", "aperiodic").table.dtype == np.uint16  # of 480 elements
 
 
 def test_tables_cannot_be_changed_by_accident() -> None:
@@ -132,6 +117,5 @@ KNOWN = r"^group: .*use one of S1 to S7, A1 to A7, Z1 to Z\d+$"
 def test_what_has_no_table_is_refused_at_once_and_the_valid_forms_are_named(
     group: str, monoid: str, message: str
 ) -> None:
-    with pytest.raises(UnknownGroup, match=message) as caught:
+    with refused(message, UnknownGroup):
         load_product(group, monoid)
-    assert caught.value.exit_code == 2

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from implicit_llm_data.babi.archive import ARCHIVES
 from implicit_llm_data.babi.stories import parse_stories
-from tests.unit.data.babi_runs import make_catbabi, make_text
+from tests.unit.data.text_samples import make_catbabi, make_text, real_file
 
 NOT_THERE = "en-valid-10k/qa3_train.txt"
 # Stories, words, questions; en-valid-10k train without the file that is missing.
@@ -27,13 +26,10 @@ LONGEST = {("en-valid", "train"): 1_378, ("en-valid-10k", "valid"): 1_397}
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bool]:
     """The text of the real archive, and whether the archive has all files."""
-    folder = os.environ.get("IMPLICIT_LLM_DATA")
-    if not folder:
-        pytest.skip(f"IMPLICIT_LLM_DATA is not set; it names the folder with {ARCHIVES[1]}")
-    is_whole = (Path(folder) / ARCHIVES[0]).is_file()
+    archive = real_file(ARCHIVES[0])
     work = tmp_path_factory.mktemp("real") / "text"
-    make_text(work, downloads=Path(folder), missing_files=[] if is_whole else [NOT_THERE])
-    return work, is_whole
+    make_text(work, downloads=archive.parent, missing_files=[] if archive.is_file() else [NOT_THERE])
+    return work, archive.is_file()
 
 
 @pytest.mark.parametrize(("collection", "split"), COUNTS)

@@ -10,14 +10,21 @@ import pytest
 
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetError, DatasetSpec, LengthError, open_dataset, token_dtype
-from tests.unit.data.babi_runs import context_in
+from tests.refusals import refused
+from tests.unit.data.text_samples import context_in
 
 SIZES = (4, 4, 3)
 LENGTH = 5
 
 
-def write_example(directory: Path, vocab_size: int = 200) -> dict[str, np.ndarray]:
-    """Write a data set of three shards; return its columns."""
+@pytest.fixture
+def vocab_size() -> int:
+    return 200
+
+
+@pytest.fixture
+def columns(tmp_path: Path, vocab_size: int) -> dict[str, np.ndarray]:
+    """Of a data set of three shards in `tmp_path`."""
     spec = DatasetSpec(vocab_size, LENGTH, ("input_ids", "labels"), {"seed": 1})
     random = np.random.default_rng(0)
     columns = {
@@ -26,7 +33,7 @@ def write_example(directory: Path, vocab_size: int = 200) -> dict[str, np.ndarra
     }
     ends = np.cumsum([0, *SIZES])
     write_shards(
-        context_in(directory, {}),
+        context_in(tmp_path, {}),
         spec,
         len(SIZES),
         lambda shard: {name: array[ends[shard] : ends[shard + 1]] for name, array in columns.items()},
@@ -36,8 +43,9 @@ def write_example(directory: Path, vocab_size: int = 200) -> dict[str, np.ndarra
 
 @pytest.mark.parametrize("vocab_size", [200, 60_000])
 @pytest.mark.parametrize("indices", [range(11), [10], [10, 0, 0, 7, 3, 4], []])
-def test_what_was_written_is_read_back_in_the_order_asked_for(tmp_path: Path, vocab_size: int, indices: list) -> None:
-    columns = write_example(tmp_path, vocab_size)
+def test_what_was_written_is_read_back_in_the_order_asked_for(
+    tmp_path: Path, columns: dict[str, np.ndarray], vocab_size: int, indices: list
+) -> None:
     dataset = open_dataset(tmp_path)
     assert (len(dataset), dataset.vocab_size, dataset.length, dataset.source) == (11, vocab_size, LENGTH, {"seed": 1})
     batch = dataset.fetch(np.array(indices, dtype=np.int64))
@@ -47,9 +55,9 @@ def test_what_was_written_is_read_back_in_the_order_asked_for(tmp_path: Path, vo
         np.testing.assert_array_equal(array, columns[name][list(indices)])
 
 
+@pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize("index", [-1, 11])
 def test_an_index_outside_the_data_set_is_refused(tmp_path: Path, index: int) -> None:
-    write_example(tmp_path)
     with pytest.raises(IndexError, match=r"0\.\.10"):
         open_dataset(tmp_path).fetch(np.array([0, index]))
 
@@ -70,15 +78,14 @@ def test_the_ignored_token_is_read_as_minus_100_in_the_labels_only(tmp_path: Pat
     np.testing.assert_array_equal(batch["labels"], [[0, 1, -100], [-100, 5, -100]])
 
 
+@pytest.mark.usefixtures("columns")
 def test_rows_keep_the_length_they_were_made_with(tmp_path: Path) -> None:
-    write_example(tmp_path)
     assert open_dataset(tmp_path, LENGTH).length == LENGTH
     with pytest.raises(LengthError, match=r"its rows have 5 tokens and cannot be cut to 6; leave the length out"):
         open_dataset(tmp_path, 6)
 
 
-def test_an_open_data_set_reaches_a_worker_process_as_its_path(tmp_path: Path) -> None:
-    columns = write_example(tmp_path)
+def test_an_open_data_set_reaches_a_worker_process_as_its_path(tmp_path: Path, columns: dict[str, np.ndarray]) -> None:
     dataset = open_dataset(tmp_path)
     dataset.fetch(np.arange(11))
     sent = pickle.dumps(dataset)
@@ -86,6 +93,7 @@ def test_an_open_data_set_reaches_a_worker_process_as_its_path(tmp_path: Path) -
     np.testing.assert_array_equal(pickle.loads(sent).fetch(np.arange(11))["labels"], columns["labels"])  # noqa: S301
 
 
+@pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize("column", ["input_ids", "labels"])
 @pytest.mark.parametrize(
     ("damage", "message"),
@@ -98,48 +106,34 @@ def test_an_open_data_set_reaches_a_worker_process_as_its_path(tmp_path: Path) -
 def test_a_missing_or_short_shard_is_named_when_the_data_set_is_opened(
     tmp_path: Path, column: str, damage, message: str
 ) -> None:
-    write_example(tmp_path)
     damage(tmp_path / "shards" / f"{column}-00001.npy")
-    with pytest.raises(DatasetError, match=rf"shard 1 \(.*{column}-00001.npy\) {message}; ") as caught:
+    with refused(rf"shard 1 \(.*{column}-00001.npy\) {message}; ", DatasetError):
         open_dataset(tmp_path)
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == 2
 
 
-def flip_a_byte(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
-
-
-def test_a_damaged_header_is_found_when_the_shard_is_read(tmp_path: Path) -> None:
-    write_example(tmp_path)
-    flip_a_byte(tmp_path / "shards" / "labels-00000.npy", 0)
+@pytest.mark.usefixtures("columns")
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [(b"NUMPY", b"NUMPI", "cannot be read"), (b"(4, 5)", b"(5, 4)", r"holds uint8 \(5, 4\)")],
+)
+def test_a_damaged_header_is_found_when_the_shard_is_read(tmp_path: Path, old: bytes, new: bytes, message: str) -> None:
+    path = tmp_path / "shards" / "labels-00000.npy"
+    path.write_bytes(path.read_bytes().replace(old, new))
     dataset = open_dataset(tmp_path)
     dataset.fetch(np.array([4]))
-    with pytest.raises(DatasetError, match=r"shard 0 \(.*labels-00000.npy\) cannot be read"):
+    with refused(rf"shard 0 \(.*labels-00000.npy\) {message}", DatasetError):
         dataset.fetch(np.array([0]))
 
 
-def test_a_shard_of_another_shape_is_refused(tmp_path: Path) -> None:
-    write_example(tmp_path)
-    path = tmp_path / "shards" / "labels-00000.npy"
-    header_and_data = path.read_bytes().replace(b"(4, 5)", b"(5, 4)")
-    path.write_bytes(header_and_data)
-    with pytest.raises(DatasetError, match=r"shard 0 \(.*holds uint8 \(5, 4\)"):
-        open_dataset(tmp_path).fetch(np.array([0]))
-
-
+@pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize(
     ("old", "new"), [("^.*$", text) for text in ("", "{", "[]", "{}", "null")] + [('"format": 1', '"format": 7')]
 )
 def test_a_damaged_index_is_named(tmp_path: Path, old: str, new: str) -> None:
-    write_example(tmp_path)
     index = tmp_path / "index.json"
     index.write_text(re.sub(old, new, index.read_text(), count=1, flags=re.DOTALL))
-    with pytest.raises(DatasetError, match=r"index.json: the index is damaged \(.*; ") as caught:
+    with refused(r"index.json: the index is damaged \(.*; ", DatasetError):
         open_dataset(tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_directory_without_a_data_set_is_refused(tmp_path: Path) -> None:

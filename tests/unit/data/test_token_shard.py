@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import multiprocessing
+import re
 import resource
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,17 @@ from tokenizers import Tokenizer
 from implicit_llm_contracts.config.text import CorpusFiles
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import StorageError, remove_leftovers
-from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.stages import token_shard as stage
 from implicit_llm_data.text.corpus import DocumentSplit, open_share
+from tests.refusals import refused
 from tests.unit.data.text_samples import (
     BOOKS,
     NEOX,
     Project,
     contents,
     real_file,
+    run_until_killed,
     shard_config,
     write_corpus,
     write_jsonl,
@@ -66,17 +66,16 @@ def results(work: Path) -> dict[str, bytes]:
 def documents_in(path: Path, end_of_text: int) -> list[list[int]]:
     """The ids of each document in a stream."""
     ids = np.fromfile(path, dtype="<u2")
-    if not len(ids):
-        return []
-    assert ids[-1] == end_of_text
-    return [part.tolist() for part in np.split(ids, np.flatnonzero(ids == end_of_text) + 1)[:-1]]
+    *documents, rest = np.split(ids, np.flatnonzero(ids == end_of_text) + 1)
+    assert not len(rest)
+    return [ids.tolist() for ids in documents]
 
 
 def test_a_shard_holds_its_documents_each_with_an_end_of_text(project: Project) -> None:
     work = make(project)
     tokenizer = Tokenizer.from_file(str(project.work("x-tokenizer") / "tokenizer.json"))
     split = DocumentSplit(0.2, 1)
-    expected: dict[str, list[list[int]]] = {"train": [], "test": []}
+    expected = {"train": [], "test": []}
     for document in open_share(CorpusFiles("files", files=("part-*.jsonl.gz",)), project.downloads, 0, 2).documents():
         expected[split.of(document.utf8)].append([*tokenizer.encode(document.text).ids, 0])
     assert len(expected["test"]) > 3
@@ -85,6 +84,8 @@ def test_a_shard_holds_its_documents_each_with_an_end_of_text(project: Project) 
     record = json.loads((work / "shard.json").read_text())
     assert record["documents"] == {"train": len(expected["train"]), "test": len(expected["test"]), "empty": 0}
     assert record["tokens"]["train"] * 2 == (work / "train.bin").stat().st_size
+    point = journal.read(work / "journal.jsonl")[-1]
+    assert (point.step, point.values["tokens"]) == (80, sum(record["tokens"].values()))
     assert [file["name"] for file in record["source"]["files"]] == ["part-0.jsonl.gz", "part-2.jsonl.gz"]
     assert str(project.root) not in (work / "shard.json").read_text()
 
@@ -107,36 +108,17 @@ def test_the_share_of_test_documents_is_as_asked_for() -> None:
     assert [DocumentSplit(0.5, seed).of(b"x") for seed in range(20)] != [split.of(b"x")] * 20
 
 
-def test_two_runs_give_equal_bytes_and_equal_manifests(project: Project) -> None:
-    first, manifest = results(make(project)), project.input("x-shard-00000").manifest
-    work = make(project)
-    assert results(work) == first
-    assert project.input("x-shard-00000").manifest == manifest
-    point = journal.read(work / "journal.jsonl")[-1]
-    assert (point.step, point.values["tokens"]) == (
-        80,
-        sum(len(first[f"{name}.bin"]) for name in ("train", "test")) / 2,
-    )
-
-
 @pytest.mark.parametrize("point", [*POINTS, "atomic.before_rename"])
-def test_a_killed_shard_is_made_again_with_equal_bytes_and_the_others_stay(
-    project: Project, point: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_shard_is_made_again_with_equal_bytes_and_the_others_stay(project: Project, point: str) -> None:
     works = [make(project, shard) for shard in range(2)]
     undisturbed = [results(work) for work in works]
     other_times = {path: path.stat().st_mtime_ns for path in works[1].rglob("*")}
     for path in works[0].iterdir():
         path.unlink()
     context = context_of(project)
-    monkeypatch.setenv("FAULT", f"{point}:kill9@{3 if point == 'token_shard.before_batch' else 1}")
-    child = multiprocessing.get_context("fork").Process(target=stage.run, args=(context,))
-    child.start()
-    child.join(60)
-    assert child.exitcode == -signal.SIGKILL
+    run_until_killed(stage.run, context, f"{point}:kill9@{3 if point == 'token_shard.before_batch' else 1}")
     assert not (works[0] / "shard.json").exists()
     assert [path for path in works[0].iterdir() if path.name.endswith(".tmp")] or point == "token_shard.before_record"
-    monkeypatch.delenv("FAULT")
     remove_leftovers(context.run_dir)  # as a run directory does before a stage starts
     make(project)
     assert results(works[0]) == undisturbed[0]
@@ -148,11 +130,10 @@ def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # like a quota that is used up
     try:
-        with pytest.raises(StorageError, match=r"cannot write .*train.bin.*; raise the limit") as caught:
+        with refused(r"cannot write .*train.bin.*; raise the limit", StorageError):
             stage.run(context)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "\n" not in str(caught.value)
     assert results(context.work) == {}
 
 
@@ -175,10 +156,8 @@ def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -
 )
 def test_what_cannot_be_made_is_refused_in_one_line(project: Project, changes: dict[str, Any], message: str) -> None:
     context = context_of(project, **changes)
-    with pytest.raises(UserError) as caught:
+    with refused(re.escape(message)):
         stage.run(context)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert results(context.work) == {}
 
 
@@ -207,10 +186,8 @@ def test_a_damaged_file_is_named_and_leaves_nothing_half_written(
     path = project.downloads / "part-2.jsonl.gz"
     path.write_bytes(damaged(path.read_bytes()))
     context = context_of(project)
-    with pytest.raises(UserError) as caught:
+    with refused(f"^{path}.*{re.escape(message)}"):
         stage.run(context)
-    assert str(caught.value).startswith(str(path))
-    assert message in str(caught.value)
     assert results(context.work) == {}
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_data.stages import tokenizer as stage
 from implicit_llm_data.stages.tokenizer import TokenizerConfig
 from implicit_llm_data.text.corpus import DocumentSplit
+from tests.refusals import refused
 from tests.unit.data.text_samples import NEOX, Project, real_file, sentence, write_corpus, write_jsonl
 
 TRAINED: dict[str, Any] = {
@@ -32,27 +32,29 @@ def make_tokenizer(config: TokenizerConfig, downloads: Path) -> str:
 
 
 def refusal(downloads: Path, **fields: Any) -> str:
-    with pytest.raises(UserError) as caught:
+    with refused("") as caught:
         make_tokenizer(config_of(**fields), downloads)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def write_trained(folder: Path) -> Path:
     """A tokenizer.json in the folder, trained on sentences."""
-    text = make_tokenizer(config_of(**TRAINED, corpus=write_corpus(folder)), folder)
     path = folder / "small.json"
-    path.write_text(text)
+    path.write_text(make_tokenizer(config_of(**TRAINED, corpus=write_corpus(folder)), folder))
     return path
 
 
-def test_a_trained_tokenizer_has_the_wanted_size_and_gives_text_back(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_str(make_tokenizer(config_of(**TRAINED, corpus=write_corpus(tmp_path)), tmp_path))
-    assert tokenizer.get_vocab_size() == 300
+def test_a_trained_tokenizer_has_the_wanted_size_gives_text_back_and_says_which_id_ends_a_text(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    work = project.run("x", {"kind": "tokenizer", **TRAINED, "corpus": write_corpus(project.downloads)})
+    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     assert tokenizer.token_to_id("<|endoftext|>") == 0
     text = "the cat sat, naïve \U0001f600\n  12"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert len(tokenizer.encode("the cat").ids) < len("the cat")
+    manifest = project.input("x").manifest
+    assert manifest.summary == {"num_ids": 300, "vocab_size": 300, "end_of_text_id": 0}
+    assert [record.path.rpartition("/")[2] for record in manifest.files] == ["tokenizer.json"]
 
 
 def test_training_again_gives_equal_bytes(tmp_path: Path) -> None:
@@ -116,15 +118,3 @@ def test_a_tokenizer_that_is_not_usable_is_refused(tmp_path: Path, fields: dict[
     write_trained(tmp_path)
     (tmp_path / "broken.json").write_text("{}")
     assert message in refusal(tmp_path, **{"vocab_size": 300, **fields})
-
-
-def test_the_stage_writes_the_tokenizer_and_says_which_id_ends_a_text(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    corpus = write_corpus(project.downloads)
-    work = project.run("x-tokenizer", {"kind": "tokenizer", **TRAINED, "corpus": corpus})
-    assert Tokenizer.from_file(str(work / "tokenizer.json")).get_vocab_size() == 300
-    summary = project.input("x-tokenizer").manifest.summary
-    assert summary == {"num_ids": 300, "vocab_size": 300, "end_of_text_id": 0}
-    assert [record.path.rpartition("/")[2] for record in project.input("x-tokenizer").manifest.files] == [
-        "tokenizer.json"
-    ]

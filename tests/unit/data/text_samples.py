@@ -1,28 +1,49 @@
-"""Small corpora and finished text stages for the tests."""
+"""Small corpora and simulated stories, and stages that are run on them without the frame of a job around them."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import logging
+import multiprocessing
 import os
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs.identity import compute_fingerprint
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.journal import Journal
-from implicit_llm_contracts.runs.manifest import FILE_NAME, FileRecord, Manifest
-from implicit_llm_contracts.runs.run_directory import work_directory
+from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
+from implicit_llm_contracts.runs.run_directory import RunDirectory
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
-from implicit_llm_data.stages import token_shard, token_stream, tokenizer
+from implicit_llm_data.stages import babi_text, catbabi, token_shard, token_stream, tokenizer
 
 BOOKS = "public_domain_books.jsonl.gz"
 NEOX = "gpt-neox-20b_tokenizer.json"
 VOCAB_SIZE = 300
 STAGES = {"tokenizer": tokenizer, "token_shard": token_shard, "token_stream": token_stream}
+SIMULATED: dict[str, Any] = {
+    "kind": "babi_text",
+    "source": "simulated",
+    "seed": 0,
+    "families": [1, 8, 19],
+    "stories": {"train": 12, "valid": 4, "test": 5},
+    "story_length": 6,
+}
+CATBABI: dict[str, Any] = {
+    "kind": "catbabi",
+    "collection": "simulated",
+    "split": "train",
+    "mode": "qa",
+    "length": 50,
+    "vocab_size": 192,
+    "seed": 0,
+    "drop_last_story": True,
+}
 
 
 def real_file(name: str) -> Path:
@@ -54,8 +75,35 @@ def write_corpus(folder: Path, num_files: int = 3, documents_per_file: int = 40)
     return {"source": "files", "files": ["part-*.jsonl.gz"]}
 
 
+def context_in(work: Path, config: dict[str, Any], **changes: Any) -> StageContext:
+    """What a data stage works with in the folder `work`."""
+    fields = {"name": f"babi-{work.name}", "fingerprint": "0" * 64, "inputs": {}, "runtime": {}, "run_dir": work.parent}
+    fields |= {"journal": Journal(None), "log": logging.getLogger("implicit_llm.data")}
+    return StageContext("data", config=config, work=work, is_main=True, **(fields | changes))
+
+
+def run_until_killed(run: Callable[[StageContext], object], context: StageContext, fault: str) -> None:
+    """Run a stage in a process of its own, which the fault kills."""
+    child = multiprocessing.get_context("fork").Process(target=run, args=(context,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAULT", fault)
+        child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+
+
+def make_text(work: Path, downloads: Path | None = None, **config: Any) -> StageResult:
+    """Simulated stories, or those of the archive in a folder."""
+    given = SIMULATED if downloads is None else {"kind": "babi_text", "source": "archive"}
+    return babi_text.run(context_in(work, {**given, **config}, runtime={"downloads": downloads}))
+
+
+def make_catbabi(work: Path, text: Path, **config: Any) -> StageResult:
+    return catbabi.run(context_in(work, {**CATBABI, **config}, inputs={"text": SimpleNamespace(work=text)}))
+
+
 class Project:
-    """Runs stages below `root / "results"` as the workflow does, without the frame around them."""
+    """Runs stages below `root / "results"` as the workflow does."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -64,52 +112,41 @@ class Project:
     def context(self, name: str, config: dict[str, Any], upstream: dict[str, str]) -> StageContext:
         """What the stage works with; `upstream` maps roles to names of finished runs."""
         inputs = {role: self.input(given) for role, given in upstream.items()}
-        fingerprints = {role: given.manifest.fingerprint for role, given in inputs.items()}
-        fingerprint = compute_fingerprint("data", config, "c0de", fingerprints)
-        run_dir = self.root / "results" / "data" / name
-        work = work_directory(run_dir, fingerprint)
-        work.mkdir(parents=True, exist_ok=True)
-        journal = Journal(work / "journal.jsonl")
-        log = logging.getLogger("implicit_llm.data")
-        runtime = {"downloads": str(self.downloads)}
-        return StageContext(
-            "data", name, fingerprint, config, inputs, run_dir, work, journal, log, runtime, is_main=True
+        run = self._directory(name, config, inputs)
+        run.work.mkdir(parents=True, exist_ok=True)
+        about = {"fingerprint": run.identity.fingerprint, "run_dir": run.path, "journal": Journal(run.journal)}
+        return context_in(
+            run.work, config, name=name, inputs=inputs, runtime={"downloads": str(self.downloads)}, **about
         )
 
     def run(self, name: str, config: dict[str, Any], upstream: dict[str, str] | None = None) -> Path:
         """Run the stage of the configuration's kind and write its manifest; return its work directory."""
         context = self.context(name, config, upstream or {})
         result = STAGES[config["kind"]].run(context)
-        self.publish(context, result)
+        self._directory(name, config, context.inputs).publish(result.files, result.summary)
         return context.work
-
-    def publish(self, context: StageContext, result: StageResult) -> None:
-        fingerprints = {role: given.manifest.fingerprint for role, given in context.inputs.items()}
-        identity = {"config": context.config, "code": "c0de", "upstream": fingerprints}
-        files = tuple(FileRecord.of(context.work / file, context.run_dir) for file in result.files)
-        manifest = Manifest("data", context.name, context.fingerprint, identity, files, result.summary)
-        manifest.write(context.run_dir / FILE_NAME)
 
     def input(self, name: str) -> Input:
         run_dir = self.root / "results" / "data" / name
         return Input(run_dir, Manifest.read(run_dir / FILE_NAME))
+
+    def work(self, name: str) -> Path:
+        return self.input(name).work
 
     def run_all(self, corpus: dict[str, Any], num_shards: int = 3, test_fraction: float = 0.2) -> None:
         """The tokenizer, the shards and both streams, in rows of 16."""
         split = {"test_fraction": test_fraction, "seed": 1}
         trained = {"kind": "tokenizer", "source": "trained", "vocab_size": VOCAB_SIZE, "max_bytes": 100_000}
         self.run("x-tokenizer", {**trained, "corpus": corpus, **split})
-        roles = {}
-        for shard in range(num_shards):
-            roles[f"shard-{shard:05d}"] = f"x-shard-{shard:05d}"
-            self.run(
-                f"x-shard-{shard:05d}", shard_config(corpus, shard, num_shards) | split, {"tokenizer": "x-tokenizer"}
-            )
+        roles = {f"shard-{shard:05d}": f"x-shard-{shard:05d}" for shard in range(num_shards)}
+        for shard, name in enumerate(roles.values()):
+            self.run(name, shard_config(corpus, shard, num_shards) | split, {"tokenizer": "x-tokenizer"})
         for name in ("train", "test"):
             self.run(f"x-{name}", {"kind": "token_stream", "split": name, "length": 16}, roles)
 
-    def work(self, name: str) -> Path:
-        return self.input(name).work
+    def _directory(self, name: str, config: dict[str, Any], inputs: dict[str, Input]) -> RunDirectory:
+        upstream = {role: given.manifest.fingerprint for role, given in inputs.items()}
+        return RunDirectory(self.root / "results" / "data" / name, Identity("data", name, config, "c0de", upstream))
 
 
 def shard_config(corpus: dict[str, Any], shard: int, num_shards: int) -> dict[str, Any]:

@@ -1,0 +1,14 @@
+"""Errors that tell the user in one line what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from implicit_llm_contracts.runs.errors import UserError
+
+
+def refused(message: str, error: type[Exception] = UserError) -> Any:
+    """For `with`: the block raises this error, whose one line matches `message`."""
+    return pytest.raises(error, match=rf"\A.*(?:{message}).*\Z")

@@ -1,0 +1,160 @@
+"""Files of stories, and the archive that they come in."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from implicit_llm_data.babi import archive as babi_archive
+from implicit_llm_data.babi.archive import (
+    ARCHIVES,
+    FOLDER,
+    BabiArchiveError,
+    find_archive,
+    official_files,
+    read_archive,
+)
+from implicit_llm_data.babi.stories import (
+    SPLITS,
+    Line,
+    file_name,
+    find_files,
+    format_stories,
+    parse_stories,
+    vocabulary_of,
+    words_of,
+)
+from tests.refusals import refused
+
+TEXT = (
+    "1 Ann and Bob went up.\n"
+    "2 Where is Ann? \tup\t1\n"
+    "3 The Box of Nails fell.\n"
+    "4 What does Bob hold?\tNail,Hammer\t1 3\n"
+    "1 Bob slept.\n"
+    "2 Who slept?\tbob\t\n"
+)
+STORIES = [
+    [
+        Line(1, "Ann and Bob went up."),
+        Line(2, "Where is Ann?", "up", (1,)),
+        Line(3, "The Box of Nails fell."),
+        Line(4, "What does Bob hold?", "Nail,Hammer", (1, 3)),
+    ],
+    [Line(1, "Bob slept."), Line(2, "Who slept?", "bob", ())],
+]
+
+
+@pytest.mark.parametrize(
+    "text", [TEXT, TEXT.removesuffix("\n"), TEXT.replace("\n", "\r\n"), format_stories(STORIES)], ids=range(4)
+)
+def test_stories_begin_at_lines_numbered_one_whatever_the_line_ends(text: str) -> None:
+    assert parse_stories(text.encode()) == STORIES
+
+
+def test_words_are_lower_case_with_the_mark_apart_and_the_answer_as_one_word() -> None:
+    assert " ".join(words_of(STORIES[0])) == (
+        "ann and bob went up . where is ann ? up the box of nails fell . what does bob hold ? nail,hammer"
+    )
+
+
+def test_the_vocabulary_does_not_depend_on_the_order_of_the_words() -> None:
+    assert vocabulary_of(["b", "?", "a", "b", "."]) == ["<pad>", "<eos>", ".", "?", "a", "b"]
+
+
+def test_files_of_a_split_come_by_task_number(tmp_path: Path) -> None:
+    names = [file_name(task, split) for task in (10, 2, 1) for split in ("train", "test")]
+    for name in [*names, "qa3_train.txt.bak", "xqa4_train.txt"]:
+        (tmp_path / name).touch()
+    assert list(find_files(tmp_path, "train").items()) == [
+        (task, tmp_path / f"qa{task}_train.txt") for task in (1, 2, 10)
+    ]
+
+
+# Of an invented archive: sha256 of b"1 A b.\n" and the git identity of b"1 C d.\n".
+ONE, TWO = "en-valid/qa1_train.txt", "en-valid-10k/qa3_train.txt"
+CONTENTS = {ONE: b"1 A b.\n", TWO: b"1 C d.\n"}
+DIGESTS = {
+    ONE: "a457cf4bfda6c1a5069944a96a9763ef86bc6b4132ad788301084ac20c4dd6a4",
+    TWO: "git:21916160eef737675ce2a041c681e53171ab3a6e",
+}
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where to write an archive of the two files, which then are the official ones."""
+    monkeypatch.setattr(babi_archive, "official_files", lambda: DIGESTS)
+    return tmp_path / "a.tar.gz"
+
+
+def write_archive(path: Path, members: dict[str, bytes], link: tarfile.TarInfo | None = None) -> None:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        if link is not None:
+            tar.addfile(link)
+
+
+def in_folder(contents: dict[str, bytes]) -> dict[str, bytes]:
+    return {f"{FOLDER}/{name}": content for name, content in contents.items()}
+
+
+def test_the_digests_are_of_the_hundred_and_twenty_files() -> None:
+    collections = [f"{folder}/qa{task}" for folder in ("en-valid", "en-valid-10k") for task in range(1, 21)]
+    assert set(official_files()) == {f"{start}_{split}.txt" for start in collections for split in SPLITS}
+    assert Counter(len(digest.removeprefix("git:")) for digest in official_files().values()) == {64: 119, 40: 1}
+
+
+@pytest.mark.parametrize("prefix", ["", "./"])
+def test_known_files_are_read_and_checked_and_others_passed_over(archive: Path, prefix: str) -> None:
+    others = {"README.txt": b"x", "en/qa1_train.txt": b"y", f"{FOLDER}/../{ONE}": b"z"}
+    write_archive(archive, {prefix + name: content for name, content in {**in_folder(CONTENTS), **others}.items()})
+    assert read_archive(archive) == CONTENTS
+    assert [path.name for path in archive.parent.iterdir()] == ["a.tar.gz"]
+
+
+@pytest.mark.parametrize("names", [(ONE,), (ONE, TWO)])
+def test_a_file_named_as_missing_is_left_out_whether_it_is_there_or_not(archive: Path, names: tuple[str, ...]) -> None:
+    write_archive(archive, in_folder({name: CONTENTS[name] for name in names}))
+    assert read_archive(archive, [TWO]) == {ONE: CONTENTS[ONE]}
+
+
+@pytest.mark.parametrize("name", [ONE, TWO])
+def test_a_file_of_which_one_byte_differs_is_named(archive: Path, name: str) -> None:
+    write_archive(archive, in_folder({**CONTENTS, name: CONTENTS[name].replace(b".", b"!")}))
+    with refused(f"{name} is damaged.*remove a.tar.gz and type `implicit-llm prefetch", BabiArchiveError):
+        read_archive(archive)
+
+
+def test_a_link_under_the_name_of_a_file_is_not_followed(archive: Path) -> None:
+    link = tarfile.TarInfo(f"{FOLDER}/{ONE}")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+    write_archive(archive, in_folder({TWO: CONTENTS[TWO]}), link)
+    message = f"a.tar.gz: {ONE} is not in the archive; type `implicit-llm prefetch.*text.missing_files"
+    with refused(message, BabiArchiveError):
+        read_archive(archive)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 60, -200, None])
+def test_a_truncated_archive_and_what_is_none_are_named(archive: Path, keep: int | None) -> None:
+    noise = os.urandom(3000)  # does not compress, so that the cut is inside of it
+    write_archive(archive, {**in_folder(CONTENTS), "noise": noise})
+    archive.write_bytes(b"<html>404</html>" if keep is None else archive.read_bytes()[:keep])
+    with refused(f"^{archive}: the archive is truncated or damaged", BabiArchiveError):
+        read_archive(archive)
+
+
+def test_the_published_archive_is_preferred_and_without_any_both_names_and_the_command_are_said(tmp_path: Path) -> None:
+    message = f"{tmp_path}: neither {ARCHIVES[0]} nor {ARCHIVES[1]} is there; type `implicit-llm prefetch.*--downloads"
+    with refused(message, BabiArchiveError):
+        find_archive(tmp_path)
+    for name in reversed(ARCHIVES):
+        (tmp_path / name).touch()
+        assert find_archive(tmp_path).name == name
