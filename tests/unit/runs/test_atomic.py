@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from implicit_llm_contracts.runs import atomic, faults
+from implicit_llm_contracts.runs import atomic
 from implicit_llm_contracts.runs.atomic import StorageError, commit_directory, replace_file, write_atomic
+from tests.refusals import refused
 
 
 def names(directory: Path) -> list[str]:
@@ -51,12 +52,11 @@ def test_data_and_directory_are_synced_in_this_order_around_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    fsync, rename = os.fsync, os.rename
+    rename = os.rename
 
     def record_fsync(descriptor: int) -> None:
         is_directory = os.path.isdir(f"/proc/self/fd/{descriptor}")
         calls.append("fsync directory" if is_directory else "fsync file")
-        fsync(descriptor)
 
     def record_rename(source: Path, target: Path) -> None:
         calls.append("rename")
@@ -87,13 +87,9 @@ def test_no_space_is_a_user_error_with_the_bytes_needed_and_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
     monkeypatch.setenv("FAULT", "atomic.mid_write:enospc")
-    faults.reset()
-    with pytest.raises(
-        StorageError, match=r"cannot write .*/a \(12 bytes needed, \d+ bytes free\): the disk is full"
-    ) as caught:
+    with refused(r"cannot write .*/a \(12 bytes needed, \d+ bytes free\): the disk is full", StorageError) as caught:
         write_atomic(tmp_path / "a", b"x" * 12)
-    assert caught.value.errno == errno.ENOSPC
-    assert caught.value.exit_code == 2
+    assert (caught.value.errno, caught.value.exit_code) == (errno.ENOSPC, 2)
     assert names(tmp_path) == []
     assert pauses == []
 
@@ -101,13 +97,11 @@ def test_no_space_is_a_user_error_with_the_bytes_needed_and_not_tried_again(
 def test_a_finished_file_moves_across_file_systems_into_folders_that_are_made_for_it(
     tmp_path: Path, other_file_system: Path
 ) -> None:
-    (other_file_system / "a").write_bytes(b"new")
-    replace_file(other_file_system / "a", tmp_path / "x" / "y" / "b")
-    assert (tmp_path / "x" / "y" / "b").read_bytes() == b"new"
-    assert names(other_file_system) == []
-    (other_file_system / "a").write_bytes(b"newer")
-    replace_file(other_file_system / "a", tmp_path / "x" / "y" / "b")
-    assert (tmp_path / "x" / "y" / "b").read_bytes() == b"newer"
+    for content in (b"new", b"newer"):
+        (other_file_system / "a").write_bytes(content)
+        replace_file(other_file_system / "a", tmp_path / "x" / "y" / "b")
+        assert (tmp_path / "x" / "y" / "b").read_bytes() == content
+        assert names(other_file_system) == []
     assert names(tmp_path / "x" / "y") == ["b"]
 
 
@@ -145,7 +139,6 @@ def test_an_error_that_passes_is_waited_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], kind: str
 ) -> None:
     monkeypatch.setenv("FAULT", f"atomic.before_fsync:{kind}@1,atomic.before_rename:{kind}@1")
-    faults.reset()
     write_atomic(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"new"
     assert names(tmp_path) == ["a"]
@@ -160,7 +153,6 @@ def test_an_error_that_stays_ends_after_growing_pauses_with_its_class(
 ) -> None:
     write_atomic(tmp_path / "a", b"old")
     monkeypatch.setenv("FAULT", f"atomic.before_write:{kind}@1+")
-    faults.reset()
     with pytest.raises(StorageError, match=message) as caught:
         write_atomic(tmp_path / "a", b"new")
     assert caught.value.failure_class == "quota"

@@ -8,6 +8,7 @@ import pytest
 
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FileRecord, Level, Manifest, ManifestError
+from tests.refusals import refused
 
 FINGERPRINT = "ab" * 32
 
@@ -77,20 +78,14 @@ def test_a_damaged_manifest_is_absent_for_find_and_a_one_line_error_for_read(
     path = tmp_path / "manifest.json"
     path.write_bytes(content)
     assert Manifest.find(path) is None
-    with pytest.raises(ManifestError) as caught:
+    with refused(f"^{path}: .*{found}.*type `rm -f {path}` and run the workflow again", ManifestError):
         Manifest.read(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ")
-    assert found in message
-    assert f"type `rm -f {path}` and run the workflow again" in message
-    assert "\n" not in message
 
 
 def test_a_missing_manifest_names_the_path_and_nothing_to_remove(tmp_path: Path) -> None:
     assert Manifest.find(tmp_path / "manifest.json") is None
-    with pytest.raises(ManifestError, match=r"manifest\.json: no manifest there; give the directory") as caught:
+    with refused(r"manifest\.json: no manifest there; give the directory((?!rm -f).)*\Z", ManifestError):
         Manifest.read(tmp_path / "manifest.json")
-    assert "rm -f" not in str(caught.value)  # nothing is there to remove
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../other/a"])
@@ -98,11 +93,6 @@ def test_a_path_that_leads_out_of_the_run_directory_is_refused(tmp_path: Path, p
     Manifest.of(Identity("s", "n", {}, "", {}), (FileRecord(path, 1, "0"),), {}).write(tmp_path / "manifest.json")
     with pytest.raises(ManifestError, match="leads out of the run directory"):
         Manifest.read(tmp_path / "manifest.json")
-
-
-def test_unchanged_files_verify_at_both_levels(manifest: Manifest, run_dir: Path) -> None:
-    manifest.verify(run_dir, "size")
-    manifest.verify(run_dir, "sha256")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +107,7 @@ def test_unchanged_files_verify_at_both_levels(manifest: Manifest, run_dir: Path
 def test_a_file_that_is_missing_or_not_as_recorded_is_named(
     manifest: Manifest, run_dir: Path, content: str | None, error: str, level: Level
 ) -> None:
+    manifest.verify(run_dir, level)
     path = run_dir / "work" / "a"
     path.unlink()
     if content is not None:

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from implicit_llm_contracts.runs.logs import wants_bar
 from implicit_llm_jobs.progress import Progress
 
 
@@ -42,3 +43,15 @@ def test_without_a_terminal_there_are_lines_and_no_bar(
         progress.tell(2, lambda: "loss 2.5")
     assert stderr.getvalue() == ""
     assert [record.message for record in caplog.records] == ["data mode: 2/2 samples, loss 2.5"]
+
+
+def test_a_bar_is_for_terminals_outside_of_snakemake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.delenv("SNAKEMAKE_PROFILE", raising=False)
+    assert wants_bar("auto")
+    monkeypatch.setenv("SNAKEMAKE_PROFILE", "profiles/local")
+    assert not wants_bar("auto")
+    assert wants_bar("bar")
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    monkeypatch.delenv("SNAKEMAKE_PROFILE")
+    assert not wants_bar("auto")

@@ -16,9 +16,8 @@ def _journal(folder: Path, *records: tuple[str, float]) -> Path:
         json.dumps({"kind": "event", "name": name, "time": (START + timedelta(seconds=at)).isoformat(), "host": "h"})
         for name, at in records
     ]
-    path = folder / "journal.jsonl"
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
+    (folder / "journal.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return folder / "journal.jsonl"
 
 
 def test_an_attempt_that_was_cut_off_lasts_to_its_last_record_and_the_last_one_until_now(tmp_path: Path) -> None:
@@ -39,6 +38,5 @@ def test_the_commit_is_that_of_the_checkout_which_the_code_comes_from() -> None:
     asked = ["git", "-C", str(PROJECT_DIR), "rev-parse", "HEAD"]
     commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     found = git_state()
-    assert found is not None
     assert found["commit"] == commit
     assert isinstance(found["is_dirty"], bool)

@@ -13,8 +13,8 @@ from implicit_llm_contracts.runs.run_directory import ResultError, RunDirectory,
 
 
 @pytest.fixture
-def run(run_path: Path, identity: Identity) -> RunDirectory:
-    run = RunDirectory(run_path, identity)
+def run(run_path: Path) -> RunDirectory:
+    run = RunDirectory(run_path, Identity("train", "x", {}, "c0de", {}))
     run.prepare()
     return run
 
@@ -35,14 +35,6 @@ def fork(child: Callable[[], None]) -> int:
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-
-
-def test_two_identities_share_a_run_directory_and_no_work_directory(
-    run_path: Path, identity_text: Callable[..., str]
-) -> None:
-    works = {RunDirectory(run_path, Identity.parse(identity_text(seed=seed))).work for seed in (0, 1)}
-    assert len(works) == 2
-    assert {work.parent for work in works} == {run_path / "work"}
 
 
 def test_a_second_writer_is_told_who_writes(run: RunDirectory) -> None:
@@ -126,11 +118,11 @@ def test_a_damaged_committed_manifest_counts_as_absent_and_is_set_aside(run: Run
     assert (run.work / "manifest.json.bad").exists()
 
 
-def test_the_manifest_of_another_identity_is_not_taken_for_ours(
-    run: RunDirectory, run_path: Path, identity_text: Callable[..., str]
-) -> None:
-    other = RunDirectory(run_path, Identity.parse(identity_text(seed=1)))
+def test_another_identity_works_elsewhere_and_its_manifest_is_not_taken_for_ours(run: RunDirectory) -> None:
+    other = RunDirectory(run.path, Identity("train", "x", {"seed": 1}, "c0de", {}))
     other.prepare()
+    assert run.work != other.work
+    assert run.work.parent == other.work.parent == run.path / "work"
     other.publish([], {})
     (other.work / "manifest.json").rename(run.work / "manifest.json")
     assert run.find_done("size") is None

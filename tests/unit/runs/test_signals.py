@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,35 +15,28 @@ def leave(number: int, frame: object) -> None:
     sys.exit(99)
 
 
-@pytest.fixture(params=sorted(signals.IN_FORKS))
-def handled(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
-    previous = signals.handle(request.param, leave)
-    yield request.param
-    signals.restore(request.param, previous)
-
-
-def test_this_process_has_the_handler_and_a_fork_does_not(handled: signal.Signals) -> None:
+def fork_has(number: int, handler: object) -> bool:
     child = os.fork()
     if child == 0:
-        in_fork = signal.getsignal(handled)
-        os._exit(0 if in_fork == signals.IN_FORKS[handled] else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert signal.getsignal(handled) is leave
-    with pytest.raises(SystemExit):
-        signal.raise_signal(handled)
+        os._exit(0 if signal.getsignal(number) == handler else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_handler_taken_back_is_nobodys(number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", sorted(signals.IN_FORKS))
+def test_this_process_has_the_handler_until_it_is_taken_back_and_a_fork_does_not(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     previous = signals.handle(number, leave)
-    assert previous == before
-    signals.restore(number, previous)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if signal.getsignal(number) == before else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert signal.getsignal(number) == before
+    try:
+        assert fork_has(number, signals.IN_FORKS[number])
+        with pytest.raises(SystemExit):
+            signal.raise_signal(number)
+    finally:
+        signals.restore(number, previous)
+    assert previous == signal.getsignal(number) == before
+    assert fork_has(number, before)
+
+
+def test_other_signals_are_refused() -> None:
     with pytest.raises(ValueError, match="SIGHUP"):
         signals.handle(signal.SIGHUP, leave)
 
