@@ -82,7 +82,7 @@ format: $(TOOLS)  ## Rewrite the sources in the project's style
 	@$(ACTIVATE); ruff check --fix .; ruff format .; snakefmt Snakefile workflow/rules
 
 bench: $(TOOLS)  ## Run the benchmarks; each prints a table
-	@$(ACTIVATE); for script in tests/benchmarks/*.py; do echo "== $$script"; python "$$script"; done
+	@$(ACTIVATE); for script in tests/benchmarks/*.py; do echo "== $$script"; python -m "tests.benchmarks.$$(basename $$script .py)"; done
 
 # Its name changes with its contents, so it has no prerequisites: a checkout that only changes file times installs nothing.
 # torch comes first and by its exact version: left to the other packages, pip would take a build for GPUs.

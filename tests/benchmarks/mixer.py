@@ -1,6 +1,6 @@
 """Milliseconds of a Mamba2 mixer between its projections, in bf16 on random data, and of each of its kernels.
 
-    python tests/benchmarks/mixer.py --out mixer.json      # needs a GPU
+    python -m tests.benchmarks.mixer --out mixer.json      # needs a GPU
 
 Forward without a gradient, and forward and backward, both replayed from a CUDA graph: median of 30. The shapes are a
 layer of Mamba2 130M and one of state tracking. The goals are of one H200.
@@ -8,18 +8,16 @@ layer of Mamba2 130M and one of state tracking. The goals are of one H200.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from implicit_llm.kernels.operations import ScanWeights, gated_scan
+from tests.measuring import card, keep, milliseconds, options_of
 
 SIZES = (64, 1, 128)  # P, G, N
 SHAPES = {"8 x 2048 x 24 heads": (8, 2048, 24), "512 x 256 x 16 heads": (512, 256, 16)}
@@ -27,17 +25,11 @@ GOALS = {"8 x 2048 x 24 heads": (0.12, 0.50), "512 x 256 x 16 heads": (0.46, Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
-    out = parser.parse_args().out
-    if not torch.cuda.is_available():
-        sys.stdout.write("needs a GPU\n")
-        return
+    options = options_of(__doc__).parse_args()
+    if card() == "CPU":
+        sys.exit("needs a GPU")
     torch.set_float32_matmul_precision("high")
-    rows = [measure(name, *shape) for name, shape in SHAPES.items()]
-    if out:
-        content = {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-        out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    keep(options.out, [measure(name, *shape) for name, shape in SHAPES.items()])
 
 
 def measure(name: str, batch: int, length: int, heads: int) -> dict[str, Any]:
@@ -53,39 +45,32 @@ def measure(name: str, batch: int, length: int, heads: int) -> dict[str, Any]:
     )
     leaves = [t.requires_grad_() for t in (projected_BLE, *weights)]
 
-    def forward() -> None:
-        with torch.no_grad():
-            gated_scan(projected_BLE, None, weights, SIZES, None, return_state=False)
+    def forward() -> torch.Tensor:
+        return gated_scan(projected_BLE, None, weights, SIZES, None, return_state=False)[0]
 
     def both() -> None:
-        y_BLI, _ = gated_scan(projected_BLE, None, weights, SIZES, None, return_state=False)
+        y_BLI = forward()
         torch.autograd.grad(y_BLI, leaves, y_BLI.detach())
 
     row: dict[str, Any] = {"shape": name}
-    for what, run, goal in zip(("forward", "forward and backward"), (forward, both), GOALS[name], strict=True):
+    for what, run, goal in zip(
+        ("forward", "forward and backward"), (torch.no_grad()(forward), both), GOALS[name], strict=True
+    ):
         ms, kernels = replayed(run)
         row[what] = {"ms": ms, "goal_ms": goal, "kernels_ms": kernels}
         of_each = ", ".join(f"{kernel} {time:.3f}" for kernel, time in kernels.items())
-        sys.stdout.write(f"{name}, {what}: {ms:.3f} ms, goal {goal}: {of_each}\n")
+        print(f"{name}, {what}: {ms:.3f} ms, goal {goal}: {of_each}")
     return row
 
 
-def replayed(run: Callable[[], None]) -> tuple[float, dict[str, float]]:
+def replayed(run: Callable[[], object]) -> tuple[float, dict[str, float]]:
     run()  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    times_ms = []
-    for _ in range(30):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times_ms.append(begin.elapsed_time(end))
+    times_ms = [milliseconds(graph.replay) for _ in range(30)]
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        graph.replay()
-        torch.cuda.synchronize()
+        milliseconds(graph.replay)
     events = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
     kernels = {event.key.strip("_")[:40]: event.self_device_time_total / 1e3 for event in events}
     return statistics.median(times_ms), kernels

@@ -1,6 +1,6 @@
 """Seconds of the driver: the whole paper's dry run, and what Snakemake and the executor plugin add to one job.
 
-    python tests/benchmarks/orchestration.py
+    python -m tests.benchmarks.orchestration
 
 A job's overhead is the slope over workflows of few and of many jobs that do nothing, one after another: with
 Snakemake's local executor, then with submitit on this machine, where each job starts a Snakemake of its own.
@@ -9,12 +9,13 @@ Snakemake's local executor, then with submitit on this machine, where each job s
 from __future__ import annotations
 
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
+
+from tests.measuring import seconds, show, spread
 
 PROJECT = Path(__file__).resolve().parents[2]
 REPEATS = 3
@@ -36,15 +37,15 @@ GOALS_S = {"dry run of the paper": 10.0, "a job, local": 0.1, "a job, submitit, 
 
 
 def main() -> None:
-    print(f"Python {platform.python_version()}, {platform.machine()}; seconds, median of {REPEATS}")
-    print(f"{'row':26}{'s':>8}{'min':>8}{'max':>8}{'goal':>8}")
-    row("dry run of the paper", [dry_run_s() for _ in range(REPEATS)])
+    taken_s = {"dry run of the paper": [dry_run_s() for _ in range(REPEATS)]}
     for name, options in EXECUTORS.items():
-        row(f"a job, {name}", [job_s(options) for _ in range(REPEATS)])
+        taken_s[f"a job, {name}"] = [job_s(options) for _ in range(REPEATS)]
+    rows = [{"what": name, **spread(times, "s"), "goal_s": GOALS_S[name]} for name, times in taken_s.items()]
+    show(rows, f"Python {platform.python_version()}, {platform.machine()}; seconds, median of {REPEATS}")
 
 
 def dry_run_s() -> float:
-    return seconds(["paper", "-n", "--quiet", "all"], PROJECT)
+    return snakemake_s(["paper", "-n", "--quiet", "all"], PROJECT)
 
 
 def job_s(options: tuple[str, ...]) -> float:
@@ -53,19 +54,13 @@ def job_s(options: tuple[str, ...]) -> float:
     for count in (FEW, MANY):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "Snakefile").write_text(SNAKEFILE, encoding="utf-8")
-            walls.append(seconds([*options, "--quiet", "all", "--config", f"jobs={count}"], Path(folder)))
+            walls.append(snakemake_s([*options, "--quiet", "all", "--config", f"jobs={count}"], Path(folder)))
     return (walls[1] - walls[0]) / (MANY - FEW)
 
 
-def seconds(arguments: list[str], folder: Path) -> float:
-    start_s = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "snakemake", *arguments], cwd=folder, check=True, capture_output=True)
-    return time.perf_counter() - start_s
-
-
-def row(name: str, taken_s: list[float]) -> None:
-    median = statistics.median(taken_s)
-    print(f"{name:26}{median:8.2f}{min(taken_s):8.2f}{max(taken_s):8.2f}{GOALS_S[name]:8.1f}")
+def snakemake_s(arguments: list[str], folder: Path) -> float:
+    command = [sys.executable, "-m", "snakemake", *arguments]
+    return seconds(partial(subprocess.run, command, cwd=folder, check=True, capture_output=True))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Seconds for which training stands still at a save, and seconds until the state is on disk.
 
-    python tests/benchmarks/saving.py mamba2-1.3b-implicit --directory /scratch --pause 60
+    python -m tests.benchmarks.saving mamba2-1.3b-implicit --directory /scratch --pause 60
 
 The model and AdamW's states have their full size and are on the GPU where there is one. The first save also takes the
 host memory for the copy. `--pause` stands for the steps between two saves: with less than a write takes, the next save
@@ -9,7 +9,6 @@ waits for the write before.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -26,12 +25,13 @@ from implicit_llm.training.optimizer import build_optimizer
 from implicit_llm.training.state import model_tensors, optimizer_tensors, random_state
 from implicit_llm_contracts.config.training import OptimizerConfig, Runtime
 from implicit_llm_contracts.runs.journal import Journal
+from tests.measuring import card, keep, options_of, show
 
 METRICS = {"columns": [], "window": [], "recent": [], "totals": {}}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("config", nargs="?", default="mamba2-130m-implicit")
     parser.add_argument("--directory", type=Path, help="on the file system to measure; default that of temporary files")
     parser.add_argument("--saves", type=int, default=3)
@@ -44,7 +44,7 @@ def main() -> None:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    print(f"{'save':>4}{'GB':>8}{'stall s':>9}{'write s':>9}")
+    rows = []
     with tempfile.TemporaryDirectory(dir=options.directory) as work, StopRequest() as stop:
         journal = Journal(None)
         store = CheckpointStore(Path(work), {}, journal)
@@ -58,7 +58,10 @@ def main() -> None:
                 schedule.commit(state)
                 stall_s = time.perf_counter() - started
                 time.sleep(options.pause)
-                print(f"{step:4}{state.num_bytes / 1e9:8.2f}{stall_s:9.2f}{store.last_save_s:9.2f}")
+                gigabytes = state.num_bytes / 1e9
+                rows.append({"save": step, "GB": gigabytes, "stall_s": stall_s, "write_s": store.last_save_s})
+    show(rows, card())
+    keep(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Milliseconds of a full training step against the figures of the published code on an H200, on random data.
 
-    python tests/benchmarks/training_step.py                              # all rows, on a GPU
-    python tests/benchmarks/training_step.py state-tracking-free --set block_len=32
-    python tests/benchmarks/training_step.py mamba2-130m-explicit --profile 25
-    python tests/benchmarks/training_step.py mamba2-1.3b-implicit --set max_iter=24 --gradient-checkpointing
+    python -m tests.benchmarks.training_step                              # all rows, on a GPU
+    python -m tests.benchmarks.training_step state-tracking-free --set block_len=32
+    python -m tests.benchmarks.training_step mamba2-130m-explicit --profile 25
+    python -m tests.benchmarks.training_step mamba2-1.3b-implicit --set max_iter=24 --gradient-checkpointing
 
 A step is forward, loss, backward, clipping and AdamW, under bf16 autocast with fp32 weights. `state-tracking-free` runs
 all 32 iterations in every step, as trained weights make the published solver do; the free phases of language models run
@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
 from implicit_llm.kernels.selection import selected_kernels
+from tests.measuring import card, keep, milliseconds, options_of, show, spread
 
 WARM_UP = 3
 
@@ -74,34 +74,19 @@ ROWS = {
 def main() -> None:
     options = parse(sys.argv[1:])
     torch.set_float32_matmul_precision("high")
-    lines = [f"{'row':26}{'ms':>8}{'spread':>14}{'reference':>10}{'ratio':>7}{'goal':>6}{'floor':>7}{'GiB':>6}{'f':>6}"]
-    results = []
+    rows = []
     for name in options.rows:
         row = adapted(ROWS[name], options)
         found = measure(name, row, options)
-        results.append(found)
-        spread = f"{found['min_ms']:.1f}-{found['max_ms']:.1f}"
-        iterations = "" if found["f_evaluations"] is None else f"{found['f_evaluations']:.1f}"
-        lines.append(
-            f"{name:26}{found['ms']:8.1f}{spread:>14}{row.reference_ms:10.1f}{row.reference_ms / found['ms']:6.1f}x"
-            f"{row.goal_ms:6.0f}{row.floor_ms:7.1f}{found['peak_gib']:6.1f}{iterations:>6}"
-        )
-        print(lines[-1])
-        if options.out:  # after every row: a run that is cut off leaves what it has measured
-            write_results(options.out, results)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, tiny rows: the times mean nothing"
-    print(f"{device}, torch {torch.__version__}, {selected_kernels()} kernels")
-    print("\n".join(lines))
-
-
-def write_results(path: Path, results: list[dict[str, Any]]) -> None:
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    content = {"card": card, "torch": torch.__version__, "kernels": selected_kernels(), "rows": results}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        figures = {"reference_ms": row.reference_ms, "goal_ms": row.goal_ms, "floor_ms": row.floor_ms}
+        rows.append({**found, **figures, "ratio": row.reference_ms / found["ms"]})
+        show(rows[-1:], name)
+        keep(options.out, rows, kernels=selected_kernels())  # a run that is cut off leaves what it has measured
+    show(rows, f"{card()}, torch {torch.__version__}, {selected_kernels()} kernels")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("rows", nargs="*", default=list(ROWS), help="rows to measure; default all")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="fields of the solver")
@@ -109,7 +94,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--gradient-checkpointing", action="store_true", help="keep less for the backward pass")
     parser.add_argument("--fp32", action="store_true", help="no autocast")
     parser.add_argument("--profile", type=int, metavar="N", help="print the N most expensive kernels of one step")
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.rows if name not in ROWS]
     if unknown:
@@ -144,25 +128,19 @@ def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
     step = TrainingStep(model, optimizer, tokens, row.is_aligned, not options.fp32)
     if has_cuda:
         torch.cuda.reset_peak_memory_stats()
-    losses = [step().item() for _ in range(WARM_UP)]
-    times_ms = []
-    for _ in range(options.steps):
-        loss, time_ms = timed(step)
-        losses.append(loss)
-        times_ms.append(time_ms)
+    times_ms = [milliseconds(step) for _ in range(WARM_UP + options.steps)][WARM_UP:]
+    losses = [round(loss.item(), 5) for loss in step.losses]
     if not losses[-1] < losses[0]:
-        sys.exit(f"{name}: the loss went from {losses[0]:.4f} to {losses[-1]:.4f}; the step is wrong")
+        sys.exit(f"{name}: the loss went from {losses[0]} to {losses[-1]}; the step is wrong")
     if options.profile:
         show_profile(step, options.profile)
     stats = step.stats
     found = {
         "row": name,
-        "ms": statistics.median(times_ms),
-        "min_ms": min(times_ms),
-        "max_ms": max(times_ms),
+        **spread(times_ms, "ms"),
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if has_cuda else 0.0,
         "f_evaluations": None if stats is None else float(stats.f_evaluations.mean()),
-        "losses": [round(loss, 5) for loss in losses],
+        "losses": losses,
         "solver": row.solver,
         "gradient_checkpointing": options.gradient_checkpointing,
     }
@@ -173,16 +151,16 @@ def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
 
 
 class TrainingStep:
-    """One optimizer step on the same batch each time; returns the loss as a tensor."""
+    """One optimizer step on the same batch each time; `stats` are the solver's of the last one."""
 
     def __init__(
         self, model: Any, optimizer: torch.optim.Optimizer, tokens_BL: torch.Tensor, is_aligned: bool, bf16: bool
     ) -> None:
         self.model, self.optimizer, self.tokens_BL = model, optimizer, tokens_BL
         self.is_aligned, self.bf16 = is_aligned, bf16
-        self.stats: Any = None
+        self.losses: list[torch.Tensor] = []
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self) -> None:
         tokens_BL = self.tokens_BL
         with torch.autocast(tokens_BL.device.type, dtype=torch.bfloat16, enabled=self.bf16):
             # With logits where training logs an accuracy.
@@ -193,40 +171,13 @@ class TrainingStep:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        self.losses.append(loss.detach().clone())
 
 
-def timed(step: Callable[[], torch.Tensor]) -> tuple[float, float]:
-    """Loss and milliseconds of one step, between two events on the device."""
-    if not torch.cuda.is_available():
-        import time
-
-        started = time.perf_counter()
-        loss = step().item()
-        return loss, 1e3 * (time.perf_counter() - started)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin.record()
-    loss_tensor = step()
-    end.record()
-    torch.cuda.synchronize()
-    return loss_tensor.item(), begin.elapsed_time(end)
-
-
-def show_profile(step: Callable[[], torch.Tensor], count: int) -> None:
-    from torch.profiler import ProfilerActivity, profile
-
+def show_profile(step: Callable[[], None], count: int) -> None:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        step()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    kernels = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
-    kernels = [event for event in kernels if event.device_type == torch.autograd.DeviceType.CUDA]
-    kernels.sort(key=lambda event: -event.self_device_time_total)
-    total_ms = sum(event.self_device_time_total for event in kernels) / 1e3
-    print(f"kernels: {total_ms:.1f} ms, {sum(event.count for event in kernels)} launches")
-    for event in kernels[:count]:
-        print(f"  {event.self_device_time_total / 1e3:8.2f} ms {event.count:6d} x  {event.key[:110]}")
+        milliseconds(step)
+    print(profiler.key_averages().table(sort_by="self_device_time_total", row_limit=count))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""What the benchmarks share: their options, how times are taken and shown, and the file that keeps them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+
+def options_of(about: str | None) -> argparse.ArgumentParser:
+    """With `--out`; `about` is the docstring of the benchmark."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    return parser
+
+
+def card() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
+def seconds(action: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    action()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start_s
+
+
+def milliseconds(action: Callable[[], object]) -> float:
+    """Between two events on the GPU, where there is one."""
+    if not torch.cuda.is_available():
+        return 1e3 * seconds(action)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    action()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+
+
+def spread(values: Sequence[float], unit: str) -> dict[str, float]:
+    """Median and range."""
+    return {unit: statistics.median(values), f"min_{unit}": min(values), f"max_{unit}": max(values)}
+
+
+def show(rows: list[dict[str, Any]], about: str) -> None:
+    """A table of the numbers and words of the rows."""
+    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    is_nested = frame.map(lambda cell: isinstance(cell, dict | list)).any()
+    table = frame.loc[:, ~is_nested].to_string(index=False, float_format="{:.4g}".format)
+    sys.stdout.write(f"{about}\n{table}\n")
+
+
+def keep(out: Path | None, rows: list[dict[str, Any]], **about: Any) -> None:
+    if out is not None:
+        about = {"card": card(), "torch": torch.__version__, **about, "rows": rows}
+        out.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
