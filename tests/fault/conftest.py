@@ -22,9 +22,8 @@ class Trainer:
 
     def run(self, run_dir: Path, config: dict[str, Any], order: dict[str, Any] | None = None, **env: str) -> int:
         """Exit code of the phase, or minus the signal that ended it; `order`: see training_server.py."""
-        given: dict[str, Any] = {"start": None, "runtime": {}, **(order or {})}
-        given["runtime"] = {"save_steps": 1, **given["runtime"]}
-        return self.server.run({**given, "run_dir": str(run_dir), "data": str(self.data), "config": config}, **env)
+        given = {"start": None, "run_dir": str(run_dir), "data": str(self.data), "config": config, **(order or {})}
+        return self.server.run({**given, "runtime": {"save_steps": 1, **given.get("runtime", {})}}, **env)
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +31,9 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
     trainer = Trainer(make_data(tmp_path_factory.mktemp("data") / "demo"))
     yield trainer
     trainer.server.close()
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Of a phase that is all of its run."""
+    return tmp_path / "a" / "only"

@@ -36,14 +36,11 @@ class Server:
 
     def run(self, order: dict[str, Any], **env: str) -> int:
         """Exit code of what the server does, or minus the signal that ended it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({**order, "env": env}) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
     def close(self) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 

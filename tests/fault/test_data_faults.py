@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.identity import compute_fingerprint
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
 from tests.fault.forks import DATA, Server
 from tests.fault.points import passage, registered, sample
@@ -38,8 +38,7 @@ class Factory:
     def make(self, run_dir: Path, config: dict[str, Any], upstream: dict[str, Path], **env: str) -> int:
         """Exit code of the stage, or minus the signal that ended it."""
         fingerprints = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in upstream.items()}
-        parts: dict[str, Any] = {"stage": "data", "config": config, "code": "c0de", "upstream": fingerprints}
-        identity = json.dumps({**parts, "name": run_dir.name, "fingerprint": compute_fingerprint(**parts)})
+        identity = Identity("data", run_dir.name, config, "c0de", fingerprints).to_json()
         inputs = {role: str(path) for role, path in upstream.items()}
         order = {"run_dir": str(run_dir), "identity": identity, "inputs": inputs, "downloads": str(self.downloads)}
         return self.server.run(order, **env)

@@ -58,42 +58,23 @@ def check(trainer: Trainer, undisturbed: list, root: Path, fault: str, hit: int,
     return code
 
 
-def check_stop(trainer: Trainer, undisturbed: list, root: Path, step: int) -> None:
-    code = check(trainer, undisturbed, root, "train.after_step:sigterm", step, per_step=1, save_steps=100)
+def each(count: int, *fast: int) -> list[Any]:
+    """All numbers to this one; those that are not named are slow."""
+    return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("step", each(STEPS, 1, BORDER, 13))
+def test_a_stop_after_a_step_changes_nothing(trainer: Trainer, undisturbed: list, tmp_path: Path, step: int) -> None:
+    code = check(trainer, undisturbed, tmp_path, "train.after_step:sigterm", step, per_step=1, save_steps=100)
     assert code == (0 if step in (BORDER, STEPS) else 75)
 
 
-def check_kill(trainer: Trainer, undisturbed: list, root: Path, micro_step: int) -> None:
-    code = check(trainer, undisturbed, root, "train.micro_step:kill9", micro_step, per_step=MICRO_STEPS, save_steps=3)
-    assert code == -9
-
-
-@pytest.mark.parametrize("step", [1, BORDER, 13])
-def test_a_stop_after_some_steps_changes_nothing(
-    trainer: Trainer, undisturbed: list, tmp_path: Path, step: int
-) -> None:
-    check_stop(trainer, undisturbed, tmp_path, step)
-
-
-@pytest.mark.parametrize("micro_step", [2, 2 * BORDER + 2])
-def test_a_kill_within_some_steps_changes_nothing(
+@pytest.mark.parametrize("micro_step", each(STEPS * MICRO_STEPS, 2, 2 * BORDER + 2))
+def test_a_kill_within_a_step_changes_nothing(
     trainer: Trainer, undisturbed: list, tmp_path: Path, micro_step: int
 ) -> None:
-    check_kill(trainer, undisturbed, tmp_path, micro_step)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_a_stop_after_any_step_changes_nothing(trainer: Trainer, undisturbed: list, tmp_path: Path, step: int) -> None:
-    check_stop(trainer, undisturbed, tmp_path, step)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("micro_step", range(1, STEPS * MICRO_STEPS + 1))
-def test_a_kill_within_any_step_changes_nothing(
-    trainer: Trainer, undisturbed: list, tmp_path: Path, micro_step: int
-) -> None:
-    check_kill(trainer, undisturbed, tmp_path, micro_step)
+    fault = "train.micro_step:kill9"
+    assert check(trainer, undisturbed, tmp_path, fault, micro_step, per_step=MICRO_STEPS, save_steps=3) == -9
 
 
 @pytest.mark.slow

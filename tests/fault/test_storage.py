@@ -34,6 +34,11 @@ def train(trainer: Trainer, run_dir: Path, **env: str) -> tuple[int, dict[str, A
     return code, json.loads(status.read_text()) if status.exists() else {}
 
 
+def assert_restart_ends_as(undisturbed: tuple, trainer: Trainer, run_dir: Path) -> None:
+    assert train(trainer, run_dir) == (0, {"progress": STEPS})
+    assert (artifacts(run_dir), logged(run_dir)) == undisturbed
+
+
 def checkpoints(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (work_of(run_dir) / "checkpoints").iterdir())
 
@@ -42,8 +47,7 @@ def events(run_dir: Path) -> list[str]:
     return [event["name"] for event in journal.read_events(work_of(run_dir) / "journal.jsonl")]
 
 
-def test_one_save_that_finds_the_disk_full_is_left_out(trainer: Trainer, undisturbed: tuple, tmp_path: Path) -> None:
-    run_dir = tmp_path / "a" / "only"
+def test_one_save_that_finds_the_disk_full_is_left_out(trainer: Trainer, undisturbed: tuple, run_dir: Path) -> None:
     assert train(trainer, run_dir, FAULT=f"checkpoint.before_file:enospc@{FILES + 2}") == (0, {"progress": STEPS})
     assert (artifacts(run_dir), logged(run_dir)) == undisturbed
     assert events(run_dir).count("checkpoint_failed") == 1
@@ -52,9 +56,9 @@ def test_one_save_that_finds_the_disk_full_is_left_out(trainer: Trainer, undistu
 
 
 def test_a_disk_that_stays_full_stops_training_at_the_second_save_with_its_class(
-    trainer: Trainer, undisturbed: tuple, tmp_path: Path
+    trainer: Trainer, undisturbed: tuple, run_dir: Path, tmp_path: Path
 ) -> None:
-    run_dir, trace = tmp_path / "a" / "only", tmp_path / "trace"
+    trace = tmp_path / "trace"
     fault = f"checkpoint.before_file:enospc@{FILES + 2}+"
     code, told = train(trainer, run_dir, FAULT=fault, FAULT_TRACE=str(trace))
     assert code == 2
@@ -62,25 +66,21 @@ def test_a_disk_that_stays_full_stops_training_at_the_second_save_with_its_class
     assert "bytes needed" in told["message"]
     assert checkpoints(run_dir) == ["step-00000001"]
     assert trace.read_text().split().count("checkpoint.before_data") == 3  # one that worked, one left out, one more
-    assert train(trainer, run_dir) == (0, {"progress": STEPS})
-    assert (artifacts(run_dir), logged(run_dir)) == undisturbed
+    assert_restart_ends_as(undisturbed, trainer, run_dir)
 
 
 def test_a_journal_that_the_disk_does_not_take_is_not_ahead_of_its_checkpoint(
-    trainer: Trainer, undisturbed: tuple, tmp_path: Path
+    trainer: Trainer, undisturbed: tuple, run_dir: Path
 ) -> None:
-    run_dir = tmp_path / "a" / "only"
     code, told = train(trainer, run_dir, FAULT="journal.before_append:enospc@6+")
     assert (code, told["failure_class"]) == (2, "quota")
     newest = int(checkpoints(run_dir)[-1].removeprefix("step-"))
     assert [step for step, _ in logged(run_dir)] == list(range(1, newest + 1))
-    assert train(trainer, run_dir)[0] == 0
-    assert (artifacts(run_dir), logged(run_dir)) == undisturbed
+    assert_restart_ends_as(undisturbed, trainer, run_dir)
 
 
 @pytest.mark.parametrize("kind", ["eacces", "eio", "estale"])
-def test_an_error_that_passes_costs_no_save(trainer: Trainer, undisturbed: tuple, tmp_path: Path, kind: str) -> None:
-    run_dir = tmp_path / "a" / "only"
+def test_an_error_that_passes_costs_no_save(trainer: Trainer, undisturbed: tuple, run_dir: Path, kind: str) -> None:
     faults = (
         f"checkpoint.before_file:{kind}@{FILES + 2},atomic.before_tree_fsync:{kind}@3,journal.before_append:{kind}@7"
     )
@@ -91,15 +91,14 @@ def test_an_error_that_passes_costs_no_save(trainer: Trainer, undisturbed: tuple
 
 
 def test_an_error_that_stays_is_tried_four_times_at_each_of_two_saves(
-    trainer: Trainer, undisturbed: tuple, tmp_path: Path
+    trainer: Trainer, undisturbed: tuple, run_dir: Path, tmp_path: Path
 ) -> None:
-    run_dir, trace = tmp_path / "a" / "only", tmp_path / "trace"
+    trace = tmp_path / "trace"
     code, told = train(trainer, run_dir, FAULT="checkpoint.before_commit:estale@2+", FAULT_TRACE=str(trace))
     assert (code, told["failure_class"]) == (2, "quota")
     assert trace.read_text().split().count("checkpoint.before_commit") == 1 + 4 + 4
     assert checkpoints(run_dir) == ["step-00000001"]
-    assert train(trainer, run_dir)[0] == 0
-    assert (artifacts(run_dir), logged(run_dir)) == undisturbed
+    assert_restart_ends_as(undisturbed, trainer, run_dir)
 
 
 @pytest.fixture
@@ -117,25 +116,18 @@ def _mount(*words: str) -> int:
     return subprocess.run(["mount", *words], capture_output=True, check=False).returncode
 
 
-def fill(disk: Path, *, leave_bytes: int) -> Path:
-    """A file that takes all room but for some."""
-    filler = disk / "filler"
-    filler.write_bytes(b"\0" * (shutil.disk_usage(disk).free - leave_bytes))
-    return filler
-
-
 def test_too_little_room_is_refused_before_the_first_step_with_the_numbers(
     trainer: Trainer, undisturbed: tuple, disk: Path
 ) -> None:
     run_dir = disk / "a" / "only"
-    filler = fill(disk, leave_bytes=100_000)
+    filler = disk / "filler"
+    filler.write_bytes(b"\0" * (shutil.disk_usage(disk).free - 100_000))
     code, told = train(trainer, run_dir)
     assert (code, told["failure_class"]) == (2, "quota")
     assert "MiB more and 0.1 MiB are free" in told["message"]
     assert logged(run_dir) == []
     filler.unlink()
-    assert train(trainer, run_dir)[0] == 0
-    assert (artifacts(run_dir), logged(run_dir)) == undisturbed
+    assert_restart_ends_as(undisturbed, trainer, run_dir)
 
 
 def test_a_disk_that_is_mounted_read_only_keeps_its_checkpoints(
@@ -147,9 +139,9 @@ def test_a_disk_that_is_mounted_read_only_keeps_its_checkpoints(
     assert _mount("-o", "remount,ro", str(disk)) == 0
     status = tmp_path / "status.json"
     assert trainer.run(run_dir, CONFIG, SUBMITIT_JOB_STATUS=str(status)) == 2
-    assert json.loads(status.read_text())["failure_class"] == "quota"
-    assert "read-only; mount it writable" in json.loads(status.read_text())["message"]
+    told = json.loads(status.read_text())
+    assert told["failure_class"] == "quota"
+    assert "read-only; mount it writable" in told["message"]
     assert checkpoints(run_dir) == before
     assert _mount("-o", "remount,rw", str(disk)) == 0
-    assert train(trainer, run_dir)[0] == 0
-    assert (artifacts(run_dir), logged(run_dir)) == undisturbed
+    assert_restart_ends_as(undisturbed, trainer, run_dir)

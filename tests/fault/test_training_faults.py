@@ -21,14 +21,6 @@ EXIT_CODES = {"kill9": (-9,), "sigterm": (75, 0), "raise": (1,), "enospc": (0, 1
 STEPS = 5
 
 
-def damage(path: Path) -> None:
-    """Flip a byte of a checkpoint's weights."""
-    file = path / "model.safetensors"
-    raw = bytearray(file.read_bytes())
-    raw[-1] ^= 1
-    file.write_bytes(raw)
-
-
 @dataclass(frozen=True)
 class Way:
     """A way through a phase of five steps.
@@ -48,7 +40,9 @@ class Way:
     def prepare(self, trainer: Trainer, run_dir: Path) -> None:
         if self.damaged:
             assert self.run(trainer, run_dir, FAULT=f"train.after_step:raise@{STEPS}") == 1
-            damage(work_of(run_dir) / self.damaged)
+            weights = work_of(run_dir) / self.damaged / "model.safetensors"
+            raw = weights.read_bytes()
+            weights.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
 
 
 WAYS = (
@@ -145,10 +139,9 @@ def test_damage_and_stops_change_nothing(all_undisturbed: list[Undisturbed]) -> 
 
 @pytest.mark.parametrize(("point", "kind"), sample(POINTS))
 def test_a_restart_after_a_fault_ends_as_if_nothing_had_happened(
-    trainer: Trainer, undisturbed: Undisturbed, tmp_path: Path, point: str, kind: str
+    trainer: Trainer, undisturbed: Undisturbed, run_dir: Path, point: str, kind: str
 ) -> None:
-    fault = (point, kind, passage(kind, undisturbed.hits[point]))
-    check_fault(trainer, undisturbed, tmp_path / "a" / "only", fault)
+    check_fault(trainer, undisturbed, run_dir, (point, kind, passage(kind, undisturbed.hits[point])))
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ of mantissa (rounding 4e-3), fp16 has 11 (5e-4), and fp32 SSD multiplies in TF32
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -43,14 +41,6 @@ SCANS = [
     *((case, dtype, False) for case in (CASES[3], CASES[6]) for dtype in (torch.float32, torch.bfloat16)),
 ]
 CONVOLUTIONS = [(2, 1, 8, 4), (2, 3, 64, 4), (2, 64, 96, 3), (3, 257, 1280, 4), (2, 40, 24, 2)]
-
-
-@pytest.fixture(autouse=True)
-def tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -24,6 +24,7 @@ from implicit_llm_data.groups import InvalidTable, load_group, register_group
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.planning.code_digest import job_sources
 from implicit_llm_workflow.planning.plan import Plan
+from tests.refusals import refused
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLES = PROJECT / "examples" / "extending"
@@ -150,8 +151,7 @@ def test_planning_with_plugins_imports_neither_them_nor_torch() -> None:
 def test_only_jobs_that_use_a_plugin_depend_on_its_source(tmp_path: Path) -> None:
     before = plan_of(copied(tmp_path), tmp_path)
     plugin = tmp_path / "examples" / "gated_rnn.py"
-    moved = tmp_path / "changed"
-    shutil.copytree(tmp_path / "examples", moved)
+    moved = shutil.copytree(tmp_path / "examples", tmp_path / "changed")
     (moved / "gated_rnn.py").write_text(plugin.read_text().replace("(1 - gate_BLD)", "gate_BLD"))
     after = plan_of(moved / "gated-rnn.yaml", tmp_path)
     changed = {key for key, identity in before.identities.items() if identity.code != after.identities[key].code}
@@ -163,28 +163,16 @@ def test_only_jobs_that_use_a_plugin_depend_on_its_source(tmp_path: Path) -> Non
 
 def test_a_comment_in_a_plugin_changes_nothing_and_a_file_that_it_reads_does(tmp_path: Path) -> None:
     path = copied(tmp_path)
-    text = (
-        path.read_text().replace("[gated_rnn.py]", "[gated_rnn.py, small_groups.py]").replace("group: S3", "group: Q8")
-    )
-    for name, change in (("a", lambda folder: None), ("b", _comment), ("c", _swap_rows)):
-        shutil.copytree(path.parent, tmp_path / name)
-        (tmp_path / name / "gated-rnn.yaml").write_text(text)
-        change(tmp_path / name)
-    codes = [
-        plan_of(tmp_path / name / "gated-rnn.yaml", tmp_path).identities["data/s3-train"].code
-        for name in ("a", "b", "c")
-    ]
+    text = path.read_text().replace("[gated_rnn.py]", "[gated_rnn.py, small_groups.py]")
+    text = text.replace("group: S3", "group: Q8")
+    codes = []
+    changes = {"small_groups.py": lambda text: f"# a comment\n{text}", "q8.csv": lambda text: text[::-1]}
+    for file, change in ("small_groups.py", str), *changes.items():
+        folder = shutil.copytree(path.parent, tmp_path / f"copy-{len(codes)}")
+        (folder / "gated-rnn.yaml").write_text(text)
+        (folder / file).write_text(change((folder / file).read_text()))
+        codes.append(plan_of(folder / "gated-rnn.yaml", tmp_path).identities["data/s3-train"].code)
     assert codes[0] == codes[1] != codes[2]
-
-
-def _comment(folder: Path) -> None:
-    path = folder / "small_groups.py"
-    path.write_text(f"# a comment\n{path.read_text()}")
-
-
-def _swap_rows(folder: Path) -> None:
-    lines = (folder / "q8.csv").read_text().splitlines()
-    (folder / "q8.csv").write_text("\n".join([lines[0], *reversed(lines[1:])]))
 
 
 @pytest.mark.parametrize(
@@ -199,9 +187,8 @@ def _swap_rows(folder: Path) -> None:
 def test_a_mistake_in_an_experiment_with_plugins_is_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = copied(tmp_path)
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(ConfigError, match=message) as caught:
+    with refused(message, ConfigError):
         load_experiment(path)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +207,8 @@ def test_a_mistake_in_an_experiment_with_plugins_is_one_line(tmp_path: Path, old
 def test_a_mistake_in_a_plugin_is_one_line_that_names_it(tmp_path: Path, source: str, message: str) -> None:
     path = tmp_path / f"own_{abs(hash(source))}.py"
     path.write_text(source)
-    with pytest.raises(ConfigError, match=message) as caught:
+    with refused(f"^{path}.*{message}", ConfigError):
         load_plugin(path)
-    assert str(caught.value).startswith(str(path))
 
 
 @pytest.mark.slow

@@ -1,10 +1,15 @@
-"""Numbers on the pages are those of the files they come from."""
+"""Numbers on the pages are those of the files they come from, and kept tables and weights are what they say."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
 import runpy
+import subprocess
+import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -109,3 +114,141 @@ def test_the_accuracies_with_one_seed_are_the_kept_ones(length: int, hard: float
     (row,) = re.findall(rf"^\| {length:,}, {100 * hard:.0f} %.*", text, re.MULTILINE)
     shown = [float(re.findall(r"[\d.]+", cell)[0]) for cell in row.split("|")[2:5]]
     assert shown == [round(100 * found[mode], 1) for mode in ("sequential", "blockwise", "published")]
+
+
+LANGUAGE_MODELS = ROOT / "results/reference/language-models"
+PRETRAINING = " ".join(page("docs/pretraining.md").split())
+ROWS = {  # run and phase, and the run with 25M tokens
+    "explicit": (("explicit", "explicit"), "small-explicit-lr0.001"),
+    "implicit, a single pass": (("single-pass", "single"), "small-single-pass-lr0.003"),
+    "implicit, (4+1)": (("implicit", "bounded"), "small-implicit-lr0.003"),
+    "implicit, free from 80 %": (("implicit", "free-80"), "small-implicit-lr0.003"),
+    "explicit, twice the tokens": (("explicit-long", "explicit"), "small-explicit-long-lr0.001"),
+}
+
+
+@pytest.fixture(scope="module")
+def losses() -> dict[str, pd.DataFrame]:
+    """By experiment: mean loss over the last tenth of the steps, by run and phase, a column for each seed.
+
+    A kept loss is the mean since the one before.
+    """
+    frame = pd.read_csv(LANGUAGE_MODELS / "training_loss.csv")
+    job = ["experiment", "run", "phase", "seed"]
+    frame["weight"] = frame.groupby(job).step.diff().fillna(1)
+    last = frame[frame.step > 0.9 * frame.groupby(job).step.transform("max")]
+    sums = last.assign(loss=last.loss * last.weight).groupby(job)[["loss", "weight"]].sum()
+    mean = sums.loss / sums.weight
+    return {name: mean.loc[name].unstack() for name in ("language-models", "language-models-25m")}
+
+
+def test_the_losses_of_language_models_are_the_kept_ones(losses) -> None:
+    kept, small = losses["language-models"], losses["language-models-25m"]
+    frame = pd.read_csv(LANGUAGE_MODELS / "training_loss.csv").query("experiment == 'language-models'")
+    flops = frame.groupby(["run", "phase"]).flops.max() / 1e15
+    for label, (key, small_run) in ROWS.items():
+        seeds = ["not run" if math.isnan(loss) else f"{loss:.3f}" for loss in kept.loc[key]]
+        mean = "" if "not run" in seeds else f" {kept.loc[key].mean():.3f}"
+        cells = f"| {label} | {flops.loc[key]:.1f} | {' | '.join(seeds)} |{mean} |"
+        assert f"{cells} {small.loc[small_run, key[1]].mean():.2f} |" in PRETRAINING, label
+    normed, slow = small.loc["small-explicit-normed-lr0.001", "explicit"], small.loc["small-explicit-lr0.0003"]
+    assert f"({normed.mean():.2f} against {small.loc['small-explicit-lr0.001'].mean(axis=None):.2f})" in PRETRAINING
+    first = small.loc["small-explicit-lr0.001", "explicit"][0]
+    assert f"({slow.loc['explicit'][0]:.2f} against {first:.2f})" in PRETRAINING
+
+
+def test_the_differences_between_language_models_are_the_kept_ones(losses) -> None:
+    kept = losses["language-models"]
+    single, bounded = kept.loc["single-pass", "single"], kept.loc["implicit", "bounded"]
+    of_seeds = (
+        bounded - single,
+        single - kept.loc["explicit", "explicit"],
+        kept.loc["explicit-long", "explicit"] - bounded,
+    )
+    for found in of_seeds:
+        mean, half = found.mean(), 4.303 * found.std() / 3**0.5  # Student's t with two degrees of freedom
+        assert f"{mean:+.3f} nats ({mean - half:.3f} to {mean + half:.3f})" in PRETRAINING
+    assert f"ends {bounded[0] - kept.loc['implicit', 'free-80'][0]:.3f} nats below its (4+1) trunk" in PRETRAINING
+
+
+def test_the_losses_on_held_out_text_are_the_kept_ones() -> None:
+    frame = pd.read_csv(LANGUAGE_MODELS / "test_loss.csv").query("experiment == 'language-models'")
+    trained = frame[frame["mode"].isin(["parallel", "as_trained"])].groupby(["run", "phase", "length"]).loss
+    cells = {at: f"{of.mean():.2f} ({of.min():.2f} to {of.max():.2f})" for at, of in trained}
+    for label, (key, _) in ROWS.items():
+        if label != "implicit, free from 80 %":
+            assert f"| {label} | {' | '.join(cells[(*key, length)] for length in (2048, 4096, 8192))} |" in PRETRAINING
+    by_mode = frame.pivot_table(index=["run", "phase", "length", "seed"], columns="mode", values="loss")
+    assert f"has a loss of {by_mode.simultaneous.loc['implicit', 'bounded', 2048].mean():.2f} at" in PRETRAINING
+    assert f"by at most {(by_mode.blockwise - by_mode.simultaneous).abs().max():.2f}." in PRETRAINING
+
+
+STATE_TRACKING = ROOT / "results/reference/state-tracking"
+WEIGHTS = ROOT / "results/reference/weights"
+MODES = {
+    "blockwise": "blocks of 32",
+    "blockwise-8-token": "blocks of 8, by token",
+    "sequential": "sequential",
+    "published": "published rule",
+}
+SEEDS = {"a5m": 3, "s5-implicit": 5, "s5-explicit": 3, "s5-lstm": 3, "s5-llama": 3, "s5-delta-net": 3}
+IMPLICIT = ["a5m-released", "a5m-no-dropout", "s5-implicit"]
+GROUP = ["run", "phase", "mode", "hard_fraction", "length"]
+
+
+def rows_of(run: str) -> list[str]:
+    """The rows of the page's table of one run: last ten tokens / whole sequences in percent, a column for each seed."""
+    frame = pd.read_csv(STATE_TRACKING / "accuracy.csv").query("run == @run")
+    rows = []
+    for (length, hard), of_data in frame.groupby(["length", "hard_fraction"]):
+        for mode, words in MODES.items():
+            found = of_data[of_data["mode"] == mode].sort_values("seed")
+            if found.empty:  # a seed is missing
+                continue
+            last, whole = 100 * found.accuracy_last10, 100 * found.accuracy_sequence
+            cells = [f"{a:.1f} / {b:.1f}" for a, b in zip(last, whole, strict=True)]
+            mean = f"{last.mean():.1f} / {whole.mean():.1f}"
+            rows.append("| " + " | ".join([f"{length:,}, {100 * hard:.0f} %", words, *cells, mean]) + " |")
+    return rows
+
+
+def row_of_baseline(run: str) -> str:
+    """The last ten tokens in percent at 32, 128 and 512 tokens, each seed."""
+    frame = pd.read_csv(STATE_TRACKING / "accuracy.csv").query("run == @run").sort_values(["length", "seed"])
+    cells = [", ".join(f"{100 * x:.1f}" for x in found.accuracy_last10) for _, found in frame.groupby("length")]
+    return " | ".join([f"{frame.num_parameters.iloc[0]:,}", *cells])
+
+
+@pytest.mark.parametrize("run", IMPLICIT)
+def test_every_row_of_the_seeds_is_on_the_page(run: str) -> None:
+    assert [row for row in rows_of(run) if row not in page("docs/state-tracking.md")] == []
+
+
+def test_every_baseline_is_on_the_page() -> None:
+    runs = [run for run in pd.read_csv(STATE_TRACKING / "accuracy.csv").run.unique() if run not in IMPLICIT]
+    assert len(runs) == 7
+    assert [run for run in runs if row_of_baseline(run) not in page("docs/state-tracking.md")] == []
+
+
+@pytest.mark.parametrize(("folder", "num_tables"), [(LANGUAGE_MODELS, 2), (STATE_TRACKING, 4)])
+def test_the_tables_are_made_from_the_kept_inputs(folder: Path, num_tables: int, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, folder / "tables.py", tmp_path], cwd=ROOT, check=True)
+    made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert made == {path.name: path.read_bytes() for path in folder.glob("*.csv")}
+    assert len(made) == num_tables
+
+
+def test_only_rows_with_every_planned_seed_are_complete() -> None:
+    for name, is_complete in {"accuracy.csv": True, "incomplete.csv": False}.items():
+        for run, found in pd.read_csv(STATE_TRACKING / name).groupby(GROUP).seed.nunique().groupby("run"):
+            wanted = next(number for start, number in SEEDS.items() if str(run).startswith(start)) if is_complete else 3
+            assert ((found == wanted) == is_complete).all(), run
+
+
+def test_weights_have_the_digests_of_their_cards() -> None:
+    cards = sorted(WEIGHTS.glob("*/README.md"))
+    assert len(cards) == 2
+    for card in cards:
+        digest = hashlib.sha256((card.parent / "model.safetensors").read_bytes()).hexdigest()
+        assert digest in card.read_text(encoding="utf-8"), card.parent.name
+    assert sum(path.stat().st_size for path in WEIGHTS.rglob("*.safetensors")) < 16 * 2**20

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs.identity import compute_fingerprint
+import pytest
+
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.stage import Body, StageRequest, run_stage
+from implicit_llm_jobs.tracking.invocation import VARIABLE
 
 WEIGHTS = b"\x02\x00\x00\x00\x00\x00\x00\x00{}"  # a safetensors file without tensors
 MODEL = {"model_type": "implicit_mamba2", "is_implicit": True, "num_hidden_layers": 1, "hidden_size": 32}
@@ -48,9 +51,8 @@ def make(
     stage, *name = run_dir.parts[run_dir.parts.index("results") + 2 :]
     inputs = inputs or {}
     upstream = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in inputs.items()}
-    fingerprint = compute_fingerprint(stage, config, "c0de", upstream)
-    identity = {"stage": stage, "name": "/".join(name), "config": config, "code": "c0de", "upstream": upstream}
-    run_stage(StageRequest(run_dir, json.dumps({**identity, "fingerprint": fingerprint}), inputs), body or data)
+    identity = Identity(stage, "/".join(name), config, "c0de", upstream)
+    run_stage(StageRequest(run_dir, identity.to_json(), inputs), body or data)
     return run_dir
 
 
@@ -60,19 +62,14 @@ def data(context: StageContext) -> StageResult:
 
 
 def train(context: StageContext) -> StageResult:
+    """Leaves a model of no weights."""
     for step in (1, 2, 3):
         context.journal.metrics(step, {"loss": 1 / step, "residual": 0.1 / step, "tokens_per_s": 100.0})
-    return train_result(context)
-
-
-def train_result(context: StageContext) -> StageResult:
-    """A model of no weights."""
     folder = context.work / "model"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir()
     (folder / "config.json").write_text(json.dumps(MODEL))
     (folder / "model.safetensors").write_bytes(WEIGHTS)
-    summary = {"global_step": 3, "num_parameters": 1234, "metrics": {"loss": 1 / 3}}
-    return StageResult(["model"], summary)
+    return StageResult(["model"], {"global_step": 3, "num_parameters": 1234, "metrics": {"loss": 1 / 3}})
 
 
 def evaluate(context: StageContext) -> StageResult:
@@ -95,3 +92,14 @@ def deadline(seconds: float = 120.0) -> Callable[[], None]:
         time.sleep(0.05)
 
     return pause
+
+
+def fail(context: StageContext) -> StageResult:
+    raise RuntimeError("no")
+
+
+def start_invocation(patch: pytest.MonkeyPatch, number: int = 1) -> str:
+    """What the driver does; the name of the invocation's run."""
+    about = {"id": f"{number:016x}", "started": f"2026-11-22T0{number}:00:00+00:00", "command": "snakemake --cores 2"}
+    patch.setenv(VARIABLE, json.dumps(about))
+    return f"snakemake 2026-11-22 0{number}:00"

@@ -12,36 +12,35 @@ from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.journal import Journal, JournalError
 
 
+@pytest.fixture
+def writer(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "journal.jsonl")
+
+
 def steps(path: Path) -> list[int]:
     return [point.step for point in journal.read(path)]
 
 
-def test_points_and_events_come_back_in_order(tmp_path: Path) -> None:
-    writer = Journal(tmp_path / "journal.jsonl")
+def test_points_and_events_come_back_in_order(writer: Journal) -> None:
     writer.metrics(1, {"loss": 1.5})
     writer.event("checkpoint", step=1)
     writer.metrics(2, {"loss": math.nan, "rate": math.inf})
-    points = journal.read(tmp_path / "journal.jsonl")
+    points = journal.read(writer.path)
     assert [(point.step, list(point.values)) for point in points] == [(1, ["loss"]), (2, ["loss", "rate"])]
     assert points[0].values == {"loss": 1.5}
     assert all(math.isnan(value) for value in points[1].values.values())
-    assert [event["step"] for event in journal.read_events(tmp_path / "journal.jsonl")] == [1]
-    assert '"values": {"loss": null, "rate": null}}' in (tmp_path / "journal.jsonl").read_text(), "strict JSON"
+    assert [event["step"] for event in journal.read_events(writer.path)] == [1]
+    assert '"values": {"loss": null, "rate": null}}' in writer.path.read_text(), "strict JSON"
 
 
-def test_a_rewind_drops_the_later_points_before_it_and_keeps_those_after(tmp_path: Path) -> None:
-    writer = Journal(tmp_path / "journal.jsonl")
+def test_a_rewind_drops_the_later_points_before_it_and_keeps_those_after(writer: Journal) -> None:
     for step in (1, 2, 3, 4):
         writer.metrics(step, {"loss": step})
     writer.rewind(2)
     for step in (3, 4):
         writer.metrics(step, {"loss": step * 10})
-    assert [(point.step, point.values["loss"]) for point in journal.read(writer.path)] == [
-        (1, 1),
-        (2, 2),
-        (3, 30),
-        (4, 40),
-    ]  # type: ignore[arg-type]
+    points = [(point.step, point.values["loss"]) for point in journal.read(writer.path)]
+    assert points == [(1, 1), (2, 2), (3, 30), (4, 40)]
 
 
 @pytest.mark.parametrize("num_before", [0, 1])
@@ -82,23 +81,19 @@ def fill_up_after(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("num_bytes", [0, 10])
 def test_lines_that_a_full_disk_does_not_take_wait_and_come_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+    writer: Journal, monkeypatch: pytest.MonkeyPatch, num_bytes: int
 ) -> None:
-    path = tmp_path / "journal.jsonl"
-    writer = Journal(path)
     writer.metrics(1, {"loss": 1.0})
     fill_up_after(num_bytes, monkeypatch)
     writer.metrics(2, {"loss": 1.0})
     writer.metrics(3, {"loss": 1.0})
-    assert steps(path) == [1]
+    assert steps(writer.path) == [1]
     monkeypatch.undo()
     writer.metrics(4, {"loss": 1.0})
-    assert steps(path) == [1, 2, 3, 4]
+    assert steps(writer.path) == [1, 2, 3, 4]
 
 
-def test_what_waits_cannot_be_flushed_and_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "journal.jsonl"
-    writer = Journal(path)
+def test_what_waits_cannot_be_flushed_and_leaves_no_half_line(writer: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.metrics(1, {"loss": 1.0})
     fill_up_after(10, monkeypatch)
     writer.metrics(2, {"loss": 1.0})
@@ -106,8 +101,8 @@ def test_what_waits_cannot_be_flushed_and_leaves_no_half_line(tmp_path: Path, mo
         writer.flush_to_disk()
     writer.close()
     monkeypatch.undo()
-    Journal(path).metrics(2, {"loss": 1.0})
-    assert steps(path) == [1, 2]
+    Journal(writer.path).metrics(2, {"loss": 1.0})
+    assert steps(writer.path) == [1, 2]
 
 
 def test_a_missing_journal_has_no_points(tmp_path: Path) -> None:

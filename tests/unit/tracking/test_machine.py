@@ -42,11 +42,16 @@ def test_it_measures_until_it_is_stopped_and_counts_on_in_the_next_attempt(tmp_p
         assert all(key.startswith("system/") for key in point.values)
 
 
-def test_a_run_that_ends_at_once_has_one_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "1000")
-    monitor = MachineMonitor(tmp_path / "machine.jsonl")
+def started_and_stopped(path: Path) -> None:
+    monitor = MachineMonitor(path)
     monitor.start()
     monitor.stop()
+    assert not is_running()
+
+
+def test_a_run_that_ends_at_once_has_one_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "1000")
+    started_and_stopped(tmp_path / "machine.jsonl")
     assert len(read(tmp_path / "machine.jsonl")) == 1
 
 
@@ -61,16 +66,11 @@ def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_what_it_cannot_measure_or_write_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    unwritable = MachineMonitor(tmp_path / "file" / "machine.jsonl")
-    unwritable.start()
-    unwritable.stop()
+    started_and_stopped(tmp_path / "file" / "machine.jsonl")
 
     def fail() -> list[object]:
         raise RuntimeError("no such driver")
 
     monkeypatch.setattr(machine, "_monitors", fail)
-    unmeasurable = MachineMonitor(tmp_path / "machine.jsonl")
-    unmeasurable.start()
-    unmeasurable.stop()
-    assert not is_running()
+    started_and_stopped(tmp_path / "machine.jsonl")
     assert not (tmp_path / "machine.jsonl").exists()

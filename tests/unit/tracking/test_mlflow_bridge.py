@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.tracking import tracked_run
-from implicit_llm_jobs.tracking.invocation import VARIABLE
 from implicit_llm_jobs.tracking.kept_runs import KeptRuns
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge
 from implicit_llm_jobs.tracking.mlflow_client import flatten
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 from tests.fault.points import registered
-from tests.unit.tracking.small_stages import make_data, make_model, train
+from tests.unit.tracking.small_stages import make_data, make_model, start_invocation, train
 from tests.unit.tracking.stored import Stored
 
 TRACKING = Path(tracked_run.__file__).parent
@@ -39,20 +37,15 @@ def journal(run: TrackedRun) -> Journal:
     return Journal(run.journal)
 
 
-def client(run: TrackedRun) -> Any:
-    from mlflow import MlflowClient
-
-    return MlflowClient(tracking_uri=run.uri)
+NAME = "train/a5-s0/free"
 
 
 def runs(run: TrackedRun) -> list[Any]:
-    experiment = client(run).get_experiment_by_name("demo")
-    return client(run).search_runs([experiment.experiment_id], order_by=["start_time"])
+    return [*Stored(run.uri).runs.values()]
 
 
-def history(run: TrackedRun, key: str = "loss", number: int = 0) -> list[tuple[int, float]]:
-    run_id = runs(run)[number].info.run_id
-    return [(metric.step, metric.value) for metric in client(run).get_metric_history(run_id, key)]
+def history(run: TrackedRun, key: str = "loss") -> list[tuple[int, float]]:
+    return Stored(run.uri).history(NAME, key)
 
 
 def write(journal: Journal, first: int, last: int, scale: float = 1.0, speed: float = 1.0) -> None:
@@ -65,7 +58,7 @@ def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, journa
     journal.event("stage_finished", summary={"accuracy": 0.75})
     Bridge(run).bring("FINISHED")
     (found,) = runs(run)
-    assert (found.info.run_name, found.info.status) == ("train/a5-s0/free", "FINISHED")
+    assert (found.info.run_name, found.info.status) == (NAME, "FINISHED")
     params = {"model.hidden_size": "64", "betas": "[0.9, 0.95]", "long": "x" * 497 + "...", "seed": "0"}
     assert found.data.params == params
     assert found.data.tags.items() >= {
@@ -84,11 +77,6 @@ def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, journa
     assert history(run) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     state = json.loads((run.work / "mlflow.json").read_text())
     assert (state["run_id"], state["lines_written"]) == (found.info.run_id, 4)
-
-
-def test_a_run_directory_outside_of_results_is_named_as_it_is(tmp_path: Path) -> None:
-    run = TrackedRun(tmp_path / "by-hand", tmp_path / "work", "evaluate", "word-problem", "f00d" * 16, {})
-    assert run.tags({})["run_dir"] == (tmp_path / "by-hand").as_posix()
 
 
 def test_more_points_than_one_call_takes_all_arrive(run: TrackedRun, journal: Journal) -> None:
@@ -124,28 +112,13 @@ def test_a_restart_goes_on_in_the_same_run_and_repeats_no_point(run: TrackedRun,
     assert history(run, "cost/tokens_per_s") == [(step, 1.0) for step in range(1, 5)] + [(5, 2.0), (6, 2.0)]
 
 
-def test_a_resume_that_goes_another_way_becomes_a_child_run(run: TrackedRun, journal: Journal) -> None:
-    write(journal, 1, 4)
-    Bridge(run).bring()
-    journal.rewind(2)
-    write(journal, 3, 5, scale=2.0)
-    Bridge(run).bring("FINISHED")
-    parent, child = runs(run)
-    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert history(run, number=0) == [(step, 1 / step) for step in range(1, 5)]
-    assert history(run, number=1) == [(step, 2 / step) for step in range(3, 6)]
-    assert {parent.info.status, child.info.status} == {"FINISHED"}
-
-
 @pytest.mark.parametrize("point", [point for point in registered(TRACKING) if point.startswith("tracker.")])
 def test_bringing_that_fails_anywhere_is_made_good_by_the_next(
     results: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{results / 'none' / 'mlflow.db'}")
     (results / "none").touch()  # the stages run without a store
-    monkeypatch.setenv(
-        VARIABLE, '{"id": "0123456789abcdef", "started": "2026-11-22T01:00:00+00:00", "command": "snakemake"}'
-    )
+    above = start_invocation(monkeypatch)
     make_model(results, {"data": make_data(results)}, goes_another_way)
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     *_, run = KeptRuns(results).in_order()
@@ -158,15 +131,12 @@ def test_bringing_that_fails_anywhere_is_made_good_by_the_next(
         Bridge(run).bring("FINISHED")
     stored = Stored(results)
     name = "train/s3-implicit-s3/free"
-    assert set(stored.runs) == {name, f"{name} branch 1", "snakemake 2026-11-22 01:00"}
+    assert set(stored.runs) == {name, f"{name} branch 1", above}
+    assert stored.parent(f"{name} branch 1") == name
     assert stored.history(name, "loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert stored.history(f"{name} branch 1", "loss") == [(2, 1.0), (3, 2 / 3)]
     content = stored.content()[name]
-    assert (content["parent"], len(content["inputs"]), content["num_made_models"]) == (
-        "snakemake 2026-11-22 01:00",
-        1,
-        1,
-    )
+    assert (content["parent"], len(content["inputs"]), content["num_made_models"]) == (above, 1, 1)
     assert len(stored.models()) == 1
     assert {run.info.status for run in stored.runs.values()} == {"FINISHED"}
 
@@ -178,31 +148,11 @@ def goes_another_way(context: StageContext) -> StageResult:
     return result
 
 
-def test_another_config_under_the_same_run_is_refused(run: TrackedRun, journal: Journal) -> None:
-    write(journal, 1, 1)
-    Bridge(run).bring()
-    write(journal, 2, 2)
-    with pytest.raises(Exception, match="Changing param values is not allowed"):
-        Bridge(replace(run, config={"model": {"hidden_size": 128}})).bring()
-    assert history(run) == [(1, 1.0)]
-
-
-def lose_the_offset(run: TrackedRun) -> None:
-    state = json.loads((run.work / "mlflow.json").read_text())
-    (run.work / "mlflow.json").write_text(json.dumps({**state, "lines_written": 0}))
-
-
-def delete_in_mlflow(run: TrackedRun) -> None:
-    client(run).delete_run(runs(run)[0].info.run_id)
-
-
-@pytest.mark.parametrize("lose", [lose_the_offset, delete_in_mlflow])
-def test_after_a_loss_every_point_is_there_once(
-    run: TrackedRun, journal: Journal, lose: Callable[[TrackedRun], None]
-) -> None:
+def test_after_the_offset_was_lost_every_point_is_there_once(run: TrackedRun, journal: Journal) -> None:
     write(journal, 1, 2)
     Bridge(run).bring()
-    lose(run)
+    state = json.loads((run.work / "mlflow.json").read_text())
+    (run.work / "mlflow.json").write_text(json.dumps({**state, "lines_written": 0}))
     write(journal, 3, 3)
     Bridge(run).bring()
     assert [step for step, _ in history(run)] == [1, 2, 3]
@@ -228,11 +178,8 @@ def test_results_and_config_are_found_from_the_run_directory(results: Path) -> N
     assert config_dir("demo/report", "report", "") == results / "demo"
     assert config_dir("demo/report", "report", "report") == results / "demo"
     assert config_dir("by-hand", "train", "a/free") == results
-
-
-def test_a_server_given_by_the_environment_is_used(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
-    assert run.uri == "http://tracking:5000"
+    elsewhere = TrackedRun(results.parent / "by-hand", results, "evaluate", "word-problem", "f00d" * 16, {})
+    assert elsewhere.tags({})["run_dir"] == (results.parent / "by-hand").as_posix()
 
 
 def test_a_config_becomes_dotted_keys_that_mlflow_takes() -> None:

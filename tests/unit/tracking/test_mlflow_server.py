@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_jobs.tracking import rebuild
-from implicit_llm_jobs.tracking.invocation import VARIABLE
 from tests.mlflow_server import MlflowServer
 from tests.unit.tracking import small_stages
 from tests.unit.tracking.small_stages import make_chain, make_model
@@ -25,9 +24,7 @@ def server(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     (results / "mlflow.db").rename(tmp_path / "server" / "mlflow.db")
     server = MlflowServer(tmp_path / "server" / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
-    monkeypatch.setenv(
-        VARIABLE, '{"id": "0123456789abcdef", "started": "2026-11-22T01:00:00+00:00", "command": "snakemake"}'
-    )
+    small_stages.start_invocation(monkeypatch)
     yield server
     server.stop()
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -11,7 +10,6 @@ import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from implicit_llm_jobs.tracking import rebuild
-from implicit_llm_jobs.tracking.invocation import VARIABLE
 from implicit_llm_jobs.tracking.mlflow_store import TrackingError
 from tests.store_copies import copying
 from tests.unit.tracking import small_stages
@@ -25,10 +23,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
     results = tmp_path_factory.mktemp("made") / "results"
     results.mkdir()
     shutil.copyfile(empty_store, results / "mlflow.db")
-    about = {"id": "1" * 16, "started": "2026-11-22T01:00:00+00:00", "command": "snakemake", "user": "jo"}
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.setenv(VARIABLE, json.dumps(about))
+        small_stages.start_invocation(patch)
         make_chain(results)
         with pytest.raises(SystemExit):
             make_model(results, {}, small_stages.preempted, run="other-s0")
@@ -42,36 +39,27 @@ def results(made: Path, empty_store: Path, tmp_path: Path, monkeypatch: pytest.M
     return Path(shutil.copytree(made, tmp_path / "results"))
 
 
-def overwrite(path: Path) -> None:
-    path.write_bytes(b"this is no database" * 100)
-
-
-def overwrite_the_header(path: Path) -> None:
-    path.write_bytes(bytes(100) + path.read_bytes()[100:])
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def overwrite_pages(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[:20_000] + bytes(60_000) + content[80_000:])
-
-
-def replace_by_another_database(path: Path) -> None:
-    path.unlink()
-    with closing(sqlite3.connect(path)) as connection:
+def another_database() -> bytes:
+    with closing(sqlite3.connect(":memory:")) as connection:
         connection.execute("CREATE TABLE mine (x)")
+        return connection.serialize()
 
 
 @pytest.mark.parametrize(
-    "damage", [overwrite, overwrite_the_header, truncate, overwrite_pages, replace_by_another_database]
+    "damage",
+    [
+        lambda store: b"this is no database" * 100,
+        lambda store: bytes(100) + store[100:],
+        lambda store: store[: len(store) // 2],
+        lambda store: store[:20_000] + bytes(60_000) + store[80_000:],
+        lambda store: another_database(),
+    ],
+    ids=["overwritten", "no header", "truncated", "pages overwritten", "another database"],
 )
-def test_a_damaged_store_is_moved_aside_and_rebuilt_as_it_was(results: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_store_is_moved_aside_and_rebuilt_as_it_was(results: Path, damage: Callable[[bytes], bytes]) -> None:
     before = Stored(results).content()
-    damage(results / "mlflow.db")
-    damaged = (results / "mlflow.db").read_bytes()
+    damaged = damage((results / "mlflow.db").read_bytes())
+    (results / "mlflow.db").write_bytes(damaged)
     done = rebuild.rebuild(results)
     assert (done.num_runs, done.failed) == (4, ())
     assert done.set_aside == results / "mlflow.db.bad-1"
@@ -87,8 +75,7 @@ def test_a_lost_store_is_rebuilt_with_new_ids(results: Path) -> None:
     after = Stored(results)
     assert after.content() == content
     assert len(after.runs) == 5, "four jobs and their invocation"
-    ids = {run.info.run_id for stored in (before, after) for run in stored.runs.values()}
-    assert len(ids) == 10
+    assert len({run.info.run_id for stored in (before, after) for run in stored.runs.values()}) == 10
 
 
 def test_a_store_that_lacks_nothing_stays_as_it_is(results: Path) -> None:
@@ -115,16 +102,13 @@ def test_a_run_that_goes_on_while_its_store_is_replaced_goes_on_in_the_new_one(r
 
     def work(context: small_stages.StageContext) -> small_stages.StageResult:
         context.journal.metrics(1, {"loss": 1.0})
-        wait_for_points(1)
-        overwrite(results / "mlflow.db")
+        pause = small_stages.deadline()
+        while not points():
+            pause()
+        (results / "mlflow.db").write_bytes(b"this is no database" * 100)
         rebuild.rebuild(results)
         context.journal.metrics(2, {"loss": 0.5})
         return small_stages.StageResult([], {})
-
-    def wait_for_points(number: int) -> None:
-        pause = small_stages.deadline()
-        while len(points()) < number:
-            pause()
 
     def points() -> list[tuple[int, float]]:
         if not (results / "mlflow.db").exists():

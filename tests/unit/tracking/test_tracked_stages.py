@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_jobs.tracking.invocation import VARIABLE
 from implicit_llm_jobs.tracking.rebuild import bring_late, late_works
 from tests.unit.tracking import small_stages
-from tests.unit.tracking.small_stages import make_chain, make_data, make_model
+from tests.unit.tracking.small_stages import make_chain, make_data, make_model, start_invocation
 from tests.unit.tracking.stored import Stored
 
 TRAINED = "train/s3-implicit-s3/free"
@@ -25,14 +24,7 @@ def _no_invocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
-def start_invocation(monkeypatch: pytest.MonkeyPatch, number: int) -> str:
-    """What the driver does; the name of the invocation's run."""
-    about = {"id": f"{number:016x}", "started": f"2026-11-22T0{number}:00:00+00:00", "command": "snakemake --cores 2"}
-    monkeypatch.setenv(VARIABLE, json.dumps(about))
-    return f"snakemake 2026-11-22 0{number}:00"
-
-
-def test_a_chain_of_stages_is_there_with_data_sets_models_and_labels(results: Path) -> None:
+def test_a_chain_of_stages_is_there_with_data_sets_models_labels_and_metrics(results: Path) -> None:
     made, model, _ = make_chain(results)
     stored = Stored(results)
     manifest = Manifest.read(model / "manifest.json")
@@ -76,10 +68,6 @@ def test_a_chain_of_stages_is_there_with_data_sets_models_and_labels(results: Pa
     assert stored.runs[EVALUATED].data.tags["upstream.model"] == stored.runs[TRAINED].info.run_id
     assert "parentRunId" not in stored.runs[TRAINED].data.tags, "begun by hand, and so below no invocation"
 
-
-def test_metrics_stand_in_sections_and_those_of_the_machine_come_with_them(results: Path) -> None:
-    make_model(results, {})
-    stored = Stored(results)
     assert stored.history(TRAINED, "loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert [step for step, _ in stored.history(TRAINED, "solver/residual")] == [1, 2, 3]
     assert [step for step, _ in stored.history(TRAINED, "cost/tokens_per_s")] == [1, 2, 3]
@@ -92,6 +80,7 @@ def test_the_jobs_of_one_invocation_lie_below_one_run(results: Path, monkeypatch
     stored = Stored(results)
     assert len(stored.runs) == 4
     assert {stored.parent(run) for run in stored.runs if run != name} == {name}
+    assert stored.runs[TRAINED].data.tags["upstream.data"] == stored.runs["data/s3-train"].info.run_id
     above = stored.runs[name]
     assert above.data.tags.items() >= {"config": "demo", "command": "snakemake --cores 2", "stage": "workflow"}.items()
     assert above.info.status == "FINISHED"
@@ -115,17 +104,6 @@ def test_a_run_that_another_invocation_goes_on_with_stays_where_it_was(
     assert {stored.runs[name].info.status for name in (first, second)} == {"FINISHED"}
 
 
-def test_an_invocation_with_a_failed_job_has_failed(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(context: Any) -> Any:
-        raise RuntimeError("no")
-
-    name = start_invocation(monkeypatch, 1)
-    make_data(results)
-    with pytest.raises(RuntimeError):
-        make_model(results, {}, fail)
-    assert Stored(results).runs[name].info.status == "FAILED"
-
-
 def test_an_input_that_no_store_took_comes_with_the_run_that_reads_it(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,16 +122,13 @@ def test_an_input_that_no_store_took_comes_with_the_run_that_reads_it(
 def test_data_sets_and_reports_leave_mlflow_to_their_call_of_snakemake(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(context: Any) -> Any:
-        raise RuntimeError("no")
-
     name = start_invocation(monkeypatch, 1)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "mlflow", None)
         make_data(results)
         small_stages.make(results / "demo" / "report", {})
         with pytest.raises(RuntimeError):
-            small_stages.make(results / "demo" / "data" / "broken", {}, body=fail)
+            small_stages.make(results / "demo" / "data" / "broken", {}, body=small_stages.fail)
     assert Stored(results).runs == {}
     bring_late(results / "demo")
     stored = Stored(results)
@@ -161,11 +136,3 @@ def test_data_sets_and_reports_leave_mlflow_to_their_call_of_snakemake(
     assert {run: found.info.status for run, found in stored.runs.items()} == statuses
     assert {stored.parent(run) for run in stored.runs if run != name} == {name}
     assert late_works(results / "demo") == []
-
-
-def test_a_run_is_tagged_with_the_data_set_that_was_left_to_it(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_invocation(monkeypatch, 1)
-    made = make_data(results)
-    make_model(results, {"data": made})
-    runs = Stored(results).runs
-    assert runs[TRAINED].data.tags["upstream.data"] == runs["data/s3-train"].info.run_id
