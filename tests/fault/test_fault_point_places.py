@@ -1,4 +1,4 @@
-"""Whatever changes the disk, the tracker or the handling of a signal stands beside a fault point.
+"""Whatever changes the disk, the tracker or the handling of a signal stands beside a fault point; pages name its tests.
 
 So new code cannot escape: without a point it fails here, and with one it has to be in one of the matrices.
 """
@@ -6,13 +6,14 @@ So new code cannot escape: without a point it fails here, and with one it has to
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fault import test_data_faults, test_fault_points, test_training_faults
-from tests.fault.forks import CONTRACTS, DATA, JOBS, LIBRARY
+from tests.fault.forks import CONTRACTS, DATA, JOBS, LIBRARY, ROOT
 from tests.fault.points import points_in, registered
 
 ROOTS = (CONTRACTS / "runs", DATA, JOBS, LIBRARY / "training")
@@ -116,3 +117,34 @@ def test_the_search_finds_what_it_should(tmp_path: Path, body: str, is_found: bo
 def test_every_fault_point_is_in_a_matrix() -> None:
     covered = {*test_data_faults.POINTS, *test_fault_points.POINTS, *test_training_faults.POINTS}
     assert sorted(covered) == list(registered(CONTRACTS, DATA, JOBS, LIBRARY))
+
+
+PAGES = "\n".join(
+    (ROOT / name).read_text(encoding="utf-8") for name in ("docs/reliability.md", "tests/fault/README.md")
+)
+REFERENCE = re.compile(r"`((?:[\w/]+/)?test_\w+\.py)?(?:::(test_\w+))?`")
+
+
+def references() -> Iterator[tuple[str, str | None]]:
+    """(file, test or None) of each reference; `::test_x` alone belongs to the file named before it."""
+    file = ""
+    for found in REFERENCE.finditer(PAGES):
+        file = found[1] or file
+        if found[1] or found[2]:
+            yield file, found[2]
+
+
+def test_every_test_of_the_page_exists() -> None:
+    named = list(references())
+    assert len(named) > 50
+    for file, test in named:
+        paths = [ROOT / file] if "/" in file else list((ROOT / "tests").rglob(file))
+        assert len(paths) == 1, file
+        assert paths[0].is_file(), file
+        assert test is None or f"def {test}(" in paths[0].read_text(encoding="utf-8"), (file, test)
+
+
+def test_every_row_of_the_page_has_a_test() -> None:
+    rows = [line for line in PAGES.splitlines() if re.match(r"\| \d+ ", line)]
+    assert [row for row in rows if ".py" not in row.rsplit("|", 2)[1]] == []
+    assert len(rows) >= 27

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from implicit_llm.cards import model_card
 from implicit_llm.cards.model_card import render_card
 from implicit_llm.checkpoint import stage as checkpoint_stage
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.stage import run_stage
 from implicit_llm_workflow.planning.code_digest import JobCode, job_sources
 from tests.unit.checkpoint.foreign import save_foreign
@@ -23,22 +23,22 @@ from tests.unit.evaluation.finished_runs import request
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, UNROLLED, make_data, make_rows, train_config
 from tests.unit.training.small_runs import train as train_phase
 
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
 
 def train_two_phases(folder: Path, data: Path, name: str = "s3-s0") -> Path:
     """The run directory of the second of two phases."""
-    phases = [
-        {"name": "unrolled", "solver": UNROLLED, "end_step": 1},
-        {"name": "free", "index": 1, "start_step": 1, "end_step": 2, "solver": FREE},
-    ]
-    start = None
-    for phase in phases:
-        run_dir = folder / name / str(phase["name"])
-        train_phase(run_dir, train_config(phase=phase, total_steps=2), data, start)
-        start = run_dir
-    assert start is not None
-    return start
+    first, second = folder / name / "unrolled", folder / name / "free"
+    phase: dict[str, Any] = {"name": "unrolled", "solver": UNROLLED, "end_step": 1}
+    train_phase(first, train_config(phase=phase, total_steps=2), data)
+    phase = {"name": "free", "index": 1, "start_step": 1, "end_step": 2, "solver": FREE}
+    train_phase(second, train_config(phase=phase, total_steps=2), data, first)
+    return second
+
+
+def train_one_step(run_dir: Path, data: Path, **config: Any) -> ModelCard:
+    """The card of a language model; `config` goes over its configuration."""
+    about = {"task": "language_model", "labels": "next_token", "phase": {"end_step": 1}, "total_steps": 1}
+    train_phase(run_dir, train_config(LLAMA, **about) | config, data)
+    return ModelCard.load(card_of(run_dir))
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +54,16 @@ def card_of(run_dir: Path) -> Path:
     return path
 
 
-def test_the_card_of_a_trained_model_has_the_head_that_the_hub_reads(results: Path) -> None:
-    head = ModelCard.load(card_of(results / "train" / "s3-s0" / "free")).data.to_dict()
-    assert head == {
+def test_the_card_says_what_the_model_is_and_how_it_was_trained_and_has_the_head_that_the_hub_reads(
+    results: Path,
+) -> None:
+    run_dir = results / "train" / "s3-s0" / "free"
+    text = card_of(run_dir).read_text(encoding="utf-8")
+    assert ModelCard(text).data.to_dict() == {
         "license": "apache-2.0",
         "library_name": "transformers",
         "tags": ["mamba2", "implicit-llm", "implicit", "arxiv:2502.07827", "word-problem"],
     }
-
-
-def test_the_card_says_what_the_model_is_and_how_it_was_trained(results: Path) -> None:
-    run_dir = results / "train" / "s3-s0" / "free"
-    text = card_of(run_dir).read_text(encoding="utf-8")
     manifest = Manifest.read(run_dir / "manifest.json")
     data = Manifest.read(results / "data" / "s3-train" / "manifest.json")
     first = Manifest.read(results / "train" / "s3-s0" / "unrolled" / "manifest.json")
@@ -91,7 +89,7 @@ def test_the_card_says_what_the_model_is_and_how_it_was_trained(results: Path) -
 
 def test_the_lines_for_loading_load_the_model(results: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = card_of(results / "train" / "s3-s0" / "free")
-    (block,) = BLOCK.findall(path.read_text(encoding="utf-8"))
+    (block,) = re.findall(r"^```python\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert len(block.splitlines()) == 3
     (tmp_path / "load.py").write_text(block, encoding="utf-8")
     monkeypatch.chdir(path.parent)
@@ -117,32 +115,11 @@ def test_another_wording_of_cards_makes_no_model_stale(stage: str) -> None:
     assert not [name for name in sources if name.startswith("implicit_llm.cards")]
 
 
-def stream_of_the_hub(run_dir: Path) -> Path:
-    """A data set of rows with the summary of a stream of text from the hub."""
-    rows = make_rows(run_dir.parent / "rows")
-    work = next(path for path in (rows / "work").iterdir() if path.is_dir())
-
-    def body(context: StageContext) -> StageResult:
-        names = [
-            path.relative_to(work) for path in work.rglob("*") if path.suffix == ".npy" or path.name == "index.json"
-        ]
-        for name in names:
-            (context.work / name).parent.mkdir(parents=True, exist_ok=True)
-            (context.work / name).write_bytes((work / name).read_bytes())
-        return StageResult(names, {"corpus": {"source": "hub", "dataset": "owner/texts"}})
-
-    config = {"kind": "token_stream", "length": 12, "split": "train"}
-    asked = request(run_dir, "data", "text-train", config, {})
-    run_stage(asked, body)
-    return run_dir
-
-
 def test_text_of_the_hub_is_named_in_the_head(tmp_path: Path) -> None:
-    config = train_config(
-        {**LLAMA, "vocab_size": 16}, task="language_model", labels="next_token", phase={"end_step": 1}, total_steps=1
-    )
-    train_phase(tmp_path / "text-s0" / "only", config, stream_of_the_hub(tmp_path / "text-train"))
-    card = ModelCard.load(card_of(tmp_path / "text-s0" / "only"))
+    manifest = make_rows(tmp_path / "text-train") / "manifest.json"
+    summary = {"corpus": {"source": "hub", "dataset": "owner/texts"}}
+    replace(Manifest.read(manifest), summary=summary).write(manifest)
+    card = train_one_step(tmp_path / "text-s0" / "only", manifest.parent, model={**LLAMA, "vocab_size": 16})
     assert card.data.datasets == ["owner/texts"]
     assert card.data.tags == ["llama", "language-model"]
     assert "import implicit_llm" not in card.text
@@ -154,35 +131,28 @@ def test_a_model_that_began_as_one_of_the_hub_names_it_and_its_commit(
 ) -> None:
     monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path))
     commit = "0123456789abcdef0123456789abcdef01234567"
-    save_foreign("llama", tmp_path / "models" / "owner" / "llama" / commit)
-    cards = []
-    for name, model in (
-        ("hub", {"pretrained": "owner/llama", "revision": commit}),
-        ("mine", {"pretrained": str(tmp_path / "models" / "owner" / "llama" / commit)}),
-    ):
-        config = train_config(
-            LLAMA, task="language_model", labels="next_token", phase={"end_step": 1}, total_steps=1
-        ) | {"model": model}
-        train_phase(tmp_path / f"{name}-s0" / "only", config, make_rows(tmp_path / "rows"))
-        cards.append(ModelCard.load(card_of(tmp_path / f"{name}-s0" / "only")))
-    assert [card.data.base_model for card in cards] == ["owner/llama", None]
-    assert f"those of `owner/llama` at commit `{commit}`; their licence" in cards[0].text
-    assert "commit" not in cards[1].text.partition("their licence")[0]
-    assert {card.data.license for card in cards} == {"unknown"}
+    folder = tmp_path / "models" / "owner" / "llama" / commit
+    save_foreign("llama", folder)
+    rows = make_rows(tmp_path / "rows")
+    given = {"hub-s0": {"pretrained": "owner/llama", "revision": commit}, "mine-s0": {"pretrained": str(folder)}}
+    of_hub, mine = (train_one_step(tmp_path / name / "only", rows, model=m) for name, m in given.items())
+    assert [card.data.base_model for card in (of_hub, mine)] == ["owner/llama", None]
+    assert f"those of `owner/llama` at commit `{commit}`; their licence" in of_hub.text
+    assert "commit" not in mine.text.partition("their licence")[0]
+    assert of_hub.data.license == mine.data.license == "unknown"
 
 
-def import_checkpoint(run_dir: Path, source: dict[str, Any], downloads: Path) -> Path:
+def import_checkpoint(run_dir: Path, source: dict[str, Any], downloads: Path) -> ModelCard:
     asked = request(run_dir, "checkpoint", "peer", source, {})
     asked.runtime["downloads"] = downloads
     run_stage(asked, checkpoint_stage.run)
-    return run_dir
+    return ModelCard.load(card_of(run_dir))
 
 
 def test_the_card_of_an_imported_model_names_its_files_and_claims_nothing(tmp_path: Path) -> None:
     save_foreign("gpt_neox", tmp_path / "neox")
-    run_dir = import_checkpoint(tmp_path / "run", {"path": "neox"}, tmp_path)
-    card = ModelCard.load(card_of(run_dir))
-    manifest = Manifest.read(run_dir / "manifest.json")
+    card = import_checkpoint(tmp_path / "run", {"path": "neox"}, tmp_path)
+    manifest = Manifest.read(tmp_path / "run" / "manifest.json")
     assert card.data.to_dict() == {
         "license": "unknown",
         "library_name": "transformers",
@@ -196,10 +166,8 @@ def test_the_card_of_an_imported_model_names_its_files_and_claims_nothing(tmp_pa
 
 
 def test_an_imported_model_of_the_hub_is_the_base_of_its_copy(tmp_path: Path) -> None:
-    folder = tmp_path / "models" / "owner" / "neox" / "main"
-    save_foreign("gpt_neox", folder)
-    run_dir = import_checkpoint(tmp_path / "run", {"hub": "owner/neox"}, tmp_path)
-    card = ModelCard.load(card_of(run_dir))
+    save_foreign("gpt_neox", tmp_path / "models" / "owner" / "neox" / "main")
+    card = import_checkpoint(tmp_path / "run", {"hub": "owner/neox"}, tmp_path)
     assert card.data.base_model == "owner/neox"
     assert "`owner/neox` of Hugging Face's hub, commit not known." in card.text
 

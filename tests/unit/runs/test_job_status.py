@@ -1,7 +1,13 @@
+"""What a job tells of itself: why it fails, how far it is, and what it ran on."""
+
 from __future__ import annotations
 
+import io
 import json
+import logging
+import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +19,11 @@ from implicit_llm_contracts.config.solver import SolverConfigError
 from implicit_llm_contracts.runs import launched
 from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.errors import Preempted, UserError
+from implicit_llm_contracts.runs.logs import wants_bar
+from implicit_llm_contracts.runs.places import PROJECT_DIR
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_jobs.progress import Progress
+from implicit_llm_jobs.provenance import attempts, git_state
 from implicit_llm_jobs.stage import StageRequest, run_stage
 
 
@@ -90,3 +100,85 @@ def test_a_file_that_cannot_be_written_or_read_stops_nothing(status: Path) -> No
     status.unlink()
     status.mkdir()
     launched.report_progress(4)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bar_is_shown_on_a_terminal_and_ends_with_one_line_of_the_final_numbers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.delenv("SNAKEMAKE_PROFILE", raising=False)
+    monkeypatch.setattr("implicit_llm_jobs.progress.PROGRESS_EVERY_S", -1.0)
+    with caplog.at_level(logging.INFO):
+        progress = Progress("data mode", 4)
+        for done in (1, 3, 4):
+            progress.tell(done, lambda: "loss 2.5")
+    assert "data mode" in terminal.getvalue()
+    assert "4/4" in terminal.getvalue()
+    for_the_file_only = [getattr(record, "file_only", False) for record in caplog.records]
+    assert for_the_file_only == [True, True, False]
+    assert caplog.records[-1].message == "data mode: 4/4 samples, loss 2.5"
+
+
+def test_without_a_terminal_there_are_lines_and_no_bar(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stderr)
+    with caplog.at_level(logging.INFO):
+        progress = Progress("data mode", 2)
+        progress.tell(1, lambda: "not due")
+        progress.tell(2, lambda: "loss 2.5")
+    assert stderr.getvalue() == ""
+    assert [record.message for record in caplog.records] == ["data mode: 2/2 samples, loss 2.5"]
+
+
+def test_a_bar_is_for_terminals_outside_of_snakemake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.delenv("SNAKEMAKE_PROFILE", raising=False)
+    assert wants_bar("auto")
+    monkeypatch.setenv("SNAKEMAKE_PROFILE", "profiles/local")
+    assert not wants_bar("auto")
+    assert wants_bar("bar")
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    monkeypatch.delenv("SNAKEMAKE_PROFILE")
+    assert not wants_bar("auto")
+
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def _journal(folder: Path, *records: tuple[str, float]) -> Path:
+    lines = [
+        json.dumps({"kind": "event", "name": name, "time": (START + timedelta(seconds=at)).isoformat(), "host": "h"})
+        for name, at in records
+    ]
+    (folder / "journal.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return folder / "journal.jsonl"
+
+
+def test_an_attempt_that_was_cut_off_lasts_to_its_last_record_and_the_last_one_until_now(tmp_path: Path) -> None:
+    journal = _journal(tmp_path, ("stage_started", 0), ("checkpoint", 40), ("stage_started", 100), ("checkpoint", 110))
+    found = attempts(journal, START + timedelta(seconds=130))
+    assert [(attempt["started"], attempt["busy_s"]) for attempt in found] == [
+        ("2026-01-01T00:00:00+00:00", 40.0),
+        ("2026-01-01T00:01:40+00:00", 30.0),
+    ]
+
+
+def test_a_job_that_tells_nothing_but_its_start_has_taken_time(tmp_path: Path) -> None:
+    (attempt,) = attempts(_journal(tmp_path, ("stage_started", 0)), START + timedelta(seconds=2.5))
+    assert attempt["busy_s"] == 2.5
+
+
+def test_the_commit_is_that_of_the_checkout_which_the_code_comes_from() -> None:
+    asked = ["git", "-C", str(PROJECT_DIR), "rev-parse", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    found = git_state()
+    assert found["commit"] == commit
+    assert isinstance(found["is_dirty"], bool)

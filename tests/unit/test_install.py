@@ -1,4 +1,4 @@
-"""The library alone: what `pip install .` brings, without the extras."""
+"""What is installed: versions that are the same in every file, and the library alone, without the extras."""
 
 from __future__ import annotations
 
@@ -14,14 +14,50 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[2]
+import implicit_llm
+from tests.pages import ROOT
+from tests.unit.workflow.console_calls import run
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+REQUIREMENTS = map(Requirement, [*PROJECT["dependencies"], *EXTRAS["workflow"], *EXTRAS["evaluation"]])
+RANGES = {item.name.replace("_", "-").lower(): item.specifier for item in REQUIREMENTS}
+
+
+def test_the_pinned_versions_lie_in_the_ranges() -> None:
+    lines = (ROOT / "constraints" / "cpu.txt").read_text(encoding="utf-8").splitlines()
+    pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    known = [pin for pin in pinned if pin.name.replace("_", "-").lower() in RANGES]
+    assert len(known) > 10
+    for pin in known:
+        (version,) = [item.version for item in pin.specifier]
+        assert RANGES[pin.name.replace("_", "-").lower()].contains(version), pin
+
+
+def test_the_environments_of_the_machines_have_a_torch_in_the_range() -> None:
+    for path in sorted((ROOT / "envs").glob("*.yaml")):
+        versions = re.findall(r"torch==([0-9.]+)", path.read_text(encoding="utf-8"))
+        assert versions, path
+        assert all(RANGES["torch"].contains(version) for version in versions), path
+
+
+def test_the_snakefile_asks_for_the_lowest_snakemake_of_the_range() -> None:
+    asked = re.search(r'min_version\("([0-9.]+)"\)', (ROOT / "Snakefile").read_text(encoding="utf-8"))
+    assert asked is not None
+    assert f">={asked[1]}" in str(RANGES["snakemake"]).split(",")
+
+
+def test_the_command_tells_the_version_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"implicit-llm {implicit_llm.__version__}\n", "")
+
+
 ADVICE = "in the project's checkout type: pip install '.[all]'"
 MISSING = rf"error: No module named '\w+'; {re.escape(ADVICE)}\n"
 USE = """
 import torch
 from transformers import AutoModelForCausalLM
 import implicit_llm
+from tests.pages import ROOT
 model = AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model("s5-implicit-s0")).eval()
 answers = model(torch.randint(120, (1, 8))).logits.argmax(-1)
 model.save_pretrained("saved")
@@ -57,7 +93,7 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(light: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_light(light: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     paths = [light, ROOT, ROOT / "workflow" / "lib", ROOT / "workflow" / "report"]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, paths)), "HOME": str(cwd)}
     command = [sys.executable, "-S", *arguments]
@@ -66,13 +102,13 @@ def run(light: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[
 
 def test_a_trained_model_loads_answers_and_saves_without_the_workflow(light: Path, tmp_path: Path) -> None:
     assert not {"snakemake", "mlflow", "pandas", "lm_eval"}.intersection(path.name for path in light.iterdir())
-    done = run(light, tmp_path, "-c", USE)
+    done = run_light(light, tmp_path, "-c", USE)
     assert done.stdout == "(1, 8)\n", done.stderr
     assert (tmp_path / "saved" / "README.md").is_file()
 
 
 def test_the_command_says_what_to_install(light: Path, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
-    done = run(light, tmp_path, "-m", "implicit_llm_workflow.console", "status", "--config", "demo")
+    done = run_light(light, tmp_path, "-m", "implicit_llm_workflow.console", "status", "--config", "demo")
     assert done.returncode == 2
     assert re.fullmatch(MISSING, done.stderr)
