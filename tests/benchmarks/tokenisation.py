@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -47,10 +46,9 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Timing:
-    """wall and cpu: seconds, of child processes too; inner: seconds without reading the file."""
+    """inner: seconds without reading the file."""
 
     wall_s: float
-    cpu_s: float
     inner_s: float
     tokens: int
 
@@ -110,7 +108,6 @@ def measure(case: str, path: Path, folder: Path, data: Path) -> dict[str, Any]:
         **{name: round(rate, 3) for name, rate in rates.items()},
         "ratio": round(peer_s / our_s, 2),
         "ratio_to_map_only": round(map_s / our_s, 2),
-        "ratio_of_cpu_s": round(median_of(theirs[best], "cpu_s") / median_of(ours, "cpu_s"), 2),
         "peer_num_proc": best[0],
         "peer_batch_size": best[1],
     }
@@ -145,14 +142,9 @@ def run_peer(path: Path, data: Path, processes: int | None, batch_size: int) -> 
 
 def timed(action: Callable[[], tuple[int, float]]) -> Timing:
     gc.collect()
-    start_s, start_cpu_s = time.perf_counter(), cpu_s()
+    start_s = time.perf_counter()
     tokens, inner_s = action()
-    return Timing(time.perf_counter() - start_s, cpu_s() - start_cpu_s, inner_s, tokens)
-
-
-def cpu_s() -> float:
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return Timing(time.perf_counter() - start_s, inner_s, tokens)
 
 
 def median_of(timings: list[Timing], field: str) -> float:

@@ -119,8 +119,7 @@ def check_fault(factory: Factory, job: Job, run_dir: Path, fault: tuple[str, str
 
 
 def test_the_jobs_pass_every_fault_point(jobs: list[Job]) -> None:
-    passed = {point for job in jobs for point in job.hits}
-    assert sorted(passed & set(POINTS)) == list(POINTS)
+    assert sorted({point for job in jobs for point in job.hits} & set(POINTS)) == list(POINTS)
 
 
 @pytest.mark.parametrize(("point", "kind"), sample(POINTS))

@@ -137,8 +137,7 @@ def check_final_names(run_dir: Path, is_damaged: bool = False) -> None:
     for work in run_dir.glob("work/*/"):
         for name, content in contents.items():
             assert not (work / name).exists() or (work / name).read_text() == content
-        names = sorted(path.name for path in work.glob("model/*"))
-        assert names in ([], ["config.json", "weights"])
+        assert sorted(path.name for path in work.glob("model/*")) in ([], ["config.json", "weights"])
         assert not (work / "checkpoint").exists() or (work / "checkpoint").read_text() in "12345"
         journal.read(work / "journal.jsonl")
         check_manifest(work / "manifest.json", run_dir, is_damaged)

@@ -106,8 +106,7 @@ def check_fault(trainer: Trainer, undisturbed: Undisturbed, run_dir: Path, fault
     point, kind, hit = fault
     way = undisturbed.way
     way.prepare(trainer, run_dir)
-    code = way.run(trainer, run_dir, FAULT=f"{way.fault},{point}:{kind}@{hit}")
-    assert code in EXIT_CODES[kind]
+    assert way.run(trainer, run_dir, FAULT=f"{way.fault},{point}:{kind}@{hit}") in EXIT_CODES[kind]
     check_what_is_there(run_dir, has_damaged=bool(way.damaged))
     before = kept_ones(run_dir)
 

@@ -44,8 +44,7 @@ def config(length: int, count: int, seed: int = 0) -> SimulatorConfig:
 @cache
 def stories(family: int, length: int, count: int = 40, seed: int = 0, split: str = "train") -> list[Story]:
     """Stories that went through a file, so that what is checked is what a reader sees."""
-    text = format_stories(simulate(config(length, count, seed), family, split))
-    return parse_stories(text.encode())
+    return parse_stories(format_stories(simulate(config(length, count, seed), family, split)).encode())
 
 
 def asked(family: int, length: int, count: int = 40) -> Iterator[tuple[dict[int, str], Line]]:

@@ -144,8 +144,7 @@ def test_a_link_under_the_name_of_a_file_is_not_followed(archive: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0, 5, 60, -200, None])
 def test_a_truncated_archive_and_what_is_none_are_named(archive: Path, keep: int | None) -> None:
-    noise = os.urandom(3000)  # does not compress, so that the cut is inside of it
-    write_archive(archive, {**in_folder(CONTENTS), "noise": noise})
+    write_archive(archive, {**in_folder(CONTENTS), "noise": os.urandom(3000)})  # noise, as that does not compress
     archive.write_bytes(b"<html>404</html>" if keep is None else archive.read_bytes()[:keep])
     with refused(f"^{archive}: the archive is truncated or damaged", BabiArchiveError):
         read_archive(archive)

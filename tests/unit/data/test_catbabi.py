@@ -88,13 +88,6 @@ def test_a_shuffle_is_a_permutation_and_stays_the_same_for_ever() -> None:
     assert shuffled(10, 5, 2).tolist() == [4, 6, 1, 8, 2, 0, 7, 5, 9, 3]
 
 
-def test_every_story_begins_with_eos_and_the_stream_tells_where() -> None:
-    stream = join(STORIES, VOCABULARY)
-    assert decoded(stream.tokens_T) == "<eos> a b . who ? a,b <eos> b c . c d . <eos> d ."
-    assert stream.starts_S.tolist() == [0, 7, 14]
-    assert stream.tasks_S.tolist() == [2, 10, 2]
-
-
 @pytest.mark.parametrize("length", [1, 4, 5, 17, 30])
 def test_in_lm_mode_the_label_of_a_position_is_the_next_word(length: int) -> None:
     columns = made("lm", length)

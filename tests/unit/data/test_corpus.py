@@ -195,8 +195,7 @@ def test_fetched_files_of_a_hub_data_set_are_taken_by_split(tmp_path: Path) -> N
     for split in ("train", "test"):
         write_table(data / f"{split}-00000-of-00001.parquet", [split])
     (data.parent / "README.md").write_text("no data")
-    config = HubCorpus("hub", dataset="who/what", split="test")
-    assert texts_of(open_share(config, tmp_path)) == ["test"]
+    assert texts_of(open_share(HubCorpus("hub", dataset="who/what", split="test"), tmp_path)) == ["test"]
 
 
 def test_a_data_set_that_was_not_fetched_says_what_to_type(tmp_path: Path) -> None:
@@ -240,8 +239,7 @@ def record(downloads: Path, *names: str, **need: Any) -> Path:
 
 
 def names(downloads: Path, **changes: Any) -> list[str]:
-    config = HubCorpus("hub", dataset="who/what", **changes)
-    return [file.name for file in open_share(config, downloads).files]
+    return [file.name for file in open_share(HubCorpus("hub", dataset="who/what", **changes), downloads).files]
 
 
 def test_an_unfinished_fetch_is_not_taken_for_the_corpus_and_files_put_there_by_hand_are(downloads: Path) -> None:

@@ -141,14 +141,6 @@ def test_a_directory_without_a_data_set_is_refused(tmp_path: Path) -> None:
         open_dataset(tmp_path / "nothing")
 
 
-def test_the_error_names_the_command_that_rebuilds_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        DatasetError, match=r"type `rm -f results/demo/data/a5-train/manifest.json` and run the workflow"
-    ):
-        open_dataset(Path("results/demo/data/a5-train/work/0123456789abcdef"))
-
-
 def test_a_wrong_array_is_not_written(tmp_path: Path) -> None:
     spec = DatasetSpec(200, LENGTH, ("tokens",), {})
     with pytest.raises(TypeError, match=r"tokens: expected uint8 \(N, 5\), got int64 \(2, 5\)"):

@@ -115,8 +115,7 @@ def test_the_stream_of_a_data_set_on_disk_ends_before_its_padding(tmp_path: Path
     assert stream.columns["input_ids"].tolist() == columns["input_ids"].ravel()[:7].tolist()
     assert stream.columns["labels"].tolist() == [IGNORED, 6, IGNORED, IGNORED, 8, IGNORED, 1]
     assert stream.columns["task"].tolist() == [2, 2, 2, 3, 3, 3, 3]
-    batch = StoryBatcher(stream, 2, 4, "file").at_step(0)
-    assert batch.input_ids.tolist() == [[1, 5, 6, 0], [1, 7, 8, 9]]
+    assert StoryBatcher(stream, 2, 4, "file").at_step(0).input_ids.tolist() == [[1, 5, 6, 0], [1, 7, 8, 9]]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x93NUMPY broken", [[0, 2], [9, 3]], [[1, 2], [3, 3]], [0, 3]])

@@ -67,8 +67,8 @@ def test_a_trained_tokenizer_has_the_wanted_size_gives_text_back_and_says_which_
 
 def test_training_again_gives_equal_bytes(tmp_path: Path) -> None:
     config = config_of(**TRAINED, corpus=write_corpus(tmp_path))
-    made = {make_tokenizer(config, tmp_path) for _ in range(4)}  # the hash tables inside differ each time
-    assert len(made) == 1
+    # The hash tables inside differ each time.
+    assert len({make_tokenizer(config, tmp_path) for _ in range(4)}) == 1
 
 
 def test_training_does_not_see_the_test_documents(tmp_path: Path) -> None:
@@ -94,8 +94,7 @@ def test_training_reads_no_more_than_it_may(tmp_path: Path) -> None:
 
 
 def test_a_file_is_taken_as_it_is_if_its_digest_is_right(tmp_path: Path) -> None:
-    path = write_trained(tmp_path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256(write_trained(tmp_path).read_bytes()).hexdigest()
     assert make_tokenizer(config_of(source="file", file="small.json", sha256=digest, vocab_size=300), tmp_path)
     message = refusal(tmp_path, source="file", file="small.json", sha256="0" * 64, vocab_size=300)
     assert f"sha256 is {digest[:16]}..., expected 0000000000000000..." in message

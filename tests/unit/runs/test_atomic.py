@@ -55,8 +55,7 @@ def test_data_and_directory_are_synced_in_this_order_around_the_rename(
     rename = os.rename
 
     def record_fsync(descriptor: int) -> None:
-        is_directory = os.path.isdir(f"/proc/self/fd/{descriptor}")
-        calls.append("fsync directory" if is_directory else "fsync file")
+        calls.append("fsync directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "fsync file")
 
     def record_rename(source: Path, target: Path) -> None:
         calls.append("rename")

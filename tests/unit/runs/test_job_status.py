@@ -120,8 +120,7 @@ def test_bar_is_shown_on_a_terminal_and_ends_with_one_line_of_the_final_numbers(
             progress.tell(done, lambda: "loss 2.5")
     assert "data mode" in terminal.getvalue()
     assert "4/4" in terminal.getvalue()
-    for_the_file_only = [getattr(record, "file_only", False) for record in caplog.records]
-    assert for_the_file_only == [True, True, False]
+    assert [getattr(record, "file_only", False) for record in caplog.records] == [True, True, False]
     assert caplog.records[-1].message == "data mode: 4/4 samples, loss 2.5"
 
 

@@ -126,16 +126,3 @@ def test_another_identity_works_elsewhere_and_its_manifest_is_not_taken_for_ours
     other.publish([], {})
     (other.work / "manifest.json").rename(run.work / "manifest.json")
     assert run.find_done("size") is None
-
-
-def test_leftovers_are_cleared_and_other_files_stay(run: RunDirectory) -> None:
-    for path in (
-        run.path / ".manifest.json.12345678.tmp",
-        run.work / ".a.12345678.tmp",
-        run.work / "a",
-        run.path / "b.tmp",
-    ):
-        path.touch()
-    run.prepare()
-    assert [path.name for path in run.work.iterdir()] == ["a"]
-    assert sorted(path.name for path in run.path.iterdir()) == ["b.tmp", "work"]

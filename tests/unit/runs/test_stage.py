@@ -74,13 +74,6 @@ def test_a_stage_publishes_its_manifest_and_provenance(run_path: Path, identity_
     assert events(run_path) == ["stage_started", "stage_finished"]
 
 
-def test_equal_runs_in_different_places_give_equal_manifests(tmp_path: Path, identity_text: IdentityText) -> None:
-    for name in ("here", "there"):
-        run_stage(StageRequest(tmp_path / name / "train" / "x", identity_text()), Body())
-    here, there = (path.read_bytes() for path in tmp_path.glob("*/train/x/manifest.json"))
-    assert here == there
-
-
 def test_a_finished_run_exits_at_once_and_restores_what_was_deleted(
     run_path: Path, identity_text: IdentityText, body: Body
 ) -> None:

@@ -77,8 +77,7 @@ def test_data_and_reports_are_labelled_by_their_kind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", list(TASKS))
 def test_every_metric_of_training_is_in_the_list(task: str) -> None:
-    listed = {key for section in TRAINING.values() for key in section}
-    assert set(StepMetrics(task).columns) <= listed
+    assert set(StepMetrics(task).columns) <= {key for section in TRAINING.values() for key in section}
 
 
 @pytest.mark.parametrize(
