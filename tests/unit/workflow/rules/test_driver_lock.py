@@ -36,7 +36,8 @@ def test_jobs_do_not_inherit_the_lock(tmp_path: Path) -> None:
     lock = hold_lock(tmp_path / "lock")
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False):
         lock.close()
-        hold_lock(tmp_path / "lock").close()
+        with hold_lock(tmp_path / "lock") as again:
+            assert not again.closed
 
 
 def test_many_stale_results_are_summed_up() -> None:
