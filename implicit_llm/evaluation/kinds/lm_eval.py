@@ -6,9 +6,9 @@ Nothing of the machine or the moment gets into a record.
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from numbers import Real
 from typing import Any
 
 from lm_eval.evaluator import evaluate
@@ -108,5 +108,5 @@ def task_hash(samples: Sequence[Mapping[str, Any]]) -> str:
 
 def _finite(value: Any, lm: ImplicitLM) -> float | None:
     """None once an answer was not finite, and for "N/A", which the harness writes for an unknown standard error."""
-    is_known = isinstance(value, numbers.Real) and math.isfinite(value) and lm.cost.num_nonfinite == 0
+    is_known = isinstance(value, Real) and math.isfinite(value) and lm.cost.num_nonfinite == 0
     return float(value) if is_known else None
