@@ -25,7 +25,7 @@ from implicit_llm.training.operations.checkpoint import (
     write_checkpoint,
 )
 from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.atomic import commit_directory, retried, storage_errors
+from implicit_llm_contracts.runs.atomic import commit_directory, require_space, retried, storage_errors
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.journal import Journal
 
@@ -45,12 +45,6 @@ class ForeignCheckpoint(UserError):
 
 class NoCheckpoint(UserError):
     """There is no usable checkpoint where one was asked for."""
-
-
-class OutOfSpace(UserError):
-    """The file system has less room than the checkpoints of this run need."""
-
-    failure_class = "quota"
 
 
 class CheckpointStore:
@@ -147,18 +141,12 @@ class CheckpointStore:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def require_space(self, checkpoint_bytes: int) -> None:
-        """Raises: OutOfSpace, with the numbers, when the file system cannot take this run's checkpoints."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        """Raises: StorageError, with the numbers, when the file system cannot take this run's checkpoints."""
         there = [*self._committed(), *(path for step in self.keep if (path := self.kept / step_name(step)).is_dir())]
         held = sum(file.stat().st_size for path in there for file in path.iterdir())
         needed = int((SPACE_FACTOR + len(self.keep)) * checkpoint_bytes) - held
-        free = shutil.disk_usage(self.directory).free
-        if free < needed:
-            kept = f", {len(self.keep)} of them kept," if self.keep else ""
-            raise OutOfSpace(
-                f"{self.directory}: checkpoints of {checkpoint_bytes / 2**20:.1f} MiB{kept} need {needed / 2**20:.1f} "
-                f"MiB more and {free / 2**20:.1f} MiB are free; free some space and start again"
-            )
+        kept = f", {len(self.keep)} of them kept," if self.keep else ""
+        require_space(self.directory, needed, f"checkpoints of {checkpoint_bytes / 2**20:.1f} MiB{kept}")
 
     def _read(self, path: Path) -> Checkpoint | None:
         """The checkpoint at `path` if it is whole and right, with a report if it is there and is not."""

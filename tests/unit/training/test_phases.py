@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from implicit_llm.training.operations.checkpoint import read_checkpoint
-from implicit_llm.training.operations.checkpoint_store import NoCheckpoint, OutOfSpace
+from implicit_llm.training.operations.checkpoint_store import NoCheckpoint
 from implicit_llm.training.stage import TrainInputError
 from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.errors import Preempted
 from implicit_llm_contracts.runs.faults import FaultInjected
 from implicit_llm_contracts.runs.manifest import Manifest
@@ -219,7 +220,7 @@ def test_space_for_kept_checkpoints_is_asked_for_beforehand(
     needed: list[float] = []
     for keep in ([], KEEP):
         monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-        with pytest.raises(OutOfSpace) as caught:
+        with pytest.raises(StorageError) as caught:
             train(tmp_path / str(len(keep)) / "trunk", trunk_config(keep=keep), data)
         needed.append(float(str(caught.value).split(" need ")[1].split()[0]))
     assert needed[1] / needed[0] == pytest.approx(5.2 / 3.2, abs=0.5)

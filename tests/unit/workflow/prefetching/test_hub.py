@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
@@ -17,9 +18,9 @@ from implicit_llm_data.text.corpus import open_share
 from implicit_llm_workflow.prefetching import prefetch
 from implicit_llm_workflow.prefetching.hub import (
     FetchError,
+    fetch_hub_files,
     fetched_before,
     put_by_hand,
-    require_space,
     wanted_files,
 )
 from implicit_llm_workflow.prefetching.needs import HubCheckpoint
@@ -168,11 +169,17 @@ def test_a_pretrained_model_is_fetched_at_its_commit_without_its_pickles_and_che
     assert satisfy(replace(pinned, revision="f" * 40), tmp_path)[0] == "fetched"
 
 
-def test_more_than_fits_the_disk_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
-    (tmp_path / "here.txt").write_bytes(b"x" * 10)
-    require_space(tmp_path, {"here.txt": 10})
-    with pytest.raises(FetchError, match=r"1,000,000\.0 GB are to be fetched and .* GB are free"):
-        require_space(tmp_path, {"here.txt": 10, "huge.txt": 10**15})
+def test_more_than_fits_the_disk_is_refused_before_it_is_fetched(
+    hub: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100_000))
+    state, what = satisfy(DATASET, tmp_path)
+    assert state == "failed"
+    assert f"2 files of dataset {DATASET.name} need 0.2 MiB more and 0.1 MiB are free" in what
+    there = tmp_path / "hub" / "owner" / "texts" / IN_LARGE_FILE_STORAGE
+    there.parent.mkdir(parents=True)
+    there.write_bytes(TEXTS[IN_LARGE_FILE_STORAGE])
+    assert len(fetch_hub_files(DATASET, tmp_path).sizes) == 2
 
 
 def test_a_repository_that_is_not_there_is_one_line_with_advice(hub: FileServer, tmp_path: Path) -> None:

@@ -237,6 +237,14 @@ def _copy_and_rename(source: Path, target: Path) -> None:
     remove_temporary(source)
 
 
+def require_space(path: Path, needed_bytes: int, what: str) -> None:
+    """Raises: StorageError when the file system of `path`, which need not be there yet, has no room for `what`."""
+    free = _free_bytes(path)
+    if needed_bytes > free:
+        sizes = f"need {needed_bytes / 2**20:.1f} MiB more and {free / 2**20:.1f} MiB are free"
+        raise StorageError(errno.ENOSPC, f"{path}: {what} {sizes}; free some space and start again")
+
+
 def _free_bytes(path: Path) -> int:
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     return shutil.disk_usage(there).free

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import glob
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from implicit_llm_contracts.runs.atomic import require_space
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import (
     TEXT_SUFFIXES,
@@ -63,7 +63,7 @@ def put_by_hand(need: HubFiles, downloads: Path) -> int:
 
 
 def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
-    """Fetch what is missing and compare each file with the hub's digest. Raises: FetchError."""
+    """Fetch what is missing and compare each file with the hub's digest. Raises: FetchError, StorageError."""
     from huggingface_hub import HfApi, snapshot_download
 
     api, folder = HfApi(), need.folder(downloads)
@@ -72,7 +72,8 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
         commit = str(api.repo_info(need.name, repo_type=repo_type, revision=need.revision).sha)
         tree = api.list_repo_tree(need.name, repo_type=repo_type, revision=commit, recursive=True)
         sizes = wanted_files(need, {entry.path: entry.size for entry in tree if hasattr(entry, "size")})
-        require_space(folder, sizes)
+        missing = {path: size for path, size in sizes.items() if not (folder / path).is_file()}
+        require_space(folder, sum(missing.values()), f"{len(missing)} files of {need.kind} {need.name}")
         for record in need.all_records(downloads):
             if record == need.record(downloads) or Fetched.read(record).commit != commit:
                 record.unlink()  # its files may be replaced
@@ -128,18 +129,6 @@ def _model_files(need: HubFiles, names: Mapping[str, int]) -> list[str]:
             f"model {need.name}: has no {CONFIG_FILE} with {WEIGHTS_FILE} or {PICKLE_FILE} on the hub; name another"
         )
     return [name for name in names if name in weights or name in MODEL_FILES]
-
-
-def require_space(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Raises: FetchError, with both numbers, when the file system has less room than the files that are missing."""
-    needed = sum(size for path, size in sizes.items() if not (folder / path).is_file())
-    folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise FetchError(
-            f"{folder}: {needed / 1e9:,.1f} GB are to be fetched and {free / 1e9:,.1f} GB are free; "
-            "free some space or give another --downloads"
-        )
 
 
 def first_line(error: Exception) -> str:
