@@ -131,11 +131,11 @@ def test_a_mistake_on_the_command_line_is_one_line_with_the_help_to_type(
         (["mlflow", "rebuild", "--results", "/proc/none"], "/proc/none: no such directory"),
         (
             ["job", "--run-dir", "x", "--identity", "{}", "--threads", "-1"],
-            "options.threads: expected an integer",
+            "--threads: expected an integer",
         ),
         (
             ["train", "--run-dir", "x", "--identity", "{}", "--grace-s", "-1"],
-            "options.grace_s: expected a number",
+            "--grace-s: expected a number",
         ),
     ],
 )

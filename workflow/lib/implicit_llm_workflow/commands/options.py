@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 import typer
 
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import ConfigError, UserError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_workflow.experiment_files.config_files import DEFAULT_EXPERIMENT, experiment_path
 from implicit_llm_workflow.project_dirs import SNAKEFILE, nearest_with
@@ -72,14 +72,18 @@ def field_options(cls: type, sentences: Mapping[str, str], panel: str) -> dict[s
 def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a dataclass's fields that were set; 0 sets none where the field has no default.
 
-    Raises: ConfigError for a value that the field does not take.
+    Raises: OptionError for a value that the field does not take.
     """
     found = {}
     for name, value in values.items():
         is_set = value is not None and (value != 0 or cls.__dataclass_fields__[name].default is not None)  # type: ignore[attr-defined]
         if is_set:
             found[name] = value == "on" if field_type(cls, name) is bool else value
-    fill(cls, found, "options")
+    try:
+        fill(cls, found, "options")
+    except ConfigError as error:
+        field, _, reason = str(error).removeprefix("options.").partition(": ")
+        raise OptionError(f"--{field.replace('_', '-')}: {reason}") from error
     return found
 
 
@@ -94,7 +98,13 @@ def with_options(command: Callable[..., None], options: Mapping[str, inspect.Par
 
 
 def print_json(values: Any) -> None:
-    typer.echo(json.dumps(values, indent=1, ensure_ascii=False, default=str))
+    typer.echo(json.dumps(values, indent=1, ensure_ascii=False, default=_of_path))
+
+
+def _of_path(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{value!r:.60} is no JSON")
 
 
 def wide_console(is_error: bool = False) -> Console:
