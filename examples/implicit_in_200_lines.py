@@ -1,6 +1,6 @@
 """An implicit language model in 200 lines of PyTorch, to read. The library computes the same, faster.
 
-    python examples/implicit_in_200_lines.py
+    python examples/implicit_in_200_lines.py [--words WORDS]
 
 A Mamba2 layer f is iterated to its fixed point z* = f(z*, x), and only converged state goes from token to token.
 Equations are numbered as in "Implicit Language Models are RNNs" (Schöne et al., ICML 2025). The weights are a trained
@@ -11,6 +11,7 @@ Shapes: `B` words, `L` tokens, `D` model width, `I` inner width, `H` heads of wi
 `K` taps of the convolution, `C` = I + 2 N convolved channels, `E` = I + C + H outputs of the in-projection.
 """
 
+import argparse
 import itertools
 from pathlib import Path
 
@@ -69,9 +70,7 @@ def f(w, z_BLD, x_BLE, state=None):
     dt_BLH = F.softplus(dt_BLH + w[f"{m}.dt_bias"])
     decay_BLH = torch.exp(-dt_BLH * w[f"{m}.A_log"].exp())
     y_BLHP = []
-    for t in range(
-        L
-    ):  # Eq. 6: h_t = Lambda(z_t, x_t) h_{t-1} + u(z_t, x_t). It is linear in h, so a GPU scans in parallel
+    for t in range(L):  # Eq. 6: h_t = Lambda(z_t, x_t) h_{t-1} + u(z_t, x_t); linear in h, so a GPU scans in parallel
         u_BHPN = (dt_BLH[:, t, :, None] * v_BLHP[:, t])[..., None] * b_BLN[:, t, None, None, :]
         h_BHPN = decay_BLH[:, t, :, None, None] * h_BHPN + u_BHPN
         y_BLHP.append(h_BHPN @ r_BLN[:, t, None, :, None])
@@ -192,4 +191,6 @@ def main(count=8, length=128):
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--words", type=int, default=8, help="words of 128 tokens to read (default: %(default)s)")
+    main(parser.parse_args().words)

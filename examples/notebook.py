@@ -5,12 +5,12 @@
 Runs the cells, one after another, and writes the notebook beside the file.
 """
 
+import argparse
 import ast
 import contextlib
 import io
 import json
 import re
-import sys
 from pathlib import Path
 
 
@@ -47,4 +47,6 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("example", type=Path, help="Python file with cells")
+    main(parser.parse_args().example)
