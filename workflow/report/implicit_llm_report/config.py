@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.fill import fill
 
+T = TypeVar("T")
 FOLDER = Path(__file__).resolve().parent  # of the templates, captions, claims and published numbers too
 
 
@@ -101,14 +103,18 @@ class ReportConfig:
         """Whether everything is shown, not one figure or table for itself."""
         return self.figures is None and self.tables is None
 
+    def shows(self, part: Literal["figures", "tables"], name: str) -> bool:
+        return self.is_whole or name in (getattr(self, part) or ())
+
 
 # The one in C reads ten times as fast.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_yaml(path: Path) -> Any:
-    """Plain values of a YAML file. Raises: ReportError naming file and line."""
+def read_yaml(path: Path, cls: type[T]) -> T:
+    """A YAML file as a dataclass. Raises: UserError naming the file, and its line or key."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506  (a SafeLoader)
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506  (a SafeLoader)
     except yaml.YAMLError as error:
         raise ReportError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from error
+    return fill(cls, found, str(path))

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from implicit_llm_contracts.plugins import FIGURES
-from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.config import FOLDER, read_yaml
 
 
@@ -59,8 +58,7 @@ class Registry:
 @cache
 def registry() -> Registry:
     """Raises: UserError naming file and key."""
-    path = FOLDER / "registry.yaml"
-    return fill(Registry, read_yaml(path), str(path))
+    return read_yaml(FOLDER / "registry.yaml", Registry)
 
 
 def caption_of(figure: str) -> str:

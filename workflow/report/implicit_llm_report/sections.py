@@ -15,7 +15,7 @@ import pandas as pd
 from implicit_llm_contracts.plugins import FIGURES as PLUGIN_FIGURES
 from implicit_llm_report.figures import by_position, jacobian, language_models, sweeps, training, word_problems
 from implicit_llm_report.figures.svg import Figure
-from implicit_llm_report.inputs.frame import COSTS, Group, Spread, groups, roles_of
+from implicit_llm_report.inputs.frame import COSTS, LANGUAGE_KINDS, Group, Spread, groups, roles_of
 from implicit_llm_report.inputs.published import Entry as PublishedEntry
 from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.registry import registry
@@ -79,8 +79,8 @@ def figures_of(given: Given) -> list[Figure]:
     """Those that have something to show, of those that the configuration asks for, in the order of registry.yaml."""
     draws = {name: _function(name.replace("-", "_")) for name in registry().figures}
     draws |= {name: draw for name, (_, draw) in PLUGIN_FIGURES.items()}
-    asked = tuple(draws) if given.config.is_whole else given.config.figures or ()
-    return [figure for name, draw in draws.items() if name in asked and (figure := draw(given)) is not None]
+    asked = [draw(given) for name, draw in draws.items() if given.config.shows("figures", name)]
+    return [figure for figure in asked if figure is not None]
 
 
 def _function(name: str) -> Callable[[Given], Figure | None]:
@@ -90,14 +90,11 @@ def _function(name: str) -> Callable[[Given], Figure | None]:
 
 def sections_of(given: Given) -> dict[str, list[Table]]:
     """The tables of each kind of result, by name: those that the configuration asks for and that have any."""
-    asked, found = tuple(ROWS) if given.config.is_whole else given.config.tables or (), {}
-    for name, rows_of in ROWS.items():
-        if name not in asked:
-            continue
-        tables = tables_of(registry().tables[name], rows_of(given))
-        if tables or (name == "minimum-layers" and given.config.minimum_layers is not None):
-            found[name] = tables
-    return found
+    config = given.config
+    asked = {name: rows_of(given) for name, rows_of in ROWS.items() if config.shows("tables", name)}
+    found = {name: tables_of(registry().tables[name], rows) for name, rows in asked.items()}
+    is_empty_shown = config.minimum_layers is not None
+    return {name: tables for name, tables in found.items() if tables or (name == "minimum-layers" and is_empty_shown)}
 
 
 def missing_files(given: Given) -> dict[str, str]:
@@ -115,7 +112,7 @@ def published_rows(given: Given) -> list[PublishedRow]:
 
 
 def _published_row(entry: PublishedEntry, cells: Sequence[Group]) -> PublishedRow:
-    is_of_all_modes = entry.kind not in ("perplexity", "lm_eval")
+    is_of_all_modes = entry.kind not in LANGUAGE_KINDS
     beside = [cell for cell in cells if entry.is_beside(cell) and (is_of_all_modes or cell.is_headline)]
     spreads = [cell.spread(entry.metric) for cell in beside]
     ours = Spread.of(value for spread in spreads for value in (*spread.values, *[None] * spread.num_missing))

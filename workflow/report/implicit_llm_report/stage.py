@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from pathlib import Path, PurePosixPath
 
@@ -32,7 +31,6 @@ def reads_of_inputs(path: PurePosixPath) -> bool:
 
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm report`. Raises: UserError."""
-    gc.freeze()  # the collector need not look again at the million objects of what was imported
     config = fill(ReportConfig, context.config, "report")
     if not context.inputs:
         raise ReportError(
@@ -45,7 +43,7 @@ def run(context: StageContext) -> StageResult:
     if not config.is_whole:  # a figure for itself does not speak of claims that it says nothing about
         judgements = [judgement for judgement in judgements if judgement.verdict != NOT_RUN]
     sections = sections_of(given)
-    published = published_rows(given) if config.is_whole or "published" in (config.tables or ()) else []
+    published = published_rows(given) if config.shows("tables", "published") else []
     tables = {name: files_of(found, given.published) for name, found in sections.items()}
     tables |= {"published": published_files(published)} if published else {}
     tables |= {"missing": missing_files(given)} if config.missing else {}
@@ -67,18 +65,17 @@ def run(context: StageContext) -> StageResult:
 
 
 def _write(folder: Path, content: PageContent) -> list[Path]:
-    inputs, config = content.given.inputs, content.given.config
-    claims = {"experiment": config.experiment, "claims": [judgement.to_dict() for judgement in content.judgements]}
+    experiment = content.given.config.experiment
+    claims = {"experiment": experiment, "claims": [judgement.to_dict() for judgement in content.judgements]}
     texts: dict[str, str | bytes] = {
         "index.html": render(content),
         "claims.json": json.dumps(claims, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
-        latex_numbers.FILE_NAME: latex_numbers.latex_numbers(
-            config.experiment, inputs.frame, inputs.sources, content.judgements, config.missing
-        ),
+        latex_numbers.FILE_NAME: latex_numbers.latex_numbers(content.given, content.judgements),
     }
     for table, forms in content.files.items():
         texts |= {f"tables/{table}.{suffix}": text for suffix, text in forms.items()}
-    for name, one in ((one.figure.name, one) for one in content.figures):
+    for one in content.figures:
+        name = one.figure.name
         texts[f"figures/{name}.svg"] = file_svg(one)
         texts[f"figures/{name}.rst"] = caption_of(name) + "\n"  # for `snakemake --report`
     for name, text in texts.items():

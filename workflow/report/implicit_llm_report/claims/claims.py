@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.claims.measure import Found, Measure
-from implicit_llm_report.config import read_yaml
+from implicit_llm_report.config import FOLDER, read_yaml
 from implicit_llm_report.inputs.frame import Spread
 from implicit_llm_report.inputs.published import Mark
 
@@ -114,17 +113,14 @@ class Judgement:
         }
 
 
-CLAIMS = Path(__file__).with_name("claims.yaml")
-
-
 @dataclass(frozen=True)
 class _Claims:
     claims: tuple[Claim, ...]
 
 
-def load_claims(path: Path = CLAIMS) -> tuple[Claim, ...]:
+def load_claims(path: Path = FOLDER / "claims/claims.yaml") -> tuple[Claim, ...]:
     """Read the file. Raises: UserError naming file and key."""
-    return fill(_Claims, read_yaml(path), str(path)).claims
+    return read_yaml(path, _Claims).claims
 
 
 def judge(claim: Claim, found: Sequence[Found], scale: str) -> Judgement:

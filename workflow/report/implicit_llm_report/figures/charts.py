@@ -117,7 +117,7 @@ def _shortly_named(chart: Chart) -> Chart:
 def draw_chart(axis: Axes, chart: Chart, series: Mapping[str, Series]) -> None:
     for line in reversed(chart.lines):  # implicit ones come first and are drawn on top
         draw_line(axis, line, series[line.label], has_line=chart.has_lines)
-    values = [value for line in chart.lines for spread in line.spreads for value in spread.values]
+    measured = [spread for line in chart.lines for spread in line.spreads if spread.values]
     if chart.level is not None:
         words, value = chart.level
         axis.axhline(value, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
@@ -129,10 +129,9 @@ def draw_chart(axis: Axes, chart: Chart, series: Mapping[str, Series]) -> None:
         axis.set_yscale("log")
         log_ticks(axis.yaxis)
     chart.decorate(axis)
-    axis.grid(visible=False, axis="x")
-    tell_if_empty(axis, values)
+    tell_if_empty(axis, measured)
     missing = [words for line in chart.lines for words in line.missing]
-    if values and missing:
+    if measured and missing:
         text = textwrap.fill("missing: " + ", ".join(missing), MISSING_CHARACTERS)
         note(axis, text, (0.02, 0.02))
 

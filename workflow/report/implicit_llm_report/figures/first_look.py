@@ -21,7 +21,7 @@ from implicit_llm_report.figures import style, svg
 INCHES = (7.2, 6.2)
 HEIGHTS = (3.4, 2.0)
 RC = {**style.RC, "font.size": 9.5, "axes.labelsize": 9.5, "xtick.labelsize": 9, "ytick.labelsize": 9}
-RC |= {"axes.titlesize": 11, "axes.titlepad": 10, "svg.hashsalt": "first-look", "axes.grid.axis": "y"}
+RC |= {"axes.titlesize": 11, "axes.titlepad": 10, "svg.hashsalt": "first-look"}
 SHADE = np.array([0x2F, 0x86, 0xD0]) / 255  # seen on white and on black
 TASK = "token of the word (S5: each token is one of 120 permutations, the answer is the product so far)"
 IMPLICIT_LABEL = "implicit, 1 layer, 1.5M parameters: these weights (bold), five seeds (thin)"
@@ -84,7 +84,7 @@ def draw_accuracy(axis: Axes, trial: Trial) -> None:
     axis.set(xscale="log", xlim=(1, length), ylim=(-0.02, 1.14), ylabel="right answers", xlabel=TASK)
     ticks = [2**power for power in range(14) if 2**power <= length]
     axis.set_xticks(ticks, [str(tick) for tick in ticks])
-    axis.set_xticks([], minor=True)
+    axis.minorticks_off()
     axis.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
 
 

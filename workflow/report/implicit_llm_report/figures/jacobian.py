@@ -23,10 +23,13 @@ def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Random layers, each kind once, which are the same in every evaluation of a kind; then trained models."""
     rows = frame[frame["kind"] == "jacobian"]
     is_random = rows["setting"] == RANDOM
-    random = [kind.rows[kind.rows["role"] == min(kind.roles)] for kind in groups(rows[is_random], ("is_implicit",))]
-    names = [f"{RANDOM}, {'implicit' if one['is_implicit'].iloc[0] else 'explicit'}" for one in random]
-    named = [one.assign(name=name) for one, name in zip(random, names, strict=True)]
-    return pd.concat([rows[:0], *named, rows[~is_random]])
+    random = [
+        kind.rows[kind.rows["role"] == min(kind.roles)].assign(
+            name=f"{RANDOM}, {'implicit' if kind.is_implicit else 'explicit'}"
+        )
+        for kind in groups(rows[is_random], ("is_implicit",))
+    ]
+    return pd.concat([rows[:0], *random, rows[~is_random]])
 
 
 def jacobian(given: Given) -> Figure | None:

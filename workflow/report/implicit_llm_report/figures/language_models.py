@@ -90,8 +90,11 @@ def curriculum(given: Given) -> Figure | None:
         points = [(share, one.spread(PERPLEXITY)) for share, one in ends]
         mine = Line(run.run, True, points, groups=list(branches.values()))
         same = rows[(rows["models"] == run.models) & (rows["data"] == run.data) & (~rows["is_implicit"].astype(bool))]
-        explicit = [one for one in groups(same, ("name",)) if one.train_tokens == run.train_tokens]
-        levels = [Line("explicit", False, level=one.spread(PERPLEXITY), groups=[one]) for one in explicit]
+        levels = [
+            Line("explicit", False, level=one.spread(PERPLEXITY), groups=[one])
+            for one in groups(same, ("name",))
+            if one.train_tokens == run.train_tokens
+        ]
         title = f"{run.run}, {run.data}"
         decorate = partial(_decorate_branches, shares=list(branches))
         charts.append(Chart(title, [mine, *levels], decorate, PERPLEXITY))
@@ -121,8 +124,10 @@ def accuracy_by_babi_task(given: Given) -> Figure | None:
     if not shown:
         return None
     rows = pd.concat([cell.rows.assign(place=cell.rows["task"].fillna(0).astype(int)) for cell in shown])
-    look = {"y_label": "accuracy at questions", "is_accuracy": True, "has_lines": False}
-    charts = charts_of(rows, ("data",), "place", "accuracy", _decorate_tasks, **look)
+    charts = charts_of(
+        rows, ("data",), "place", "accuracy", _decorate_tasks,
+        y_label="accuracy at questions", is_accuracy=True, has_lines=False,
+    )  # fmt: skip
     return chart_figure("accuracy-by-babi-task", "Accuracy on each CatbAbI task", charts, is_wide=True)
 
 

@@ -46,6 +46,7 @@ RC: dict[Any, Any] = {  # Any: matplotlib types its keys as literals
     "axes.facecolor": "none",
     "axes.linewidth": 0.7,
     "axes.grid": True,
+    "axes.grid.axis": "y",
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -39,7 +39,6 @@ LINE_PT = 17  # of the legend
 XLINK = "http://www.w3.org/1999/xlink"
 _MARKS = ("outlines", "letters", "end of text")
 _TEXT = re.compile("(.*?)".join(rf"<!-- {mark} -->\n" for mark in _MARKS), re.DOTALL)
-_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def drawn(figure: Figure) -> Drawn:
 def file_svg(drawing: Drawn) -> bytes:
     """The whole figure as a file: the panels side by side, the legend below them."""
     figure, panels = drawing.figure, drawing.outlines
-    columns = 1 if figure.is_wide else min(len(panels), 2 if len(panels) in (2, 4) else MAX_COLUMNS)
+    columns = 1 if figure.is_wide else min(len(panels), 2 if len(panels) == 4 else MAX_COLUMNS)
     width, height = (72 * inches for inches in figure.panel_inches)
     pieces = [
         panel.replace("<svg", f'<svg x="{index % columns * width:g}" y="{index // columns * height:g}"'
@@ -158,7 +157,7 @@ class _Renderer(RendererSVG):
 def _svg(canvas: Canvas) -> list[str]:
     """With outlines and with letters; without `savefig`, which lays out and draws a figure twice."""
     buffer, dpi, canvas.dpi = io.StringIO(), canvas.dpi, 72
-    letters: Any = _Renderer(*canvas.bbox.size, buffer, image_dpi=dpi, metadata=_NO_METADATA)
+    letters: Any = _Renderer(*canvas.bbox.size, buffer, image_dpi=dpi)
     renderer: Any = MixedModeRenderer(canvas, *canvas.get_size_inches(), dpi, letters)  # type: ignore[call-arg]
     canvas.draw(renderer)
     renderer.finalize()

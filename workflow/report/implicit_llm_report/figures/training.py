@@ -146,9 +146,8 @@ def _limit(key: str, runs: Sequence[TrainingRun]) -> tuple[str, float] | None:
 
 def spectral_radius(given: Given) -> Figure | None:
     """One panel a kind of task; below 1 the iteration contracts."""
-    look: dict[str, Any] = {"level": ("contracts below", 1.0)}
     charts = [
-        _chart(kind, runs, SPECTRAL_RADIUS, "spectral radius of ∂f/∂z", **look)
+        _chart(kind, runs, SPECTRAL_RADIUS, "spectral radius of ∂f/∂z", level=("contracts below", 1.0))
         for kind, runs in _implicit_kinds(given).items()
     ]
     return chart_figure("spectral-radius", "Spectral radius of ∂f/∂z along training", _measured(charts))

@@ -56,8 +56,8 @@ def of_lengths(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _any(is_one: pd.Series, by: pd.DataFrame) -> pd.Series:
     """Whether one of the rows is, of those that agree in the columns of `by`."""
-    by_columns = is_one.groupby([by[column] for column in by], dropna=False, sort=False)  # shares do not sort
-    return by_columns.transform("any").astype(bool)
+    keys = [by[column] for column in by]
+    return is_one.groupby(keys, dropna=False, sort=False).transform("any")  # unsorted: a share may be several
 
 
 def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
@@ -65,8 +65,8 @@ def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
 
     The shares at which an implicit model was evaluated in several modes stay.
     """
-    share, tasks = "train_hard_fraction", rows.groupby(TASK, dropna=False, sort=False)
-    has_few = tasks[share].transform("nunique", dropna=False) <= MANY_SHARES
+    share = "train_hard_fraction"
+    has_few = rows.groupby(TASK, dropna=False)[share].transform("nunique", dropna=False) <= MANY_SHARES
     has_modes = rows.groupby("name")["mode"].transform("nunique") > 1
     return rows[has_few | _any(has_modes, rows[[*TASK, share]]) | ~_any(has_modes, rows[TASK])]
 
@@ -111,6 +111,7 @@ def accuracy_by_mode(given: Given) -> Figure | None:
 
 def _draw_modes(axis: Axes, cells: Sequence[Group]) -> None:
     """A mark for each model and mode at the mean over seeds, their range as a line; models of one kind are named."""
+    axis.grid(axis="x")
     axis.axvline(1, color=MUTED, linewidth=0.8, linestyle=(0, (1.2, 1.2)))
     kinds = Counter(kind for kind, _ in {(cell.is_implicit, cell.name) for cell in cells})
     places, labels = [], []
@@ -164,8 +165,8 @@ def _decorate_shares(axis: Axes, shares: Sequence[float], chance: float | None) 
     draw_chance(axis, [(shares[0], chance), (shares[-1], chance)])
     axis.set_xscale("symlog", linthresh=0.02, linscale=0.4)
     ticks_at(axis, shares, lambda share: f"{100 * share:g}")
-    axis.set(xlim=(min(0.0, shares[0]) if shares[0] < 0.02 else shares[0] / 1.25, shares[-1] * 1.25))
-    axis.set_xlabel("hard tokens in training (%)")
+    start = min(0.0, shares[0]) if shares[0] < 0.02 else shares[0] / 1.25
+    axis.set(xlim=(start, shares[-1] * 1.25), xlabel="hard tokens in training (%)")
 
 
 def minimum_layers(given: Given) -> Figure | None:

@@ -61,7 +61,7 @@ def _tests(item: MissingResult, kind: str) -> list[Record]:
         ]
     data, asked = item.data, item.config.get("lengths")
     if kind == "jacobian":  # it takes the shortest rows, of these those with the most hard tokens
-        data = dict([min(data.items(), key=_shortness)]) if data else {}
+        data = dict(sorted(data.items(), key=_shortness)[:1])
     protocols = item.config.get("protocols", ("windowed",)) if kind == "catbabi" else (None,)
     return [
         {"data": name, "length": length, "protocol": protocol, **{key: about.get(key) for key in OF_TEST}}

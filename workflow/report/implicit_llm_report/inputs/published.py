@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_report.config import read_yaml
+from implicit_llm_report.config import FOLDER, read_yaml
 from implicit_llm_report.inputs.frame import METRIC_WORDS, Group, is_close, short_count
 from implicit_llm_report.inputs.suites import load_suites
 
-PUBLISHED = Path(__file__).with_name("published.yaml")
 SAME = 0.1  # sizes and tokens that differ by less count as the same
 NEAR = ("num_parameters", "train_tokens")
 
@@ -164,9 +162,9 @@ class Published:
         return tuple(entry for name in PARTS for entry in getattr(self, name))
 
 
-def load_published(path: Path = PUBLISHED) -> Published:
+def load_published(path: Path = FOLDER / "inputs/published.yaml") -> Published:
     """Read the file, a row of a downstream table as a number each. Raises: UserError naming file and key."""
-    published = fill(Published, read_yaml(path), str(path))
+    published = read_yaml(path, Published)
     placed: dict[str, Any] = {name: _placed(name, getattr(published, name)) for name in PARTS}
     return replace(published, **placed)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_report.config import ReportError, read_yaml
+from implicit_llm_report.config import FOLDER, ReportError, read_yaml
 from implicit_llm_report.inputs.frame import AVERAGE, COSTS, groups
 
 
@@ -56,13 +55,10 @@ class _Suites:
     suites: tuple[Suite, ...]
 
 
-SUITES = Path(__file__).with_name("downstream.yaml")
-
-
 @cache
-def load_suites(path: Path = SUITES) -> tuple[Suite, ...]:
+def load_suites(path: Path = FOLDER / "inputs/downstream.yaml") -> tuple[Suite, ...]:
     """Read the file. Raises: UserError naming file and key."""
-    suites = fill(_Suites, read_yaml(path), str(path)).suites
+    suites = read_yaml(path, _Suites).suites
     for suite in suites:
         labels = [column.label for column in suite.columns]
         unknown = [label for average in suite.averages for label in average.columns if label not in labels]

@@ -153,8 +153,10 @@ def end_loss_of(run: str, phase: str | None, training: Sequence[TrainingRun]) ->
 
 def share_bounded(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
     """The share of a branch's steps before its last phase began; None where the phase starts from none."""
-    for trained in training:
-        for one in trained.phases:
-            if (trained.run, one.name) == (run, phase) and trained.before(one) is not None and one.end_step:
-                return round(one.start_step / one.end_step, 2)
-    return None
+    shares = (
+        round(one.start_step / one.end_step, 2)
+        for trained in training
+        for one in trained.phases
+        if (trained.run, one.name) == (run, phase) and trained.before(one) is not None and one.end_step
+    )
+    return next(shares, None)

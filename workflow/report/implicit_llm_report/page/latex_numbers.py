@@ -8,14 +8,13 @@ never a zero, and a manuscript that asks for it still compiles and shows that it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from implicit_llm_report.claims.claims import Judgement
-from implicit_llm_report.config import MissingResult
 from implicit_llm_report.inputs.frame import COSTS, METRICS, Group, Spread, groups
-from implicit_llm_report.inputs.sources import Source
+from implicit_llm_report.inputs.sources import Given
 
 FILE_NAME = "numbers.tex"
 # Columns that identify a number of a kind, in the order of a key.
@@ -30,19 +29,12 @@ HEAD = r"""% Numbers of the experiment {experiment}: \input this file, then \res
 """
 
 
-def latex_numbers(
-    experiment: str,
-    frame: pd.DataFrame,
-    sources: Mapping[str, Source],
-    judgements: Sequence[Judgement],
-    missing: Sequence[MissingResult],
-) -> str:
+def latex_numbers(given: Given, judgements: Sequence[Judgement]) -> str:
     """The file as text: a definition a number, with the runs that it comes from in a comment."""
-    lines = [HEAD.format(experiment=experiment)]
-    for item in missing:
-        lines.append(f"% lacks {item.job} ({item.state}); made by: {item.command}")
-    for group in groups(frame, PLACES):
-        known = ((role, sources.get(role)) for role in group.roles)
+    lines = [HEAD.format(experiment=given.config.experiment)]
+    lines += [f"% lacks {item.job} ({item.state}); made by: {item.command}" for item in given.config.missing]
+    for group in groups(given.inputs.frame, PLACES):
+        known = ((role, given.inputs.sources.get(role)) for role in group.roles)
         lines.append(
             "% " + "; ".join(f"{role} {at.manifest.fingerprint[:16] if at else 'missing'}" for role, at in known)
         )
