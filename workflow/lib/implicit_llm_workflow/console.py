@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from gc import set_threshold
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -95,6 +96,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     Exit codes: 2 for what the user can put right, 75 when the job wants to be started again, 1 for anything else.
     """
+    if arguments is None:  # a process of its own: the collector looks less often at the million objects of imports
+        set_threshold(20_000)
     words = sys.argv[1:] if arguments is None else arguments
     is_debug = "--debug" in words
     try:

@@ -148,10 +148,11 @@ def _is_alike(first: Group, other: Group, same: Sequence[str], equal: Sequence[s
 
 def find(measure: Measure, frame: pd.DataFrame) -> list[Found]:
     """Of every model that competes for it; one that was tested and gave no number has a spread that counts it."""
-    firsts = _cells(measure, measure.of, frame)
-    if measure.against is None:
+    rows = frame[(frame["kind"] == measure.kind) & (frame["metric"] == measure.metric) & frame["source"].isna()]
+    firsts = _cells(measure, measure.of, rows) if len(rows) else []
+    if measure.against is None or not firsts:
         return [_alone(measure, cell) for cell in firsts]
-    seconds = _cells(measure, measure.against, frame)
+    seconds = _cells(measure, measure.against, rows)
     pairs = [(cell, [other for other in seconds if _is_pair(measure, cell, other)]) for cell in firsts]
     partners = {id(cell): others for cell, others in pairs if others}
     chosen = [choose(rivals) for rivals in _rivals(measure, [cell for cell, others in pairs if others])]
@@ -169,9 +170,8 @@ def _rivals(measure: Measure, cells: Sequence[Group]) -> list[list[Group]]:
     return in_rivals(cells, (*measure.same, "train_length"), (*measure.equal, "num_parameters"))
 
 
-def _cells(measure: Measure, wanted: Mapping[str, Any], frame: pd.DataFrame) -> list[Group]:
-    """Of models trained here; sweeps only where they are asked for."""
-    rows = frame[(frame["kind"] == measure.kind) & (frame["metric"] == measure.metric) & frame["source"].isna()]
+def _cells(measure: Measure, wanted: Mapping[str, Any], rows: pd.DataFrame) -> list[Group]:
+    """Of models trained here, in `rows`; sweeps only where they are asked for."""
     for column, value in {"swept": None, **wanted}.items():
         if isinstance(value, Mapping):
             rows = rows[rows[column].astype(float).between(0, value["at_most"], inclusive="right")]

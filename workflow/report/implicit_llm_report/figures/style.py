@@ -39,6 +39,7 @@ RC: dict[Any, Any] = {  # Any: matplotlib types its keys as literals
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 15,
+    "axes.titley": 1.0,  # else matplotlib measures the labels of all ticks for it
     "axes.labelsize": 8.5,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,

@@ -54,7 +54,7 @@ def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFra
             about |= {"length": length, "train_length": length, "extent": extents.get(length), "data": at.group}
             found += [about | {"value": value, "detail": {"words": words}, "role": role} for role in at.roles]
     frame = pd.DataFrame(found, columns=list(COLUMNS), dtype=object)
-    return frame.where(frame.notna(), None).astype({"value": float})
+    return frame.where(frame.notna(), None)
 
 
 def fewest(values: Mapping[int, float | None], threshold: float) -> tuple[float | None, str]:

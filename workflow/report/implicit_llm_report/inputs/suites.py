@@ -88,10 +88,10 @@ def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
             wanted = {(one.task, one.metric) for one in suite.columns if one.label in average.columns}
             mine = rows.loc[[key in wanted for key in keys]]
             for one in groups(mine, ("run", "phase", "mode", "seed")):
-                value = one.rows["value"].mean(skipna=False) if len(one.rows) == len(wanted) else math.nan
+                value = one.rows["value"].astype(float).mean(skipna=False) if len(one.rows) == len(wanted) else math.nan
                 about = {"task": column.task, "data": column.task, "metric": AVERAGE, "value": value}
                 found.append(one.rows[:1].assign(**about))
     shown = pd.concat(found).merge(table, how="left", on=["task", "metric"]).sort_values("order", kind="stable")
     shown = shown[shown["column"].notna() | ~shown["task"].isin(table["task"])]
     own = {"suite": "Other tasks", "column": shown["task"] + " " + shown["metric"]}
-    return pd.concat([frame[~is_downstream], shown.fillna(own).drop(columns="order")])
+    return pd.concat([frame[~is_downstream], shown.fillna(own).drop(columns="order")]).copy()  # in one piece: faster
