@@ -8,6 +8,7 @@ layer of Mamba2 130M and one of state tracking. The goals are of one H200.
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -29,7 +30,9 @@ def main() -> None:
     if card() == "CPU":
         sys.exit("needs a GPU")
     torch.set_float32_matmul_precision("high")
-    keep(options.out, [measure(name, *shape) for name, shape in SHAPES.items()])
+    rows = [measure(name, *shape) for name, shape in SHAPES.items()]
+    print(json.dumps(rows, indent=1))
+    keep(options.out, rows)
 
 
 def measure(name: str, batch: int, length: int, heads: int) -> dict[str, Any]:
@@ -52,18 +55,15 @@ def measure(name: str, batch: int, length: int, heads: int) -> dict[str, Any]:
         y_BLI = forward()
         torch.autograd.grad(y_BLI, leaves, y_BLI.detach())
 
-    row: dict[str, Any] = {"shape": name}
-    for what, run, goal in zip(
-        ("forward", "forward and backward"), (torch.no_grad()(forward), both), GOALS[name], strict=True
-    ):
-        ms, kernels = replayed(run)
-        row[what] = {"ms": ms, "goal_ms": goal, "kernels_ms": kernels}
-        of_each = ", ".join(f"{kernel} {time:.3f}" for kernel, time in kernels.items())
-        print(f"{name}, {what}: {ms:.3f} ms, goal {goal}: {of_each}")
-    return row
+    goals = GOALS[name]
+    return {
+        "shape": name,
+        "forward": {"goal_ms": goals[0], **replayed(torch.no_grad()(forward))},
+        "forward and backward": {"goal_ms": goals[1], **replayed(both)},
+    }
 
 
-def replayed(run: Callable[[], object]) -> tuple[float, dict[str, float]]:
+def replayed(run: Callable[[], object]) -> dict[str, Any]:
     run()  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -73,7 +73,7 @@ def replayed(run: Callable[[], object]) -> tuple[float, dict[str, float]]:
         milliseconds(graph.replay)
     events = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
     kernels = {event.key.strip("_")[:40]: event.self_device_time_total / 1e3 for event in events}
-    return statistics.median(times_ms), kernels
+    return {"ms": statistics.median(times_ms), "kernels_ms": kernels}
 
 
 if __name__ == "__main__":

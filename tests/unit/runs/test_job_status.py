@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -137,16 +138,22 @@ def test_without_a_terminal_there_are_lines_and_no_bar(
     assert [record.message for record in caplog.records] == ["data mode: 2/2 samples, loss 2.5"]
 
 
-def test_a_bar_is_for_terminals_outside_of_snakemake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr", Terminal())
+@pytest.mark.parametrize(
+    ("stderr", "env", "progress", "expected"),
+    [
+        (Terminal(), {}, "auto", True),
+        (Terminal(), {"SNAKEMAKE_PROFILE": "profiles/local"}, "auto", False),
+        (Terminal(), {"SNAKEMAKE_PROFILE": "profiles/local"}, "bar", True),
+        (io.StringIO(), {}, "auto", False),
+    ],
+)
+def test_a_bar_is_for_terminals_outside_of_snakemake(
+    monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, env: dict[str, str], progress: str, expected: bool
+) -> None:
+    monkeypatch.setattr("sys.stderr", stderr)
     monkeypatch.delenv("SNAKEMAKE_PROFILE", raising=False)
-    assert wants_bar("auto")
-    monkeypatch.setenv("SNAKEMAKE_PROFILE", "profiles/local")
-    assert not wants_bar("auto")
-    assert wants_bar("bar")
-    monkeypatch.setattr("sys.stderr", io.StringIO())
-    monkeypatch.delenv("SNAKEMAKE_PROFILE")
-    assert not wants_bar("auto")
+    os.environ |= env  # the variables are put back after each test
+    assert wants_bar(progress) is expected
 
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

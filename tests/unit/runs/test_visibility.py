@@ -58,14 +58,16 @@ def test_a_file_that_never_comes_is_waited_for_until_the_deadline(late: LateFile
     assert late.now == pytest.approx(60)
 
 
-def test_only_jobs_of_slurm_wait_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.delenv(WAIT, raising=False)
-    assert default_wait_s() == 0
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    assert default_wait_s() == 60
-    monkeypatch.setenv(WAIT, "5")
-    assert default_wait_s() == 5
+@pytest.mark.parametrize(
+    ("env", "wait_s"), [({}, 0), ({"SLURM_JOB_ID": "1"}, 60), ({"SLURM_JOB_ID": "1", WAIT: "5"}, 5)]
+)
+def test_only_jobs_of_slurm_wait_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], wait_s: float
+) -> None:
+    for name in ("SLURM_JOB_ID", WAIT):
+        monkeypatch.delenv(name, raising=False)
+    os.environ |= env
+    assert default_wait_s() == wait_s
 
 
 def write_one(context: StageContext) -> StageResult:

@@ -100,6 +100,6 @@ def fail(context: StageContext) -> StageResult:
 
 def start_invocation(patch: pytest.MonkeyPatch, number: int = 1) -> str:
     """What the driver does; the name of the invocation's run."""
-    about = {"id": f"{number:016x}", "started": f"2026-11-22T0{number}:00:00+00:00", "command": "snakemake --cores 2"}
-    patch.setenv(VARIABLE, json.dumps(about))
+    about = {"id": f"{number:016x}", "started": f"2026-11-22T0{number}:00:00+00:00", "user": "jo"}
+    patch.setenv(VARIABLE, json.dumps({**about, "command": "snakemake --cores 2"}))
     return f"snakemake 2026-11-22 0{number}:00"

@@ -148,6 +148,15 @@ def goes_another_way(context: StageContext) -> StageResult:
     return result
 
 
+def test_another_config_under_the_same_run_is_refused(run: TrackedRun, journal: Journal) -> None:
+    write(journal, 1, 1)
+    Bridge(run).bring()
+    write(journal, 2, 2)
+    with pytest.raises(Exception, match="Changing param values is not allowed"):
+        Bridge(replace(run, config={"model": {"hidden_size": 128}})).bring()
+    assert history(run) == [(1, 1.0)]
+
+
 def test_after_the_offset_was_lost_every_point_is_there_once(run: TrackedRun, journal: Journal) -> None:
     write(journal, 1, 2)
     Bridge(run).bring()

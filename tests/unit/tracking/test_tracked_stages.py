@@ -80,6 +80,7 @@ def test_the_jobs_of_one_invocation_lie_below_one_run(results: Path, monkeypatch
     stored = Stored(results)
     assert len(stored.runs) == 4
     assert {stored.parent(run) for run in stored.runs if run != name} == {name}
+    assert stored.runs[TRAINED].data.tags["mlflow.user"] == "jo"
     assert stored.runs[TRAINED].data.tags["upstream.data"] == stored.runs["data/s3-train"].info.run_id
     above = stored.runs[name]
     assert above.data.tags.items() >= {"config": "demo", "command": "snakemake --cores 2", "stage": "workflow"}.items()
