@@ -13,11 +13,13 @@ from matplotlib import pyplot as plt
 
 HERE = Path(__file__).parent
 KEPT = HERE.parents[1] / "results" / "reference" / "language-models" / "training_loss.csv"
-LINES = {  # run, phase: label, colour; the free phase has one seed only
+LINES = {  # run, phase: label, colour
     ("explicit", "explicit"): ("explicit", "#bc4c00"),
+    ("explicit-normed", "explicit"): ("explicit, weights normalised", "#bf8700"),
     ("explicit-long", "explicit"): ("explicit, twice the tokens", "#8250df"),
     ("single-pass", "single"): ("implicit, a single pass", "#1a7f37"),
     ("implicit", "bounded"): ("implicit, (4+1)", "#0969da"),
+    ("implicit", "free-80"): ("implicit, free from 80 %", "#1f2328"),
 }
 SMOOTHED_STEPS = 50
 

@@ -20,6 +20,7 @@ MEASURED = [
     *["length", "mode", "num_tokens", "loss", "f_evaluations_per_token", "unconverged_share", "train_tokens"],
     *["train_flops", "num_parameters"],
 ]
+PAIR = ["length", "mode", "against", "num_tokens", "token_agreement", "kl"]
 
 
 def main(folder: Path = HERE) -> None:
@@ -28,9 +29,12 @@ def main(folder: Path = HERE) -> None:
             archive.extractall(scratch, filter="data")
         results = Path(scratch, "results")
         curves = pd.DataFrame(row for job in sorted(results.glob("*/train/*/*")) for row in curve(job))
-        tests = pd.DataFrame(row for job in sorted(results.glob("*/evaluate/*/*/*")) for row in losses(job))
+        jobs = sorted(results.glob("*/evaluate/*/*/*"))
+        tests = pd.DataFrame(row for job in jobs if job.name != "agreement" for row in rows(job, MEASURED))
+        pairs = pd.DataFrame(row for job in jobs if job.name == "agreement" for row in rows(job, PAIR))
     curves.to_csv(folder / "training_loss.csv", index=False, float_format="%.6g")
     tests.to_csv(folder / "test_loss.csv", index=False, float_format="%.6g")
+    pairs.to_csv(folder / "agreement.csv", index=False, float_format="%.6g")
 
 
 def named(job: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -55,12 +59,13 @@ def curve(job: Path) -> Iterator[dict[str, Any]]:
         yield name | {"step": step} | {key: values[key] for key in ("tokens", "flops", "loss")}
 
 
-def losses(job: Path) -> Iterator[dict[str, Any]]:
-    """A row for each length and mode."""
+def rows(job: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """A row for each length and mode, or for each pair of modes."""
     name, manifest = named(job)
     metrics = json.loads((job / manifest["files"][0]["path"]).read_text())
     for record in metrics["records"]:
-        yield name | {"evaluation": job.name} | {key: record[key] for key in MEASURED}
+        if record.get("measure", "pair") == "pair":
+            yield name | {"evaluation": job.name} | {key: record[key] for key in columns}
 
 
 if __name__ == "__main__":
