@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     EvalPrediction,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
-    pipeline,
 )
 
 BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
@@ -22,8 +22,6 @@ BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(23)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w0")
@@ -42,17 +40,6 @@ def test_lm_eval_scores_a_model_as_its_own_logits_do(make_model, tokenizer, fami
         ids = tokenizer(context + word, return_tensors="pt").input_ids
         expected = model(ids).logits[0, -2].log_softmax(-1)[ids[0, -1]].item()
         assert got == pytest.approx(expected, abs=1e-4)
-
-
-def test_trainer_trains_a_model_without_any_of_our_own_training_code(make_model, tmp_path: Path) -> None:
-    model = make_model("llama3", dtype=torch.float32).train()
-    data = [{"input_ids": torch.randint(0, 23, (8,)), "labels": torch.randint(0, 23, (8,))} for _ in range(4)]
-    arguments = TrainingArguments(
-        tmp_path, max_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no"
-    )
-    before = model.lm_head.weight.clone()
-    assert Trainer(model, arguments, train_dataset=data).train().global_step == 2
-    assert not torch.equal(before, model.lm_head.weight)
 
 
 @BOTH
@@ -84,13 +71,6 @@ def test_compiled_model_gives_the_same_logits(make_model, family: str) -> None:
     torch.testing.assert_close(torch.compile(model, backend="eager")(input_ids).logits, expected, atol=1e-8, rtol=1e-8)
 
 
-def test_generation_pipeline_runs_with_any_tokenizer(make_model, tokenizer) -> None:
-    generate = pipeline("text-generation", model=make_model("mamba2", dtype=torch.float32), tokenizer=tokenizer)
-    text = generate("w1 w2 w3", max_new_tokens=3, do_sample=False)[0]["generated_text"]
-    assert text.startswith("w1 w2 w3")
-    assert len(text) > len("w1 w2 w3")
-
-
 @BOTH
 def test_a_device_map_loads_a_model(make_model, family: str, tmp_path: Path) -> None:
     model = make_model(family, dtype=torch.float32)
@@ -115,9 +95,8 @@ print(*sorted({name.split('.')[0] for name in sys.modules}))
 
 def test_the_library_and_its_torch_kernels_import_neither_other_kernels_nor_workflow_tools() -> None:
     """What `import implicit_llm` costs beyond transformers' own model classes is what it imports beyond them."""
-    loaded = set(
-        subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True).stdout.split()
-    )
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
     assert "implicit_llm" in loaded
     assert not loaded & {
         "mamba_ssm",

@@ -173,22 +173,6 @@ def test_training_blockwise_gives_the_loss_and_gradient_of_solving_the_whole_seq
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("num_unroll", [1, 3])
-def test_a_model_read_as_trained_iterates_f_as_often_as_in_training(make_model, family: str, num_unroll: int) -> None:
-    model = make_model(family, num_hidden_layers=2, mode="unrolled", num_unroll=num_unroll, eval_mode="as_trained")
-    input_ids = torch.randint(0, 23, (2, 9))
-    with torch.no_grad():
-        embedding = model.get_input_embeddings()(input_ids)
-        x = model.base.stack_input(embedding, None, None, None)
-        z = model.base.apply_stack(torch.zeros_like(embedding), x)[0]
-        for _ in range(num_unroll - 1):
-            z = torch.lerp(z, model.base.apply_stack(z, x)[0], model.solver.tau)
-        output = model(input_ids)
-    torch.testing.assert_close(output.logits, model.lm_head(z), rtol=0, atol=0)
-    assert (output.solver_stats.f_evaluations == num_unroll).all()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "phase",
     [

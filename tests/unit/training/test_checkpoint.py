@@ -81,6 +81,9 @@ def test_a_checkpoint_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert again[0] == json.loads(json.dumps(values))
     assert all(torch.equal(again[1][name], tensor) for name, tensor in tensors.items())
     assert found.random(1) is None
+    (found.path / "model.safetensors").unlink()
+    with pytest.raises(CorruptCheckpoint, match="no file"):
+        read_checkpoint(found.path)
 
 
 def test_equal_states_give_equal_bytes_and_nothing_is_pickled(tmp_path: Path) -> None:
@@ -171,13 +174,6 @@ def test_one_flipped_byte_is_named_with_both_digests_and_the_checkpoint_set_asid
     assert name in caplog.text
     store.commit(state(10))
     assert "step-00000010.bad" in names(store)
-
-
-def test_a_missing_file_is_damage(tmp_path: Path) -> None:
-    write_checkpoint(state(1), tmp_path / "one")
-    (tmp_path / "one" / "model.safetensors").unlink()
-    with pytest.raises(CorruptCheckpoint, match="no file"):
-        read_checkpoint(tmp_path / "one")
 
 
 def test_the_final_checkpoint_replaces_all_others_and_is_found_again(store: CheckpointStore) -> None:

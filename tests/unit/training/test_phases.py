@@ -75,16 +75,6 @@ def test_a_phase_that_does_not_follow_its_start_is_refused(tmp_path: Path, data:
         train(tmp_path / "b" / "p1", phase(1, 4, STEPS), data)
 
 
-def test_the_learning_rate_is_one_function_over_both_phases(
-    tmp_path: Path, data: Path, undisturbed: Undisturbed
-) -> None:
-    first, second = tmp_path / "a" / "p0", tmp_path / "a" / "p1"
-    train(first, phase(0, 0, 4, UNROLLED), data)
-    train(second, phase(1, 4, STEPS), data, start=first)
-    rates = [values["learning_rate"] for _, values in logged(first) + logged(second)]
-    assert rates == [values["learning_rate"] for _, values in undisturbed.of(train_config())[1]]
-
-
 KEEP = [3, 6]
 
 

@@ -92,11 +92,6 @@ def test_the_seed_alone_decides_the_initial_weights() -> None:
     assert not first.equal(other)
 
 
-def test_the_phase_gives_the_model_its_solver() -> None:
-    model = build_model(filled(train_config(phase={"solver": {"mode": "unrolled", "num_unroll": 3}})), 6, "x")
-    assert (model.solver.mode, model.solver.num_unroll) == ("unrolled", 3)
-
-
 LINEAR = ScheduleConfig("linear", peak_learning_rate=1.0, final_learning_rate=0.0, warmup_fraction=0.1)
 STABLE = ScheduleConfig("warmup_stable_decay", 1.0, 0.01, warmup_fraction=0.1, decay_fraction=0.2)
 
@@ -109,6 +104,8 @@ def test_linear_rises_to_the_peak_and_falls_to_the_end() -> None:
     assert rates[99] == pytest.approx(1 / 90)
     assert rates[:10] == sorted(rates[:10])
     assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert learning_rate(LINEAR, 9, 96) == 1.0 > learning_rate(LINEAR, 8, 96)  # at the next whole step after 9.6
+    assert learning_rate(ScheduleConfig("linear", 0.5, 0.0, warmup_fraction=0.0), 0, 10) == 0.5
 
 
 def test_stable_part_keeps_the_peak_and_the_decay_is_one_minus_square_root() -> None:
@@ -117,16 +114,6 @@ def test_stable_part_keeps_the_peak_and_the_decay_is_one_minus_square_root() -> 
     for step in range(80, 100):
         assert rates[step] == pytest.approx(0.01 + 0.99 * (1 - math.sqrt((step - 80) / 20)))
     assert rates[99] > 0.01
-
-
-def test_warm_up_ends_at_the_next_whole_step() -> None:
-    schedule = ScheduleConfig("linear", 1.0, 0.0, warmup_fraction=0.1)
-    rates = [learning_rate(schedule, step, 16384) for step in range(1641)]
-    assert rates.index(max(rates)) == math.ceil(1638.4) - 1
-
-
-def test_no_warm_up_starts_at_the_peak() -> None:
-    assert learning_rate(ScheduleConfig("linear", 0.5, 0.0, warmup_fraction=0.0), 0, 10) == 0.5
 
 
 @pytest.mark.parametrize(
