@@ -9,22 +9,9 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_data.stages import word_problem as data_stage
-from implicit_llm_jobs.stage import run_stage
-from implicit_llm_workflow import console
 from tests.unit.checkpoint.foreign import VOCAB, save_foreign, save_original_mamba2
-from tests.unit.evaluation.finished_runs import request, train_nothing
-
-PROBLEM = {
-    "group": "S3",
-    "monoid": "none",
-    "hard_fraction": 0.5,
-    "length": 12,
-    "num_samples": 16,
-    "split": "test",
-    "seed": 0,
-    "shard_samples": 16,
-}
+from tests.unit.evaluation.finished_runs import train_nothing, word_problems
+from tests.unit.workflow.console_calls import run
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +21,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("data") / "s3-test-L12-h0.5"
-    run_stage(request(run_dir, "data", run_dir.name, {"kind": "word_problem", **PROBLEM}, {}), data_stage.run)
-    return run_dir
-
-
-def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stopped:
-        console.main(["evaluate", *words])
-    captured = capsys.readouterr()
-    return int(stopped.value.code or 0), captured.out, captured.err
+    return word_problems(tmp_path_factory.mktemp("data") / "s3-test-L12-h0.5")
 
 
 def records_in(out: str) -> list[dict[str, Any]]:
@@ -56,19 +34,19 @@ def test_any_checkpoint_is_evaluated_and_found_again(
 ) -> None:
     folder = tmp_path / "models" / kind
     save_original_mamba2(folder) if kind == "original" else save_foreign(kind, folder)
-    words = ("word-problem", "--model", str(folder), "--data", str(problems), "--device", "cpu")
-    code, out, err = call(capsys, *words)
+    words = ("evaluate", "word-problem", "--model", str(folder), "--data", str(problems), "--device", "cpu")
+    code, out, err = run(capsys, *words)
     assert code == 0, err
     (record,) = records_in(out)
     assert (record["run"], record["phase"], record["seed"], record["mode"]) == (kind, "checkpoint", None, "parallel")
     assert record["source"]["path"] == str(folder)
     assert len(record["source"]["sha256"]["model.safetensors"]) == 64
     assert re.search(r"s3-test-L12-h0\.5 +parallel +12 ", out)
-    code, again, err = call(capsys, *words)
+    code, again, err = run(capsys, *words)
     assert err.count("already done") == 2  # the import and the evaluation
     assert again == out
     save_foreign("llama", folder)  # another model in the same place
-    _, other, _ = call(capsys, *words)
+    _, other, _ = run(capsys, *words)
     assert other.splitlines()[-1] != out.splitlines()[-1]
 
 
@@ -78,7 +56,7 @@ def test_a_run_directory_is_evaluated_in_the_modes_asked_for(
     trained = train_nothing(tmp_path, "implicit", "s3", VOCAB, {})
     words = ["word-problem", "--model", str(trained), "--data", str(problems), "--device", "cpu", "--out", "mine"]
     words += ["--mode", "blockwise", "--mode", "sequential", "--max-iter", "3", "--block-len", "4", "--stop", "token"]
-    code, out, err = call(capsys, *words)
+    code, out, err = run(capsys, "evaluate", *words)
     assert code == 0, err
     blockwise, sequential = records_in(out)
     assert (blockwise["run"], blockwise["seed"], blockwise["source"]) == ("s3-implicit", 7, None)
@@ -90,27 +68,28 @@ def test_a_run_directory_is_evaluated_in_the_modes_asked_for(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ((), "Missing option '--model'; type `implicit-llm evaluate word-problem --help`"),
-        (("--model", "gone", "--data", "DATA"), "--model gone: has neither manifest.json nor config.json"),
-        (("--model", "DATA", "--data", "DATA"), "which has no model; give that of a training phase"),
-        (("--model", "gone"), "--data: is missing"),
-        (("--model", "gone", "--data", "."), "no manifest there"),
-        (("--model", "gone", "--data", "DATA", "--data", "DATA"), "given already"),
-        (("--model", "gone", "--data", "DATA", "--mode", "blokwise"), "did you mean 'blockwise'"),
-        (("--model", "gone", "--data", "DATA", "--mode", "sequential", "--block-len", "4"), "--block-len: is for"),
-        (("--model", "gone", "--data", "DATA", "--sweep", "iter=1"), "no setting 'iter' is swept"),
-        (("--model", "gone", "--data", "DATA", "--sweep", "max-iter=a"), "--sweep max-iter=a: must be numbers"),
+        ("", "Missing option '--model'; type `implicit-llm evaluate word-problem --help`"),
+        ("--model gone --data DATA", "--model gone: has neither manifest.json nor config.json"),
+        ("--model DATA --data DATA", "which has no model; give that of a training phase"),
+        ("--model gone", "--data: is missing"),
+        ("--model gone --data .", "no manifest there"),
+        ("--model gone --data DATA --data DATA", "given already"),
+        ("--model gone --data DATA --mode blokwise", "did you mean 'blockwise'"),
+        ("--model gone --data DATA --mode sequential --block-len 4", "--block-len: is for"),
+        ("--model gone --data DATA --sweep iter=1", "no setting 'iter' is swept"),
+        ("--model gone --data DATA --sweep max-iter=a", "--sweep max-iter=a: must be numbers"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_type(
-    capsys: pytest.CaptureFixture[str], problems: Path, words: tuple[str, ...], named: str
+    capsys: pytest.CaptureFixture[str], problems: Path, words: str, named: str
 ) -> None:
-    code, _, err = call(capsys, "word-problem", *(str(problems) if word == "DATA" else word for word in words))
+    given = [str(problems) if word == "DATA" else word for word in words.split()]
+    code, _, err = run(capsys, "evaluate", "word-problem", *given)
     assert code == 2
     assert named in err.splitlines()[-1]
 
 
 def test_data_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str], problems: Path) -> None:
-    code, _, err = call(capsys, "perplexity", "--model", "x", "--data", str(problems))
+    code, _, err = run(capsys, "evaluate", "perplexity", "--model", "x", "--data", str(problems))
     assert code == 2
     assert "is of kind word_problem, and perplexity reads token_stream" in err

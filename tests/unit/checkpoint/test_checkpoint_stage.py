@@ -26,12 +26,18 @@ PARITY = Path(__file__).parents[2] / "data" / "parity"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def import_checkpoint(tmp_path: Path, config: dict[str, Any], downloads: Path | None = None) -> Path:
-    """Run the stage; returns the run directory."""
+def import_checkpoint(tmp_path: Path, **config: Any) -> Path:
+    """Run the stage, by default on what is in `source`; returns the run directory."""
+    if "hub" not in config:
+        config = {"path": str(tmp_path / "source")} | config
     asked = request(tmp_path / "run", "checkpoint", "peer", config, {})
-    asked.runtime["downloads"] = downloads or tmp_path / "downloads"
+    asked.runtime["downloads"] = tmp_path / "downloads"
     run_stage(asked, stage.run)
     return tmp_path / "run"
+
+
+def source_of(run_dir: Path) -> dict[str, Any]:
+    return Manifest.read(run_dir / "manifest.json").summary["source"]
 
 
 def imported(run_dir: Path) -> Any:
@@ -44,52 +50,46 @@ def logits_differ_by(model: Any, other: Any, vocab_size: int = VOCAB) -> float:
         return float((model(input_ids=input_ids).logits - other(input_ids=input_ids).logits).abs().max())
 
 
-@pytest.mark.parametrize("kind", ["gpt_neox", "llama", "mamba2"])
-def test_a_checkpoint_of_transformers_is_copied_as_it_is(tmp_path: Path, kind: str) -> None:
-    source = tmp_path / "source"
-    model = save_foreign(kind, source)
-    (source / "tokenizer.json").write_text("{}")
+@pytest.mark.parametrize(("kind", "how"), [("gpt_neox", {"max_shard_size": "10KB"}), ("llama", {}), ("mamba2", {})])
+def test_a_checkpoint_of_transformers_is_copied_as_it_is(tmp_path: Path, kind: str, how: dict[str, Any]) -> None:
+    """Also one in shards, with their index, and by a path relative to the folder of fetched files."""
+    source = tmp_path / "downloads" / "mine"
+    model = save_foreign(kind, source, **how)
+    names = {path.name for path in source.iterdir()}
+    assert len(list(source.glob("*.safetensors"))) > len(how)
     (source / "modeling_code.py").write_text("raise SystemExit")
-    run_dir = import_checkpoint(tmp_path, {"path": str(source)})
+    (source / "tokenizer.json").write_text("{}")
+    run_dir = import_checkpoint(tmp_path, path="mine")
     manifest = Manifest.read(run_dir / "manifest.json")
     digests = {record.path.rpartition("/")[2]: record.sha256 for record in manifest.files}
     del digests["README.md"]  # the card, which is made here
-    names = {"config.json", "model.safetensors", "generation_config.json", "tokenizer.json"}
-    assert digests == {name: sha256_of(source / name) for name in names if (source / name).is_file()}
+    assert digests == {name: sha256_of(source / name) for name in names | {"tokenizer.json"}}
     assert manifest.summary["layout"] == "transformers"
-    assert manifest.summary["source"]["path"] == str(source)
-    assert manifest.summary["source"]["sha256"]["model.safetensors"] == digests["model.safetensors"]
-    assert logits_differ_by(imported(run_dir), model) == 0
-
-
-def test_shards_come_with_their_index(tmp_path: Path) -> None:
-    model = save_foreign("gpt_neox", tmp_path / "source", max_shard_size="10KB")
-    run_dir = import_checkpoint(tmp_path, {"path": str(tmp_path / "source")})
-    assert len(list(run_dir.glob("work/*/model/model-*.safetensors"))) > 1
+    assert manifest.summary["source"]["path"] == "mine"
+    weights = {name: digest for name, digest in digests.items() if name.startswith("model")}
+    assert weights.items() <= manifest.summary["source"]["sha256"].items()
     assert logits_differ_by(imported(run_dir), model) == 0
 
 
 @pytest.mark.parametrize("is_pickle", [False, True])
 def test_the_original_mamba2_becomes_one_of_ours(tmp_path: Path, is_pickle: bool) -> None:
-    source = tmp_path / "source"
+    source, vouched = tmp_path / "source", {}
     model = save_original_mamba2(source, is_pickle=is_pickle)
-    config: dict[str, Any] = {"path": str(source)}
     if is_pickle:
         digest = sha256_of(source / "pytorch_model.bin")
         with pytest.raises(CheckpointError, match=f"is a pickle; .*pytorch_model.bin: {digest}"):
-            import_checkpoint(tmp_path, config)
-        config["sha256"] = {"pytorch_model.bin": digest}
-    run_dir = import_checkpoint(tmp_path, config)
+            import_checkpoint(tmp_path)
+        vouched = {"sha256": {"pytorch_model.bin": digest}}
+    run_dir = import_checkpoint(tmp_path, **vouched)
     found = imported(run_dir)
-    assert found.config.model_type == "implicit_mamba2"
-    assert found.solver is None
+    assert (found.config.model_type, found.solver) == ("implicit_mamba2", None)
     assert logits_differ_by(found, model) < 1e-4  # both in fp32
     assert not list(run_dir.rglob("*.bin"))
 
 
 def test_the_published_layout_becomes_ours_with_the_same_logits(tmp_path: Path) -> None:
     source = PARITY / "mamba2-implicit"
-    run_dir = import_checkpoint(tmp_path, {"path": str(source)})
+    run_dir = import_checkpoint(tmp_path, path=str(source))
     found, direct = imported(run_dir), AutoModelForCausalLM.from_pretrained(source)
     assert Manifest.read(run_dir / "manifest.json").summary["layout"] == "published"
     assert found.solver == direct.solver
@@ -99,17 +99,9 @@ def test_the_published_layout_becomes_ours_with_the_same_logits(tmp_path: Path) 
 
 def test_equal_checkpoints_give_equal_manifests(tmp_path: Path) -> None:
     save_original_mamba2(tmp_path / "source")
-    texts = []
     for name in ("a", "b"):
-        run_dir = import_checkpoint(tmp_path / name, {"path": str(tmp_path / "source")})
-        texts.append((run_dir / "manifest.json").read_bytes())
-    assert texts[0] == texts[1]
-
-
-def test_a_path_may_be_relative_to_the_folder_of_fetched_files(tmp_path: Path) -> None:
-    save_foreign("gpt_neox", tmp_path / "downloads" / "neox")
-    run_dir = import_checkpoint(tmp_path, {"path": "neox"})
-    assert Manifest.read(run_dir / "manifest.json").summary["source"]["path"] == "neox"
+        import_checkpoint(tmp_path / name, path=str(tmp_path / "source"))
+    assert (tmp_path / "a/run/manifest.json").read_bytes() == (tmp_path / "b/run/manifest.json").read_bytes()
 
 
 def fetch(downloads: Path, revision: str | None) -> Path:
@@ -124,44 +116,35 @@ def fetch(downloads: Path, revision: str | None) -> Path:
 @pytest.mark.parametrize("revision", [None, COMMIT])
 def test_a_fetched_model_of_the_hub_is_recorded_with_its_commit(tmp_path: Path, revision: str | None) -> None:
     fetch(tmp_path / "downloads", revision)
-    run_dir = import_checkpoint(tmp_path, {"hub": "owner/neox", "revision": revision})
-    source = Manifest.read(run_dir / "manifest.json").summary["source"]
+    source = source_of(import_checkpoint(tmp_path, hub="owner/neox", revision=revision))
     assert (source["hub"], source["revision"], source["commit"]) == ("owner/neox", revision, COMMIT)
 
 
 def test_what_was_not_fetched_is_named_with_the_command(tmp_path: Path) -> None:
-    config = {"hub": "owner/neox", "revision": COMMIT}
     with pytest.raises(FetchedFilesError, match="owner/neox has not been fetched; type `implicit-llm prefetch"):
-        import_checkpoint(tmp_path, config)
-    folder = fetch(tmp_path / "downloads", COMMIT)
-    (folder / "model.safetensors").unlink()
+        import_checkpoint(tmp_path, hub="owner/neox", revision=COMMIT)
+    (fetch(tmp_path / "downloads", COMMIT) / "model.safetensors").unlink()
     with pytest.raises(FetchedFilesError, match=r"model\.safetensors: is missing"):
-        import_checkpoint(tmp_path, config)
+        import_checkpoint(tmp_path, hub="owner/neox", revision=COMMIT)
 
 
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({}, "either path"),
+        ({"path": None}, "either path"),
         ({"path": "a", "hub": "b"}, "not both"),
         ({"path": "a", "revison": "b"}, "did you mean 'revision'"),
     ],
 )
 def test_a_source_is_one_of_two(tmp_path: Path, config: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        import_checkpoint(tmp_path, config)
+        import_checkpoint(tmp_path, **config)
 
 
-def without_a_weight(folder: Path) -> None:
+def with_weight(folder: Path, name: str, weight: torch.Tensor | None) -> None:
     weights = load_file(folder / "model.safetensors")
-    del weights["gpt_neox.layers.1.mlp.dense_h_to_4h.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def with_half_a_weight(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    weights["gpt_neox.layers.0.mlp.dense_h_to_4h.weight"] = torch.zeros(16, 16)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    del weights[name]
+    save_file(weights | ({} if weight is None else {name: weight}), folder / "model.safetensors", {"format": "pt"})
 
 
 def with_model_type(folder: Path, kind: str) -> None:
@@ -174,11 +157,14 @@ def as_pickle(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+IN_MLP = "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"
+
+
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (without_a_weight, "lack gpt_neox.layers.1.mlp.dense_h_to_4h.weight, .* drawn at random"),
-        (with_half_a_weight, "lack gpt_neox.layers.0.mlp.dense_h_to_4h.weight, as config.json wants it"),
+        (lambda folder: with_weight(folder, IN_MLP, None), f"lack {IN_MLP}, .* drawn at random"),
+        (lambda folder: with_weight(folder, IN_MLP, torch.zeros(16, 16)), f"lack {IN_MLP}, as config.json wants it"),
         (lambda folder: with_model_type(folder, "surprise"), "'surprise' is none of transformers"),
         (lambda folder: with_model_type(folder, "vit"), "no causal language model"),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
@@ -193,9 +179,18 @@ def test_a_checkpoint_that_is_none_is_refused_in_one_line(tmp_path: Path, damage
     save_foreign("gpt_neox", tmp_path / "source")
     damage(tmp_path / "source")
     with pytest.raises((CheckpointError, CheckpointLayoutError), match=named) as caught:
-        import_checkpoint(tmp_path, {"path": str(tmp_path / "source")})
+        import_checkpoint(tmp_path)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("run/work/*/model"))
+
+
+def test_content_other_than_the_config_names_and_a_pickle_of_transformers_are_refused(tmp_path: Path) -> None:
+    save_foreign("gpt_neox", tmp_path / "source")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: has sha256 .*, expected 0000"):
+        import_checkpoint(tmp_path, sha256={"model.safetensors": "0" * 64})
+    as_pickle(tmp_path / "source")  # even when it is vouched for
+    with pytest.raises(CheckpointLayoutError, match="save the model with safetensors"):
+        import_checkpoint(tmp_path, sha256={"pytorch_model.bin": sha256_of(tmp_path / "source" / "pytorch_model.bin")})
 
 
 @pytest.mark.parametrize(
@@ -208,20 +203,11 @@ def test_a_checkpoint_that_is_none_is_refused_in_one_line(tmp_path: Path, damage
 def test_a_damaged_checkpoint_of_the_original_mamba2_is_refused_in_one_line(
     tmp_path: Path, file: str, content: str
 ) -> None:
-    source = tmp_path / "source"
-    save_original_mamba2(source)
-    (source / file).write_text(content)
+    save_original_mamba2(tmp_path / "source")
+    (tmp_path / "source" / file).write_text(content)
     with pytest.raises(CheckpointLayoutError, match="source: is no causal language model that can be loaded") as caught:
-        import_checkpoint(tmp_path, {"path": str(source)})
+        import_checkpoint(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_pickle_of_transformers_is_refused_even_when_vouched_for(tmp_path: Path) -> None:
-    save_foreign("gpt_neox", tmp_path / "source")
-    as_pickle(tmp_path / "source")
-    digest = sha256_of(tmp_path / "source" / "pytorch_model.bin")
-    with pytest.raises(CheckpointLayoutError, match="save the model with safetensors"):
-        import_checkpoint(tmp_path, {"path": str(tmp_path / "source"), "sha256": {"pytorch_model.bin": digest}})
 
 
 @pytest.mark.parametrize("layout", ["original", "published"])
@@ -233,9 +219,8 @@ def test_a_pickle_of_more_than_tensors_is_refused_in_one_line(tmp_path: Path, la
     (source / "model.safetensors").unlink()
     path = source / "pytorch_model.bin"
     torch.save({"weight": Path("anything")}, path)
-    config = {"path": str(source), "sha256": {"pytorch_model.bin": sha256_of(path)}}
     with pytest.raises(CheckpointLayoutError, match=r"_model\.bin: cannot be read with weights_only: it") as caught:
-        import_checkpoint(tmp_path, config)
+        import_checkpoint(tmp_path, sha256={"pytorch_model.bin": sha256_of(path)})
     assert "\n" not in str(caught.value)
 
 
@@ -245,14 +230,8 @@ def test_of_a_whole_file_and_shards_the_one_that_is_read_is_recorded(tmp_path: P
     save_file({name: value * 0 for name, value in weights.items()}, source / "shard.safetensors", {"format": "pt"})
     index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "shard.safetensors")}
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    run_dir = import_checkpoint(tmp_path, {"path": str(source)})
-    recorded = Manifest.read(run_dir / "manifest.json").summary["source"]["sha256"]
-    assert recorded == {name: sha256_of(source / name) for name in ("config.json", "model.safetensors")}
+    run_dir = import_checkpoint(tmp_path)
+    assert source_of(run_dir)["sha256"] == {
+        name: sha256_of(source / name) for name in ("config.json", "model.safetensors")
+    }
     assert all(parameter.abs().sum() > 0 for parameter in imported(run_dir).parameters() if parameter.ndim == 2)
-
-
-def test_content_other_than_the_config_names_is_refused(tmp_path: Path) -> None:
-    save_foreign("gpt_neox", tmp_path / "source")
-    wanted = {"model.safetensors": "0" * 64}
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: has sha256 .*, expected 0000"):
-        import_checkpoint(tmp_path, {"path": str(tmp_path / "source"), "sha256": wanted})

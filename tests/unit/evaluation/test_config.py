@@ -29,30 +29,29 @@ def test_mode_changes_only_what_it_names() -> None:
     )
 
 
-def test_published_mode_stops_by_one_norm_over_a_batch_whose_size_is_part_of_the_result() -> None:
-    published = ModeConfig("published", "simultaneous")
-    assert published.solver(SolverConfig()).eval_stop == "batch"
-    assert published.coupled_batch_size(SolverConfig()) == COUPLED_BATCH_SIZE
-    assert ModeConfig("published", "simultaneous", batch_size=512).coupled_batch_size(SolverConfig()) == 512
-    assert ModeConfig("simultaneous", "simultaneous").coupled_batch_size(SolverConfig()) is None
-    assert published.coupled_batch_size(None) is None
+@pytest.mark.parametrize(
+    ("mode", "saved", "size"),
+    [
+        (ModeConfig("published", "simultaneous"), SolverConfig(), COUPLED_BATCH_SIZE),
+        (ModeConfig("published", "simultaneous", batch_size=512), SolverConfig(), 512),
+        (ModeConfig("published", "simultaneous"), None, None),
+        (ModeConfig("simultaneous", "simultaneous"), SolverConfig(), None),
+        # A model saved with the published rule, in every mode that does not change the rule.
+        (ModeConfig("blockwise", "blockwise"), SolverConfig(eval_stop="batch"), COUPLED_BATCH_SIZE),
+        (ModeConfig("blockwise", "blockwise", eval_stop="sequence"), SolverConfig(eval_stop="batch"), None),
+        # A model read as trained, where its training did.
+        (ModeConfig("as_trained", "as_trained"), SolverConfig(stop="batch"), COUPLED_BATCH_SIZE),
+        (ModeConfig("as_trained", "as_trained"), SolverConfig(eval_stop="batch"), None),
+    ],
+)
+def test_a_rule_over_a_batch_makes_its_size_a_part_of_the_result(
+    mode: ModeConfig, saved: SolverConfig | None, size: int | None
+) -> None:
+    assert mode.coupled_batch_size(saved) == size
 
 
-def test_a_model_saved_with_the_published_rule_has_a_batch_size_that_is_part_of_the_result_in_every_mode() -> None:
-    saved = SolverConfig(eval_stop="batch")
-    assert ModeConfig("blockwise", "blockwise").coupled_batch_size(saved) == COUPLED_BATCH_SIZE
-    assert ModeConfig("blockwise", "blockwise", eval_stop="sequence").coupled_batch_size(saved) is None
-
-
-def test_a_model_read_as_trained_couples_its_batch_where_its_training_did() -> None:
-    mode = ModeConfig("as_trained", "as_trained")
-    assert mode.coupled_batch_size(SolverConfig(stop="batch")) == COUPLED_BATCH_SIZE
-    assert mode.coupled_batch_size(SolverConfig(eval_stop="batch")) is None
-
-
-def test_an_explicit_model_in_a_sweep_is_marked_as_swept() -> None:
-    (swept,) = swept_modes((ModeConfig("blockwise", "blockwise"),), SweepConfig(eval_max_iter=(1,)))
-    assert swept.record(None)["sweep"] == {"base": "parallel", "key": None, "value": None}
+def test_published_mode_stops_by_one_norm_over_a_batch() -> None:
+    assert ModeConfig("published", "simultaneous").solver(SolverConfig()).eval_stop == "batch"
 
 
 def test_a_sweep_changes_one_field_at_a_time_and_says_which() -> None:
@@ -63,8 +62,8 @@ def test_a_sweep_changes_one_field_at_a_time_and_says_which() -> None:
         ("blockwise@eval_max_iter=8", 8, 0.05),
         ("blockwise@eval_tol=0.2", 64, 0.2),
     ]
-    record = swept[1].record(SolverConfig())
-    assert record["sweep"] == {"base": "blockwise", "key": "eval_max_iter", "value": 8}
+    assert swept[1].record(SolverConfig())["sweep"] == {"base": "blockwise", "key": "eval_max_iter", "value": 8}
+    assert swept[1].record(None)["sweep"] == {"base": "parallel", "key": None, "value": None}
     assert swept_modes(modes, None) == modes
 
 

@@ -109,8 +109,7 @@ def test_explicit_model_gives_the_same_in_parallel_and_token_by_token(kind: str)
     rows = Rows()
     tally = compare_modes(job_of(small_model(kind), rows), MODES)
     values = tally.pairs["parallel", "sequential"].values()
-    assert values["num_tokens"] == 7 * 12
-    assert values["token_agreement"] == 1.0
+    assert (values["num_tokens"], values["token_agreement"]) == (7 * 12, 1.0)
     assert values["logit_distance_max"] < 1e-4 * values["logit_std"]
     assert values["kl"] < 1e-6
 
@@ -177,9 +176,7 @@ def test_trace_gives_what_the_model_answers_with_each_budget() -> None:
 
 
 def test_curve_of_the_convergence_has_quantiles_and_agreement_by_hand() -> None:
-    evaluations = (1, 2, 3)
-    tally = TraceTally(evaluations, tol=0.5)
-    model = contracting_model()
+    tally, model = TraceTally((1, 2, 3), tol=0.5), contracting_model()
     solver = replace(model.solver, eval_max_iter=3)
     with torch.inference_mode():
         traced = trace(model, solver, torch.as_tensor(Rows().columns["input_ids"]))
@@ -258,10 +255,9 @@ def test_every_pair_of_modes_and_the_convergence_are_recorded(tmp_path: Path, te
 
 def test_explicit_model_is_compared_with_itself_token_by_token(tmp_path: Path, text: Path) -> None:
     (record,) = records(evaluate(tmp_path, "explicit", text))
-    assert (record["mode"], record["against"], record["num_tokens"]) == ("parallel", "sequential", 80)
-    assert record["token_agreement"] == 1.0
-    assert record["eval_mode"] is None
-    assert record["unconverged_share"] is None
+    expected = {"mode": "parallel", "against": "sequential", "num_tokens": 80, "token_agreement": 1.0}
+    expected |= {"eval_mode": None, "unconverged_share": None}
+    assert {key: record[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize(

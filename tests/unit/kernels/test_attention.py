@@ -22,8 +22,8 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tens
 
 
 def test_scores_of_rotated_heads_depend_on_the_distance_alone() -> None:
-    qkv, _, _ = inputs()
-    q, k, _ = rotated_heads(qkv, None, rope_tables(torch.arange(LENGTH)[None], WIDTH, 10_000.0, torch.float64), HEADS)
+    qkv, _, near = inputs()
+    q, k, _ = rotated_heads(qkv, None, near, HEADS)
     far = rope_tables(100 + torch.arange(LENGTH)[None], WIDTH, 10_000.0, torch.float64)
     far_q, far_k, _ = rotated_heads(qkv, None, far, HEADS)
     assert not torch.allclose(q, far_q)

@@ -89,14 +89,16 @@ def test_auto_takes_torch_without_a_gpu_and_says_so_once(bare: None, caplog: pyt
     assert [record.getMessage() for record in caplog.records] == ["kernels: torch (PyTorch sees no NVIDIA or ROCm GPU)"]
 
 
-def test_the_environment_decides_for_auto_and_the_caller_over_the_environment(
+def test_the_environment_decides_for_auto_and_the_caller_over_it_and_a_with_block_for_its_time(
     capable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert select_kernels("auto") == "triton"
     monkeypatch.setenv(selection.ENVIRONMENT, "torch")
     assert select_kernels("auto") == "torch"
-    assert select_kernels("triton") == "triton"
-    assert selected_kernels() == "triton"
+    with kernels("triton") as backend:
+        assert backend == selected_kernels() == "triton"
+    assert selected_kernels() == "torch"
+    assert select_kernels("triton") == selected_kernels() == "triton"
 
 
 def test_a_job_on_the_cpu_of_a_machine_with_a_gpu_takes_torch(capable: None) -> None:
@@ -121,21 +123,6 @@ def test_an_unknown_name_is_an_error_that_lists_the_names(monkeypatch: pytest.Mo
     message = r"'cuda' in the environment variable.*torch, triton, reference or auto"
     with pytest.raises(KernelsUnavailable, match=message):
         select_kernels()
-
-
-def test_an_old_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
-    assert select_kernels("auto") == "torch"
-    with pytest.raises(KernelsUnavailable, match=r"sm_70.*sm_80"):
-        select_kernels("triton")
-
-
-def test_a_with_block_restores_what_was_selected(capable: None) -> None:
-    select_kernels("torch")
-    with kernels("triton") as backend:
-        assert backend == selected_kernels() == "triton"
-    assert selected_kernels() == "torch"
 
 
 def test_torch_is_selected_without_looking_at_the_packages(gpu_machine: Path) -> None:
@@ -173,10 +160,19 @@ def test_our_kernels_run_without_the_published_ones_whose_cure_is_named(
     assert re.search(message, caplog.text)
 
 
-def test_triton_itself_is_named_where_it_is_missing(gpu_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection.importlib.util, "find_spec", lambda name: None)
+@pytest.mark.parametrize(
+    ("lacking", "named"),
+    [("triton", "triton not installed: pip install triton"), ("a GPU of its age", r"sm_70.*sm_80")],
+)
+def test_a_package_that_is_missing_and_an_old_gpu_are_named(
+    gpu_machine: Path, monkeypatch: pytest.MonkeyPatch, lacking: str, named: str
+) -> None:
+    if lacking == "triton":
+        monkeypatch.setattr(selection.importlib.util, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
     assert select_kernels("auto") == "torch"
-    with pytest.raises(KernelsUnavailable, match="triton not installed: pip install triton"):
+    with pytest.raises(KernelsUnavailable, match=named):
         select_kernels("triton")
 
 
@@ -209,10 +205,8 @@ def test_what_the_ssd_kernels_cannot_serve_goes_to_torch_and_is_said_once(
     *shape, dtype = x
     for _ in range(3):
         assert not selection.ssd_runs_on_triton(fake(*shape, dtype=dtype), fake(*shape[:2], 1, state, dtype=dtype))
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert warnings[0].getMessage().startswith("kernels: torch instead of triton for ssd")
-    assert re.search(reason, warnings[0].getMessage())
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert re.match(rf"kernels: torch instead of triton for ssd.*{reason}", warning.getMessage())
 
 
 def test_fp32_takes_the_kernels_of_its_products(capable: None) -> None:

@@ -46,23 +46,16 @@ def test_gradients_of_the_convolution_agree_with_finite_differences() -> None:
 
 
 @pytest.mark.parametrize("split", [1, 2, 3, 8, 11])
-def test_two_halves_with_the_carried_inputs_equal_one_run(split: int) -> None:
-    x, weight, bias, initial = conv_inputs(2, 12, 6, 4)
+@pytest.mark.parametrize("has_initial", [True, False])
+def test_two_halves_with_the_carried_inputs_equal_one_run(split: int, has_initial: bool) -> None:
+    x, weight, bias, given = conv_inputs(2, 12, 6, 4)
+    initial = given if has_initial else None  # an empty start is padded with zeros
     y, state = causal_conv_with_state(x, weight, bias, initial, silu=True, return_state=True)
     first, carried = causal_conv_with_state(x[:, :split], weight, bias, initial, silu=True, return_state=True)
     second, last = causal_conv_with_state(x[:, split:], weight, bias, carried, silu=True, return_state=True)
     torch.testing.assert_close(torch.cat([first, second], dim=1), y)
     torch.testing.assert_close(last, state, rtol=0, atol=0)
     assert carried.shape == (2, 3, 6)
-
-
-@pytest.mark.parametrize("split", [1, 2, 5])
-def test_the_inputs_carried_from_an_empty_start_are_padded_with_zeros(split: int) -> None:
-    x, weight, bias, _ = conv_inputs(2, 12, 6, 4)
-    y, _ = causal_conv_with_state(x, weight, bias)
-    _, carried = causal_conv_with_state(x[:, :split], weight, bias, return_state=True)
-    second, _ = causal_conv_with_state(x[:, split:], weight, bias, carried)
-    torch.testing.assert_close(second, y[:, split:])
 
 
 def test_the_carried_inputs_do_not_keep_the_block_alive() -> None:
@@ -115,18 +108,14 @@ def test_under_autocast_the_gradients_of_the_fp32_weight_are_fp32_and_close(dtyp
     assert all(relative_error(mine, other) < 2e-2 for mine, other in zip(found, wanted, strict=True))
 
 
-def test_tokens_without_a_label_count_nothing() -> None:
-    hidden, weight, labels = head_inputs(torch.float64)
-    loss = linear_cross_entropy(hidden, weight, torch.full_like(labels, IGNORED), IGNORED)
-    assert loss == 0
-    assert all(gradient.eq(0).all() for gradient in torch.autograd.grad(loss, (hidden, weight)))
-
-
-def test_a_frozen_head_gets_no_gradient() -> None:
+def test_a_frozen_head_gets_no_gradient_and_tokens_without_a_label_count_nothing() -> None:
     hidden, weight, labels = head_inputs(torch.float64)
     loss = linear_cross_entropy(hidden, weight.detach(), labels, IGNORED)
     expected = torch.autograd.grad(by_logits(hidden, weight, labels), hidden)[0]
     assert relative_error(torch.autograd.grad(loss, hidden)[0], expected) < 1e-13
+    loss = linear_cross_entropy(hidden, weight, torch.full_like(labels, IGNORED), IGNORED)
+    assert loss == 0
+    assert all(gradient.eq(0).all() for gradient in torch.autograd.grad(loss, (hidden, weight)))
 
 
 EPS = 1e-5

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -31,23 +32,18 @@ EXPLICIT = ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8, is_implicit=F
 FREE = {"mode": "fixed_point", "max_iter": 12, "phantom_steps": 2, "tol": 0.02}
 
 
-@dataclass
-class _Rerun:
-    replay: Callable[[], None]
-
-
 class _EagerRecorder:
     """Runs a part at its capture and at each replay."""
 
     def __init__(self, autocast: torch.dtype | None) -> None:
         pass
 
-    def capture(self, part: Callable[[], None]) -> _Rerun:
+    def capture(self, part: Callable[[], None]) -> SimpleNamespace:
         part()
-        return _Rerun(part)
+        return SimpleNamespace(replay=part)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (blocks, training_step):
         monkeypatch.setattr(module, "Recorder", _EagerRecorder)
@@ -62,7 +58,6 @@ def _model(config, **solver):
     return model
 
 
-@pytest.mark.usefixtures("_without_gpu")
 @pytest.mark.parametrize(
     ("config", "solver"),
     [
@@ -100,7 +95,6 @@ def test_a_captured_step_gives_the_loss_and_the_gradients_of_the_plain_one(confi
         assert step == 1 or graphs.step is not None
 
 
-@pytest.mark.usefixtures("_without_gpu")
 def test_sequences_that_are_done_leave_the_captured_batch() -> None:
     model = _model(MAMBA, **FREE, block_len=4).train()
     model.base.runner = GraphRunner(replays_training=True)
@@ -108,7 +102,6 @@ def test_sequences_that_are_done_leave_the_captured_batch() -> None:
     assert [len(here.active_A) for here in model.base.runner.sequences[True].open] == [64, 32, 16]
 
 
-@pytest.mark.usefixtures("_without_gpu")
 @pytest.mark.parametrize(
     ("config", "mode"),
     [(MAMBA, "blockwise"), (MAMBA, "sequential"), (LLAMA, "blockwise"), (LLAMA, "sequential"), (GROUPED, "blockwise")],
@@ -132,7 +125,6 @@ def test_captured_evaluation_equals_the_plain_one(config, mode: str) -> None:
             torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.usefixtures("_without_gpu")
 @pytest.mark.parametrize("config", [MAMBA, LLAMA, GROUPED, EXPLICIT])
 def test_captured_tokens_equal_the_plain_ones(config, monkeypatch) -> None:
     monkeypatch.setattr(runner, "ROOM_TOKENS", 4)  # so that keys outgrow it
@@ -148,7 +140,6 @@ def test_captured_tokens_equal_the_plain_ones(config, monkeypatch) -> None:
     assert deepcopy(model).base.runner.decoders == {}
 
 
-@pytest.mark.usefixtures("_without_gpu")
 @pytest.mark.parametrize("config", [MAMBA, LLAMA, EXPLICIT])
 @pytest.mark.parametrize("num_beams", [1, 2])
 def test_graphs_of_one_call_of_generate_serve_the_next(config, num_beams: int, monkeypatch) -> None:
@@ -169,7 +160,6 @@ def test_graphs_of_one_call_of_generate_serve_the_next(config, num_beams: int, m
         assert len(graphs.decoders) == 0
 
 
-@pytest.mark.usefixtures("_without_gpu")
 @pytest.mark.parametrize("config", [MAMBA, LLAMA])
 def test_two_caches_at_once_keep_their_own_states(config, monkeypatch) -> None:
     """Also after a pass of several tokens."""
@@ -187,7 +177,6 @@ def test_two_caches_at_once_keep_their_own_states(config, monkeypatch) -> None:
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.usefixtures("_without_gpu")
 def test_gradients_of_an_overwritten_pass_are_refused() -> None:
     model = _model(MAMBA, mode="unrolled", num_unroll=2).train()
     model.base.runner = GraphRunner(replays_training=True)
@@ -198,7 +187,6 @@ def test_gradients_of_an_overwritten_pass_are_refused() -> None:
         first.backward()
 
 
-@pytest.mark.usefixtures("_without_gpu")
 def test_gradients_of_a_captured_pass_reach_data_parallel_training(tmp_path: Path) -> None:
     model = _model(MAMBA, **FREE).train()
     ids = torch.randint(37, (4, 6))
@@ -218,7 +206,6 @@ def test_gradients_of_a_captured_pass_reach_data_parallel_training(tmp_path: Pat
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.usefixtures("_without_gpu")
 def test_dropout_is_the_same_in_the_solver_and_in_the_phantom_steps() -> None:
     model = _model(ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8, dropout=0.3), **FREE).train()
     ids = torch.randint(37, (4, 6))
@@ -231,18 +218,10 @@ def test_dropout_is_the_same_in_the_solver_and_in_the_phantom_steps() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-class _NoMemory:
-    def __init__(self, autocast: torch.dtype | None) -> None:
-        pass
-
-    def capture(self, part: Callable[[], None]) -> _Rerun:
-        raise CaptureFailed("out of memory")
-
-
-@pytest.mark.usefixtures("_without_gpu")
 @pytest.mark.parametrize("failing", [blocks, training_step])
 def test_a_capture_that_fails_is_said_once_and_the_work_done_without(failing, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(failing, "Recorder", _NoMemory)
+    no_memory = Mock(**{"capture.side_effect": CaptureFailed("out of memory")})
+    monkeypatch.setattr(failing, "Recorder", lambda autocast: no_memory)
     model = _model(MAMBA, **FREE).train()
     ids = torch.randint(37, (4, 8))
     losses = []

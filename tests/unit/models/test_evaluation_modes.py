@@ -150,7 +150,6 @@ def test_tokens_that_do_not_converge_are_counted_and_located(make_model) -> None
     model = make_model("mamba2", tol=1e-12, eval_mode="blockwise", eval_block_len=4, eval_max_iter=3)
     stats = model(torch.randint(0, 23, (2, 8)), output_positions=True).solver_stats
     assert not stats.is_converged.any()
-    assert stats.unconverged_BL.shape == (2, 8)
     assert stats.unconverged_tokens.tolist() == stats.unconverged_BL.sum(1).tolist() == [8, 8]
 
 

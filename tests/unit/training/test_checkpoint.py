@@ -36,7 +36,7 @@ from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.faults import FaultInjected
 from implicit_llm_contracts.runs.journal import Journal, read_events
-from tests.unit.training.small_runs import Inject
+from tests.unit.training.small_runs import Inject, flip_last_byte
 
 IDENTITY = {"stage": "train", "fingerprint": "f" * 64, "config": {"seed": 0, "schedule": {"peak_learning_rate": 0.1}}}
 
@@ -49,14 +49,18 @@ def state(step: int, size: int = 4) -> TrainingState:
     )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return CheckpointStore(tmp_path, IDENTITY, Journal(tmp_path / "journal.jsonl"))
+def commit(store: CheckpointStore, *steps: int) -> None:
+    for step in steps:
+        store.commit(state(step))
 
 
 def newest_step(store: CheckpointStore) -> int | None:
-    newest = store.newest()
-    return None if newest is None else newest.global_step
+    return getattr(store.newest(), "global_step", None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path, IDENTITY, Journal(tmp_path / "journal.jsonl"))
 
 
 def names(store: CheckpointStore) -> list[str]:
@@ -72,14 +76,11 @@ def test_a_checkpoint_comes_back_as_it_was_written(tmp_path: Path) -> None:
     written = state(7)
     write_checkpoint(written, tmp_path / "step-00000007")
     found = read_checkpoint(tmp_path / "step-00000007")
-    assert found.global_step == 7
-    assert found.state["identity"] == IDENTITY
-    assert torch.equal(found.model()["weight"], written.model["weight"])
-    assert set(found.optimizer()) == {"weight.exp_avg", "weight.step"}
-    again = found.random(0)
-    assert again is not None
-    assert again[0] == json.loads(json.dumps(values))
-    assert all(torch.equal(again[1][name], tensor) for name, tensor in tensors.items())
+    assert (found.global_step, found.state["identity"]) == (7, IDENTITY)
+    torch.testing.assert_close(found.model(), written.model, rtol=0, atol=0)
+    torch.testing.assert_close(found.optimizer(), written.optimizer, rtol=0, atol=0)
+    assert found.random(0)[0] == json.loads(json.dumps(values))  # type: ignore[index]
+    torch.testing.assert_close(found.random(0)[1], tensors, rtol=0, atol=0)  # type: ignore[index]
     assert found.random(1) is None
     (found.path / "model.safetensors").unlink()
     with pytest.raises(CorruptCheckpoint, match="no file"):
@@ -94,23 +95,24 @@ def test_equal_states_give_equal_bytes_and_nothing_is_pickled(tmp_path: Path) ->
     assert {Path(name).suffix for name in files} == {".json", ".safetensors"}
 
 
-def test_the_newest_committed_checkpoint_is_found_and_only_two_are_kept(store: CheckpointStore) -> None:
+def test_the_newest_committed_checkpoint_is_found_and_only_two_are_kept(store: CheckpointStore, tmp_path: Path) -> None:
     assert store.newest() is None
-    for step in (5, 10, 15, 20):
-        store.commit(state(step))
+    with pytest.raises(NoCheckpoint, match="no whole checkpoint"):
+        find_checkpoint(tmp_path)
+    commit(store, 5, 10, 15, 20)
     assert names(store) == ["step-00000015", "step-00000020"]
-    assert newest_step(store) == 20
+    assert newest_step(store) == find_checkpoint(tmp_path).global_step == 20
+    assert find_checkpoint(tmp_path / "checkpoints" / "step-00000015").global_step == 15
 
 
 def test_foreign_names_are_left_alone(store: CheckpointStore) -> None:
-    store.commit(state(5))
+    commit(store, 5)
     foreign = ["step-30-old", "step-0030", "step-0030.tmp", "step-00000030.bak", "xstep-00000040", "notes"]
     for name in foreign:
         (store.directory / name).mkdir()
     (store.directory / "step-00000050").write_text("a file")
     assert newest_step(store) == 5
-    store.commit(state(6))
-    store.commit(state(7))
+    commit(store, 6, 7)
     assert set(foreign) <= set(names(store))
 
 
@@ -134,38 +136,28 @@ def with_too_few_names(folder: Path) -> None:
         (half_written, "step-00000010.tmp"),
     ],
 )
+@pytest.mark.parametrize("after", [6, 10])
 def test_a_checkpoint_without_whole_digests_is_reported_and_goes_after_the_next_commit(
-    store: CheckpointStore, tmp_path: Path, damage: Callable[[Path], None], name: str
+    store: CheckpointStore, tmp_path: Path, damage: Callable[[Path], None], name: str, after: int
 ) -> None:
-    store.commit(state(5))
-    store.commit(state(10))
+    commit(store, 5, 10)
     damage(store.directory / "step-00000010")
     assert newest_step(store) == 5
     assert events(tmp_path) == [("checkpoint_torn", name)]
     assert names(store) == ["step-00000005", name]
-    store.commit(state(6))
-    assert names(store) == ["step-00000005", "step-00000006"]
-
-
-def test_a_torn_directory_of_the_step_that_is_committed_next_does_not_take_it_along(store: CheckpointStore) -> None:
-    store.commit(state(10))
-    (store.directory / "step-00000010" / "checkpoint.json").unlink()
-    assert store.newest() is None
-    store.commit(state(10))
-    assert newest_step(store) == 10
+    commit(store, after)
+    assert names(store) == ["step-00000005", f"step-{after:08d}"]
+    assert newest_step(store) == after
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"])
 def test_one_flipped_byte_is_named_with_both_digests_and_the_checkpoint_set_aside(
     store: CheckpointStore, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.commit(state(5))
-    store.commit(state(10))
+    commit(store, 5, 10)
     good = store.directory / "step-00000010"
     file = good / name
-    raw = bytearray(file.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    file.write_bytes(raw)
+    flip_last_byte(file)
     with pytest.raises(CorruptCheckpoint, match=rf"{name}: expected .* sha256 \w{{64}}; found .* \w{{64}}"):
         read_checkpoint(good)
     assert newest_step(store) == 5
@@ -177,11 +169,8 @@ def test_one_flipped_byte_is_named_with_both_digests_and_the_checkpoint_set_asid
 
 
 def test_the_final_checkpoint_replaces_all_others_and_is_found_again(store: CheckpointStore) -> None:
-    store.commit(state(5))
-    store.commit(state(10))
-    last = store.newest()
-    assert last is not None
-    store.finish(last)
+    commit(store, 5, 10)
+    store.finish(store.newest())  # type: ignore[arg-type]
     assert not store.directory.exists()
     newest = store.newest()
     assert newest is not None
@@ -204,15 +193,6 @@ def test_a_checkpoint_of_another_identity_is_refused_with_the_difference_in_one_
     store.identity = {**IDENTITY, "fingerprint": "e" * 64}
     with pytest.raises(ForeignCheckpoint, match="the configs are equal, the code or the inputs are not"):
         store.newest()
-
-
-def test_the_newest_checkpoint_of_a_run_directory_is_found(store: CheckpointStore, tmp_path: Path) -> None:
-    with pytest.raises(NoCheckpoint, match="no whole checkpoint"):
-        find_checkpoint(tmp_path)
-    store.commit(state(5))
-    store.commit(state(10))
-    assert find_checkpoint(tmp_path).global_step == 10
-    assert find_checkpoint(tmp_path / "checkpoints" / "step-00000005").global_step == 5
 
 
 @contextmanager
@@ -258,8 +238,7 @@ def test_too_little_space_is_refused_beforehand_but_for_what_checkpoints_take_al
 
 
 def test_a_fault_while_pruning_leaves_two_checkpoints_that_can_be_read(store: CheckpointStore, inject: Inject) -> None:
-    store.commit(state(5))
-    store.commit(state(10))
+    commit(store, 5, 10)
     with inject("checkpoint.mid_prune:raise"), pytest.raises(FaultInjected):
         store.commit(state(15))
     assert names(store) == ["step-00000005.old.tmp", "step-00000010", "step-00000015"]
@@ -271,41 +250,12 @@ def test_a_fault_while_pruning_leaves_two_checkpoints_that_can_be_read(store: Ch
 CPU = torch.device("cpu")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(save_schedule, "time", clock)
-    return clock
-
-
 def at_once(work: Callable[[], object]) -> Future[None]:
     """In place of a thread, so that only the clock decides."""
     work()
     done: Future[None] = Future()
     done.set_result(None)
     return done
-
-
-def steps_saved(clock: Clock, work: Path, *, num_steps: int, **runtime: Any) -> list[int]:
-    """Steps of one second each after which a state is saved."""
-    journal, saved = Journal(None), []
-    store = CheckpointStore(work, IDENTITY, journal)
-    with StopRequest() as stop, SaveSchedule(Runtime(**runtime), stop, 10**6, store, CPU, journal) as schedule:
-        for step in range(1, num_steps + 1):
-            clock.now += 1.0
-            should_save, _ = schedule.after_step(step)
-            if should_save:
-                saved.append(step)
-                schedule.commit(state(step))
-    return saved
 
 
 @pytest.mark.parametrize(
@@ -317,10 +267,19 @@ def steps_saved(clock: Clock, work: Path, *, num_steps: int, **runtime: Any) -> 
     ],
 )
 def test_saves_are_made_at_every_interval_and_at_given_steps(
-    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: dict[str, Any], saved: list[int]
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, runtime: dict[str, Any], saved: list[int]
 ) -> None:
+    """With steps of one second each."""
+    clock, found = SimpleNamespace(now=100.0), []
+    monkeypatch.setattr(save_schedule, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(save_schedule, "in_background", at_once)
-    assert steps_saved(clock, tmp_path, num_steps=31, **runtime) == saved
+    with StopRequest() as stop, SaveSchedule(Runtime(**runtime), stop, 10**6, store, CPU, Journal(None)) as schedule:
+        for step in range(1, 32):
+            clock.now += 1.0
+            if schedule.after_step(step)[0]:
+                found.append(step)
+                schedule.commit(state(step))
+    assert found == saved
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.unit.training.distributed_run import MANY_STEPS
@@ -63,16 +64,8 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def descendants(pid: int) -> list[int]:
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
-    pairs = list(zip(map(int, listed[::2]), map(int, listed[1::2]), strict=True))
-    found, waiting = [], [pid]
-    while waiting:
-        parent = waiting.pop()
-        children = [child for child, its_parent in pairs if its_parent == parent]
-        found += children
-        waiting += children
-    return found
+def descendants(job: Launched) -> list[psutil.Process]:
+    return psutil.Process(job.process.pid).children(recursive=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
@@ -100,7 +93,7 @@ def test_a_stop_signal_to_the_launcher_reaches_all_once_and_what_was_committed_g
 
 def test_a_signal_before_the_processes_are_ready_waits_for_them(tmp_path: Path, data: Path) -> None:
     job = Launched(tmp_path / "a" / "only", data, config="long")  # it would not end before the signal comes
-    wait_until(lambda: len(descendants(job.process.pid)) == 3)  # torchrun and its processes, which import torch now
+    wait_until(lambda: len(descendants(job)) == 3)  # torchrun and its processes, which import torch now
     job.process.send_signal(signal.SIGUSR2)
     code, errors = job.end()
     assert code == 75, errors
@@ -139,14 +132,14 @@ def test_what_one_process_says_is_the_reason_and_not_what_the_others_lose(tmp_pa
 def test_no_process_outlives_a_killed_launcher(tmp_path: Path, data: Path) -> None:
     job = Launched(tmp_path / "a" / "only", data, {"rank": 1, "step": 4, "what": "hang"}, save_steps=2)
     wait_until(lambda: job.steps_reported() >= 2)
-    processes = descendants(job.process.pid)
+    processes = descendants(job)
     assert len(processes) == 3
     job.process.kill()
-    wait_until(lambda: not any(is_alive(pid) for pid in processes))
+    wait_until(lambda: not any(map(is_alive, processes)))
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
