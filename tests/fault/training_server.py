@@ -17,7 +17,7 @@ from typing import Any
 
 sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has tests of its own
 
-import torch  # noqa: E402
+from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 from transformers import Trainer  # noqa: E402, F401  (imported lazily otherwise, in every process)
 
 from implicit_llm.training import stage  # noqa: E402
@@ -68,22 +68,10 @@ def _fork_rank(order: dict[str, Any], rank: int, world: dict[str, Any]) -> int:
     return pid
 
 
-def count_updates() -> list[None]:
-    """A list that grows with every update of the weights."""
-    updates: list[None] = []
-    step = torch.optim.AdamW.step
-
-    def counted(self: torch.optim.AdamW, *arguments: Any, **options: Any) -> Any:
-        updates.append(None)
-        return step(self, *arguments, **options)
-
-    torch.optim.AdamW.step = counted  # type: ignore[method-assign]
-    return updates
-
-
 def _train_rank(order: dict[str, Any]) -> None:
     rank = os.environ["RANK"]
-    updates = count_updates()
+    updates: list[None] = []
+    register_optimizer_step_post_hook(lambda *_: updates.append(None))
     if order.get("poison"):
         poison(**order["poison"])
     try:
