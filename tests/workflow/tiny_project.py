@@ -161,6 +161,10 @@ def _make_library(library: Path) -> None:
     for package in ("lib/implicit_llm_data", "report/implicit_llm_report"):
         shutil.copytree(ROOT / "workflow" / package, site / Path(package).name, ignore=ignored)
     shutil.copytree(DATA / "packages", site, ignore=ignored, dirs_exist_ok=True)
+    for stage in (site / "implicit_llm_data" / "stages").glob("[a-z]*.py"):
+        shutil.copy(DATA / "data_stage.py", stage)
+    for kind in (LIBRARY / "evaluation" / "kinds").glob("[a-z]*.py"):
+        shutil.copy(DATA / "evaluate_stage.py", library / "evaluation" / "kinds" / kind.name)
     shutil.copytree(LIBRARY / "configs", library / "configs")
 
 

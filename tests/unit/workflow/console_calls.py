@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -22,11 +21,24 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(stopped.value.code or 0), captured.out, captured.err
 
 
+def output(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """What a command prints that ends with this exit code."""
+    ended, out, err = run(capsys, *arguments)
+    assert ended == code, err
+    return out
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a command that is refused."""
+    code, out, err = run(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    return err
+
+
 def loaded_after(*statements: str) -> list[str]:
     """Which of the heavy packages a fresh interpreter has loaded after the statements."""
-    code = "; ".join([*statements, "import sys", f"print([name for name in {HEAVY!r} if name in sys.modules])"])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    return list(json.loads(done.stdout.splitlines()[-1].replace("'", '"')))
+    code = "; ".join([*statements, "import sys", f"print(*[name for name in {HEAVY!r} if name in sys.modules])"])
+    return subprocess.check_output([sys.executable, "-c", code], text=True, timeout=120).splitlines()[-1].split()
 
 
 def loaded_by(*calls: tuple[str, ...]) -> list[str]:

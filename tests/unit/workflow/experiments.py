@@ -1,10 +1,11 @@
-"""A small experiment file: two runs on one data set."""
+"""Small experiment files, TINY with two runs on one data set, and how their jobs are finished without running."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_workflow.experiment_files.experiment import Experiment, load_experiment
 from implicit_llm_workflow.planning.code_digest import STAGES
 from implicit_llm_workflow.planning.plan import Plan
@@ -47,6 +48,87 @@ evaluations:
     modes:
       - {name: blockwise, eval_mode: blockwise, eval_block_len: 4}
 """
+# CatbAbI and a language model: a trunk with two branches, and its explicit baseline.
+LANGUAGE = """\
+name: language
+
+data:
+  babi:
+    kind: catbabi
+    text:
+      source: simulated
+      families: [2, 1]
+      stories: {train: 8, valid: 4, test: 4}
+    length: 200
+    vocab_size: 192
+  text:
+    kind: language_model
+    corpus: {source: python_library}
+    num_shards: 3
+    tokenizer: {source: trained}
+    vocab_size: 512
+    test_fraction: 0.1
+    train: {length: 32}
+    test: {lengths: [64, 32]}
+
+runs:
+  babi:
+    data: babi
+    model: mamba2-babi-explicit
+    task: catbabi
+    curriculum: explicit
+  trunk:
+    data: text
+    model: mamba2-130m-implicit
+    task: language-model
+    curriculum: bounded-then-free-branches
+    seeds: [0, 1]
+    override:
+      model: {hidden_size: 64}
+      task: {total_steps: 1000}
+      curriculum:
+        free-70: {solver: {tol: 0.04}}
+  flat:
+    data: text
+    model: llama3-130m-explicit
+    task: language-model
+    curriculum: explicit
+    override:
+      task: {total_steps: 1000}
+
+evaluations:
+  questions:
+    kind: catbabi
+    protocols: [windowed, carried]
+    modes:
+      - {name: blockwise, eval_mode: blockwise}
+  agreement:
+    kind: duality
+    runs: ["flat*"]
+    trace_tokens: 64
+    modes:
+      - {name: simultaneous, eval_mode: simultaneous}
+      - {name: sequential, eval_mode: sequential}
+  perplexity:
+    kind: perplexity
+    max_tokens: 4096
+    modes:
+      - {name: blockwise, eval_mode: blockwise}
+"""
+
+# The jobs of TINY.
+FREE = {
+    f"{stage}/implicit-s{seed}/{name}"
+    for seed in (0, 1)
+    for stage, name in (("train", "free"), ("evaluate", "free/word-problem"))
+}
+UNROLLED = {"train/implicit-s0/unrolled", "train/implicit-s1/unrolled"}
+EXPLICIT = {"train/explicit-s0/explicit", "evaluate/explicit-s0/explicit/word-problem"}
+EVALUATIONS = {
+    f"evaluate/{run}/word-problem" for run in ("implicit-s0/free", "implicit-s1/free", "explicit-s0/explicit")
+}
+TEST_SETS = {"data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
+ALL = {"data/s3-train", *TEST_SETS, *UNROLLED, *FREE, *EXPLICIT, "report"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +142,18 @@ class ExperimentFile:
         self.path.write_text(text.replace(old, new, 1))
         return self
 
+    def add(self, text: str) -> ExperimentFile:
+        with open(self.path, "a") as file:
+            file.write(text)
+        return self
+
+    def beside(self, name: str, text: str) -> Path:
+        """Write another file of the experiment's folder."""
+        path = self.path.parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
     def load(self) -> Experiment:
         return load_experiment(self.path)
 
@@ -71,3 +165,14 @@ class ExperimentFile:
             self.path.parent / "results",
             lambda code: known.get(code.module.rpartition(".")[0], code.module),
         )
+
+
+def finish(plan: Plan) -> None:
+    """Write the manifest of every job as if it had run."""
+    for key, node in plan.nodes.items():
+        plan.run_dir(node).mkdir(parents=True, exist_ok=True)
+        (plan.run_dir(node) / "manifest.json").write_bytes(Manifest.of(plan.identities[key], (), {}).to_bytes())
+
+
+def keys(plan: Plan, state: str) -> set[str]:
+    return {key for key, status in plan.statuses.items() if status.state == state}

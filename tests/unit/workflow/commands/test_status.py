@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow.results.verify import rebuild_commands
-from tests.unit.workflow.console_calls import run, where
+from tests.unit.workflow.console_calls import output, where
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import (
     DRIVER,
@@ -26,7 +26,6 @@ from tests.unit.workflow.run_dirs import (
 )
 
 EXPLICIT, FREE, UNROLLED = "train/explicit-s0/explicit", "train/implicit-s0/free", "train/implicit-s0/unrolled"
-DEADLINE_S = 60
 
 
 @pytest.fixture
@@ -44,8 +43,7 @@ def failed(tiny: ExperimentFile) -> ExperimentFile:
 def test_stages_are_counted_and_a_failure_is_told_with_its_log(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:
-    code, out, _ = run(capsys, "status", *where(failed), "--lines", "3")
-    assert code == 0
+    out = output(capsys, "status", *where(failed), "--lines", "3")
     assert out.splitlines()[0] == "tiny: 2 of 12 jobs done, 1 failed, 9 waiting; no driver"
     assert re.search(r"^stage +done +of +failed +waiting$", out, re.MULTILINE)
     assert re.search(r"^data\W+1 +3 +0 +2$", out, re.MULTILINE)
@@ -65,21 +63,19 @@ def test_an_input_that_a_job_refused_is_made_again_by_the_command_that_verify_pr
     finish_with(plan, FREE, {})
     plan.write_job_files()
     log(plan, evaluation, f"ERROR runs: model: found another; type `rm -f {manifest}` and run the workflow again")
-    _, out, _ = run(capsys, "status", *where(failed))
+    out = output(capsys, "status", *where(failed))
     remove, run_again = rebuild_commands(plan, [FREE])
     assert remove == f"rm -f {manifest}"
     assert out.splitlines()[-1] == f"next: {remove} && {run_again}"
     Path(manifest).unlink()
-    _, out, _ = run(capsys, "status", *where(failed))
-    assert out.splitlines()[-1] == f"next: {run_again}"
+    assert output(capsys, "status", *where(failed)).splitlines()[-1] == f"next: {run_again}"
 
 
 def test_the_next_command_has_the_profile_of_the_last_driver(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:
     (real_plan(failed).root / ".driver.json").write_text('{"profile": "profiles/gpu"}')
-    _, out, _ = run(capsys, "status", *where(failed))
-    assert re.search(r"^next: snakemake --configfile \S+ --profile profiles/gpu ", out, re.M)
+    assert re.search(r"^next: snakemake .* --profile profiles/gpu ", output(capsys, "status", *where(failed)), re.M)
 
 
 def test_a_running_job_is_told_with_step_rate_and_time_left(
@@ -89,8 +85,7 @@ def test_a_running_job_is_told_with_step_rate_and_time_left(
     write_journal(plan, FREE, event("stage_started", host="here"), metrics(5, 10, loss=2.0), metrics(6, 13, loss=1.5))
     with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"), held(plan.root / ".driver.lock", DRIVER) as driver:
         os.utime(plan.root / ".driver.lock", (START_S, START_S))
-        code, out, _ = run(capsys, "status", *where(failed))
-    assert code == 0
+        out = output(capsys, "status", *where(failed))
     assert re.fullmatch(rf"tiny: 2 of 12 jobs done, .*; driver is process {driver}, since \d+ d", out.splitlines()[0])
     assert re.search(rf"^{FREE} +6/10 +33 % +3.0 s/step +12 s +\d+ d ago +on here +loss 1.5", out, re.MULTILINE)
     assert "next: nothing to type, the driver goes on; it leaves out what failed" in out
@@ -100,9 +95,9 @@ def test_machines_get_a_target_and_what_it_needs_with_all_that_is_known(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:
     (work_of(real_plan(failed), UNROLLED) / "mlflow.json").write_text('{"run_id": "abc"}')
-    code, out, _ = run(capsys, "status", "train/*/unrolled", EXPLICIT, *where(failed), "--json", "--lines", "2")
-    found = json.loads(out)
-    assert (code, found["driver"]) == (0, None)
+    words = ("status", "train/*/unrolled", EXPLICIT, *where(failed), "--json", "--lines", "2")
+    found = json.loads(output(capsys, *words))
+    assert found["driver"] is None
     assert {stage: sum(counts.values()) for stage, counts in found["stages"].items()} == {"data": 1, "train": 3}
     jobs = {job["job"]: job for job in found["jobs"]}
     assert list(jobs) == ["data/s3-train", UNROLLED, "train/implicit-s1/unrolled", EXPLICIT]
@@ -112,7 +107,7 @@ def test_machines_get_a_target_and_what_it_needs_with_all_that_is_known(
     assert job["log"].endswith(f"{EXPLICIT}/job.log")
     assert job["age_s"] > 0
     (real_plan(failed).root / "data" / "s3-train" / "manifest.json").unlink()
-    _, out, _ = run(capsys, "status", UNROLLED, *where(failed))
+    out = output(capsys, "status", UNROLLED, *where(failed))
     assert out.splitlines()[-1] == "next: nothing, all is done; 1 of its inputs are gone and not needed"
 
 
@@ -123,15 +118,15 @@ def test_each_job_is_a_line_that_says_how_it_is_doing_and_why_it_is_not_done(
     values = {"loss": 0.5, "residual": 0.0301, "num_iter": 7.25, "unconverged_share": 0.012}
     write_journal(plan, FREE, event("stage_started"), metrics(7, 5, **values), torn='{"kind": "metr')
     with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"):
-        code, out, _ = run(capsys, "status", "--jobs", *where(failed))
-    assert code == 0
+        out = output(capsys, "status", "--jobs", *where(failed))
     assert out.startswith("tiny: 1 of 12 jobs done, 1 running, 1 failed, 1 stale, 8 waiting; no driver")
     assert re.search(r"^job +state +step +loss +residual +iter +unconv +age +why", out, re.MULTILINE)
     assert re.search(rf"^{UNROLLED} +stale +4/4 +- +- +- +- +\d+ \w+ +config: phase.end_step 4 -> 5", out, re.MULTILINE)
     assert re.search(rf"^{FREE} +running +7/10 +0\.5 +0\.03 +7\.25 +1\.2 % +\d+ d *$", out, re.MULTILINE)
     assert re.search(r"^train/implicit-s1/free +waiting +-/10 +- ", out, re.MULTILINE)
-    _, out, _ = run(capsys, "status", *where(failed))
-    assert f"1 stale: `implicit-llm explain --config {failed.path}` says why" in out
+    assert f"1 stale: `implicit-llm explain --config {failed.path}` says why" in output(
+        capsys, "status", *where(failed)
+    )
 
 
 def test_a_freed_result_that_a_job_needs_is_stale_here_as_in_explain(
@@ -141,18 +136,15 @@ def test_a_freed_result_that_a_job_needs_is_stale_here_as_in_explain(
     (work_of(plan, UNROLLED) / "freed.json").touch()
     why = f"its files were freed, and {FREE} needs them"
     for command in ("explain", "status"):
-        _, out, _ = run(capsys, command, FREE, *where(failed), "--json")
-        (job,) = [job for job in json.loads(out)["jobs"] if job["job"] == UNROLLED]
+        jobs = json.loads(output(capsys, command, FREE, *where(failed), "--json"))["jobs"]
+        (job,) = [job for job in jobs if job["job"] == UNROLLED]
         assert (job["state"], job["why"]) == ("stale", why), command
 
 
 def test_a_preflight_that_failed_is_told(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
-    log = tiny.plan().root / ".preflight" / "h100.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("no space left\n")
-    _, out, _ = run(capsys, "status", *where(tiny))
-    assert "failed preflight, which all jobs on h100 wait for" in out
-    assert "    no space left\n" in out
+    log = tiny.beside("results/tiny/.preflight/h100.log", "no space left\n")
+    failure = "failed preflight, which all jobs on h100 wait for"
+    out = output(capsys, "status", *where(tiny))
+    assert (failure in out, "    no space left\n" in out) == (True, True)
     log.with_suffix(".json").touch()
-    _, out, _ = run(capsys, "status", *where(tiny))
-    assert "failed preflight" not in out
+    assert "failed preflight" not in output(capsys, "status", *where(tiny))

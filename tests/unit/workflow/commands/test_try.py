@@ -17,20 +17,14 @@ from transformers import AutoModelForCausalLM
 import implicit_llm
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm_workflow.commands import try_it
-from tests.unit.workflow.console_calls import run
-
-
-@pytest.fixture
-def model() -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model(try_it.MODEL)).eval()
+from tests.unit.workflow.console_calls import output, refusal
 
 
 def test_it_prints_what_it_measured_and_draws_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, _ = run(capsys, "try", "--length", "96", "--words", "2", "--picture", "a.svg")
-    assert code == 0
+    out = output(capsys, "try", "--length", "96", "--words", "2", "--picture", "a.svg")
     assert "2 of 2 words are right at every token" in out
     rows = {line[:22].strip(): line.split()[-6:] for line in out.splitlines()}
     assert rows["implicit, 1 layer, now"] == ["100"] * 6  # at 4, 8, 16, 32, 64 and 96 tokens
@@ -42,7 +36,8 @@ def test_it_prints_what_it_measured_and_draws_it(
     assert not re.search(r"#0b62a8(?!;)", picture)  # every colour follows the theme; the themes name each once
 
 
-def test_the_residuals_are_those_at_which_the_solver_stops(model: torch.nn.Module) -> None:
+def test_the_residuals_are_those_at_which_the_solver_stops() -> None:
+    model = AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model(try_it.MODEL)).eval()
     model.solver = replace(model.solver, **try_it.MODE)
     ids_1L = torch.randint(120, (1, 24), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -72,9 +67,7 @@ def test_the_kept_numbers_are_those_of_the_table_of_results() -> None:
 def test_a_picture_that_cannot_be_written_is_refused_before_the_model_is_loaded(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    code, out, err = run(capsys, "try", "--picture", name)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert name in err
+    assert name in refusal(capsys, "try", "--picture", name)
 
 
 def test_a_trained_model_of_another_name_is_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from implicit_llm.training.operations.speed import peak_flops
 from implicit_llm_contracts.config import flops
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.run_directory import PROVENANCE
@@ -20,6 +21,7 @@ from implicit_llm_workflow.experiment_files.models import model_fields
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
+from tests.unit.workflow.console_calls import output, where
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import finish_with, work_of
 
@@ -51,15 +53,9 @@ def sequences_in(config: str) -> int:
 
 def train_node(name: str, model: dict[str, Any], solver: dict[str, Any] | None, **phase: Any) -> Node:
     run, seed = name.partition("/")[0].rsplit("-s", 1)
-    config = {
-        "task": "language_model",
-        "model": model,
-        "phase": {"name": "p", "index": 0, "start_step": 0, "end_step": STEPS, "solver": solver, **phase},
-        "total_steps": STEPS,
-        "batch_size": BATCH,
-        "precision": "bf16",
-        "seed": int(seed),
-    }
+    phase = {"name": "p", "index": 0, "start_step": 0, "end_step": STEPS, "solver": solver, **phase}
+    config = {"task": "language_model", "model": model, "phase": phase, "total_steps": STEPS, "seed": int(seed)}
+    config |= {"batch_size": BATCH, "precision": "bf16"}
     return Node("train", name, config, {"data": "data/pile-train"}, run, int(seed))
 
 
@@ -69,13 +65,6 @@ def language_plan(tiny: ExperimentFile, *nodes: Node) -> Plan:
     plan = tiny.plan()
     plan.nodes = {node.key: node for node in (stream, *nodes)}
     return plan
-
-
-def finish(plan: Plan, node: Node, f_evaluations: float, busy_s: float, device: str) -> None:
-    """Leave the run directory of a finished job."""
-    finish_with(plan, node.key, {"metrics": {"f_evaluations": f_evaluations}})
-    took = {"attempts": [{"busy_s": busy_s}], "device": device, "argv": []}
-    (work_of(plan, node.key) / PROVENANCE).write_text(json.dumps(took))
 
 
 def test_the_prices_are_the_newest_measured_steps() -> None:
@@ -101,7 +90,6 @@ def test_the_performance_page_has_no_newer_steps_than_the_prices() -> None:
 def test_a_measured_step_is_priced_at_what_it_took(step: MeasuredStep) -> None:
     model = model_fields(step.model, "test")
     speed = HARDWARE.speed(model, step.solver, step.precision, step.card)
-    assert speed is not None
     work = flops.training_flops(model, step.length, step.solver, step.f_evaluations)
     assert speed.flops_per_s == pytest.approx(work * step.tokens_per_s)
     assert step.commit in speed.basis
@@ -120,18 +108,15 @@ def test_what_was_not_measured_takes_the_assumed_share_of_the_peak(
     config: str, solver: Any, precision: str, card: str
 ) -> None:
     speed, facts = HARDWARE.speed(model_fields(config, "test"), solver, precision, card), HARDWARE.cards[card]
-    assert speed is not None
     assert speed.flops_per_s == facts.utilisation * facts.peak_tflops[precision] * 1e12
     assert speed.basis.endswith("assumed")
 
 
 def test_a_card_without_the_precision_and_a_tiny_model_have_no_price() -> None:
     model = model_fields("mamba2-130m-explicit", "test")
+    tiny = {**model, "hidden_size": 64, "vocab_size": 64, "num_hidden_layers": 1}
     assert HARDWARE.speed(model, None, "bf16", "v100") is None
-    assert (
-        HARDWARE.speed({**model, "hidden_size": 64, "vocab_size": 64, "num_hidden_layers": 1}, None, "bf16", "h200")
-        is None
-    )
+    assert HARDWARE.speed(tiny, None, "bf16", "h200") is None
 
 
 @pytest.mark.parametrize("file", ["training-step-h200", "training-step-torch-fp32-h200", "training-step-1.3b-h200"])
@@ -158,9 +143,8 @@ def test_tokens_flops_and_disk_of_a_phase_are_those_of_hand_arithmetic(tiny: Exp
     plan = language_plan(tiny, trunk, branch)
     bounded, free = training_estimates(plan, CostModel(plan))
     tokens = 200 * BATCH * LENGTH
-    assert free.work.tokens == tokens
     assert free.work.flops == pytest.approx(flops.training_flops(model, LENGTH, FREE, 28) * tokens)
-    assert (free.work.f_evaluations, free.is_bound) == (28, True)
+    assert (free.work.tokens, free.work.f_evaluations, free.is_bound) == (tokens, 28, True)
     assert bounded.work.disk_bytes == flops.num_parameters(model) * (3 * 12 + 4)
     assert (free.card, free.gpus) == ("mi300x", 8)
 
@@ -170,7 +154,9 @@ def test_an_earlier_run_counts_before_the_table_on_its_own_card(tiny: Experiment
     nodes = [train_node(f"m-s{seed}/free", model, FREE) for seed in (0, 1)]
     other_solver = train_node("n-s0/free", model, {**FREE, "tol": 0.01})
     plan = language_plan(tiny, *nodes, other_solver)
-    finish(plan, nodes[0], 12.5, 7200, "NVIDIA H200")
+    finish_with(plan, nodes[0].key, {"metrics": {"f_evaluations": 12.5}})
+    took = {"attempts": [{"busy_s": 7200}], "device": "NVIDIA H200", "argv": []}
+    (work_of(plan, nodes[0].key) / PROVENANCE).write_text(json.dumps(took))
     for card in (None, "h200"):
         costs = CostModel(plan, card)
         first, second, other = (costs.whole(node) for node in (*nodes, other_solver))
@@ -184,11 +170,8 @@ def test_an_earlier_run_counts_before_the_table_on_its_own_card(tiny: Experiment
 def test_the_micro_batch_is_the_largest_divisor_that_fits() -> None:
     trained = TrainedModel(model_fields("llama3-1.3b-implicit", "test"), FREE, 2048, "bf16")
     step = trained.fitting_step(0.92 * 192, 16, 1)
-    assert step is not None
-    assert 16 % step.micro_batch == 0
-    assert step.gib <= 0.92 * 192
-    assert trained.step_gib(2 * step.micro_batch, accumulates=True, is_recomputed=False) > 0.92 * 192
-    assert not step.is_recomputed
+    assert (16 % step.micro_batch, step.is_recomputed) == (0, False)
+    assert step.gib <= 0.92 * 192 < trained.step_gib(2 * step.micro_batch, accumulates=True, is_recomputed=False)
     assert trained.fitting_step(10, 16, 1) is None
 
 
@@ -196,7 +179,6 @@ def test_moments_are_sharded_where_nothing_else_fits() -> None:
     trained = TrainedModel(model_fields("mamba2-1.3b-implicit", "test"), FREE, 2048, "bf16")
     alone = trained.step_gib(1, accumulates=True, is_recomputed=True)
     step = trained.fitting_step(alone - 5, 4, 8)
-    assert step is not None
     assert step.label == "1 rs"
     assert step.gib == pytest.approx(alone - flops.num_parameters(trained.model) * 8 * 7 / 8 / 2**30)
     assert trained.fitting_step(alone - 5, 4, 1) is None
@@ -210,13 +192,9 @@ def test_a_pretrained_model_has_tokens_but_no_price(tiny: ExperimentFile) -> Non
 
 
 def test_the_peaks_are_those_of_the_utilisation_that_training_reports() -> None:
-    from implicit_llm.training.operations.speed import peak_flops
-
     for card in HARDWARE.cards.values():
-        for precision in ("fp32", "fp16", "bf16"):
-            expected = card.peak_tflops.get(precision)
-            found = peak_flops(card.name, precision)
-            assert found == (None if expected is None else pytest.approx(expected * 1e12)), card.name
+        known = {precision: peak_flops(card.name, precision) for precision in ("fp32", "fp16", "bf16")}
+        assert {name: peak / 1e12 for name, peak in known.items() if peak} == pytest.approx(card.peak_tflops), card.name
 
 
 def test_a_misspelt_fact_is_named(tmp_path: Path) -> None:
@@ -224,3 +202,28 @@ def test_a_misspelt_fact_is_named(tmp_path: Path) -> None:
     file.write_text(HARDWARE_FILE.read_text().replace("memory_gib: 32", "memory_gb: 32", 1))
     with pytest.raises(ConfigError, match=r"cards\.v100: unknown key 'memory_gb'; did you mean 'memory_gib'"):
         read_hardware(file)
+
+
+def test_the_command_prints_a_table_and_the_same_as_json(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    out = output(capsys, "estimate", *where(tiny))
+    assert "≤36.0" in out
+    assert "GPU-hours" in out
+    values = json.loads(output(capsys, "estimate", *where(tiny), "--json", "--hardware", "h200"))
+    jobs = {job["key"]: job for job in values["training"]}
+    assert list(jobs) == [key for key, node in tiny.plan().nodes.items() if node.stage == "train"]
+    assert {job["card"] for job in jobs.values()} == {"h200"}
+    assert values["totals"]["flops"] == pytest.approx(sum(job["work"]["flops"] for job in jobs.values()))
+
+
+@pytest.mark.parametrize("config", ["paper", "pretrain-130m", "h200", "miniature", "demo"])
+def test_every_job_of_the_shipped_experiments_is_counted_and_fits_its_card(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str
+) -> None:
+    values = json.loads(output(capsys, "estimate", "--config", config, "--results", str(tmp_path), "--json"))
+    assert values["training"]
+    for job in values["training"]:
+        assert job["work"]["flops"] > 0
+        assert job["step"] is not None
+        assert job["cost"]["hours"] is not None or config != "paper"

@@ -9,20 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.experiment_files.config_files import experiment_path
-from implicit_llm_workflow.experiment_files.experiment import load_experiment
+from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.planning.plan import Plan
 from tests.pages import ROOT
-from tests.unit.workflow.console_calls import run
+from tests.unit.workflow.console_calls import output
 
 PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(\w+)` \|.*\| ([^|]*\d[^|]*) \|$", re.MULTILINE)  # those that name hours
 HOURS = re.compile(r"([\d,]+) (V100|MI300X)")
-
-
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    return Plan(load_experiment(experiment_path("paper")), tmp_path_factory.mktemp("results"))
 
 
 def hours_in(text: str) -> dict[str, int]:
@@ -33,11 +27,10 @@ def training_behind(plan: Plan, key: str) -> set[str]:
     return {key}.union(*(training_behind(plan, upstream) for upstream in plan.nodes[key].upstream.values()))
 
 
-def test_hours_of_training_are_those_of_the_estimate(
-    plan: Plan, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    _, out, _ = run(capsys, "estimate", "--config", "paper", "--results", str(tmp_path), "--json")
-    jobs = {job["key"]: job for job in json.loads(out)["training"]}
+def test_hours_of_training_are_those_of_the_estimate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    values = json.loads(output(capsys, "estimate", "--config", "paper", "--results", str(tmp_path), "--json"))
+    jobs = {job["key"]: job for job in values["training"]}
+    plan = make_plan("paper", tmp_path)
 
     def hours_of(keys: set[str]) -> dict[str, float]:
         hours: Counter[str] = Counter()

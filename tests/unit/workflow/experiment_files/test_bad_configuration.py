@@ -112,31 +112,87 @@ CASES = [
         "mode name 'blockwise' is taken",
     ),
 ]
+LANGUAGE_CASES = [
+    ("kind: catbabi", "kind: catbab", "data.babi.kind: there is no 'catbab'; did you mean 'catbabi'?"),
+    ("vocab_size: 192", "vocab_sise: 192", "data.babi: unknown key 'vocab_sise'; did you mean 'vocab_size'?"),
+    ("vocab_size: 512", "vocab_size: 70000", "data.text.vocab_size: 70000 is not allowed; give an integer"),
+    ("source: simulated", "source: simulation", "data.babi.text.source: the text 'simulation' is not one of simulated"),
+    ("source: simulated", "source: archive", "data.babi.text: unknown key 'families'"),
+    ("families: [2, 1]", "families: [21]", "data.babi.text.families[0]: 21 is not allowed"),
+    ("length: 200", "length: 200\n    collection: en-valid", "data.babi.collection: a text of source simulated has no"),
+    ("length: 200", "length: 200\n    mode: ra", "data.babi.mode: the text 'ra' is not one of qa"),
+    ("{source: python_library}", "{source: hub}", "data.text.corpus: the key 'dataset' is missing; add it"),
+    ("{source: python_library}", "{source: files, files: []}", "data.text.corpus.files: [] is not allowed"),
+    (
+        "{source: trained}",
+        "{source: file, file: t, sha256: 12}",
+        "data.text.tokenizer.sha256: expected a sha256 in",
+    ),
+    (
+        "{source: trained}",
+        "{source: train}",
+        "data.text.tokenizer.source: the text 'train' is not one of file, hub, trained",
+    ),
+    ("num_shards: 3", "num_shards: 0", "data.text.num_shards: 0 is not allowed; give an integer from 1 to 100000"),
+    ("task: catbabi", "task: language-model", "runs.babi.task: is for language_model data, data set 'babi' is catbabi"),
+    (
+        "{total_steps: 1000}",
+        "{labels: aligned, total_steps: 1000}",
+        "labels: kind language_model has labels 'next_token'",
+    ),
+    (
+        "[windowed, carried]",
+        "[windowed, carry]",
+        "evaluations.questions.protocols[1]: the text 'carry' is not one of windowed",
+    ),
+    ("kind: duality", "kind: perplexity", "evaluations.agreement.trace_tokens: belongs to kind duality"),
+    ("kind: perplexity", "kind: word_problem", "evaluations.perplexity.max_tokens: belongs to kind perplexity"),
+    (
+        "kind: catbabi\n    protocols: [windowed, carried]\n    modes",
+        "kind: word_problem\n    modes",
+        "evaluations.questions.kind: no run has word_problem",
+    ),
+    ("hidden_size: 64", "hidden_size: 72", "runs.trunk.model.head_dim: 64 does not divide expand * hidden_size = 144"),
+    (
+        "  flat:\n    data: text\n    model: llama3-130m-explicit\n    task: language-model\n    curriculum: explicit\n"
+        "    override:\n",
+        "  flat:\n    data: text\n    model: llama3-130m-explicit\n    task: language-model\n    curriculum: explicit\n"
+        "    override:\n      model: {hidden_size: 60}\n",
+        "runs.flat.model.num_attention_heads: 12 does not divide hidden_size 60 into heads of even width",
+    ),
+]
+
+
+def check_refusal(experiment: ExperimentFile, message: str) -> None:
+    """It names file and key in one line."""
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        experiment.load()
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{experiment.path.name}: ") or str(experiment.path) in str(caught.value)
+    assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize(("old", "new", "message"), CASES, ids=[case[1] for case in CASES])
 def test_a_mistake_is_named_in_one_line_with_its_file_and_key(
     tiny: ExperimentFile, old: str, new: str, message: str
 ) -> None:
-    tiny.edit(old, new)
-    with pytest.raises(UserError, match=re.escape(message)) as caught:
-        tiny.load()
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("tiny.yaml: ") or str(tiny.path) in str(caught.value)
-    assert caught.value.exit_code == 2
+    check_refusal(tiny.edit(old, new), message)
+
+
+@pytest.mark.parametrize(("old", "new", "message"), LANGUAGE_CASES, ids=[case[2] for case in LANGUAGE_CASES])
+def test_a_mistake_about_language_models_is_named_so_too(
+    language: ExperimentFile, old: str, new: str, message: str
+) -> None:
+    check_refusal(language.edit(old, new), message)
 
 
 def test_a_broken_file_beside_the_experiment_is_named(tiny: ExperimentFile) -> None:
-    path = tiny.path.parent / "tasks" / "word-problem.yaml"
-    path.parent.mkdir()
-    path.write_text("kind: word_problem\nlabels: shifted\n")
-    with pytest.raises(ConfigError, match=rf"{path.name}: labels: the text 'shifted' is not one of aligned"):
+    tiny.beside("tasks/word-problem.yaml", "kind: word_problem\nlabels: shifted\n")
+    with pytest.raises(ConfigError, match=r"word-problem.yaml: labels: the text 'shifted' is not one of aligned"):
         tiny.load()
 
 
 def test_an_unknown_library_configuration_is_named(tiny: ExperimentFile) -> None:
-    path = tiny.path.parent / "models" / "mamba2-implicit.yaml"
-    path.parent.mkdir()
-    path.write_text("config: mamba2-state-tracking-implicid\n")
+    tiny.beside("models/mamba2-implicit.yaml", "config: mamba2-state-tracking-implicid\n")
     with pytest.raises(ConfigError, match="did you mean 'mamba2-state-tracking-implicit'"):
         tiny.load()

@@ -10,8 +10,7 @@ import pytest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
 from implicit_llm_workflow.planning.graph import build_graph
-from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.tiny_jobs import finish, keys
+from tests.unit.workflow.experiments import ExperimentFile, finish, keys
 
 
 def phases(*items: dict[str, Any], total_steps: int = 1000) -> dict[str, Phase]:
@@ -20,36 +19,37 @@ def phases(*items: dict[str, Any], total_steps: int = 1000) -> dict[str, Phase]:
     return {phase.name: phase for phase in build_phases(named, total_steps, "x.yaml: curriculum")}
 
 
-def spans(found: dict[str, Phase]) -> dict[str, tuple[int, int, int]]:
-    return {name: (phase.index, phase.start_step, phase.end_step) for name, phase in found.items()}
-
-
-def test_phases_without_after_follow_each_other() -> None:
-    found = phases({"steps": 100}, {"steps": 0.2}, {"steps": "rest"})
-    assert spans(found) == {"a": (0, 0, 100), "b": (1, 100, 300), "c": (2, 300, 1000)}
-    assert [phase.after for phase in found.values()] == [None, "a", "b"]
-
-
-def test_branches_leave_the_trunk_where_it_is_kept() -> None:
-    found = phases(
-        {"steps": "rest", "keep": [0.9, 0.7]},
-        {"after": "a", "start": 0.7, "steps": "rest"},
-        {"after": "a", "start": 900, "steps": "rest"},
-    )
-    assert spans(found) == {"a": (0, 0, 1000), "b": (1, 700, 1000), "c": (1, 900, 1000)}
-    assert found["a"].keep == (700, 900)
-
-
-def test_a_branch_may_start_at_the_end_and_have_phases_of_its_own() -> None:
-    found = phases({"steps": 0.5}, {"steps": "rest"}, {"after": "a", "steps": 100}, {"steps": "rest"})
-    assert spans(found) == {"a": (0, 0, 500), "b": (1, 500, 1000), "c": (1, 500, 600), "d": (2, 600, 1000)}
+@pytest.mark.parametrize(
+    ("items", "found"),
+    [
+        (
+            [{"steps": 100}, {"steps": 0.2}, {"steps": "rest"}],
+            {"a": (0, 0, 100, None), "b": (1, 100, 300, "a"), "c": (2, 300, 1000, "b")},
+        ),
+        (
+            [
+                {"steps": "rest", "keep": [0.9, 0.7]},
+                {"after": "a", "start": 0.7, "steps": "rest"},
+                {"after": "a", "start": 900, "steps": "rest"},
+            ],
+            {"a": (0, 0, 1000, None), "b": (1, 700, 1000, "a"), "c": (1, 900, 1000, "a")},
+        ),
+        (
+            [{"steps": 0.5}, {"steps": "rest"}, {"after": "a", "steps": 100}, {"steps": "rest"}],
+            {"a": (0, 0, 500, None), "b": (1, 500, 1000, "a"), "c": (1, 500, 600, "a"), "d": (2, 600, 1000, "c")},
+        ),
+    ],
+    ids=["one after the other", "branches from kept steps", "a branch from the end, with phases of its own"],
+)
+def test_phases_follow_each_other_or_leave_the_one_they_name(items: list[dict[str, Any]], found: object) -> None:
+    made = phases(*items)
+    assert {name: (it.index, it.start_step, it.end_step, it.after) for name, it in made.items()} == found
+    assert made["a"].keep == ((700, 900) if "keep" in items[0] else ())
 
 
 def test_the_steps_of_the_published_schedule_are_rounded_alike() -> None:
-    trunk = {"steps": "rest", "keep": [0.7, 0.8, 0.9]}
-    found = phases(
-        trunk, *({"after": "a", "start": share, "steps": "rest"} for share in (0.7, 0.8, 0.9)), total_steps=197_411
-    )
+    branches = [{"after": "a", "start": share, "steps": "rest"} for share in (0.7, 0.8, 0.9)]
+    found = phases({"steps": "rest", "keep": [0.7, 0.8, 0.9]}, *branches, total_steps=197_411)
     assert [found[name].start_step for name in "bcd"] == [138_188, 157_929, 177_670]
 
 
@@ -114,24 +114,18 @@ def test_every_branch_is_trained_from_the_trunk_and_evaluated(language: Experime
 def test_a_change_of_a_free_phase_leaves_the_trunk_and_other_branches(language: ExperimentFile) -> None:
     finish(language.plan())
     language.edit("solver: {tol: 0.04}", "solver: {tol: 0.04, max_iter: 23}")
-    branch = {f"{stage}/trunk-s{seed}/free-70" for stage in ("train",) for seed in (0, 1)}
-    assert keys(language.plan(), "stale") == {
-        *branch,
-        *(f"evaluate/trunk-s{s}/free-70/perplexity" for s in (0, 1)),
-        "report",
-    }
+    branches = {f"train/trunk-s{seed}/free-70" for seed in (0, 1)}
+    evaluations = {f"evaluate/trunk-s{seed}/free-70/perplexity" for seed in (0, 1)}
+    assert keys(language.plan(), "stale") == {*branches, *evaluations, "report"}
 
 
 def test_another_branch_at_a_kept_step_makes_nothing_stale_but_the_report(language: ExperimentFile) -> None:
-    folder = language.path.parent / "curricula"
-    folder.mkdir()
     solver = "{mode: fixed_point, max_iter: 4, phantom_steps: 1}"
     one = (
         f"phases:\n- {{name: bounded, steps: rest, keep: [0.7, 0.8], solver: {solver}}}\n"
         f"- {{name: free-70, after: bounded, start: 0.7, steps: rest, solver: {solver}}}\n"
     )
-    path = folder / "bounded-then-free-branches.yaml"
-    path.write_text(one)
+    path = language.beside("curricula/bounded-then-free-branches.yaml", one)
     finish(language.plan())
     path.write_text(one + f"- {{name: free-80, after: bounded, start: 0.8, steps: rest, solver: {solver}}}\n")
     plan = language.plan()

@@ -7,7 +7,7 @@ import pytest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_report.registry import registry
 from implicit_llm_workflow.experiment_files.config_files import experiment_path
-from implicit_llm_workflow.experiment_files.experiment import Experiment, load_experiment
+from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 from implicit_llm_workflow.results.explain import upstream_closure
@@ -29,12 +29,7 @@ excerpts:
 
 @pytest.fixture
 def shown(tiny: ExperimentFile) -> ExperimentFile:
-    tiny.path.write_text(tiny.path.read_text() + EXCERPTS)
-    return tiny
-
-
-def load(name: str) -> Experiment:
-    return load_experiment(experiment_path(name))
+    return tiny.add(EXCERPTS)
 
 
 def test_an_excerpt_needs_the_evaluations_that_it_shows_and_their_models(shown: ExperimentFile) -> None:
@@ -77,19 +72,17 @@ def test_an_excerpt_of_what_there_is_not_is_refused(shown: ExperimentFile, old: 
 
 @pytest.mark.parametrize("name", ["paper", "miniature"])
 def test_the_paper_and_the_miniature_have_every_figure_and_table(name: str) -> None:
-    experiment = load(name)
+    experiment = load_experiment(experiment_path(name))
     assert report_figures(experiment) == list(registry().figures)
     assert report_tables(experiment) == list(registry().tables)
 
 
-def test_the_miniature_has_the_excerpts_of_the_paper_and_the_other_scales_have_no_others() -> None:
-    names = list(load("paper").excerpts)
-    assert list(load("miniature").excerpts) == names
-    for name in ("demo", "h200"):
-        assert set(load(name).excerpts) <= set(names)
-
-
-def test_the_page_of_excerpts_has_a_row_for_each() -> None:
+def test_the_page_and_the_miniature_have_the_excerpts_of_the_paper_and_the_other_scales_have_no_others() -> None:
+    paper, miniature, *others = (
+        load_experiment(experiment_path(name)).excerpts.keys() for name in ("paper", "miniature", "demo", "h200")
+    )
     page = (Path(__file__).parents[4] / "docs" / "paper.md").read_text()
-    for name in load("paper").excerpts:
-        assert f"| `{name}` |" in page, name
+    assert [name for name in paper if f"| `{name}` |" not in page] == []
+    assert list(miniature) == list(paper)
+    for other in others:
+        assert other <= paper

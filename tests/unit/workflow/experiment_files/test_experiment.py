@@ -7,16 +7,15 @@ import pytest
 
 from implicit_llm_contracts.config.tasks import group_order
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_data.groups import load_group
 from implicit_llm_workflow.experiment_files.config_files import experiment_path
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.models import override_fields
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 from tests.unit.workflow.experiments import ExperimentFile
 
-EXPERIMENTS = sorted(CONFIG_DIR.glob("*.yaml"))
 
-
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_experiment_of_the_project_is_valid_and_named_like_its_file(path: Path) -> None:
     assert load_experiment(path).name == path.stem
 
@@ -29,13 +28,11 @@ def test_an_override_of_a_run_wins_over_that_of_all_runs(tiny: ExperimentFile) -
 
 
 def test_a_model_file_can_hold_the_fields_of_any_model_and_the_package_that_knows_it(tiny: ExperimentFile) -> None:
-    models = tiny.path.parent / "models"
-    models.mkdir()
-    (models / "other.yaml").write_text("config: {model_type: other, width: 8}\npackage: other.models\n")
+    tiny.beside("models/other.yaml", "config: {model_type: other, width: 8}\npackage: other.models\n")
     tiny.edit("model: mamba2-explicit", "model: other\n    override: {model: {width: 16}}")
     fields = {"model_type": "other", "width": 16, "package": "other.models", "vocab_size": 6}
     assert tiny.load().runs["explicit"].model == fields
-    (models / "other.yaml").write_text("config: {model_type: other}\npackage: 'other; rm'\n")
+    tiny.beside("models/other.yaml", "config: {model_type: other}\npackage: 'other; rm'\n")
     with pytest.raises(ConfigError, match=r"package: .*name of a Python package"):
         tiny.load()
 
@@ -52,9 +49,7 @@ def test_a_solver_of_another_mode_replaces_the_one_of_the_curriculum(tiny: Exper
 
 
 def test_a_file_beside_the_experiment_wins_over_that_of_the_project(tiny: ExperimentFile) -> None:
-    folder = tiny.path.parent / "curricula"
-    folder.mkdir()
-    (folder / "explicit.yaml").write_text("phases: [{name: all, steps: rest, solver: null}]\n")
+    tiny.beside("curricula/explicit.yaml", "phases: [{name: all, steps: rest, solver: null}]\n")
     assert [phase.name for phase in tiny.load().runs["explicit"].phases] == ["all"]
 
 
@@ -72,6 +67,4 @@ def test_whole_numbers_and_floats_of_a_model_are_one_identity() -> None:
 
 @pytest.mark.parametrize("group", ["S1", "S2", "S3", "S5", "A1", "A2", "A3", "A4", "A5", "Z1", "Z60"])
 def test_groups_have_as_many_elements_as_their_tables(group: str) -> None:
-    from implicit_llm_data.groups import load_group
-
     assert group_order(group) == load_group(group).order

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.evaluations import SUITES_FILE, TASK_FOLDERS
+from implicit_llm_workflow.experiment_files.evaluations import TASK_FOLDERS
 from implicit_llm_workflow.node import Node
-from tests.unit.workflow.console_calls import run
+from tests.unit.workflow.console_calls import output, run
 from tests.unit.workflow.experiments import ExperimentFile
 
 MODES = "modes: [{name: blockwise, eval_mode: blockwise}]"
@@ -31,25 +31,21 @@ def test_a_suite_stands_for_its_tasks_and_every_language_model_is_asked_with_its
     for node in nodes:
         assert node.config["tasks"][:2] == ["lambada_openai", "hellaswag"]
         assert (len(node.config["tasks"]), node.config["limit"]) == (7, 100)
-        assert set(node.upstream) == {"model", "tokenizer"}
-        assert node.upstream["tokenizer"] == "data/text-tokenizer"
+        assert node.upstream == {"model": node.upstream["model"], "tokenizer": "data/text-tokenizer"}
 
 
 def test_other_content_of_a_task_folder_is_another_identity(language: ExperimentFile, tmp_path: Path) -> None:
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    (folder / "mine.yaml").write_text("task: mine\n")
-    experiment = with_downstream(language, f"tasks: [mine], task_path: {folder}")
+    language.beside("tasks/mine.yaml", "task: mine\n")
+    experiment = with_downstream(language, f"tasks: [mine], task_path: {tmp_path}/tasks")
 
     def fingerprints() -> set[str]:
         plan = experiment.plan()
         return {plan.identities[node.key].fingerprint for node in downstream_nodes(experiment)}
 
     first = fingerprints()
-    (folder / "__pycache__").mkdir()
-    (folder / "__pycache__" / "x.pyc").write_text("")
+    language.beside("tasks/__pycache__/x.pyc", "")
     assert fingerprints() == first
-    (folder / "mine.yaml").write_text("task: mine # changed\n")
+    language.beside("tasks/mine.yaml", "task: mine # changed\n")
     assert not fingerprints() & first
 
 
@@ -59,7 +55,6 @@ def test_the_local_tasks_are_found_by_name(language: ExperimentFile) -> None:
         path.name for path in (TASK_FOLDERS / "local").iterdir() if path.is_file()
     }
     assert node.config["tasks"] == ["local_last_word", "local_continuation", "local_cloze"]
-    assert SUITES_FILE.is_file()
 
 
 @pytest.mark.parametrize(
@@ -87,8 +82,8 @@ def test_all_arguments_go_to_the_harness_in_their_order(
 ) -> None:
     given: list[list[str]] = []
     monkeypatch.setattr("implicit_llm.evaluation.lm_eval_harness.command_line.main", lambda words: given.append(words))
-    words = ["--model", "hf", "-t", "piqa", "--model_args", "pretrained=x,eval_tol=0.1", "--limit=2", "--help"]
-    assert run(capsys, "evaluate", "harness", *words)[0] == 0
-    assert run(capsys, "evaluate", "harness", "run", "--help")[0] == 0
-    assert run(capsys, "evaluate", "harness", "ls", "tasks", "--include_path", "there")[0] == 0
-    assert given == [words, ["run", "--help"], ["ls", "tasks", "--include_path", "there"]]
+    options = ["--model", "hf", "-t", "piqa", "--model_args", "pretrained=x,eval_tol=0.1", "--limit=2", "--help"]
+    calls = [options, ["run", "--help"], ["ls", "tasks", "--include_path", "there"]]
+    for words in calls:
+        output(capsys, "evaluate", "harness", *words)
+    assert given == calls

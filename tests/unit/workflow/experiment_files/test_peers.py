@@ -12,22 +12,15 @@ from implicit_llm_workflow.file_digests import FileDigests, safe_digests
 from implicit_llm_workflow.planning.report_outputs import report_tables
 from implicit_llm_workflow.prefetching.needs import HubCheckpoint, needs_of
 from implicit_llm_workflow.results.missing import find_missing
-from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.tiny_jobs import finish
+from tests.unit.workflow.experiments import ExperimentFile, finish
+from tests.unit.workflow.run_dirs import event, write_journal
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PEER = "\npeers:\n  other: {data: text, checkpoint: {hub: owner/other, revision: null}}\n"
 
 
-def with_peer(file: ExperimentFile, text: str = PEER) -> ExperimentFile:
-    file.path.write_text(file.path.read_text() + text)
-    return file
-
-
 def test_a_peer_is_imported_once_and_evaluated_like_a_run(language: ExperimentFile) -> None:
-    plan = with_peer(language).plan()
-    node = plan.nodes["checkpoint/other"]
-    assert node.config == {"hub": "owner/other", "revision": None, "sha256": {}}
+    plan = language.add(PEER).plan()
+    assert plan.nodes["checkpoint/other"].config == {"hub": "owner/other", "revision": None, "sha256": {}}
     mine = plan.nodes["evaluate/other/checkpoint/perplexity"]
     assert mine.config == plan.nodes["evaluate/flat-s0/explicit/perplexity"].config
     assert mine.upstream == {"model": "checkpoint/other", "text-test": "data/text-test"}
@@ -55,7 +48,7 @@ def test_other_content_in_the_same_folder_is_another_model(tmp_path: Path) -> No
 
 
 def test_what_a_peer_of_the_hub_needs_is_prefetched(language: ExperimentFile) -> None:
-    needs = needs_of(with_peer(language).plan())
+    needs = needs_of(language.add(PEER).plan())
     assert HubCheckpoint("other", HubFiles("model", "owner/other", None), is_vouched=False) in needs
 
 
@@ -76,21 +69,16 @@ def test_what_a_peer_of_the_hub_needs_is_prefetched(language: ExperimentFile) ->
 def test_a_peer_that_comes_to_nothing_is_refused(language: ExperimentFile, text: str, named: str) -> None:
     name = "flat-s0" if "trained" in named else "other"
     with pytest.raises(ConfigError, match=f"peers.{name}.*{named}"):
-        with_peer(language, f"\npeers:\n  {name}: {text}\n").load()
+        language.add(f"\npeers:\n  {name}: {text}\n").load()
 
 
 def test_missing_results_say_what_is_in_the_way_and_what_makes_them(language: ExperimentFile) -> None:
-    plan = with_peer(language).plan()
+    plan = language.add(PEER).plan()
     finish(plan)
     for key in ("checkpoint/other", "evaluate/other/checkpoint/perplexity", "train/flat-s0/explicit"):
         (plan.run_dir(plan.nodes[key]) / "manifest.json").unlink()
-    failed = (
-        plan.run_dir(plan.nodes["checkpoint/other"]) / "work" / plan.identities["checkpoint/other"].fingerprint[:16]
-    )
-    failed.mkdir(parents=True)
-    begin = '{"kind": "event", "time": "2026-01-01T00:00:00+00:00", "name": '
-    events = [f'{begin}"stage_started"}}', f'{begin}"stage_failed", "error": "CheckpointError: no such"}}']
-    (failed / "journal.jsonl").write_text("\n".join([*events, '{"torn']))
+    failed = event("stage_failed", error="CheckpointError: no such")
+    write_journal(plan, "checkpoint/other", event("stage_started"), failed, torn='{"torn')
     missing = {item.job: item for item in find_missing(plan, plan.nodes["report"])}
     assert set(missing) == {"train/flat-s0/explicit", "checkpoint/other", "evaluate/other/checkpoint/perplexity"}
     imported, evaluated = missing["checkpoint/other"], missing["evaluate/other/checkpoint/perplexity"]

@@ -49,7 +49,6 @@ def test_of_many_ends_the_one_that_is_the_reason_counts(
 def test_slurm_is_taken_at_its_word() -> None:
     given = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "5", "SLURM_JOB_CPUS_PER_NODE": "32(x4),24"}
     found = Allocation.current(given)
-    assert found is not None
     assert (found.num_nodes, found.cpus_per_node) == (5, 24)
     assert Allocation.current({"HOME": "/root"}) is None
 
@@ -71,9 +70,8 @@ def test_srun_starts_one_agent_on_each_node_beside_the_step_it_is_called_in(
 ) -> None:
     job = agents.NodeJob(tmp_path, 0, 2, 8, ("-m", "module", "--option"), "n1:29500", threads=2)
     words = launch._srun(job, cpus=16)
-    for word in ("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1"):
-        assert word in words
-    assert "--cpus-per-task=16" in words  # all of a node, which its processes share
+    all_cpus = "--cpus-per-task=16"  # of a node, which its processes share
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", all_cpus} <= {*words}
     assert words[-2] == "node"
     assert agents.NodeJob.of_json(words[-1], node=1) == replace(job, node=1)
 
@@ -103,11 +101,10 @@ def test_a_process_is_told_when_it_is_ready_however_early_the_signal_came() -> N
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR2)
         process = subprocess.Popen([sys.executable, "-c", CATCHES], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
         told: list[int] = []
 
         def tell() -> None:
-            if not told and process.stdout is not None and process.stdout.readline():
+            if not told and process.stdout.readline():
                 told.append(process.pid)
                 process.send_signal(signal.SIGUSR2)
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from implicit_llm_workflow.file_digests import Remembered
+from implicit_llm_workflow.planning import code_digest as digests
+from implicit_llm_workflow.planning import project_sources
 from implicit_llm_workflow.planning.code_digest import (
+    JobCode,
     code_digest,
     job_code,
     job_sources,
     reached_sources,
     resource_digests,
 )
-from implicit_llm_workflow.planning.project_sources import Project, SourceError
+from implicit_llm_workflow.planning.project_sources import Project, Source, SourceError
 from implicit_llm_workflow.project_dirs import REPORT
 
 FILES = {
@@ -59,14 +62,12 @@ def library(tmp_path: Path) -> Path:
     return tmp_path / "library"
 
 
-@pytest.fixture
-def digest(library: Path) -> Callable[[str], str]:
-    return lambda stage: code_digest(f"library.{stage}.stage", Project({"library": library}), ["library.runs"])
-
-
-def reached(library: Path, stage: str) -> set[str]:
-    sources = reached_sources(f"library.{stage}.stage", Project({"library": library}), ["library.runs"])
-    return {name.removeprefix("library.") for name in sources}
+def digest(library: Path, stage: str = "data", kept: Path | None = None) -> str:
+    """As a new process computes it, with what an earlier one left in `kept`."""
+    cache = Remembered(kept)
+    found = code_digest(f"library.{stage}.stage", Project({"library": library}, cache), ["library.runs"])
+    cache.save()
+    return found
 
 
 EVERYTHING = {"models.preset", "models.block", "solver.fixed_point", "solver.config"}
@@ -82,7 +83,8 @@ EVERYTHING = {"models.preset", "models.block", "solver.fixed_point", "solver.con
     ],
 )
 def test_imports_are_followed_to_the_modules_that_count(library: Path, stage: str, modules: set[str]) -> None:
-    assert reached(library, stage) == {f"{stage}.stage", *modules}
+    sources = reached_sources(f"library.{stage}.stage", Project({"library": library}), ["library.runs"])
+    assert {name.removeprefix("library.") for name in sources} == {f"{stage}.stage", *modules}
 
 
 SOLVER = "solver/fixed_point.py"
@@ -102,18 +104,18 @@ SOLVER = "solver/fixed_point.py"
     ],
 )
 def test_code_counts_for_the_stages_that_reach_it_and_layout_for_none(
-    library: Path, digest: Callable[[str], str], file: str, text: str, stages: set[str]
+    library: Path, file: str, text: str, stages: set[str]
 ) -> None:
-    before = {stage: digest(stage) for stage in ("data", "train", "score", "report")}
+    before = {stage: digest(library, stage) for stage in ("data", "train", "score", "report")}
     (library / file).write_text(text)
-    assert {stage for stage, old in before.items() if digest(stage) != old} == stages
+    assert {stage for stage, old in before.items() if digest(library, stage) != old} == stages
 
 
-def test_a_renamed_module_counts(library: Path, digest: Callable[[str], str]) -> None:
-    before = digest("data")
+def test_a_renamed_module_counts(library: Path) -> None:
+    before = digest(library)
     (library / "data" / "groups.py").rename(library / "data" / "tables.py")
     (library / "data" / "stage.py").write_text(FILES["data/stage.py"].replace("data.groups", "data.tables"))
-    assert digest("data") != before
+    assert digest(library) != before
 
 
 def test_claims_and_captions_count_for_the_report_alone() -> None:
@@ -123,9 +125,50 @@ def test_claims_and_captions_count_for_the_report_alone() -> None:
     assert not any(name.startswith(REPORT) for name in (*data, *resource_digests(data.values())))
 
 
-def test_a_syntax_error_is_named_with_its_line(library: Path, digest: Callable[[str], str]) -> None:
+def test_a_syntax_error_is_named_with_its_line(library: Path) -> None:
     (library / "data" / "groups.py").write_text("x = 1\ndef broken(:\n")
     with pytest.raises(SourceError, match=r"groups\.py:2: is not valid Python"):
-        digest("data")
+        digest(library)
     with pytest.raises(SourceError, match=r"no module library\.nothing\.stage"):
-        digest("nothing")
+        digest(library, "nothing")
+
+
+def test_an_unchanged_file_is_parsed_once(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = digest(library, kept=tmp_path / "kept")
+    assert first == digest(library)
+    parsed: list[str] = []
+    tree = Source.tree.func
+    monkeypatch.setattr(Source, "tree", property(lambda source: parsed.append(source.module) or tree(source)))
+    assert digest(library, kept=tmp_path / "kept") == first
+    assert parsed == []
+    (library / "other.py").write_text("a = 1\n")
+    (library / "data" / "groups.py").write_text("import library.other\n")
+    changed = digest(library, kept=tmp_path / "kept")
+    assert changed != first
+    assert set(parsed) == {"library.data.groups", "library.other"}
+    assert changed == digest(library)
+
+
+def test_what_was_found_for_a_job_is_kept_for_the_next_process(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = Project({"library": library}, Remembered(tmp_path / "kept"))
+    monkeypatch.setattr(digests, "_library", lambda: project)
+    digests.job_digest.__wrapped__(JobCode("library.data.stage"))
+    assert "library.data.groups" in (tmp_path / "kept").read_text()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"library.data.groups False digest": "x"}'])
+def test_a_damaged_file_of_kept_digests_is_made_again(library: Path, tmp_path: Path, text: str) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text(text)
+    assert digest(library, kept=kept) == digest(library)
+    assert kept.read_text() != text
+
+
+def test_what_other_code_found_does_not_count(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = digest(library, kept=tmp_path / "kept")
+    monkeypatch.setattr(digests, "tree_text", lambda tree: "something else")
+    assert digest(library, kept=tmp_path / "kept") == first
+    monkeypatch.setattr(project_sources, "_finders", lambda: b"of other code")
+    assert digest(library, kept=tmp_path / "kept") != first

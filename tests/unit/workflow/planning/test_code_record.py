@@ -78,13 +78,10 @@ def test_new_and_gone_files_are_told() -> None:
 
 
 def test_the_record_of_a_stage_gives_its_digest_and_comes_back(tmp_path: Path) -> None:
-    codes = (TRAINING, DATA)
-    record_code(tmp_path, codes, job_digest)
-    for code in codes:
+    record_code(tmp_path, [TRAINING, DATA], job_digest)
+    for code in (TRAINING, DATA):
         record = read_code_record(tmp_path, job_digest(code))
-        assert record == code_now(code)
-        assert record is not None
-        assert record.digest == job_digest(code)
+        assert (record, record.digest) == (code_now(code), job_digest(code))
     assert read_code_record(tmp_path, "0" * 64) is None
 
 
@@ -92,8 +89,7 @@ def test_a_record_of_other_code_than_its_name_says_is_none(tmp_path: Path) -> No
     digest = job_digest(DATA)
     record_code(tmp_path, [DATA], job_digest)
     path = record_path(tmp_path, digest)
-    path.write_text(path.read_text().replace('"files": {', '"files": {"other": "0",'))
-    assert read_code_record(tmp_path, digest) is None
-    for text in ("", "[]", "null", "{}"):
+    other = path.read_text().replace('"files": {', '"files": {"other": "0",')
+    for text in (other, "", "[]", "null", "{}"):
         path.write_text(text)
         assert read_code_record(tmp_path, digest) is None

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_workflow.planning.plan import UnknownTarget
-from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.tiny_jobs import ALL, EVALUATIONS, EXPLICIT, FREE, TEST_SETS, UNROLLED, finish, keys
-
-
-@pytest.fixture
-def finished(tiny: ExperimentFile) -> ExperimentFile:
-    finish(tiny.plan())
-    return tiny
+from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
+from tests.unit.workflow.experiments import (
+    ALL,
+    EVALUATIONS,
+    EXPLICIT,
+    FREE,
+    TEST_SETS,
+    UNROLLED,
+    ExperimentFile,
+    finish,
+    keys,
+)
 
 
 def test_everything_is_missing_at_first_and_fresh_in_the_end(tiny: ExperimentFile) -> None:
@@ -53,8 +56,7 @@ def test_a_renamed_run_keeps_the_results_whose_folders_were_moved(finished: Expe
     for stage in ("train", "evaluate"):
         (root / stage / "explicit-s0").rename(root / stage / "baseline-s0")
     plan = finished.edit("  explicit:\n    data", "  baseline:\n    data").plan()
-    assert keys(plan, "missing") == set()
-    assert keys(plan, "stale") == {"report"}
+    assert (keys(plan, "missing"), keys(plan, "stale")) == (set(), {"report"})
 
 
 @pytest.mark.parametrize(
@@ -114,8 +116,7 @@ def test_a_missing_result_makes_nothing_else_stale_and_becomes_a_target(finished
 @pytest.mark.parametrize(
     "target", ["data/s3-train", "{root}/data/s3-train", "{root}/data/s3-train/", "{root}/data/s3-train/manifest.json"]
 )
-def test_a_job_is_found_by_key_folder_and_manifest(tiny: ExperimentFile, target: str) -> None:
-    plan = tiny.plan()
+def test_a_job_is_found_by_key_folder_and_manifest(plan: Plan, target: str) -> None:
     assert plan.find(target.format(root=plan.root.as_posix())).key == "data/s3-train"
     with pytest.raises(UnknownTarget, match=r"no such job; `implicit-llm status --jobs --config \S+` lists them$"):
         plan.find("q")
@@ -132,10 +133,9 @@ def test_jobs_of_equal_identity_and_different_name_have_identity_files_of_their_
     assert names == ["explicit-s0/explicit", "twin-s0/explicit"]
 
 
-def test_identity_files_are_written_once(tiny: ExperimentFile) -> None:
-    plan = tiny.plan()
+def test_identity_files_are_written_once(plan: Plan) -> None:
     plan.write_job_files()
-    path: Path = plan.identity_file(plan.nodes["report"])
+    path = plan.identity_file(plan.nodes["report"])
     whole = path.read_text()
     path.write_text("untouched")
     plan.write_job_files()
@@ -146,8 +146,7 @@ def test_identity_files_are_written_once(tiny: ExperimentFile) -> None:
     assert len(list(plan.root.rglob("*.json"))) == len(plan.nodes)
 
 
-def test_what_is_made_from_a_result_is_found_with_it_and_nothing_else(tiny: ExperimentFile) -> None:
-    plan = tiny.plan()
+def test_what_is_made_from_a_result_is_found_with_it_and_nothing_else(plan: Plan) -> None:
     for first in plan.nodes.values():
         found = {node.key for node in plan.made_from([plan.manifest(first)])}
         assert found == {first.key} | {key for key, node in plan.nodes.items() if found & {*node.upstream.values()}}

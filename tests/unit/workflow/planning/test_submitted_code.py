@@ -36,8 +36,8 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     job_digest.cache_clear()
     yield folder
     job_digest.cache_clear()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "waiting_library"]:
-        del sys.modules[name]
+    for name in ("waiting_library", STAGE, "waiting_library.late"):
+        sys.modules.pop(name, None)
 
 
 def digest() -> str:

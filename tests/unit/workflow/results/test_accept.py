@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,17 +15,10 @@ from implicit_llm_workflow.results.accept import (
     revoke,
     save_acceptance,
 )
-from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.tiny_jobs import ALL, EVALUATIONS, finish, keys
+from tests.unit.workflow.experiments import ALL, EVALUATIONS, ExperimentFile, keys
 
 NEW = {"train": "new"}
 EVERY_TRAINING = ["train/*"]
-
-
-@pytest.fixture
-def finished(tiny: ExperimentFile) -> ExperimentFile:
-    finish(tiny.plan())
-    return tiny
 
 
 def accept(plan: Plan, *targets: str) -> list[str]:
@@ -40,8 +32,7 @@ def accept(plan: Plan, *targets: str) -> list[str]:
 def test_accepted_training_is_fresh_and_so_is_all_that_was_made_from_it(finished: ExperimentFile) -> None:
     old = finished.plan()
     before = {path: path.read_bytes() for path in old.root.rglob("manifest.json")}
-    accepted = accept(finished.plan(NEW), *EVERY_TRAINING)
-    assert len(accepted) == 5
+    assert len(accept(finished.plan(NEW), *EVERY_TRAINING)) == 5
     plan = finished.plan(NEW)
     assert keys(plan, "fresh") == ALL
     assert plan.statuses["train/implicit-s0/free"].why == "the code changed, accepted: the log was reworded"
@@ -50,8 +41,7 @@ def test_accepted_training_is_fresh_and_so_is_all_that_was_made_from_it(finished
     # Each job is asked for what it is, so that Snakemake sees no change.
     files = {key: plan.identity_file(node) for key, node in plan.nodes.items()}
     assert files == {key: old.identity_file(node) for key, node in old.nodes.items()}
-    codes = {**NEW, "evaluate": "new"}
-    assert keys(finished.plan(codes), "stale") == {*EVALUATIONS, "report"}
+    assert keys(finished.plan({**NEW, "evaluate": "new"}), "stale") == {*EVALUATIONS, "report"}
 
 
 def test_an_acceptance_ends_with_the_next_change_and_comes_back_with_the_code(finished: ExperimentFile) -> None:
@@ -84,6 +74,11 @@ def test_revoking_makes_stale_again(finished: ExperimentFile) -> None:
         revoke(plan, chosen_jobs(plan, ["report"]))
 
 
+def test_what_never_finished_is_refused(plan: Plan) -> None:
+    with pytest.raises(NotAcceptable, match="never finished"):
+        accept(plan, "report")
+
+
 @pytest.mark.parametrize(
     ("edit", "target", "message"),
     [
@@ -105,11 +100,6 @@ def test_what_is_not_code_alone_is_refused_and_nothing_is_done(
     assert not list(plan.root.rglob("accepted.json"))
 
 
-def test_what_never_finished_is_refused(tiny: ExperimentFile) -> None:
-    with pytest.raises(NotAcceptable, match="never finished"):
-        accept(tiny.plan(), "report")
-
-
 def test_a_forged_acceptance_of_another_config_does_not_hold(finished: ExperimentFile) -> None:
     accept(finished.plan(NEW), *EVERY_TRAINING)
     finished.edit("tol: 0.1", "tol: 0.2")
@@ -123,8 +113,6 @@ def test_a_forged_acceptance_of_another_config_does_not_hold(finished: Experimen
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "accepted": [{"why": 1}]}'])
 def test_a_damaged_record_is_an_error_that_names_it(finished: ExperimentFile, text: str) -> None:
-    plan = finished.plan()
-    path: Path = plan.run_dir(plan.nodes["report"]) / "accepted.json"
-    path.write_text(text)
+    path = finished.beside("results/tiny/report/accepted.json", text)
     with pytest.raises(AcceptedUnreadable, match=str(path)):
         _ = finished.plan().statuses

@@ -7,29 +7,20 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.estimates.cost import total_text
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import config_differences
 from implicit_llm_workflow.results.explain import ExplainedJob, as_json, explain, headline, lines_below, running_table
-from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.experiments import ALL, EXPLICIT, FREE, TEST_SETS, ExperimentFile
 from tests.unit.workflow.run_dirs import work_of
-from tests.unit.workflow.tiny_jobs import ALL, EXPLICIT, FREE, finish
 
 GPU = "NVIDIA H200"
 
 
-@pytest.fixture
-def finished(tiny: ExperimentFile) -> ExperimentFile:
-    finish(tiny.plan())
-    return tiny
-
-
 def spend(plan: Plan, key: str, busy_s: list[float], device: str = "cpu", argv: tuple[str, ...] = ()) -> None:
     """Provenance of a job as if its attempts had taken so long."""
-    fingerprint = plan.identities[key].fingerprint
     attempts = [{"busy_s": seconds} for seconds in busy_s]
-    values = {"fingerprint": fingerprint, "attempts": attempts, "device": device, "argv": list(argv)}
+    values = {"attempts": attempts, "device": device, "argv": list(argv)}
     (work_of(plan, key) / "provenance.json").write_text(json.dumps(values))
 
 
@@ -64,18 +55,15 @@ def test_what_was_added_to_a_list_or_removed_from_it_is_the_reason(finished: Exp
     mode = "- {name: blockwise, eval_mode: blockwise, eval_block_len: 4}"
     other = mode.replace("block_len: 4", "block_len: 8")
     more = f"{other}\n      - {{name: sequential, eval_mode: sequential}}"
+    added, one = "modes: added {name: sequential", "- {name: sequential, eval_mode: sequential}"
     for text, reasons in (
-        (more, ["modes: added {name: sequential", "modes[blockwise].eval_block_len 4 -> 8"]),
-        (
-            "- {name: sequential, eval_mode: sequential}",
-            ["modes: added {name: sequential", "modes: removed {name: blockwise"],
-        ),
+        (more, [added, "modes[blockwise].eval_block_len 4 -> 8"]),
+        (one, [added, "modes: removed {name: blockwise"]),
     ):
-        source = finished.path.read_text()
-        jobs = {job["job"]: job for job in as_json(explain(finished.edit(mode, text).plan()))["jobs"]}
-        found = jobs["evaluate/explicit-s0/explicit/word-problem"]["difference"]["config"]
+        plan = finished.edit(mode, text).plan()
+        found = plan.statuses["evaluate/explicit-s0/explicit/word-problem"].difference.config
         assert [line.partition(",")[0] for line in found if line.startswith("modes")] == reasons
-        finished.path.write_text(source)
+        finished.edit(text, mode)
 
 
 @pytest.mark.parametrize(
@@ -100,26 +88,22 @@ def test_a_target_is_explained_with_what_it_needs_alone(finished: ExperimentFile
     plan = finished.edit("batch_size: 8", "batch_size: 4").plan()
     found = explain(plan, ["evaluate/explicit-s0/explicit/word-problem"])
     assert running(found) == EXPLICIT
-    assert {job.key for job in found if job.is_fresh} == {
-        "data/s3-train",
-        "data/s3-test-L8-h0.5",
-        "data/s3-test-L16-h0.5",
-    }
+    assert {job.key for job in found if job.is_fresh} == {"data/s3-train", *TEST_SETS}
 
 
-def test_a_job_takes_as_long_as_its_attempts_took_together(finished: ExperimentFile) -> None:
+@pytest.mark.parametrize(
+    ("device", "words", "cost"),
+    [
+        ("cpu", (), {"unit": "cpu", "hours": 1.0}),
+        (GPU, ("train", "--nodes", "2", "--processes-per-node=4", "--threads", "3"), {"unit": "gpu", "hours": 8.0}),
+    ],
+)
+def test_a_job_takes_as_long_as_its_attempts_took_together_on_all_gpus(
+    finished: ExperimentFile, device: str, words: tuple[str, ...], cost: dict[str, Any]
+) -> None:
     key = "train/explicit-s0/explicit"
-    spend(finished.plan(), key, [1800, 1800])
-    cost = cost_of(finished.plan({"train": "new"}), key)
-    assert cost == {"unit": "cpu", "hours": 1.0, "device": "cpu", "basis": "as last time"}
-
-
-def test_hours_of_several_gpus_are_added_up(finished: ExperimentFile) -> None:
-    key = "train/explicit-s0/explicit"
-    words = ("train", "--nodes", "2", "--processes-per-node=4", "--threads", "3")
-    spend(finished.plan(), key, [3600], GPU, words)
-    assert cost_of(finished.plan({"train": "new"}), key)["hours"] == 8
-    assert cost_of(finished.plan({"train": "new"}), key)["unit"] == "gpu"
+    spend(finished.plan(), key, [1800, 1800], device, words)
+    assert cost_of(finished.plan({"train": "new"}), key) == {**cost, "device": device, "basis": "as last time"}
 
 
 def test_another_seed_and_another_number_of_sequences_are_counted_in(finished: ExperimentFile) -> None:
@@ -134,19 +118,17 @@ def test_another_seed_and_another_number_of_sequences_are_counted_in(finished: E
 def test_a_result_of_before_is_taken_up_again_for_nothing(finished: ExperimentFile) -> None:
     plan = finished.edit("tol: 0.1", "tol: 0.2").plan()
     key = "train/implicit-s0/free"
-    work = plan.run_dir(plan.nodes[key]) / "work" / plan.identities[key].fingerprint[:FINGERPRINT_DIGITS]
-    work.mkdir(parents=True)
-    (work / "manifest.json").write_text("{}")
+    (work_of(plan, key) / "manifest.json").write_text("{}")
     assert cost_of(plan, key)["basis"] == "done before, is taken up again"
 
 
-def test_what_nothing_tells_is_not_known_and_counted(tiny: ExperimentFile) -> None:
-    found = explain(tiny.plan())
+def test_what_nothing_tells_is_not_known_and_counted(plan: Plan) -> None:
+    found = explain(plan)
     unknown = [job for job in found if job.cost.hours is None]
     assert {"data/s3-train", "report"} <= {job.key for job in unknown}
     assert total_text(job.cost for job in unknown) == f"{len(unknown)} of unknown cost"
-    assert as_json(found)["total"]["jobs"] == len(ALL)
-    assert as_json(found)["total"]["unknown"] == len(unknown)
+    total = as_json(found)["total"]
+    assert (total["jobs"], total["unknown"]) == (len(ALL), len(unknown))
 
 
 def test_a_missing_result_runs_again_but_not_for_a_target_that_does_not_need_it(finished: ExperimentFile) -> None:

@@ -1,18 +1,23 @@
-"""The state of each job, from what lies in its run directory."""
+"""The state of each job, from what lies in its run directory, and who holds a lock, seen from outside."""
 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.job_states import ObservedJob, driver_of, observe
-from tests.unit.workflow.experiments import ExperimentFile
+from implicit_llm_workflow.results import job_states
+from implicit_llm_workflow.results.job_states import Holder, ObservedJob, driver_of, holder_of, observe
+from implicit_llm_workflow.rules.snakemake_driver import DriverRunning, hold_lock
+from tests.unit.workflow.experiments import TEST_SETS, ExperimentFile, finish
 from tests.unit.workflow.run_dirs import (
     DRIVER,
+    JOB,
     START_S,
     event,
     finish_with,
@@ -22,15 +27,9 @@ from tests.unit.workflow.run_dirs import (
     work_of,
     write_journal,
 )
-from tests.unit.workflow.tiny_jobs import finish
 
 FREE, UNROLLED = "train/implicit-s0/free", "train/implicit-s0/unrolled"
 STARTED = event("stage_started", host="here", pid=1)
-
-
-@pytest.fixture
-def plan(tiny: ExperimentFile) -> Plan:
-    return tiny.plan()
 
 
 def look(plan: Plan, key: str = FREE) -> ObservedJob:
@@ -48,7 +47,6 @@ def test_a_finished_job_shows_the_end_of_its_phase(plan: Plan) -> None:
     assert (found.state, found.progress.step, found.progress.end_step) == ("done", 10, 10)
     assert found.metrics == {"loss": 0.25, "residual": 0.01}
     assert found.mlflow_run_id == "abc"
-    assert found.unix_s is not None
     assert found.unix_s > START_S
     (work_of(plan, FREE) / "provenance.json").write_text('{"finished": "2023-11-14T22:13:20+00:00"}')
     assert look(plan).unix_s == START_S
@@ -130,15 +128,9 @@ def test_what_is_next_in_turn_of_a_driver_is_queued(plan: Plan) -> None:
     with held(plan.root / ".driver.lock", DRIVER) as pid:
         states = {key: job.state for key, job in observe(plan).items()}
         driver = driver_of(plan)
-    assert driver is not None
     assert (driver.pid, driver.is_alive) == (pid, True)
-    assert {key for key, state in states.items() if state == "queued"} == {
-        "data/s3-test-L8-h0.5",
-        "data/s3-test-L16-h0.5",
-        UNROLLED,
-        "train/implicit-s1/unrolled",
-        "train/explicit-s0/explicit",
-    }
+    training = {"train/implicit-s1/unrolled", UNROLLED, "train/explicit-s0/explicit"}
+    assert {key for key, state in states.items() if state == "queued"} == {*training, *TEST_SETS}
     assert look(plan, UNROLLED).state == "waiting"
 
 
@@ -182,3 +174,47 @@ def test_looking_changes_nothing(plan: Plan) -> None:
     before = {path: path.stat().st_mtime_ns for path in plan.root.rglob("*")}
     observe(plan)
     assert {path: path.stat().st_mtime_ns for path in plan.root.rglob("*")} == before
+
+
+@pytest.mark.parametrize(("text", "host"), [(JOB, socket.gethostname()), (DRIVER, None)])
+def test_a_holder_is_alive_until_its_process_ends(tmp_path: Path, text: str, host: str | None) -> None:
+    with held(tmp_path / "lock", text) as pid:
+        assert holder_of(tmp_path / "lock") == Holder(pid, host, True)
+        with pytest.raises(DriverRunning, match=f"process {pid}"):
+            hold_lock(tmp_path / "lock")
+    assert holder_of(tmp_path / "lock") == Holder(pid, host, False)
+    hold_lock(tmp_path / "lock").close()
+
+
+def test_a_process_that_lives_and_has_let_go_holds_nothing_and_jobs_do_not_inherit_the_lock(tmp_path: Path) -> None:
+    lock = hold_lock(tmp_path / "lock")
+    assert holder_of(tmp_path / "lock") == Holder(os.getpid(), None, True)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False):
+        lock.close()
+        assert holder_of(tmp_path / "lock") == Holder(os.getpid(), None, False)
+        hold_lock(tmp_path / "lock").close()
+
+
+def test_without_a_list_of_locks_the_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_states, "LOCKS", tmp_path / "none")
+    with held(tmp_path / "lock") as pid:
+        assert holder_of(tmp_path / "lock") == Holder(pid, socket.gethostname(), True)
+    assert holder_of(tmp_path / "lock") == Holder(pid, socket.gethostname(), False)
+
+
+@pytest.mark.parametrize(
+    ("text", "holder"),
+    [
+        ("process 7 on elsewhere\n", Holder(7, "elsewhere", None)),
+        (None, None),
+        ("", None),
+        ("unknown", None),
+        ("process on", None),
+    ],
+)
+def test_of_another_machine_nothing_is_known_and_a_file_may_name_nobody(
+    tmp_path: Path, text: str | None, holder: Holder | None
+) -> None:
+    if text is not None:
+        (tmp_path / "lock").write_text(text)
+    assert holder_of(tmp_path / "lock") == holder

@@ -38,9 +38,7 @@ def test_a_torn_and_a_damaged_line_are_left_out(tmp_path: Path) -> None:
         )
     tail = read_tail(path)
     assert [point.step for point in tail.points] == [1, 2]
-    assert tail.is_open
-    assert tail.last is not None
-    assert tail.last.step == 2
+    assert (tail.is_open, tail.last.step) == (True, 2)
 
 
 def test_the_end_is_enough_of_a_long_journal(tmp_path: Path) -> None:
@@ -50,9 +48,7 @@ def test_the_end_is_enough_of_a_long_journal(tmp_path: Path) -> None:
     assert read_tail(path).is_open
     open_journal.event("stage_failed", error="ValueError: no")
     tail = read_tail(path)
-    assert tail.event is not None
-    assert tail.event["error"] == "ValueError: no"
-    assert not tail.is_open
+    assert (tail.is_open, tail.event["error"]) == (False, "ValueError: no")
     assert [point.step for point in tail.points][-1] == 8000
     assert len(tail.points) < 4000
 
@@ -60,14 +56,10 @@ def test_the_end_is_enough_of_a_long_journal(tmp_path: Path) -> None:
 def test_the_points_of_an_attempt_are_those_since_its_start(tmp_path: Path) -> None:
     path = tmp_path / "j"
     assert read_tail(path) == journals.Tail()
-    lines = [
-        '{"kind": "event", "name": "stage_started", "time": "2026-01-01T00:00:00+00:00"}',
-        '{"kind": "metrics", "step": 10, "time": "2026-01-01T00:00:10+00:00", "values": {"loss": 2}}',
-        '{"kind": "event", "name": "stage_preempted", "time": "2026-01-01T00:00:11+00:00"}',
-        '{"kind": "event", "name": "stage_started", "time": "2026-01-01T09:00:00+00:00"}',
-    ]
-    path.write_text("\n".join(lines) + "\n")
+    open_journal = written(path)
+    open_journal.metrics(10, {"loss": 2.0})
+    open_journal.event("stage_preempted")
+    open_journal.event("stage_started")
     assert [point.step for point in read_tail(path).points] == [10]  # nothing else is known yet
-    with open(path, "a") as file:
-        file.write('{"kind": "metrics", "step": 20, "time": "2026-01-01T09:00:10+00:00", "values": {"loss": 1}}\n')
+    open_journal.metrics(20, {"loss": 1.0})
     assert [point.step for point in read_tail(path).points] == [20]

@@ -10,16 +10,12 @@ import pytest
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.job_states import observe, submitted_jobs
 from snakemake_executor_plugin_submitit import store
+from snakemake_executor_plugin_submitit.processes import start_ticks
 from snakemake_executor_plugin_submitit.store import JobFiles, write_json
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import event, metrics, write_journal
 
 FREE, UNROLLED = "train/implicit-s0/free", "train/implicit-s0/unrolled"
-
-
-@pytest.fixture
-def plan(tiny: ExperimentFile) -> Plan:
-    return tiny.plan()
 
 
 @pytest.fixture
@@ -59,7 +55,6 @@ def test_slurm_says_whether_a_job_waits_or_runs(plan: Plan, slurm: Path, answer:
     (slurm / "answer").write_text(answer.replace("||(", "|||(").replace("||B", "|||B"))
     job = observe(plan)[FREE]
     assert (job.state, job.why) == (state, why)
-    assert job.submitted is not None
     assert (job.submitted.job_id, job.submitted.nodes) == ("12", "gpu-node-3" if state == "running" else "")
 
 
@@ -149,8 +144,6 @@ def test_a_failure_of_former_settings_is_not_one_of_the_wanted_job(tiny: Experim
 
 
 def test_a_job_of_this_machine_lives_as_long_as_its_process(plan: Plan) -> None:
-    from snakemake_executor_plugin_submitit.processes import start_ticks
-
     mine = start_ticks(os.getpid())
     submit(plan, FREE, cluster="local", job_id=str(os.getpid()), started=mine)
     assert observe(plan)[FREE].state == "running"

@@ -14,20 +14,17 @@ def test_a_job_reads_what_the_driver_announced(monkeypatch: pytest.MonkeyPatch) 
     assert list(environment) == [invocation.VARIABLE] == [jobs_side.VARIABLE]
     monkeypatch.setenv(*environment.popitem())
     found = jobs_side.Invocation.current()
-    assert found is not None
     assert found.command == "snakemake --configfile 'my file.yaml'"
     assert len(found.id) == 16
     assert found.started.endswith("+00:00")
 
 
 def test_each_invocation_has_an_id_of_its_own_and_a_command_that_fits_the_environment() -> None:
-    first: dict[str, str] = {}
-    second: dict[str, str] = {}
-    for environment in (first, second):
+    environments: tuple[dict[str, str], ...] = ({}, {})
+    for environment in environments:
         invocation.announce(["snakemake", *["x" * 100] * 1000], environment)
-    ids = {json.loads(environment[invocation.VARIABLE])["id"] for environment in (first, second)}
-    assert len(ids) == 2
-    assert len(first[invocation.VARIABLE]) < 4000
+        assert len(environment[invocation.VARIABLE]) < 4000
+    assert len({json.loads(environment[invocation.VARIABLE])["id"] for environment in environments}) == 2
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,12 @@ from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.commands.jobs import parse_inputs
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.planning.plan import UnknownTarget
+from implicit_llm_workflow.rules.snakemake_driver import report_stale
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
-from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.tiny_jobs import finish
+from tests.unit.workflow.experiments import ExperimentFile, finish
 
 FREE = SimpleNamespace(run="implicit-s0", phase="free")
-
-
-def marked(path: str) -> str:
-    return f"ancient {path}"
+marked = "ancient {}".format
 
 
 def test_inputs_are_manifests_by_role_and_ancient_for_a_fresh_result(tiny: ExperimentFile) -> None:
@@ -90,3 +87,10 @@ def test_snakemakes_reading_of_a_file_gives_the_same_plan(tiny: ExperimentFile) 
     values["runs"]["implicit"]["override"]["curriculum"]["free"]["solver"]["tol"] = "1e-1"  # as YAML 1.1 reads it
     plan = plan_from_snakemake(values, [str(tiny.path)])
     assert plan.nodes == tiny.plan().nodes
+
+
+def test_many_stale_results_are_summed_up() -> None:
+    said: list[str] = []
+    report_stale({f"results/x/{number}/manifest.json": "why" for number in range(20)}, "x.yaml", said.append)
+    assert said[0] == "stale: results/x/0 (why)"
+    assert said[-1] == "stale: 8 more; `implicit-llm status --jobs --config x.yaml` lists them"

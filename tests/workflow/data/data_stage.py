@@ -1,4 +1,4 @@
-"""Stand-in for the stage `data` of kind `token_stream`: writes its configuration and the roles of its inputs."""
+"""Stand-in for the stage `data` of every kind: writes its configuration and the roles of its inputs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Stand-in for the stage `evaluate`: the same accuracy for everything; it fails for what TINY_FAIL names."""
+"""Stand-in for the stage `evaluate` of every kind: one accuracy for all; it fails for what TINY_FAIL names."""
 
 import os
 
