@@ -8,14 +8,12 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from implicit_llm_contracts.runs import faults
-
-if TYPE_CHECKING:
-    from xdist.scheduler import LoadFileScheduling
 
 if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))):
     os.environ["TRITON_INTERPRET"] = "1"  # there is no GPU; Triton looks at it when something first imports it
@@ -33,7 +31,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """One worker runs a whole file or one of the folders above; the long ones start first, and fill the gaps last."""
     from xdist.scheduler import LoadFileScheduling
 
@@ -96,7 +94,5 @@ def _fault_points_count_from_zero() -> None:
 @pytest.fixture(autouse=True)
 def _environment_as_found() -> Iterator[None]:
     """Commands that a test runs in this process set variables for theirs, such as the tracking server."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+    with mock.patch.dict(os.environ):
+        yield

@@ -63,15 +63,13 @@ def main(names: list[str]) -> int:
 
 
 def of_page(name: str) -> Iterator[str]:
-    text = (ROOT / name).read_text(encoding="utf-8")
-    for number, sentence, is_prose in sentences(text):
-        for what in findings_in(sentence, is_prose):
-            yield f"{name}:{number}: {what}"
+    for number, sentence, is_prose in sentences((ROOT / name).read_text(encoding="utf-8")):
+        yield from (f"{name}:{number}: {what}" for what in findings_in(sentence, is_prose))
 
 
 def of_help() -> Iterator[str]:
     """The help of every command and option of `implicit-llm`."""
-    import typer
+    from typer.main import get_command
 
     from implicit_llm_workflow.console import app
 
@@ -82,10 +80,9 @@ def of_help() -> Iterator[str]:
         for below in getattr(command, "commands", {}).values():
             yield from commands(below, f"{path} {below.name}")
 
-    for path, text in commands(typer.main.get_command(app), "implicit-llm"):
+    for path, text in commands(get_command(app), "implicit-llm"):
         for _, sentence, is_prose in sentences(text):
-            for what in findings_in(sentence, is_prose):
-                yield f"help of {path}: {what}"
+            yield from (f"help of {path}: {what}" for what in findings_in(sentence, is_prose))
 
 
 def of_errors() -> Iterator[str]:
@@ -93,9 +90,9 @@ def of_errors() -> Iterator[str]:
     for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                message = " ".join(text_of(argument) for argument in node.exc.args)
-                for what in findings_in(re.sub(r"\s+", " ", message).strip(), is_prose=False):
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}: {what}"
+                place = f"{path.relative_to(ROOT)}:{node.lineno}"
+                message = " ".join(" ".join(text_of(argument) for argument in node.exc.args).split())
+                yield from (f"{place}: {what}" for what in findings_in(message, is_prose=False))
 
 
 def text_of(node: ast.AST) -> str:

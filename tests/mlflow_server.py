@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -53,8 +53,6 @@ class MlflowServer:
             self._process = None
 
     def _is_up(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.uri}/health", timeout=5) as answer:
-                return answer.status == 200
-        except (urllib.error.URLError, OSError):
-            return False
+        with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=5) as answer:
+            return answer.status == 200
+        return False

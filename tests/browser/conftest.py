@@ -31,25 +31,12 @@ ARGUMENTS = (
 )
 
 
-def why_no_browser() -> str:
-    """What is missing for a browser; empty when nothing is."""
-    for program in ("chromium", "chromedriver"):
-        if shutil.which(program) is None:
-            return f"no {program} on this machine; type: apt-get install chromium chromium-driver"
-    try:
-        import selenium  # noqa: F401
-    except ImportError:
-        return "selenium is not installed; type: pip install '.[test]'"
-    return ""
-
-
 @pytest.fixture(scope="session")
 def _driver() -> Iterator[WebDriver]:
-    reason = why_no_browser()
-    if reason:
-        pytest.skip(reason)
-    from selenium import webdriver
-
+    for program in ("chromium", "chromedriver"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program} on this machine; type: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed; pip install '.[test]'")
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

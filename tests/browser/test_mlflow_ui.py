@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
@@ -69,46 +69,35 @@ def text_of(browser: WebDriver) -> str:
     return " ".join(browser.execute_script("return document.body.innerText").split())
 
 
-def wait_for(browser: WebDriver, text: str) -> None:
+def wait_for(browser: WebDriver, *texts: str) -> None:
     end = time.monotonic() + WAIT_S
-    while text not in text_of(browser):
-        assert time.monotonic() < end, f"the page does not show {text!r} but {text_of(browser)}"
-        time.sleep(0.1)
+    for text in texts:
+        while text not in text_of(browser):
+            assert time.monotonic() < end, f"the page does not show {text!r} but {text_of(browser)}"
+            time.sleep(0.1)
+
+
+def has_both_curves(chart: dict[str, Any]) -> bool:
+    """A line of 20 points for each of the two runs."""
+    whole = {name for name, points in chart["points"] if points == 20}
+    return chart["drawn"] >= 2 and all(any(name in given for given in whole) for name in NAMES)
 
 
 def wait_for_curves(browser: WebDriver) -> None:
-    """A chart with a line of 20 points for each of the two runs."""
     end = time.monotonic() + WAIT_S
-    while True:
-        found = browser.execute_script(CHARTS)
-        for chart in found:
-            whole = {name for name, points in chart["points"] if points == 20}
-            if chart["drawn"] >= 2 and all(any(name in given for given in whole) for name in NAMES):
-                return
+    while not any(map(has_both_curves, found := browser.execute_script(CHARTS))):
         assert time.monotonic() < end, f"no chart with both runs, but {found}"
         time.sleep(0.1)
 
 
-def address(stored: Stored, page: str) -> str:
-    """With the ids of the experiment and of both runs for {experiment} and {runs}."""
-    runs = quote(json.dumps([stored.runs[name].info.run_id for name in NAMES], separators=(",", ":")))
-    return page.format(experiment=stored.experiment_ids[0], runs=runs)
-
-
 def test_two_runs_stand_side_by_side_with_both_curves(browser: WebDriver, server: MlflowServer, stored: Stored) -> None:
-    from selenium.webdriver.common.by import By
-
-    page = address(stored, "/#/compare-runs?runs={runs}&experiments=%5B%22{experiment}%22%5D")
-    browser.get(server.uri + page)
-    wait_for(browser, "Comparing 2 Runs")
-    for name in NAMES:
-        wait_for(browser, name)
-    wait_for(browser, "Parallel Coordinates Plot")
-    link = browser.find_element(By.XPATH, "//a[contains(@href, '/metric') and normalize-space() = 'loss']")
+    runs = quote(json.dumps([stored.runs[name].info.run_id for name in NAMES], separators=(",", ":")))
+    browser.get(f"{server.uri}/#/compare-runs?runs={runs}&experiments=%5B%22{stored.experiment_ids[0]}%22%5D")
+    wait_for(browser, "Comparing 2 Runs", *NAMES, "Parallel Coordinates Plot")
+    link = browser.find_element("xpath", "//a[contains(@href, '/metric') and normalize-space() = 'loss']")
     browser.execute_script("arguments[0].click()", link)
     wait_for_curves(browser)
-    for name in NAMES:
-        wait_for(browser, f"{name} (loss)")  # the legend
+    wait_for(browser, *(f"{name} (loss)" for name in NAMES))  # the legend
 
 
 def test_a_run_shows_its_data_set_and_labels_and_its_model_is_listed(
@@ -117,9 +106,7 @@ def test_a_run_shows_its_data_set_and_labels_and_its_model_is_listed(
     run = stored.runs[NAMES[0]]
     browser.get(f"{server.uri}/#/experiments/{stored.experiment_ids[0]}/runs/{run.info.run_id}")
     wait_for(browser, f"s3-train ({run.inputs.dataset_inputs[0].dataset.digest})")
-    text = text_of(browser)
     for key, value in (("task", "word_problem"), ("family", "mamba2"), ("run", "steep"), ("seed", "3")):
-        assert re.search(rf"\b{key}\s*:\s*{value}\b", text)
+        assert re.search(rf"\b{key}\s*:\s*{value}\b", text_of(browser))
     browser.get(f"{server.uri}/#/experiments/{stored.experiment_ids[0]}/models")
-    for name in NAMES:
-        wait_for(browser, name.removeprefix("train/").replace("/", "-"))
+    wait_for(browser, *(name.removeprefix("train/").replace("/", "-") for name in NAMES))

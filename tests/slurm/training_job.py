@@ -50,10 +50,8 @@ class TrainingJob:
     @property
     def status(self) -> dict[str, Any]:
         """What the executor is told."""
-        try:
-            return json.loads((self.folder / "status.json").read_text())
-        except FileNotFoundError:
-            return {}
+        path = self.folder / "status.json"
+        return json.loads(path.read_text()) if path.exists() else {}
 
     @property
     def output(self) -> str:
@@ -84,8 +82,7 @@ class TrainingJob:
 
     def end(self) -> int:
         """Exit code, once the job is over."""
-        row = self.wait_until(self._row)
-        return int(row.partition(":")[0])
+        return int(self.wait_until(self._row).partition(":")[0])
 
     def wait_until(self, is_so: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + DEADLINE_S
@@ -100,12 +97,6 @@ class TrainingJob:
         return code if state and state.split()[0] not in ("PENDING", "RUNNING", "REQUEUED") else ""
 
     def _environment(self) -> dict[str, str]:
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "workflow" / "lib")])
-        status = {"SUBMITIT_JOB_STATUS": str(self.folder / "status.json")}
-        return {
-            **self.slurm.env,
-            **status,
-            "PYTHONPATH": paths,
-            "OMP_NUM_THREADS": "1",
-            "MLFLOW_DISABLE_TELEMETRY": "1",
-        }
+        ours = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "1"}
+        ours["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "workflow" / "lib")])
+        return {**self.slurm.env, **ours, "SUBMITIT_JOB_STATUS": str(self.folder / "status.json")}

@@ -8,7 +8,7 @@ import shlex
 import shutil
 
 from tests.workflow.test_staleness import TRAINED
-from tests.workflow.tiny_project import NOTHING, Project
+from tests.workflow.tiny_project import EVALUATED, NOTHING, Project
 
 EXPERIMENT = ("--config", "tiny.yaml")
 
@@ -28,6 +28,11 @@ def edit_model(project: Project) -> None:
     project.edit(project.library / "models" / "stack.py", "tol / 2", "tol / 3")
 
 
+def accept_edited_model(project: Project) -> None:
+    edit_model(project)
+    project.command("implicit-llm", "accept", "train/*", "--why", "half or a third", *EXPERIMENT)
+
+
 def test_what_is_explained_is_what_snakemake_runs(project: Project) -> None:
     edit_model(project)
     jobs = explained(project)
@@ -43,8 +48,8 @@ def test_what_is_explained_is_what_snakemake_runs(project: Project) -> None:
 
 
 def test_a_missing_result_is_explained_as_snakemake_takes_it(project: Project) -> None:
-    shutil.rmtree(project.results / "train/implicit-s0/unrolled")
     target = "train/implicit-s0/unrolled"
+    shutil.rmtree(project.results / target)
     assert running(explained(project)) == running(explained(project, target)) == project.planned() == {target}
     project.edit(project.config, "tol: 0.1", "tol: 0.2")
     (project.results / "train/explicit-s0/explicit/manifest.json").write_text("{")
@@ -53,30 +58,24 @@ def test_a_missing_result_is_explained_as_snakemake_takes_it(project: Project) -
 
 
 def test_what_is_accepted_stays_and_can_be_built_upon_until_it_is_revoked(project: Project) -> None:
-    edit_model(project)
-    training = "train/*"
-    project.command("implicit-llm", "accept", training, "--why", "half or a third", *EXPERIMENT)
+    accept_edited_model(project)
     assert NOTHING in project.snakemake()
     shutil.rmtree(project.dir / ".snakemake")
     assert NOTHING in project.snakemake()
     project.edit(project.config, "eval_block_len: 4", "eval_block_len: 8")
-    evaluations = {"evaluate/explicit-s0/explicit/word-problem", "evaluate/implicit-s0/free/word-problem"}
-    assert project.planned() == {*evaluations, "report"}
+    assert project.planned() == {*EVALUATED, "report"}
     project.snakemake()
-    project.command("implicit-llm", "accept", "--revoke", training, *EXPERIMENT)
+    project.command("implicit-llm", "accept", "--revoke", "train/*", *EXPERIMENT)
     assert project.planned() == TRAINED
 
 
 def test_forcing_an_accepted_job_says_how_to_revoke_that(project: Project) -> None:
-    edit_model(project)
-    project.command("implicit-llm", "accept", "train/*", "--why", "half or a third", *EXPERIMENT)
+    accept_edited_model(project)
     job = "train/explicit-s0/explicit"
-    manifest = project.results / job / "manifest.json"
-    accepted, target = manifest.read_bytes(), manifest.relative_to(project.dir).as_posix()
+    accepted, target = project.manifest(job), f"results/tiny/{job}/manifest.json"
     refused = project.snakemake(target, "--forcerun", target, code=2)
-    advice = re.search(r"type `(implicit-llm accept --revoke [^`]+)`", refused)
-    assert manifest.read_bytes() == accepted
-    assert advice is not None
-    project.command(*shlex.split(advice[1]))
+    (advice,) = re.findall(r"type `(implicit-llm accept --revoke [^`]+)`", refused)
+    assert project.manifest(job) == accepted
+    project.command(*shlex.split(advice))
     project.snakemake(target, "--forcerun", target)
-    assert manifest.read_bytes() != accepted
+    assert project.manifest(job) != accepted

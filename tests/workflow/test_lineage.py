@@ -13,23 +13,13 @@ from implicit_llm_workflow.planning.accepted import Acceptance
 from implicit_llm_workflow.results.accept import save_acceptance
 from implicit_llm_workflow.results.lineage import Lineage, NoLineage, as_json, trace, tree_of
 from implicit_llm_workflow.results.verify import Broken, check_files
-from tests.unit.workflow.console_calls import run
+from tests.unit.workflow.console_calls import output, refusal
+from tests.unit.workflow.experiments import TEST_SETS
 from tests.workflow.tiny_project import Project
 
 EXPLICIT, FREE = "train/explicit-s0/explicit", "train/implicit-s0/free"
 EVALUATION = "evaluate/implicit-s0/free/word-problem"
-BEHIND = {
-    EVALUATION,
-    FREE,
-    "train/implicit-s0/unrolled",
-    "data/s3-train",
-    "data/s3-test-L8-h0.5",
-    "data/s3-test-L16-h0.5",
-}
-
-
-def keys(lineage: Lineage) -> set[str]:
-    return {item.key for item in lineage.runs.values()}
+BEHIND = {EVALUATION, FREE, "train/implicit-s0/unrolled", "data/s3-train", *TEST_SETS}
 
 
 def text_of(lineage: Lineage) -> str:
@@ -46,7 +36,7 @@ def verify(lineage: Lineage) -> tuple[int, list[Broken]]:
 
 
 def work_of(project: Project, job: str) -> Path:
-    return next(path.parent for path in (project.results / job).glob("work/*/manifest.json"))
+    return next((project.results / job).glob("work/[0-9a-f]*"))
 
 
 @pytest.mark.parametrize(
@@ -54,8 +44,7 @@ def work_of(project: Project, job: str) -> Path:
 )
 def test_a_result_is_traced_back_to_the_data(built: Project, place: str) -> None:
     found = trace(next((built.results / EVALUATION).glob(place)) if place != "." else built.results / EVALUATION)
-    assert keys(found) == BEHIND
-    assert not list(found.missing())
+    assert ({item.key for item in found.runs.values()}, list(found.missing())) == (BEHIND, [])
     text = text_of(found)
     for item in found.runs.values():
         assert f"{item.key}  {item.fingerprint[:16]}" in text
@@ -68,8 +57,8 @@ def test_a_result_is_traced_back_to_the_data(built: Project, place: str) -> None
 def test_a_result_of_former_settings_keeps_its_own_lineage(project: Project) -> None:
     work = work_of(project, FREE)
     before = set(trace(work / "model.json").runs)
-    values = json.loads((work / "manifest.json").read_text())
-    (project.results / FREE / "manifest.json").write_text(json.dumps({**values, "fingerprint": "0" * 64}))
+    other = {**project.manifest(FREE), "fingerprint": "0" * 64}
+    (project.results / FREE / "manifest.json").write_text(json.dumps(other))
     assert set(trace(work / "model.json").runs) == before
     assert verify(trace(work / "model.json"))[1] == []
     assert trace(project.results / EVALUATION).runs.keys() >= before
@@ -77,16 +66,14 @@ def test_a_result_of_former_settings_keeps_its_own_lineage(project: Project) -> 
 
 def test_verifying_reads_every_file_behind_a_result(project: Project) -> None:
     found = trace(project.results / EVALUATION)
-    number, broken = verify(found)
-    assert (broken, number) == ([], sum(len(item.manifest.files) for item in found.runs.values()))
+    assert verify(found) == (sum(len(item.manifest.files) for item in found.runs.values()), [])
     path = work_of(project, FREE) / "model.json"
     path.write_bytes(path.read_bytes()[::-1])
     assert [(item.job, item.path) for item in verify(found)[1]] == [(FREE, path)]
 
 
 def test_an_input_that_is_gone_is_told_and_is_broken(project: Project) -> None:
-    work = work_of(project, FREE)
-    work.rename(project.dir / "elsewhere")
+    work_of(project, FREE).rename(project.dir / "elsewhere")
     found = trace(project.results / EVALUATION)
     assert "model: not found" in text_of(found)
     assert [entry["role"] for entry in as_json(found)["not_found"]] == ["model"]
@@ -94,15 +81,14 @@ def test_an_input_that_is_gone_is_told_and_is_broken(project: Project) -> None:
 
 
 def test_an_accepted_exception_is_part_of_the_lineage(project: Project) -> None:
-    fingerprint = json.loads((project.results / FREE / "manifest.json").read_text())["fingerprint"]
+    fingerprint = project.manifest(FREE)["fingerprint"]
     acceptance = Acceptance(fingerprint, "1" * 64, "2" * 64, "3" * 64, ("solver (solve)",), "2026-11-21", "no matter")
     save_acceptance(project.results / FREE, acceptance)
     found = trace(project.results / EVALUATION)
-    assert "accepted 2026-11-21 with other code (222222222222 -> 333333333333; solver (solve)): no matter" in text_of(
-        found
-    )
-    accepted = {job["job"]: job["accepted"] for job in as_json(found)["runs"] if job["accepted"]}
-    assert {job: [item["why"] for item in items] for job, items in accepted.items()} == {FREE: ["no matter"]}
+    said = "accepted 2026-11-21 with other code (222222222222 -> 333333333333; solver (solve)): no matter"
+    assert said in text_of(found)
+    accepted = [(job["job"], item["why"]) for job in as_json(found)["runs"] for item in job["accepted"]]
+    assert accepted == [(FREE, "no matter")]
 
 
 def test_what_no_job_recorded_has_no_lineage(project: Project) -> None:
@@ -117,11 +103,9 @@ def test_what_no_job_recorded_has_no_lineage(project: Project) -> None:
 
 def test_the_command_takes_a_job_or_a_path(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--config", str(project.config), "--results", str(project.results.parent))
-    code, out, _ = run(capsys, "lineage", EVALUATION, *where, "--json", "--verify")
-    assert (code, {item["job"] for item in json.loads(out)["runs"]}) == (0, BEHIND)
+    found = json.loads(output(capsys, "lineage", EVALUATION, *where, "--json", "--verify"))
+    assert {item["job"] for item in found["runs"]} == BEHIND
     path = work_of(project, EVALUATION) / "metrics.json"
     path.write_text("")
-    code, out, _ = run(capsys, "lineage", str(path), "--verify")
-    assert (code, f"broken {path}" in out) == (1, True)
-    code, _, err = run(capsys, "lineage", "train/implicit-s0/fre", *where)
-    assert (code, "did you mean" in err) == (2, True)
+    assert f"broken {path}" in output(capsys, "lineage", str(path), "--verify", code=1)
+    assert "did you mean" in refusal(capsys, "lineage", "train/implicit-s0/fre", *where)

@@ -6,13 +6,11 @@ Rows 37, 43, 45 and 47 of tests/fault/README.md.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 
 from tests.workflow.tiny_project import DEADLINE_S, Project
 
 UNROLLED, FREE, EXPLICIT = "train/implicit-s0/unrolled", "train/implicit-s0/free", "train/explicit-s0/explicit"
-EVALUATIONS = {phase: f"{phase.replace('train/', 'evaluate/')}/word-problem" for phase in (FREE, EXPLICIT)}
 
 
 def manifests(project: Project) -> set[str]:
@@ -22,12 +20,10 @@ def manifests(project: Project) -> set[str]:
 def solved_by_code(project: Project) -> set[tuple[str, float]]:
     """(code digest, what that code computes) of every published result of training."""
     found = set()
-    for job in (UNROLLED, FREE, EXPLICIT):
-        path = project.results / job / "manifest.json"
-        if path.exists():
-            manifest = json.loads(path.read_text())
-            model = project.results / job / manifest["files"][0]["path"]
-            found.add((manifest["identity"]["code"], json.loads(model.read_text())["solved"]))
+    for job in manifests(project) & {UNROLLED, FREE, EXPLICIT}:
+        manifest = project.manifest(job)
+        model = project.results / job / manifest["files"][0]["path"]
+        found.add((manifest["identity"]["code"], json.loads(model.read_text())["solved"]))
     return found
 
 
@@ -55,11 +51,11 @@ def test_one_run_that_fails_for_good_does_not_stop_the_others(project: Project) 
     shutil.rmtree(work)
     work.write_text("where a folder should be")
     project.snakemake(code=1)
-    assert {UNROLLED, FREE, EVALUATIONS[FREE]} <= manifests(project)
-    done = {job: os.stat(project.results / job / "manifest.json").st_mtime_ns for job in (UNROLLED, FREE)}
-    rest = {EXPLICIT, EVALUATIONS[EXPLICIT], "report"}
+    assert {UNROLLED, FREE, "evaluate/implicit-s0/free/word-problem"} <= manifests(project)
+    done = {path: path.stat().st_mtime_ns for path in project.results.glob("train/implicit-s0/*/manifest.json")}
+    rest = {EXPLICIT, "evaluate/explicit-s0/explicit/word-problem", "report"}
     assert project.planned() == rest
     work.unlink()
     project.snakemake()
     assert rest <= manifests(project)
-    assert done == {job: os.stat(project.results / job / "manifest.json").st_mtime_ns for job in done}
+    assert done == {path: path.stat().st_mtime_ns for path in done}

@@ -8,9 +8,7 @@ import subprocess
 import time
 from typing import Any
 
-from implicit_llm_workflow.experiment_files.config_files import experiment_path
-from implicit_llm_workflow.experiment_files.experiment import load_experiment
-from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.results.job_states import outputs_of
 from tests.workflow.tiny_project import Project
 
@@ -43,15 +41,13 @@ def test_a_job_at_work_and_one_that_failed_are_told_and_then_all_is_done(project
             assert found["driver"] == {"pid": driver.pid, "is_alive": True}
             assert found["stages"]["data"] == {**dict.fromkeys(found["stages"]["data"], 0), "done": 3}
             (failed,) = [job for job in found["jobs"] if job["state"] == "failed"]
-            assert failed["why"] == "RuntimeError: made to fail"
-            assert failed["failure_class"] == "bug"
+            assert (failed["why"], failed["failure_class"]) == ("RuntimeError: made to fail", "bug")
             assert failed["last_lines"][-1].endswith("RuntimeError: made to fail")
             assert states(found)["evaluate/implicit-s0/free/word-problem"] in ("stale", "waiting")
         finally:
             hold.unlink()
-        assert driver.stdout is not None
-        driver.stdout.read()
-        assert driver.wait(DEADLINE_S) == 1
+        driver.communicate(timeout=DEADLINE_S)
+    assert driver.returncode == 1
     found = status(project)
     assert (found["driver"]["is_alive"], states(found)[FREE], states(found)[FAILING]) == (False, "done", "failed")
     assert found["next"] == "snakemake --configfile tiny.yaml --profile profiles/local"
@@ -62,5 +58,5 @@ def test_a_job_at_work_and_one_that_failed_are_told_and_then_all_is_done(project
 def test_the_outputs_by_which_a_job_is_known_again_are_those_of_its_rule(built: Project) -> None:
     said = built.snakemake("--dry-run", "--forceall")
     declared = {frozenset(line.split(", ")) for line in re.findall(r"^ +output: (.*)$", said, re.MULTILINE)}
-    plan = Plan(load_experiment(experiment_path(str(built.config))), built.results.parent)
+    plan = make_plan(str(built.config), built.results.parent)
     assert {frozenset(outputs_of(plan, node)) for node in plan.nodes.values()} <= declared

@@ -9,24 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.tiny_project import NOTHING, Project
+from tests.unit.workflow.experiments import TEST_SETS
+from tests.workflow.tiny_project import ALL, NOTHING, Project
 
 FREE = {"train/implicit-s0/free", "evaluate/implicit-s0/free/word-problem", "report"}
-TRAINED = {
-    "train/implicit-s0/unrolled",
-    "train/explicit-s0/explicit",
-    "evaluate/explicit-s0/explicit/word-problem",
-    *FREE,
-}
-
-
-DATA = {"data/s3-train", "data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
+TRAINED = ALL - {"data/s3-train", *TEST_SETS}
 
 
 @pytest.mark.parametrize(
     ("module", "jobs"),
     [
-        ("implicit_llm_data/stages/word_problem.py", {*DATA, *TRAINED}),
+        ("implicit_llm_data/stages/word_problem.py", ALL),
         ("implicit_llm/models/llama3.py", set()),  # of a family that the experiment does not have
         ("implicit_llm/solver/fixed_point.py", {"train/implicit-s0/unrolled", *FREE}),
     ],
@@ -34,8 +27,7 @@ DATA = {"data/s3-train", "data/s3-test-L8-h0.5", "data/s3-test-L16-h0.5"}
 def test_changed_code_reruns_the_jobs_that_can_run_it_and_what_follows(
     project: Project, module: str, jobs: set[str]
 ) -> None:
-    with open(project.library.parent / module, "a") as file:
-        file.write("\nANOTHER = 1\n")
+    project.append(project.library.parent / module, "\nANOTHER = 1\n")
     assert project.planned() == jobs
 
 
@@ -46,8 +38,7 @@ def test_comments_plumbing_machine_facts_and_touched_or_copied_files_rerun_nothi
     project.edit(project.library / "models" / "stack.py", "Half of it.", "A half.")
     (project.dir / "README.md").write_text("Another page.\n")
     jobs = project.dir / "workflow" / "lib" / "implicit_llm_jobs"
-    with open(jobs / "tracking" / "mlflow_writer.py", "a") as file:
-        file.write("\nANOTHER = 1\n")
+    project.append(jobs / "tracking" / "mlflow_writer.py", "\nANOTHER = 1\n")
     project.edit(project.config, "name: tiny", "name: tiny\ndescription: another one")
     machine = ("--set-threads", "train_word_problem=2", "--set-resources", "train_word_problem:device=cuda")
     assert NOTHING in project.snakemake(*machine)
@@ -85,8 +76,7 @@ def test_a_missing_result_below_a_fresh_report_comes_back_and_nothing_else_runs(
 def test_freed_files_are_made_again_when_a_job_needs_them(project: Project) -> None:
     unrolled = "train/implicit-s0/unrolled"
     (work,) = (project.results / unrolled).glob("work/[0-9a-f]*")
-    (work / "checkpoint").mkdir()
-    (work / "checkpoint" / "state").write_text("large")
+    (work / "state").write_text("large")
     project.command("implicit-llm", "gc", "--payload", unrolled, "--config", "tiny.yaml")
     project.edit(project.config, "tol: 0.1", "tol: 0.2")
     said = project.snakemake()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.workflow.tiny_project import NOTHING, Project
@@ -23,10 +24,8 @@ def test_the_printed_commands_rebuild_what_is_broken_and_nothing_else(project: P
     for path in victims:
         path.write_bytes(path.read_bytes()[::-1])
     output = project.command("implicit-llm", "verify", "--config", "tiny.yaml", code=1)
-    for job in BROKEN:
-        assert f"(job {job})" in output
-    commands = [line.strip() for line in output.splitlines() if line.startswith("    ")]
-    for command in commands:
+    assert set(re.findall(r"\(job (\S+)\)", output)) == set(BROKEN)
+    for command in re.findall("^    +(.*)$", output, re.MULTILINE):
         project.command("bash", "-c", command)
     assert "none broken" in project.command("implicit-llm", "verify", "--config", "tiny.yaml")
     now = vouched_files(project)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from pathlib import Path
@@ -16,8 +15,7 @@ def test_a_data_set_is_made_and_tracked(tmp_path: Path) -> None:
     project = make_real_project(tmp_path)
     target = "results/tiny/data/s3-train/manifest.json"
     project.snakemake(target)
-    manifest = json.loads((project.dir / target).read_text())
-    assert manifest["summary"]["num_samples"] == 256
+    assert project.manifest("data/s3-train")["summary"]["num_samples"] == 256
     with sqlite3.connect(project.dir / "results" / "mlflow.db") as store:
         query = "select runs.name, above.name from runs left join tags on tags.run_uuid = runs.run_uuid and key = ?"
         query += " left join runs as above on above.run_uuid = value order by runs.name"

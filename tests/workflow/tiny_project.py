@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,14 +16,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests.fault.forks import Server
+from tests.unit.workflow.experiments import TEST_SETS
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "implicit_llm"
 DATA = Path(__file__).parent / "data"
 NOTHING = "Nothing to be done"
 DEADLINE_S = 120
+# The jobs of tiny.yaml.
+PHASES = ("implicit-s0/unrolled", "implicit-s0/free", "explicit-s0/explicit")
+EVALUATED = {f"evaluate/{phase}/word-problem" for phase in PHASES[1:]}
+ALL = {"data/s3-train", *TEST_SETS, *(f"train/{phase}" for phase in PHASES), *EVALUATED, "report"}
 
 
 @dataclass
@@ -64,17 +71,17 @@ class Project:
 
     def command(self, *words: str, code: int = 0) -> str:
         """What the command prints, both streams; Snakemake and `implicit-llm` run in forks of one server."""
+        if words[0] not in ("snakemake", "implicit-llm"):
+            return subprocess.check_output(
+                words, cwd=self.dir, env=self.environment, stderr=subprocess.STDOUT, text=True
+            )
         with tempfile.TemporaryDirectory() as folder:
-            streams = {name: Path(folder, name) for name in ("stdout", "stderr")}
-            if words[0] in ("snakemake", "implicit-llm"):
-                paths = {name: str(path) for name, path in streams.items()}
-                order = {"words": words, "cwd": str(self.dir), "environment": self.environment, **paths}
-                ended = _server().run(order)
-            else:
-                with streams["stdout"].open("w") as file:
-                    ended = subprocess.call(words, cwd=self.dir, env=self.environment, stdout=file, stderr=file)
-            output = "".join(path.read_text() for path in streams.values() if path.exists())
+            streams = {name: f"{folder}/{name}" for name in ("stdout", "stderr")}
+            order = {"words": words, "cwd": str(self.dir), "environment": self.environment, **streams}
+            ended = _server().run(order)
+            output = "".join(Path(path).read_text() for path in streams.values() if os.path.exists(path))
         assert ended == code, output
+        assert code != 2 or "Traceback" not in output  # it was refused in a line
         return output
 
     @contextmanager
@@ -104,6 +111,12 @@ class Project:
     def release(self) -> None:
         (self.dir / "hold").unlink()
 
+    def manifest(self, key: str) -> dict[str, Any]:
+        return dict(json.loads((self.results / key / "manifest.json").read_text()))
+
+    def append(self, path: Path, text: str) -> None:
+        path.write_text(path.read_text() + text)
+
     def edit(self, path: Path, old: str, new: str) -> None:
         """Replace text that must be there."""
         text = path.read_text()
@@ -132,26 +145,27 @@ def project_in(folder: Path, name: str = "tiny") -> Project:
 
 
 def make_project(folder: Path, name: str = "tiny") -> Project:
-    """The experiment before its first run, with the curricula of these tests beside it."""
-    project = _copy_driver(project_in(folder, name))
-    shutil.copy(DATA / f"{name}.yaml", project.config)
+    """The experiment before its first run, with the curricula of these tests beside it, without MLflow."""
+    project = _copy_driver(project_in(folder, name), f"{name}.yaml")
     shutil.copytree(DATA / "curricula", project.dir / "curricula")
     _make_library(project.library)
-    _leave_out_mlflow(project)
+    # Importing MLflow takes longer than all the rest; its absence stops nothing.
+    (project.library.parent / "mlflow.py").write_text("raise ImportError('left out of this test')\n")
+    project.results.parent.mkdir()
+    (project.results.parent / "mlflow.db").touch()
     return project
 
 
 def make_real_project(folder: Path) -> Project:
     """The same place for an experiment with the library itself, small.yaml."""
-    project = _copy_driver(Project(folder / "project", LIBRARY))
-    shutil.copy(DATA / "small.yaml", project.config)
-    return project
+    return _copy_driver(Project(folder / "project", LIBRARY), "small.yaml")
 
 
-def _copy_driver(project: Project) -> Project:
+def _copy_driver(project: Project, config: str) -> Project:
     for name in ("workflow", "profiles"):
         shutil.copytree(ROOT / name, project.dir / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "Snakefile", project.dir)
+    shutil.copy(DATA / config, project.config)
     return project
 
 
@@ -166,11 +180,3 @@ def _make_library(library: Path) -> None:
     for kind in (LIBRARY / "evaluation" / "kinds").glob("[a-z]*.py"):
         shutil.copy(DATA / "evaluate_stage.py", library / "evaluation" / "kinds" / kind.name)
     shutil.copytree(LIBRARY / "configs", library / "configs")
-
-
-def _leave_out_mlflow(project: Project) -> None:
-    """Importing MLflow takes longer than all the rest; its absence stops nothing."""
-    (project.library.parent / "mlflow").mkdir()
-    (project.library.parent / "mlflow" / "__init__.py").write_text("raise ImportError('left out of this test')\n")
-    project.results.parent.mkdir()
-    (project.results.parent / "mlflow.db").touch()

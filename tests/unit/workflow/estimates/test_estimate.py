@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from implicit_llm.training.operations.speed import peak_flops
 from implicit_llm_contracts.config import flops
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.run_directory import PROVENANCE
+from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.estimates.cost import CostModel
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, MeasuredStep, read_hardware
 from implicit_llm_workflow.estimates.memory import TrainedModel
@@ -21,6 +23,7 @@ from implicit_llm_workflow.experiment_files.models import model_fields
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
+from tests.pages import ROOT
 from tests.unit.workflow.console_calls import output, where
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import finish_with, work_of
@@ -227,3 +230,35 @@ def test_every_job_of_the_shipped_experiments_is_counted_and_fits_its_card(
         assert job["work"]["flops"] > 0
         assert job["step"] is not None
         assert job["cost"]["hours"] is not None or config != "paper"
+
+
+PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| `(\w+)` \|.*\| ([^|]*\d[^|]*) \|$", re.MULTILINE)  # those that name hours
+HOURS = re.compile(r"([\d,]+) (V100|MI300X)")
+
+
+def hours_in(text: str) -> dict[str, int]:
+    return {card.lower(): int(number.replace(",", "")) for number, card in HOURS.findall(text)}
+
+
+def training_behind(plan: Plan, key: str) -> set[str]:
+    return {key}.union(*(training_behind(plan, upstream) for upstream in plan.nodes[key].upstream.values()))
+
+
+def test_hours_of_training_are_those_of_the_estimate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    values = json.loads(output(capsys, "estimate", "--config", "paper", "--results", str(tmp_path), "--json"))
+    jobs = {job["key"]: job for job in values["training"]}
+    plan = make_plan("paper", tmp_path)
+
+    def hours_of(keys: set[str]) -> dict[str, float]:
+        hours: Counter[str] = Counter()
+        for key in keys & jobs.keys():
+            hours[jobs[key]["card"]] += jobs[key]["cost"]["hours"]
+        return hours
+
+    named = {name: hours_in(hours) for name, hours in ROW.findall(PAGE) if hours_in(hours)}
+    assert len(named) > 10
+    for name, hours in named.items():
+        assert hours == pytest.approx(hours_of(training_behind(plan, f"excerpt/{name}")), rel=0.02), name
+    (whole,) = re.findall(r"everything together takes ([^;]*?) of training", PAGE)
+    assert hours_in(whole.replace("-hours", "")) == pytest.approx(hours_of(set(jobs)), rel=0.02)

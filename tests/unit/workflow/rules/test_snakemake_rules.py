@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,9 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_jobs.tracking import invocation as jobs_side
 from implicit_llm_workflow.commands.jobs import parse_inputs
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.planning.plan import UnknownTarget
+from implicit_llm_workflow.project_dirs import PROJECT_DIR
+from implicit_llm_workflow.rules import invocation
 from implicit_llm_workflow.rules.snakemake_driver import report_stale
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
 from tests.unit.workflow.experiments import ExperimentFile, finish
@@ -94,3 +98,56 @@ def test_many_stale_results_are_summed_up() -> None:
     report_stale({f"results/x/{number}/manifest.json": "why" for number in range(20)}, "x.yaml", said.append)
     assert said[0] == "stale: results/x/0 (why)"
     assert said[-1] == "stale: 8 more; `implicit-llm status --jobs --config x.yaml` lists them"
+
+
+def test_a_job_reads_what_the_driver_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment: dict[str, str] = {}
+    invocation.announce(["/usr/bin/snakemake", "--configfile", "my file.yaml"], environment)
+    assert list(environment) == [invocation.VARIABLE] == [jobs_side.VARIABLE]
+    monkeypatch.setenv(*environment.popitem())
+    found = jobs_side.Invocation.current()
+    assert found.command == "snakemake --configfile 'my file.yaml'"
+    assert len(found.id) == 16
+    assert found.started.endswith("+00:00")
+
+
+def test_each_invocation_has_an_id_of_its_own_and_a_command_that_fits_the_environment() -> None:
+    environments: tuple[dict[str, str], ...] = ({}, {})
+    for environment in environments:
+        invocation.announce(["snakemake", *["x" * 100] * 1000], environment)
+        assert len(environment[invocation.VARIABLE]) < 4000
+    assert len({json.loads(environment[invocation.VARIABLE])["id"] for environment in environments}) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "profile"),
+    [("--profile profiles/gpu -n", "profiles/gpu"), ("demo --profile=gpu", "gpu"), ("--cores 1 demo", "usual")],
+)
+def test_the_profile_is_that_of_the_command_or_of_the_environment(words: str, profile: str) -> None:
+    assert invocation.profile_in_use(["snakemake", *words.split()], {"SNAKEMAKE_PROFILE": "usual"}) == profile
+
+
+def test_a_job_that_was_started_by_hand_belongs_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("", "null", "{", '{"id": "x"}', "[]"):
+        monkeypatch.setenv(jobs_side.VARIABLE, text)
+        assert jobs_side.Invocation.current() is None
+
+
+RULES = sorted((PROJECT_DIR / "workflow" / "rules").glob("*.smk"))
+SHELL = re.compile(r"^ +shell:\n((?: {8,}.*\n)+)", re.MULTILINE)
+FIELD = re.compile(r"(?<!\{)\{([^{}]+)\}")
+NUMBERS = {"threads"}  # Snakemake itself makes it an integer
+
+
+def shell_commands() -> list[tuple[str, str]]:
+    return [(path.name, command) for path in RULES for command in SHELL.findall(path.read_text(encoding="utf-8"))]
+
+
+def test_there_are_commands_to_look_at() -> None:
+    assert {name for name, _ in shell_commands()} >= {"data.smk", "train.smk", "evaluate.smk", "report.smk"}
+
+
+@pytest.mark.parametrize(("name", "command"), shell_commands())
+def test_every_field_of_a_shell_command_is_quoted(name: str, command: str) -> None:
+    bare = [field for field in FIELD.findall(command) if not field.endswith(":q") and field not in NUMBERS]
+    assert not bare, f"{name}: write {{{bare[0]}:q}}"
