@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -43,8 +42,7 @@ def test_the_whole_graph_runs_on_slurm_and_a_second_start_has_nothing_to_do(
     edit_site(project.dir / "profiles" / "cluster" / "config.yaml", SITE)
     before = slurm.job_count()
     output = project.snakemake("--jobs", "3", "--latency-wait", "10", "--submitit-poll-interval-s", "2")
-    manifest = json.loads((project.results / "report" / "manifest.json").read_text())
-    assert manifest["stage"] == "report"
+    assert project.manifest("report")["stage"] == "report"
     assert (project.results / ".preflight" / "mi300x.json").is_file()
     assert "on 2 cpu" in (project.results / "train/implicit-s0/free/job.log").read_text()
     assert "on 1 cpu" in (project.results / "train/explicit-s0/explicit/job.log").read_text()

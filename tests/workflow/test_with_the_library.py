@@ -20,7 +20,7 @@ def test_a_data_set_is_made_and_tracked(tmp_path: Path) -> None:
         query = "select runs.name, above.name from runs left join tags on tags.run_uuid = runs.run_uuid and key = ?"
         query += " left join runs as above on above.run_uuid = value order by runs.name"
         runs = list(store.execute(query, ["mlflow.parentRunId"]))
-    invocation = runs[0][1]
+    (_, invocation), *_ = runs
     assert runs == [("data/s3-train", invocation), (invocation, None)]
     assert invocation.startswith("snakemake 20")
     assert NOTHING in project.snakemake(target)

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
+from tests.refusals import refused
 from tests.unit.workflow.experiments import ExperimentFile
 
 GRID = """\
@@ -83,9 +84,8 @@ def test_models_and_curricula_can_be_axes(language: ExperimentFile) -> None:
     ],
 )
 def test_a_mistake_names_the_axis(grid: ExperimentFile, old: str, new: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+    with refused(re.escape(message), ConfigError):
         grid.edit(old, new).load()
-    assert "\n" not in str(caught.value)
 
 
 def test_an_axis_through_a_value_is_refused(grid: ExperimentFile) -> None:

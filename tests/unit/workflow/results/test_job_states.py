@@ -48,8 +48,7 @@ def test_a_finished_job_shows_the_end_of_its_phase(plan: Plan) -> None:
     (work_of(plan, FREE) / "mlflow.json").write_text('{"run_id": "abc"}')
     found = look(plan)
     assert (found.state, found.progress.step, found.progress.end_step) == ("done", 10, 10)
-    assert found.metrics == {"loss": 0.25, "residual": 0.01}
-    assert found.mlflow_run_id == "abc"
+    assert (found.metrics, found.mlflow_run_id) == ({"loss": 0.25, "residual": 0.01}, "abc")
     assert found.unix_s > START_S
     (work_of(plan, FREE) / "provenance.json").write_text('{"finished": "2023-11-14T22:13:20+00:00"}')
     assert look(plan).unix_s == START_S
@@ -63,8 +62,7 @@ def test_a_job_that_holds_its_lock_runs(plan: Plan) -> None:
     assert (found.state, found.progress.step, found.metrics["loss"]) == ("running", 6, 1.5)
     assert (found.progress.steps_per_s, found.progress.remaining_s) == (0.5, 8.0)
     assert found.progress.share == pytest.approx(1 / 3)  # of the steps 4 to 10
-    assert found.doing == "free: step 6/10, loss 1.5"
-    assert found.unix_s == START_S + 3
+    assert (found.doing, found.unix_s) == ("free: step 6/10, loss 1.5", START_S + 3)
     assert look(plan).state == "stopped"  # it was killed
 
 
@@ -118,8 +116,7 @@ def test_a_failure_of_former_settings_is_none_of_these(tiny: ExperimentFile) -> 
 def test_a_failure_outranks_a_result_of_before_and_a_fresh_one_outranks_a_failure(tiny: ExperimentFile) -> None:
     finish(tiny.plan())
     plan = tiny.edit("tol: 0.1", "tol: 0.2").plan()
-    assert look(plan).state == "stale"
-    assert look(plan).why == "config: phase.solver.tol 0.1 -> 0.2"
+    assert (look(plan).state, look(plan).why) == ("stale", "config: phase.solver.tol 0.1 -> 0.2")
     write_journal(plan, FREE, STARTED, event("stage_failed", error="ValueError: no"))
     assert look(plan).state == "failed"
     finish_with(plan, FREE, {})
