@@ -65,7 +65,7 @@ def notes(jobs: Iterable[JobEstimate], costs: CostModel) -> Iterator[str]:
     """What the numbers rest on, a line each; only those that apply."""
     hardware, jobs = costs.hardware, list(jobs)
     labels = " ".join(job.step.label for job in jobs if job.step is not None)
-    yield "hours: GPU-hours; of a job that ran on a CPU its hours. -: not known before a first run, as of evaluations."
+    yield "hours: GPU-hours, or CPU-hours of a job that ran on a CPU. -: not known before the job's first run."
     for basis in sorted({job.cost.basis for job in jobs if job.cost.hours is not None}):
         yield f"       {basis}"
     if any(job.cost.is_assumed for job in jobs):
