@@ -114,3 +114,7 @@ def test_sequential_forward_leaves_the_solver_that_another_thread_sees(make_mode
     worker.join()
     assert seen == {"simultaneous"}
     assert model(IDS, eval_mode="sequential").solver_stats.num_closing == 1
+
+
+def test_the_namespace_is_its_public_names() -> None:
+    assert dir(implicit_llm) == sorted(implicit_llm.__all__)
