@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.unit.report.sample_runs import FREE, UNROLLED, Change, Record, finish
+from tests.unit.report.sample_runs import FREE, UNROLLED, Change, Record, evaluated, finish
 
 BOUNDED = {"mode": "fixed_point", "max_iter": 4, "tol": 0.05, "phantom_steps": 1, "tau": 0.8}
 FREE_24 = {"mode": "fixed_point", "max_iter": 24, "tol": 0.05, "phantom_steps": 4, "tau": 0.8}
@@ -32,7 +32,6 @@ class LanguageRun:
     seeds: Sequence[int] = (0, 1, 2)
     branches: Sequence[float] = (0.8,)
     has_flops: bool = True
-    solver: Mapping[str, Any] | None = None
 
 
 def family(name: str, model_type: str, **changes: Any) -> tuple[LanguageRun, ...]:
@@ -44,11 +43,8 @@ def family(name: str, model_type: str, **changes: Any) -> tuple[LanguageRun, ...
     )
 
 
-LANGUAGE = (*family("mamba2", "implicit_mamba2"), *family("llama3", "implicit_llama3"))
-
-
 def make_language_runs(
-    results: Path, runs: Sequence[LanguageRun] = LANGUAGE, change: Change = lambda record: record
+    results: Path, runs: Sequence[LanguageRun], change: Change = lambda record: record
 ) -> dict[str, Path]:
     """Write training phases and perplexities of `runs`; returns run directories by role. `change` edits a record."""
     roles: dict[str, Path] = {}
@@ -68,11 +64,22 @@ def _make_language_run(results: Path, run: LanguageRun, seed: int, change: Chang
     trunk = ""
     for index, (phase, start, solver) in enumerate(phases):
         settings = {"name": phase, "index": min(index, 1), "start_step": start, "end_step": run.steps, "solver": solver}
-        config = {"task": "language_model", "model": {"model_type": run.model_type}, "phase": settings, "seed": seed}
-        config |= {"total_steps": run.steps, "batch_size": BATCH_SIZE, "run": run.name}
+        config = {
+            "task": "language_model",
+            "model": {"model_type": run.model_type},
+            "phase": settings,
+            "seed": seed,
+            "total_steps": run.steps,
+            "batch_size": BATCH_SIZE,
+            "run": run.name,
+        }
         points = [(step, _training_values(run, phase, step, seed)) for step in range(start + 1, run.steps + 1)]
-        summary = {"num_parameters": run.num_parameters, "data": {"kind": "token_stream", "length": LENGTH}}
-        summary |= {"tokens": run.steps * STEP_TOKENS, "flops": _flops(run, phase, run.steps)}
+        summary = {
+            "num_parameters": run.num_parameters,
+            "data": {"kind": "token_stream", "length": LENGTH},
+            "tokens": run.steps * STEP_TOKENS,
+            "flops": _flops(run, phase, run.steps),
+        }
         folder = results / "train" / name / phase
         upstream = {"data": "d" * 64} | ({"start": trunk} if index else {})
         made = finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points, summary)
@@ -83,10 +90,7 @@ def _make_language_run(results: Path, run: LanguageRun, seed: int, change: Chang
             for length in (128, 256, 512)
             for mode in (MODES if run.is_implicit else ("parallel",))
         ]
-        place = results / "evaluate" / name / phase / "perplexity"
-        files = {"metrics.json": {"records": records}}
-        finish(place, "evaluate", f"{name}/{phase}/perplexity", {"kind": "perplexity"}, {"model": made}, files)
-        roles[f"evaluate:{name}/{phase}/perplexity"] = place
+        roles |= evaluated(results, f"{name}/{phase}/perplexity", "perplexity", records, {"model": made})
     return roles
 
 
@@ -107,8 +111,12 @@ def _loss(run: LanguageRun, phase: str, step: int) -> float:
 
 def _training_values(run: LanguageRun, phase: str, step: int, seed: int) -> dict[str, float]:
     noise = 0.06 * math.sin(step * 12.9898 + 78.233 * seed) * math.cos(step * 4.1)
-    values = {"loss": _loss(run, phase, step) + noise + 0.012 * seed, "accuracy_last10": 0.3, "learning_rate": 3e-3}
-    values |= {"tokens": step * STEP_TOKENS}
+    values = {
+        "loss": _loss(run, phase, step) + noise + 0.012 * seed,
+        "accuracy_last10": 0.3,
+        "learning_rate": 3e-3,
+        "tokens": step * STEP_TOKENS,
+    }
     if run.has_flops:
         values["flops"] = _flops(run, phase, step)
     if run.is_implicit:
@@ -121,8 +129,12 @@ def _perplexity_record(run: LanguageRun, phase: str, seed: int, length: int, mod
     worse = (0.05 if run.is_implicit else 0.45) * math.log2(length / LENGTH)
     loss = _loss(run, phase, run.steps) + 0.05 + 0.012 * seed + worse + (0.01 if mode == "published" else 0.0)
     starts = [1, 2, 4, 8, 16, 32, 64, 128]
-    by_position = {"start": starts, "end": [*(start - 1 for start in starts[1:]), length]}
-    by_position |= {"loss": [loss + 1 / start for start in starts], "num_tokens": [512] * len(starts)}
+    by_position = {
+        "start": starts,
+        "end": [*(start - 1 for start in starts[1:]), length],
+        "loss": [loss + 1 / start for start in starts],
+        "num_tokens": [512] * len(starts),
+    }
     return {
         "kind": "perplexity", "run": run.name, "seed": seed, "phase": phase, "is_implicit": run.is_implicit,
         "model_type": run.model_type, "num_layers": 2, "num_parameters": run.num_parameters, "data": "text-test",
@@ -157,20 +169,22 @@ def _make_babi_run(results: Path, name: str, is_implicit: bool, tested: Sequence
     roles, made = {}, ""
     for index, (phase, start, end, solver) in enumerate(phases):
         settings = {"name": phase, "index": index, "start_step": start, "end_step": end, "solver": solver}
-        config = {"task": "catbabi", "model": {"model_type": "implicit_mamba2"}, "phase": settings}
-        config |= {"total_steps": 900, "batch_size": 16, "seed": tested[0]["seed"]}
+        config = {
+            "task": "catbabi",
+            "model": {"model_type": "implicit_mamba2"},
+            "phase": settings,
+            "total_steps": 900,
+            "batch_size": 16,
+            "seed": tested[0]["seed"],
+        }
         points = [(step, {"loss": 3 / (1 + step / 60) + 0.3}) for step in range(start + 10, end + 1, 10)]
         folder = results / "train" / name / phase
         upstream = {"data": "b" * 64} | ({"start": made} if index else {})
         summary = {"num_parameters": 61_000 + 3_000 * is_implicit, "data": {"kind": "catbabi", "length": 200}}
         made = finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points, summary)
         roles[f"train:{name}/{phase}"] = folder
-    place = results / "evaluate" / name / phases[-1][0] / "catbabi"
     valid = [record | {"data": "babi-valid", "accuracy": 0.125} for record in tested]
-    files = {"metrics.json": {"records": [*valid, *tested]}}
-    evaluation = f"{name}/{phases[-1][0]}/catbabi"
-    finish(place, "evaluate", evaluation, {"kind": "catbabi"}, {"model": made}, files)
-    return roles | {f"evaluate:{evaluation}": place}
+    return roles | evaluated(results, f"{name}/{phases[-1][0]}/catbabi", "catbabi", [*valid, *tested], {"model": made})
 
 
 def _babi_record(name: str, is_implicit: bool, seed: int, tasks: Sequence[int]) -> Record:

@@ -23,7 +23,7 @@ from implicit_llm_report import stage
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.inputs.frame import frame_of
 from implicit_llm_report.inputs.published import Published
-from implicit_llm_report.inputs.sources import Given, ReportInputs
+from implicit_llm_report.inputs.sources import Given, ReportInputs, load_inputs
 from implicit_llm_report.inputs.training_runs import TrainingRun
 
 Record = dict[str, Any]
@@ -57,17 +57,7 @@ class SampleRun:
     lengths: Sequence[int] = (16, 32, 64)
 
 
-DEMO = (
-    SampleRun("a5-implicit", "A5", True, 0.2, (0.2, 0.5)),
-    SampleRun("a5-explicit", "A5", False, 0.2, (0.2, 0.5)),
-    SampleRun("s3-implicit", "S3", True, 0.5, (0.5,), steps=1200, quality=0.999),
-    SampleRun("s3-explicit", "S3", False, 0.5, (0.5,), steps=1200),
-)
-
-
-def make_runs(
-    results: Path, runs: Sequence[SampleRun] = DEMO, change: Change = lambda record: record
-) -> dict[str, Path]:
+def make_runs(results: Path, runs: Sequence[SampleRun], change: Change = lambda record: record) -> dict[str, Path]:
     """Write training phases and evaluations of `runs`; returns run directories by role. `change` edits a record."""
     roles: dict[str, Path] = {}
     for run in runs:
@@ -101,10 +91,9 @@ def make_context(folder: Path, roles: Mapping[str, Path], config: Mapping[str, A
 def make_report(folder: Path, roles: Mapping[str, Path], **config: Any) -> Path:
     """The files of a report; of a few figures and tables it takes a fraction of the time."""
     context = make_context(folder / "report", roles, {"experiment": "miniature"} | config)
-    result = stage.run(context)
-    declared = context.work / "declared"
-    assert {Path(file) for file in result.files} == {path for path in declared.rglob("*") if path.is_file()}
-    return declared
+    written = {Path(file) for file in stage.run(context).files}
+    assert written == {path for path in (context.work / "declared").rglob("*") if path.is_file()}
+    return context.work / "declared"
 
 
 def rows_of(made: Path, table: str) -> list[dict[str, str]]:
@@ -112,9 +101,28 @@ def rows_of(made: Path, table: str) -> list[dict[str, str]]:
     return list(csv.DictReader((made / "tables" / f"{table}.csv").read_text().splitlines()))
 
 
-def config_of(context: StageContext) -> ReportConfig:
-    """The configuration as the report reads it."""
-    return fill(ReportConfig, context.config, "report")
+def claims_of(made: Path) -> dict[str, Record]:
+    """The claims of a report by their names."""
+    return {claim["id"]: claim for claim in json.loads((made / "claims.json").read_text())["claims"]}
+
+
+def names_in(made: Path, folder: str) -> set[str]:
+    """The figures or tables of a report."""
+    return {path.stem for path in (made / folder).glob("*")}
+
+
+def figure_of(made: Path, name: str) -> str:
+    """A figure on the page."""
+    return (made / "index.html").read_text().split(f'id="figure-{name}"')[1].split("</figure>")[0]
+
+
+def legend_of(figure: str) -> Sequence[str]:
+    return re.findall(r"</svg>\s*(.*?)</li>", figure.split('<div class="panels')[0], re.DOTALL)
+
+
+def inputs_of(context: StageContext) -> ReportInputs:
+    """What the report reads."""
+    return load_inputs(context.inputs, fill(ReportConfig, context.config, "report"))
 
 
 def given_of(records: Mapping[str, Sequence[Record]], training: Sequence[TrainingRun] = (), **config: Any) -> Given:
@@ -135,17 +143,18 @@ def jobs_of(inputs: Mapping[str, Input], missing: Sequence[str] = ()) -> Record:
         for role, given in inputs.items()
         if role.startswith("train:")
     }
-    jobs, data = {}, {}
+    jobs = {}
     for role in [*inputs, *missing]:
         stage, _, name = role.partition(":")
         model, _, rest = name.partition("/")
         phase, _, evaluation = rest.rpartition("/") if stage == "evaluate" else (rest, "", None)
         run, seed = re.fullmatch(r"(.+?)(?:-s(\d+))?", model).groups()  # type: ignore[union-attr]
-        jobs[role] = {"run": run, "seed": None if seed is None else int(seed), "phase": phase or "checkpoint"}
-        jobs[role] |= {"evaluation": evaluation, "solver": solvers.get(f"{model}/{phase}")}
-    for name in ("babi-valid", "babi-test", "text-test"):
-        data[name] = dict(zip(("data", "split"), name.split("-"), strict=True))
-    return {"jobs": jobs, "data": data}
+        jobs[role] = {
+            "run": run, "seed": None if seed is None else int(seed), "phase": phase or "checkpoint",
+            "evaluation": evaluation, "solver": solvers.get(f"{model}/{phase}"),
+        }  # fmt: skip
+    parts = [("babi", "valid"), ("babi", "test"), ("text", "test")]
+    return {"jobs": jobs, "data": {f"{data}-{split}": {"data": data, "split": split} for data, split in parts}}
 
 
 def _make_one(results: Path, run: SampleRun, seed: int, change: Change) -> dict[str, Path]:
@@ -157,8 +166,14 @@ def _make_one(results: Path, run: SampleRun, seed: int, change: Change) -> dict[
     upstream = {"data": "d" * 64}
     for index, (phase, start, end, solver) in enumerate(phases):
         settings = {"name": phase, "index": index, "start_step": start, "end_step": end, "solver": solver}
-        config = {"task": "word_problem", "model": {"model_type": "implicit_mamba2"}, "phase": settings, "seed": seed}
-        config |= {"total_steps": run.steps, "run": run.name}
+        config = {
+            "task": "word_problem",
+            "model": {"model_type": "implicit_mamba2"},
+            "phase": settings,
+            "seed": seed,
+            "total_steps": run.steps,
+            "run": run.name,
+        }
         points = [(step, _training_values(run, step, solver)) for step in range(start + 10, end + 1, 10)]
         folder = results / "train" / name / phase
         upstream = {
@@ -166,33 +181,29 @@ def _make_one(results: Path, run: SampleRun, seed: int, change: Change) -> dict[
             "start": finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points),
         }
         roles[f"train:{name}/{phase}"] = folder
-    records = [change(record) for record in _records(run, seed)]
-    folder = results / "evaluate" / name / phases[-1][0] / "word-problem"
-    config = {"kind": "word_problem", "modes": [{"name": mode, "eval_mode": "simultaneous"} for mode in MODES]}
-    finish(
-        folder,
-        "evaluate",
-        f"{name}/{phases[-1][0]}/word-problem",
-        config,
-        {"model": upstream["start"]},
-        {"metrics.json": {"records": records}},
-    )
-    return roles | {f"evaluate:{name}/{phases[-1][0]}/word-problem": folder}
-
-
-def _records(run: SampleRun, seed: int) -> list[Record]:
-    return [
-        _record(run, seed, length, fraction, mode)
+    records = [
+        change(_record(run, seed, length, fraction, mode))
         for length in run.lengths
         for fraction in run.test_hard_fractions
         for mode in (MODES if run.is_implicit else ("parallel",))
     ]
+    evaluation = f"{name}/{phases[-1][0]}/word-problem"
+    return roles | evaluated(results, evaluation, "word_problem", records, {"model": upstream["start"]})
+
+
+def evaluated(
+    results: Path, name: str, kind: str, records: Sequence[Record], upstream: Mapping[str, str] | None = None
+) -> dict[str, Path]:
+    """Write a finished evaluation; its folder by its role."""
+    folder = results / "evaluate" / name
+    finish(folder, "evaluate", name, {"kind": kind}, dict(upstream or {}), {"metrics.json": {"records": records}})
+    return {f"evaluate:{name}": folder}
 
 
 def _record(run: SampleRun, seed: int, length: int, hard_fraction: float, mode: str) -> Record:
-    chance = chance_per_position(run.group, run.monoid, hard_fraction, length)
+    chance = chance_per_position(run.group, run.monoid, hard_fraction, length).tolist()
     quality = run.quality - 0.004 * seed - (0.03 if hard_fraction > run.train_hard_fraction else 0.0)
-    curve = [float(best) for best in _curve(run, chance, hard_fraction, mode, quality)]
+    curve = _curve(run, chance, hard_fraction, mode, quality)
     cost, growth, _ = MODES.get(mode, (1.0, 0.0, 0.0))
     last = curve[-10:]
     return {
@@ -201,7 +212,7 @@ def _record(run: SampleRun, seed: int, length: int, hard_fraction: float, mode: 
         "data": f"{run.name.split('-')[0]}-test-L{length}-h{hard_fraction:g}", "group": run.group, "monoid": run.monoid,
         "length": length, "hard_fraction": hard_fraction, "train_length": run.train_length,
         "train_hard_fraction": run.train_hard_fraction, "mode": mode, "num_samples": 512,
-        "chance_last10": float(chance[-10:].mean()), "chance_per_position": [float(value) for value in chance],
+        "chance_last10": sum(chance[-10:]) / len(chance[-10:]), "chance_per_position": chance,
         "accuracy_last10": sum(last) / len(last), "accuracy_sequence": min(curve) ** 2,
         "accuracy_token": sum(curve) / len(curve),
         "accuracy_per_position": curve, "f_evaluations_per_token": cost * (length / run.train_length) ** growth,
@@ -214,12 +225,9 @@ def _record(run: SampleRun, seed: int, length: int, hard_fraction: float, mode: 
 def _curve(run: SampleRun, chance: Sequence[float], hard_fraction: float, mode: str, quality: float) -> list[float]:
     if not run.is_implicit:
         return [max(base, math.exp(-0.55 * hard_fraction * position)) for position, base in enumerate(chance)]
-    fails_at = MODES[mode][2]
-    curve = []
-    for position, base in enumerate(chance):
-        lost = 0.0 if math.isinf(fails_at) else 1 / (1 + math.exp(-(position - fails_at) / 4))
-        curve.append(quality ** (position / 16) * (1 - lost) + base * lost)
-    return curve
+    lost = [1 / (1 + math.exp((MODES[mode][2] - position) / 4)) for position in range(len(chance))]
+    known = [quality ** (position / 16) for position in range(len(chance))]
+    return [best * (1 - gone) + base * gone for best, gone, base in zip(known, lost, chance, strict=True)]
 
 
 def _training_values(run: SampleRun, step: int, solver: Mapping[str, Any] | None) -> dict[str, float]:
@@ -231,11 +239,13 @@ def _training_values(run: SampleRun, step: int, solver: Mapping[str, Any] | None
         "learning_rate": 3e-3 * (1 - step / run.steps),
     }
     if solver is not None and solver["mode"] == "fixed_point":
-        progress = step / run.steps
-        values |= {"num_iter": 9 + 7 * (1 - progress) + wiggle * 10, "f_evaluations": 14.0}
-        values |= {"residual": 0.05 + 0.2 * (1 - progress), "unconverged_share": 0.1 * (1 - progress)}
-        if step % 100 == 0:
-            values["spectral_radius"] = 0.95 - 0.2 * progress
+        left = 1 - step / run.steps
+        values |= {
+            "num_iter": 9 + 7 * left + wiggle * 10,
+            "residual": 0.05 + 0.2 * left,
+            "unconverged_share": 0.1 * left,
+        }
+        values |= {"spectral_radius": 0.75 + 0.2 * left} if step % 100 == 0 else {}
     return values
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,18 @@ import pytest
 
 from implicit_llm_report.config import MinimumLayersConfig
 from implicit_llm_report.inputs.layers import depths, fewest, fewest_layers
-from tests.unit.report.sample_runs import Record, SampleRun, finish, given_of, make_report, make_runs, rows_of
+from tests.unit.report.sample_runs import (
+    Record,
+    SampleRun,
+    evaluated,
+    figure_of,
+    finish,
+    given_of,
+    make_report,
+    make_runs,
+    names_in,
+    rows_of,
+)
 
 RUNS = (
     SampleRun("s5-implicit", "S5", True, 0.5, (0.5,), steps=200, seeds=(0, 1), train_length=16, lengths=(16, 64)),
@@ -25,7 +35,6 @@ RUNS = (
 MODES = [{"name": "blockwise", "eval_mode": "blockwise"}]
 LAYERS_ONLY: dict[str, Any] = {"figures": ("minimum-layers",), "tables": ("minimum-layers",)}
 LAYERS = MinimumLayersConfig("S5", threshold=0.9)
-SWEPT = "evaluate:s5-implicit-s{seed}/free/test-time"
 
 
 def swept_records(results: Path, seed: int) -> list[Record]:
@@ -36,8 +45,12 @@ def swept_records(results: Path, seed: int) -> list[Record]:
     sweep += [("eval_tol", value, 1 - value) for value in (0.5, 0.05)]
     return [
         record
-        | {"mode": f"blockwise@{key}={value}", "sweep": {"base": "blockwise", "key": key, "value": value}, key: value}
-        | {"accuracy_last10": None if (key, value) == ("eval_max_iter", 4) else quality - 0.01 * seed}
+        | {
+            "mode": f"blockwise@{key}={value}",
+            "sweep": {"base": "blockwise", "key": key, "value": value},
+            key: value,
+            "accuracy_last10": None if (key, value) == ("eval_max_iter", 4) else quality - 0.01 * seed,
+        }
         for record in plain
         for key, value, quality in sweep
     ]
@@ -60,19 +73,11 @@ def jacobian_records(is_implicit: bool) -> list[Record]:
 
 def added_runs(results: Path) -> dict[str, Path]:
     """Evaluations beside those of `make_runs`, by role."""
-    roles = {}
+    roles = evaluated(results, "s5-explicit-s0/explicit/jacobian", "jacobian", jacobian_records(False))
     for seed in (0, 1):
-        folder = results / f"evaluate/s5-implicit-s{seed}/free/test-time"
-        name, files = f"s5-implicit-s{seed}/free/test-time", {"metrics.json": {"records": swept_records(results, seed)}}
-        finish(folder, "evaluate", name, {"kind": "word_problem"}, {}, files)
-        roles[SWEPT.format(seed=seed)] = folder
-    for kind, seed in (("implicit", 0), ("implicit", 1), ("explicit", 0)):
-        phase = "free" if kind == "implicit" else "explicit"
-        name = f"s5-{kind}-s{seed}/{phase}/jacobian"
-        folder = results / "evaluate" / name
-        files = {"metrics.json": {"records": jacobian_records(kind == "implicit")}}
-        finish(folder, "evaluate", name, {"kind": "jacobian"}, {}, files)
-        roles[f"evaluate:{name}"] = folder
+        name = f"s5-implicit-s{seed}/free"
+        roles |= evaluated(results, f"{name}/jacobian", "jacobian", jacobian_records(True))
+        roles |= evaluated(results, f"{name}/test-time", "word_problem", swept_records(results, seed))
     return roles
 
 
@@ -86,7 +91,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_shows_each_section_and_its_figures(made: Path) -> None:
     figures = {"minimum-layers", "test-time-iterations", "test-time-tolerance", "jacobian", "spectral-radius"}
-    assert figures <= {path.stem for path in (made / "figures").glob("*.svg")}
+    assert figures <= names_in(made, "figures")
     page = (made / "index.html").read_text()
     assert all(f'id="figure-{name}"' in page for name in figures)
     for words in ("Layers needed by length", "Test-time compute", "Jacobian of the state transition"):
@@ -100,10 +105,9 @@ def test_swept_results_stay_out_of_the_other_tables_and_figures(made: Path) -> N
 
 
 def test_runs_that_tell_of_depth_stay_out_of_the_figures_of_length(made: Path) -> None:
-    sources = re.search(r'id="figure-accuracy-by-length".*?</figure>', (made / "index.html").read_text(), re.DOTALL)
-    assert sources is not None
-    assert "s5-implicit-s0" in sources[0]
-    assert "s5-implicit-l4" not in sources[0]
+    figure = figure_of(made, "accuracy-by-length")
+    assert "s5-implicit-s0" in figure
+    assert "s5-implicit-l4" not in figure
 
 
 def test_the_table_of_test_time_compute_has_mean_spread_and_seeds_and_leaves_the_missing_empty(made: Path) -> None:
@@ -119,9 +123,8 @@ def test_the_table_of_test_time_compute_has_mean_spread_and_seeds_and_leaves_the
 
 
 def test_the_fewest_layers_are_of_no_seed(made: Path) -> None:
-    rows = {row["name"]: row for row in rows_of(made, "minimum-layers")}
-    assert rows["implicit: fewest layers"]["num_seeds"] == ""
-    assert rows["implicit, 1 layer"]["num_seeds"] == "2"
+    seeds = {row["name"]: row["num_seeds"] for row in rows_of(made, "minimum-layers")}
+    assert (seeds["implicit: fewest layers"], seeds["implicit, 1 layer"]) == ("", "2")
 
 
 def test_the_table_of_jacobians_counts_seeds_and_the_tokens_without_a_fixed_point(made: Path) -> None:
@@ -137,8 +140,7 @@ def test_the_table_of_jacobians_counts_seeds_and_the_tokens_without_a_fixed_poin
 
 
 def test_every_heat_map_has_its_scale_beside_it(made: Path) -> None:
-    page = (made / "index.html").read_text()
-    figure = page[page.index('id="figure-jacobian"') :].partition("</figure>")[0]
+    figure = figure_of(made, "jacobian")
     panels = figure.count('<svg role="img"')
     assert figure.count("image-rendering:pixelated") == panels == 4
     assert figure.count(">0.01</text>") == panels
@@ -149,9 +151,20 @@ def depth_records(accuracies: dict[tuple[str, int, int], list[float | None]]) ->
     records = []
     for (kind, length, layers), values in accuracies.items():
         for seed, value in enumerate(values):
-            record = {"run": f"{kind}-{length}-{layers}", "is_implicit": kind == "implicit", "num_layers": layers}
-            record |= {"group": "S5", "monoid": "none", "length": length, "train_length": length, "hard_fraction": 1.0}
-            record |= {"train_hard_fraction": 1.0, "mode": "parallel", "data": f"L{length}", "seed": seed}
+            record = {
+                "run": f"{kind}-{length}-{layers}",
+                "is_implicit": kind == "implicit",
+                "num_layers": layers,
+                "group": "S5",
+                "monoid": "none",
+                "length": length,
+                "train_length": length,
+                "hard_fraction": 1.0,
+                "train_hard_fraction": 1.0,
+                "mode": "parallel",
+                "data": f"L{length}",
+                "seed": seed,
+            }
             records.append(record | {"accuracy_last10": value})
     return records
 
@@ -182,7 +195,7 @@ def test_only_tests_at_the_training_length_count() -> None:
 def test_a_section_that_is_asked_for_and_has_no_runs_says_so(tmp_path: Path) -> None:
     roles = make_runs(tmp_path / "results", RUNS[1:2])
     declared = make_report(tmp_path, roles, minimum_layers={"group": "A5"}, **LAYERS_ONLY)
-    assert (declared / "figures/minimum-layers.svg").is_file()
+    assert names_in(declared, "figures") == {"minimum-layers"}
     assert len(rows_of(declared, "minimum-layers")) == 0
 
 
@@ -191,8 +204,16 @@ def test_a_depth_whose_evaluation_is_missing_shows_as_missing(tmp_path: Path) ->
     config = {"model": {"num_hidden_layers": 2}, "phase": {"name": "explicit", "end_step": 8}, "seed": 0}
     finish(folder, "train", "s5-deep-s0/explicit", config, {}, {}, summary={"data": {"length": 8}})
     data = {"L8": {"group": "S5", "monoid": "none", "length": 8, "hard_fraction": 1.0}}
-    lost = {"role": "evaluate:s5-deep-s0/explicit/words", "job": "x", "state": "failed", "why": "", "command": ""}
-    lost |= {"config": {"kind": "word_problem"}, "data": data, "is_implicit": False}
+    lost = {
+        "role": "evaluate:s5-deep-s0/explicit/words",
+        "job": "x",
+        "state": "failed",
+        "why": "",
+        "command": "",
+        "config": {"kind": "word_problem"},
+        "data": data,
+        "is_implicit": False,
+    }
     settings = {"missing": [lost], "minimum_layers": {"group": "S5"}} | LAYERS_ONLY
     layers, accuracy = rows_of(
         make_report(tmp_path, {"train:s5-deep-s0/explicit": folder}, **settings), "minimum-layers"
@@ -210,13 +231,8 @@ def test_figures_and_tables_are_there_when_all_their_evaluations_are_missing(tmp
         lost | {"role": f"evaluate:s5-implicit-s0/free/{name}", "job": name, "config": config, "data": data}
         for name, config in (("jacobian", {"kind": "jacobian"}), ("compute", swept))
     ]
-    shown = {
-        "figures": ("jacobian", "test-time-tolerance", "test-time-iterations"),
-        "tables": ("jacobian", "test-time"),
-    }
-    declared = make_report(tmp_path, roles, missing=missing, **shown)
-    for name in ("jacobian", "test-time-tolerance"):
-        assert (declared / f"figures/{name}.svg").is_file()
-    assert not (declared / "figures/test-time-iterations.svg").exists()
+    figures, tables = ("jacobian", "test-time-tolerance", "test-time-iterations"), ("jacobian", "test-time")
+    declared = make_report(tmp_path, roles, missing=missing, figures=figures, tables=tables)
+    assert names_in(declared, "figures") == {"jacobian", "test-time-tolerance"}
     for name in ("jacobian", "test-time"):
         assert {(row["run"], row["num_missing"]) for row in rows_of(declared, name)} >= {("s5-implicit", "1")}

@@ -10,8 +10,8 @@ import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.journal import Point
-from implicit_llm_report.claims.claims import Claim, Judgement, load_claims
-from implicit_llm_report.claims.claims import judge as judge_found
+from implicit_llm_report.claims import claims
+from implicit_llm_report.claims.claims import Claim, Judgement
 from implicit_llm_report.claims.measure import Measure, find
 from implicit_llm_report.config import Job, MinimumLayersConfig, MissingResult, ReportConfig, ReportError
 from implicit_llm_report.inputs.missing import missing_records
@@ -34,7 +34,7 @@ IMPLICIT = EXPLICIT | {
 }  # fmt: skip
 SETTLED = {"measure": "convergence", "convergence": {"f_evaluations": [1, 8], "agreement_with_last": [1.0, 1.0]}}
 BOUNDED = IMPLICIT | {"phase": "bounded", "solver": Solver("fixed_point", 4, 1), "perplexity": 19.0}
-CLAIMS = {claim.id: claim for claim in load_claims()}
+CLAIMS = {claim.id: claim for claim in claims.load_claims()}
 AT_LEAST, AT_MOST = ">= 0.9", "<= 0.5"
 
 
@@ -50,14 +50,14 @@ def judge(
     chosen = Measure(**({"metric": "accuracy_last10"} | measure))
     claim = Claim("id", "statement", "paper", "Fig. 3", None, None, ("demo",), chosen, bound)
     given = given_of({chosen.kind: list(records)}, training, **config)
-    return judge_found(claim, find(chosen, given.frame), scale)
+    return claims.judge(claim, find(chosen, given.frame), scale)
 
 
 def of_claim(name: str, records: Sequence[Record], kind: str, training: Sequence[TrainingRun] = ()) -> Judgement:
     """The verdict on a claim of claims.yaml."""
     claim = CLAIMS[name]
     frame = given_of({kind: list(records)}, training, minimum_layers=MinimumLayersConfig("S5")).frame
-    return judge_found(claim, find(claim.measure, frame), claim.scales[-1])
+    return claims.judge(claim, find(claim.measure, frame), claim.scales[-1])
 
 
 def runs(**values: float | None) -> list[Record]:
@@ -164,6 +164,13 @@ def test_derived_numbers_are_rows_of_the_frame() -> None:
     assert (missing.spread.values, missing.spread.num_missing) == ((), 1)
 
 
+def lost_records(config: Record) -> list[Record]:
+    """Those of a missing evaluation."""
+    item = MissingResult("j", "lost", "failed", "", "", config, {"text-test": {}}, is_implicit=True)
+    report = ReportConfig("demo", jobs={"lost": Job("n", 0, "free", "x")}, missing=(item,))
+    return [found for _, found in missing_records(report, {})]
+
+
 SIMULTANEOUS = [{"name": mode, "eval_mode": mode} for mode in ("simultaneous", "sequential")]
 PAIR = {"measure": "pair", "eval_mode": "simultaneous", "against": "sequential", "token_agreement": 1.0}
 
@@ -180,45 +187,42 @@ PAIR = {"measure": "pair", "eval_mode": "simultaneous", "against": "sequential",
 def test_a_claim_about_all_runs_is_missing_while_a_run_has_no_result(claim: str, config: Record, there: Record) -> None:
     record = {"role": "evaluate:m", "run": "m", "is_implicit": True} | there
     assert of_claim(claim, [record], config["kind"]).verdict == "holds"
-    item = MissingResult("j", "lost", "failed", "", "", config, {"text-test": {}}, is_implicit=True)
-    report = ReportConfig("demo", jobs={"lost": Job("n", 0, "free", "x")}, missing=(item,))
-    lost = [found for _, found in missing_records(report, {})]
-    assert of_claim(claim, [record, *lost], config["kind"]).verdict == "missing"
+    assert of_claim(claim, [record, *lost_records(config)], config["kind"]).verdict == "missing"
 
 
 def test_a_missing_downstream_result_is_missing_in_its_columns_and_their_average() -> None:
-    config = {
-        "kind": "lm_eval",
-        "modes": SIMULTANEOUS[:1],
-        "tasks": ["local_last_word", "local_continuation", "local_cloze"],
-    }
-    item = MissingResult("j", "lost", "failed", "", "", config, {}, is_implicit=True)
-    report = ReportConfig("demo", jobs={"lost": Job("n", 0, "free", "x")}, missing=(item,))
-    frame = given_of({"lm_eval": [found for _, found in missing_records(report, {})]}).frame
+    tasks = ["local_last_word", "local_continuation", "local_cloze"]
+    lost = lost_records({"kind": "lm_eval", "modes": SIMULTANEOUS[:1], "tasks": tasks})
+    frame = given_of({"lm_eval": lost}).frame
     assert {"last word", "cloze", "average"} <= set(frame["column"].dropna())
     assert frame["value"].isna().all()
 
 
-def test_records_of_a_seed_are_averaged_and_a_seed_is_missing_only_if_none_has_a_number() -> None:
-    pair = {"run": "m", "measure": "pair", "eval_mode": "simultaneous", "against": "sequential", "is_implicit": True}
-
-    def judged(values: list[tuple[int, float | None]]) -> Judgement:
-        records = [pair | {"seed": seed, "token_agreement": value} for seed, value in values]
-        other = [
-            pair | {"measure": "convergence", "token_agreement": 0.0},
-            pair | {"source": {}, "token_agreement": 0.0},
-        ]
-        return of_claim("duality-of-language-models", [*records, *other], "duality")
-
-    assert sorted(judged([(0, 0.8), (0, 1.0), (1, 1.0)]).spread.values) == pytest.approx([0.9, 1.0])
-    assert judged([(0, 0.8), (0, None), (1, 1.0)]).spread.values == (0.8, 1.0)
-    assert judged([(0, 0.8), (1, None)]).verdict == "missing"
+@pytest.mark.parametrize(
+    ("values", "by_seed", "is_missing"),
+    [
+        ([(0, 0.8), (0, 1.0), (1, 1.0)], [0.9, 1.0], False),
+        ([(0, 0.8), (0, None), (1, 1.0)], [0.8, 1.0], False),
+        ([(0, 0.8), (1, None)], [0.8], True),
+    ],
+)
+def test_records_of_a_seed_are_averaged_and_a_seed_is_missing_only_if_none_has_a_number(
+    values: list[tuple[int, float | None]], by_seed: list[float], is_missing: bool
+) -> None:
+    pair = {"run": "m", "is_implicit": True} | PAIR
+    records = [pair | {"seed": seed, "token_agreement": value} for seed, value in values]
+    other = [pair | {"measure": "convergence", "token_agreement": 0.0}, pair | {"source": {}, "token_agreement": 0.0}]
+    judgement = of_claim("duality-of-language-models", [*records, *other], "duality")
+    assert (judgement.verdict == "missing", sorted(judgement.spread.values)) == (is_missing, pytest.approx(by_seed))
 
 
 def test_layers_grow_with_the_length_also_where_no_depth_solves_it() -> None:
     def depth(num_layers: int, length: int, accuracy: float, *, is_implicit: bool = False) -> Record:
-        record = WORD | {"run": f"n{num_layers}-{length}-{is_implicit}", "is_implicit": is_implicit, "group": "S5"}
-        record |= {"num_layers": num_layers, "length": length, "train_length": length, "data": f"L{length}"}
+        record = (
+            WORD
+            | {"run": f"n{num_layers}-{length}-{is_implicit}", "is_implicit": is_implicit, "group": "S5"}
+            | {"num_layers": num_layers, "length": length, "train_length": length, "data": f"L{length}"}
+        )
         return record | {"mode": "blockwise" if is_implicit else "parallel", "accuracy_last10": accuracy}
 
     explicit = [depth(1, 4, 1.0), depth(2, 4, 1.0), depth(1, 8, 0.2), depth(2, 8, 0.4)]
@@ -251,13 +255,19 @@ def compare(name: str, *records: Record, training: Sequence[TrainingRun] = ()) -
 FREE, FREE_BOUNDED = "free-below-explicit-mamba2", "free-below-bounded-mamba2"
 
 
-def test_a_pair_holds_when_every_seed_of_one_is_below_every_seed_of_the_other() -> None:
-    judgement = compare(FREE, BOUNDED, *seeds(IMPLICIT, 18.0, 18.6), *seeds(EXPLICIT, 20.0, 19.0))
-    assert judgement.verdict == "holds"
-    assert (judgement.spread.low, judgement.spread.high) == (18.0 / 20.0, 18.6 / 19.0)
-    overlapping = compare(FREE, BOUNDED, *seeds(IMPLICIT, 17.0, 19.5), *seeds(EXPLICIT, 20.0, 19.0))
-    assert overlapping.verdict == "borderline"
-    assert compare(FREE, BOUNDED, *seeds(IMPLICIT, 18.0, None), *seeds(EXPLICIT, 20.0, 20.0)).verdict == "missing"
+@pytest.mark.parametrize(
+    ("implicit", "verdict", "ends"),
+    [
+        ((18.0, 18.6), "holds", (18.0 / 20.0, 18.6 / 19.0)),
+        ((17.0, 19.5), "borderline", (17.0 / 20.0, 19.5 / 19.0)),
+        ((18.0, None), "missing", (18.0 / 20.0, 18.0 / 19.0)),
+    ],
+)
+def test_a_pair_holds_when_every_seed_of_one_is_below_every_seed_of_the_other(
+    implicit: tuple[float | None, ...], verdict: str, ends: tuple[float, float]
+) -> None:
+    judgement = compare(FREE, BOUNDED, *seeds(IMPLICIT, *implicit), *seeds(EXPLICIT, 20.0, 19.0))
+    assert (judgement.verdict, judgement.spread.low, judgement.spread.high) == (verdict, *ends)
 
 
 def test_phases_of_one_run_are_compared_seed_by_seed_and_told_by_their_iterations() -> None:
@@ -292,13 +302,28 @@ def test_at_equal_flops_the_run_that_was_trained_for_longer_stands_against_it() 
     assert (judgement.verdict, judgement.spread.mean) == ("fails", pytest.approx(18 / 17))
 
 
-def test_the_worst_size_decides_and_a_length_factor_takes_the_longer_rows_of_both() -> None:
-    large = {"num_parameters": 5000, "run": "l"}
-    sizes = [IMPLICIT | large | {"perplexity": 21.0}, BOUNDED | large, EXPLICIT | large | {"run": "l-explicit"}]
-    assert compare(FREE, IMPLICIT, BOUNDED, EXPLICIT, *sizes).verdict == "fails"
-    longer = [IMPLICIT | {"length": 512, "perplexity": 30.0}, EXPLICIT | {"length": 512}]
-    assert compare("implicit-extrapolates-mamba2", IMPLICIT, BOUNDED, EXPLICIT, *longer).verdict == "fails"
-    assert compare("implicit-extrapolates-mamba2", IMPLICIT, BOUNDED, EXPLICIT).verdict == "not run at this scale"
+LARGE = {"num_parameters": 5000, "run": "l"}
+
+
+@pytest.mark.parametrize(
+    ("claim", "more", "verdict"),
+    [
+        (FREE, [IMPLICIT | LARGE | {"perplexity": 21.0}, BOUNDED | LARGE, EXPLICIT | LARGE | {"run": "l-e"}], "fails"),
+        (
+            "implicit-extrapolates-mamba2",
+            [IMPLICIT | {"length": 512, "perplexity": 30.0}, EXPLICIT | {"length": 512}],
+            "fails",
+        ),
+        ("implicit-extrapolates-mamba2", [], "not run at this scale"),
+    ],
+)
+def test_the_worst_size_decides_and_a_length_factor_takes_the_longer_rows_of_both(
+    claim: str, more: list[Record], verdict: str
+) -> None:
+    assert compare(claim, IMPLICIT, BOUNDED, EXPLICIT, *more).verdict == verdict
+
+
+def test_a_model_is_compared_with_itself_on_longer_rows() -> None:
     grown = [EXPLICIT, EXPLICIT | {"length": 1024, "perplexity": 45.0}]
     assert compare("explicit-fails-at-eight-times", *grown).spread.mean == 2.25
 
@@ -314,7 +339,6 @@ def test_language_models_that_compete_are_chosen_by_the_training_loss_at_the_end
     training = (trained(EXPLICIT, 2.0), trained(lucky, 2.5), trained(IMPLICIT, 2.2))
     judgement = compare(FREE, IMPLICIT, BOUNDED, EXPLICIT, lucky, training=training)
     assert judgement.spread.mean == pytest.approx(18 / 20)
-    assert judgement.evidence is not None
     assert "m-explicit (parallel) [chosen of 2 by training loss at the end]" in judgement.evidence.text
     assert compare(FREE, IMPLICIT, BOUNDED, EXPLICIT, lucky).verdict == "missing"  # the test set must not choose
 
@@ -332,9 +356,13 @@ def test_branches_of_a_curriculum_are_told_by_the_share_of_their_bounded_phase()
 
 def test_a_smaller_implicit_model_is_set_against_larger_explicit_ones_of_as_many_tokens() -> None:
     llama = {"model_type": "implicit_llama3"}
-    points = [IMPLICIT | llama, EXPLICIT | llama | {"run": "large", "num_parameters": 2100}]
-    points += [EXPLICIT | llama | {"perplexity": 1.0}, EXPLICIT | llama | {"run": "huge", "num_parameters": 9000}]
-    points += [EXPLICIT | llama | {"run": "longer", "num_parameters": 2100, "train_tokens": 9e6, "perplexity": 1.0}]
+    points = [
+        IMPLICIT | llama,
+        EXPLICIT | llama | {"run": "large", "num_parameters": 2100},
+        EXPLICIT | llama | {"perplexity": 1.0},
+        EXPLICIT | llama | {"run": "huge", "num_parameters": 9000},
+        EXPLICIT | llama | {"run": "longer", "num_parameters": 2100, "train_tokens": 9e6, "perplexity": 1.0},
+    ]
     assert compare("parameter-optimal", *points).spread.values == (0.9,)
     assert compare("parameter-optimal", points[0]).verdict == "not run at this scale"
 
@@ -343,10 +371,12 @@ BABI = "implicit-better-on-most-babi-tasks"
 
 
 def babi(is_implicit: bool, *accuracies: float, **changes: Any) -> Record:
-    record = {"run": f"babi-{is_implicit}", "phase": "p", "seed": 0, "is_implicit": is_implicit, "data": "babi-test"}
-    record |= {"data_set": "babi", "split": "test", "protocol": "windowed", "accuracy": 0.5}
-    record |= {"model_type": "implicit_mamba2", "num_layers": 1, "num_parameters": 100, "train_tokens": 5.0}
-    record |= {"mode": "blockwise" if is_implicit else "parallel"}
+    record = (
+        {"run": f"babi-{is_implicit}", "phase": "p", "seed": 0, "is_implicit": is_implicit, "data": "babi-test"}
+        | {"data_set": "babi", "split": "test", "protocol": "windowed", "accuracy": 0.5}
+        | {"model_type": "implicit_mamba2", "num_layers": 1, "num_parameters": 100, "train_tokens": 5.0}
+        | {"mode": "blockwise" if is_implicit else "parallel"}
+    )
     by_task = {str(task): value for task, value in enumerate(accuracies, start=1)}
     return record | {"accuracy_by_task": by_task} | changes
 
@@ -360,16 +390,21 @@ def validated(run: str, *, is_implicit: bool, valid: float, test: float, **chang
     ]
 
 
-def test_most_tasks_are_more_than_half_of_them_and_ties_do_not_count() -> None:
-    explicit = babi(False, 0.5, 0.5, 0.5, 1.0)
-    assert of_claim(BABI, [babi(True, 0.6, 0.6, 0.6, 1.0), explicit], "catbabi").verdict == "holds"
-    assert of_claim(BABI, [babi(True, 0.6, 0.6, 0.4, 1.0), explicit], "catbabi").verdict == "fails"
-    two = babi(True, 0.6, 0.6, 0.6, 1.0, num_layers=2)
-    assert of_claim(BABI, [two, explicit], "catbabi").verdict == "not run at this scale"
-    mixed = of_claim(BABI, [babi(True, 0.6, 0.6), babi(False, 0.5, 0.5), babi(False, 0.7, 0.7, seed=1)], "catbabi")
-    assert (mixed.verdict, mixed.spread.values) == ("borderline", (1.0, 0.0))
-    lost = of_claim(BABI, [babi(True, 0.6), babi(True, seed=1), babi(False, 0.5)], "catbabi")
-    assert lost.verdict == "missing"
+@pytest.mark.parametrize(
+    ("records", "verdict", "shares"),
+    [
+        ([babi(True, 0.6, 0.6, 0.6, 1.0), babi(False, 0.5, 0.5, 0.5, 1.0)], "holds", (0.75,)),
+        ([babi(True, 0.6, 0.6, 0.4, 1.0), babi(False, 0.5, 0.5, 0.5, 1.0)], "fails", (0.5,)),
+        ([babi(True, 0.6, num_layers=2), babi(False, 0.5)], "not run at this scale", ()),
+        ([babi(True, 0.6, 0.6), babi(False, 0.5, 0.5), babi(False, 0.7, 0.7, seed=1)], "borderline", (1.0, 0.0)),
+        ([babi(True, 0.6), babi(True, seed=1), babi(False, 0.5)], "missing", (1.0,)),
+    ],
+)
+def test_most_tasks_are_more_than_half_of_them_and_ties_do_not_count(
+    records: list[Record], verdict: str, shares: tuple[float, ...]
+) -> None:
+    judgement = of_claim(BABI, records, "catbabi")
+    assert (judgement.verdict, judgement.spread.values) == (verdict, shares)
 
 
 def test_a_grid_is_judged_by_the_runs_that_validation_chose_and_not_by_the_best_on_the_test_set() -> None:
@@ -380,8 +415,7 @@ def test_a_grid_is_judged_by_the_runs_that_validation_chose_and_not_by_the_best_
         *validated("e", is_implicit=False, valid=0.2, test=0.5),
     ]
     judgement = of_claim(BABI, grid, "catbabi")
-    assert (judgement.verdict, judgement.evidence and judgement.evidence.run) == ("fails", "i-chosen")
-    assert judgement.evidence is not None
+    assert (judgement.verdict, judgement.evidence.run) == ("fails", "i-chosen")
     words = "[chosen of 3 by accuracy on the validation set, 1 of them without a number there] against e"
     assert words in judgement.evidence.text
     unknown = [babi(True, 0.6, run="i-a"), babi(True, 0.7, run="i-b"), babi(False, 0.5)]
@@ -417,7 +451,7 @@ def test_downstream_columns_are_compared_for_every_pair_of_seeds(name: str, task
 def test_the_projects_claims_can_be_read_and_name_a_mark_for_what_is_published() -> None:
     assert {claim.origin for claim in CLAIMS.values()} == {"paper", "project"}
     assert all(claim.mark for claim in CLAIMS.values() if claim.published)
-    assert len(CLAIMS) == len(load_claims())  # by id
+    assert len(CLAIMS) == len(claims.load_claims())  # by id
 
 
 @pytest.mark.parametrize(
@@ -432,7 +466,7 @@ def test_damaged_claims_are_a_one_line_error_with_file_and_key(tmp_path: Path, t
     path = tmp_path / "claims.yaml"
     path.write_text(text)
     with pytest.raises((ReportError, ConfigError)) as caught:
-        load_claims(path)
+        claims.load_claims(path)
     message = str(caught.value)
     assert str(path) in message
     assert named in message

@@ -10,10 +10,9 @@ import pytest
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_report.config import ReportError
 from implicit_llm_report.inputs.frame import frame_of, groups
-from implicit_llm_report.inputs.sources import load_inputs
 from implicit_llm_report.inputs.training_runs import Solver
 from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
-from tests.unit.report.sample_runs import MODES, SampleRun, config_of, make_context, make_runs
+from tests.unit.report.sample_runs import MODES, SampleRun, inputs_of, make_context, make_runs
 
 WORDS = (SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=20, seeds=(0, 1), lengths=(16, 64)),)
 LOST = "evaluate:a5-implicit-s1/free/word-problem"
@@ -26,10 +25,12 @@ def records_of(folder: Path) -> list[dict]:
 
 
 def test_every_number_of_every_file_is_a_row_with_what_it_is_of(tmp_path: Path) -> None:
-    roles = make_runs(tmp_path / "words", WORDS) | make_babi_runs(tmp_path / "babi", seeds=(0,))
-    roles |= make_language_runs(tmp_path / "text", family("mamba2", "implicit_mamba2", seeds=(0,))[:2])
-    context = make_context(tmp_path / "report", roles)
-    frame = load_inputs(context.inputs, config_of(context)).frame
+    roles = (
+        make_runs(tmp_path / "words", WORDS)
+        | make_babi_runs(tmp_path / "babi", seeds=(0,))
+        | make_language_runs(tmp_path / "text", family("mamba2", "implicit_mamba2", seeds=(0,))[:2])
+    )
+    frame = inputs_of(make_context(tmp_path / "report", roles)).frame
     frame = frame[frame["task"].isna()]  # without the parts of CatbAbI
     found = {(row.kind, row.metric, *(getattr(row, key) for key in WHAT)): row for row in frame.itertuples()}
     metrics = {"word_problem": "accuracy_last10", "perplexity": "perplexity", "catbabi": "accuracy"}
@@ -46,11 +47,19 @@ def test_every_number_of_every_file_is_a_row_with_what_it_is_of(tmp_path: Path) 
 def test_a_missing_result_is_a_row_with_its_reason_and_no_value(tmp_path: Path) -> None:
     roles = make_runs(tmp_path / "words", WORDS)
     config = {"kind": "word_problem", "modes": [{"name": mode, "eval_mode": "simultaneous"} for mode in MODES]}
-    item = {"job": "x", "role": LOST, "state": "failed", "why": "out of memory", "command": "y", "is_implicit": True}
-    item |= {"config": config, "data": {"a5-test-L16-h0.2": {"group": "A5", "monoid": "none", "length": 16}}}
+    item = {
+        "job": "x",
+        "role": LOST,
+        "state": "failed",
+        "why": "out of memory",
+        "command": "y",
+        "is_implicit": True,
+        "config": config,
+        "data": {"a5-test-L16-h0.2": {"group": "A5", "monoid": "none", "length": 16}},
+    }
     del roles[LOST]
     context = make_context(tmp_path / "report", roles, {"experiment": "demo", "missing": [item]})
-    frame = load_inputs(context.inputs, config_of(context)).frame
+    frame = inputs_of(context).frame
     missing = frame[frame["origin"] == "missing"]
     assert set(missing["mode"]) == set(MODES)
     assert "accuracy_last10" in set(missing["metric"])

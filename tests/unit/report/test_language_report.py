@@ -1,35 +1,91 @@
-"""The report of language models and CatbAbI, from made-up runs with branches and three seeds."""
+"""The report of language models: perplexity, CatbAbI and its protocols, duality and convergence, from made-up runs."""
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
+from implicit_llm_report.figures.by_position import perplexity_by_position
+from implicit_llm_report.inputs.frame import frame_of, groups
 from implicit_llm_report.inputs.published import load_published
-from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
-from tests.unit.report.sample_runs import Record, SampleRun, make_report, make_runs, rows_of
-from tests.unit.report.test_report_stage import Page
+from tests.unit.report.sample_language_runs import LanguageRun, family, make_babi_runs, make_language_runs
+from tests.unit.report.sample_runs import (
+    Record,
+    SampleRun,
+    claims_of,
+    evaluated,
+    figure_of,
+    given_of,
+    legend_of,
+    make_report,
+    make_runs,
+    names_in,
+    rows_of,
+)
+from tests.unit.report.test_report_stage import see_that_the_page_is_whole
 
 MAMBA2 = family("mamba2", "implicit_mamba2", seeds=(0, 1, 2))
-TRAINING_FIGURES = {"training-curves", "solver-health", "spectral-radius"}
-PERPLEXITY_FIGURES = {"perplexity-by-length", "perplexity-by-position"}
-TABLE: dict[str, Any] = {"figures": (), "tables": ("perplexity",)}
-FLOPS = TABLE | {"figures": ("loss-by-flops",)}
-LANGUAGE_FIGURES = PERPLEXITY_FIGURES | {"loss-by-flops"} | TRAINING_FIGURES
+ONE_SEED = [replace(run, seeds=(0,)) for run in MAMBA2[:2]]
+PAIRS = (("blockwise", "sequential"), ("simultaneous", "sequential"), ("simultaneous", "blockwise"))
+CURVE = {
+    "f_evaluations": [1, 2, 4, 8],
+    "residual_sequence_median": [1.0, 0.3, 0.05, 0.002], "residual_sequence_q90": [1.0, 0.4, 0.1, 0.01],
+    "residual_token_median": [1.0, 0.3, 0.04, 0.0], "residual_token_q90": [1.0, 0.5, 0.2, 0.03],
+    "unconverged_share": [1.0, 1.0, 0.4, 0.0], "agreement_with_last": [0.2, 0.6, 0.9, 1.0],
+}  # fmt: skip
+
+
+def duality_records(run: LanguageRun, phase: str, seed: int) -> list[Record]:
+    """Pairs of modes and a convergence of an implicit run; the yardstick of an explicit one."""
+    about: Record = {
+        "kind": "duality", "run": run.name, "seed": seed, "phase": phase, "is_implicit": run.is_implicit,
+        "model_type": run.model_type, "num_parameters": run.num_parameters, "data": "text-test", "length": 128,
+        "num_tokens": 4096, "eval_tol": 0.05 if run.is_implicit else None, "sweep": None,
+    }  # fmt: skip
+    measured = {"logit_distance_mean": 0.1, "logit_distance_max": 2.5, "logit_std": 3.0, "kl": 0.008}
+    cost = {"f_evaluations_per_token": 8.0, "against_f_evaluations_per_token": 7.0, "unconverged_share": 0.2}
+    if not run.is_implicit:
+        pair = {"measure": "pair", "mode": "parallel", "against": "sequential", "eval_mode": None}
+        exact = dict.fromkeys(measured, 1e-9) | {"token_agreement": 1.0, "logit_std": 3.0}
+        return [about | pair | exact | {"f_evaluations_per_token": 1.0, "against_f_evaluations_per_token": 1.0}]
+    measured |= cost | {"measure": "pair", "token_agreement": 0.97 - 0.01 * seed}
+    pairs = [about | measured | {"mode": mode, "against": against, "eval_mode": mode} for mode, against in PAIRS]
+    swept = (
+        pairs[0]
+        | {"mode": "blockwise@eval_max_iter=1", "token_agreement": 0.5}
+        | {"sweep": {"base": "blockwise", "key": "eval_max_iter", "value": 1}}
+    )
+    trace = about | {"measure": "convergence", "mode": "simultaneous", "against": None, "convergence": CURVE}
+    return [*pairs, swept, trace]
+
+
+def make_duality_runs(results: Path, change: Any = dict) -> dict[str, Path]:
+    roles: dict[str, Path] = {}
+    for run in MAMBA2[:2]:
+        phase = "free-80" if run.is_implicit else "explicit"
+        for seed in run.seeds:
+            records = [change(record) for record in duality_records(run, phase, seed)]
+            roles |= evaluated(results, f"{run.name}-s{seed}/{phase}/duality", "duality", records)
+    return roles
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a report of three Mamba2 runs of three seeds, and of CatbAbI."""
+    """The files of a report of three Mamba2 runs of three seeds, of their duality, and of CatbAbI in both protocols."""
     folder = tmp_path_factory.mktemp("language")
-    roles = make_language_runs(folder / "results", MAMBA2) | make_babi_runs(folder / "results")
-    return make_report(folder, roles)
+    roles = make_language_runs(folder / "results", MAMBA2) | make_duality_runs(folder / "results")
+    changes = [{}, {"protocol": "carried", "accuracy": 0.3, "accuracy_by_task": {"1": 0.3}}]
+    return make_report(folder, roles | make_babi_runs(folder / "results", changes=changes))
+
+
+def report_of(folder: Path, change: Any = dict, figures: Any = (), tables: Any = ("perplexity",)) -> Path:
+    """Of one seed of the implicit run and the explicit one of equal tokens."""
+    return make_report(folder, make_language_runs(folder / "results", ONE_SEED, change), figures=figures, tables=tables)
 
 
 def held_out(made: Path, **wanted: str) -> list[dict[str, str]]:
@@ -38,45 +94,22 @@ def held_out(made: Path, **wanted: str) -> list[dict[str, str]]:
 
 
 def test_report_without_word_problems_has_only_its_own_figures_and_tables(made: Path) -> None:
-    figures = {path.stem for path in (made / "figures").glob("*.svg")}
-    assert figures == LANGUAGE_FIGURES | {"accuracy-by-babi-task"}
-    tables = {path.name for path in (made / "tables").iterdir()}
-    assert tables == {f"{name}.{form}" for name in ("perplexity", "babi", "published") for form in ("csv", "tex")}
+    see_that_the_page_is_whole(made)
+    assert names_in(made, "figures") == {
+        "perplexity-by-length", "perplexity-by-position", "loss-by-flops", "training-curves", "solver-health",
+        "spectral-radius", "convergence-by-iteration", "accuracy-by-babi-task",
+    }  # fmt: skip
+    assert names_in(made, "tables") == {"perplexity", "babi", "duality", "published"}
     text = (made / "index.html").read_text()
     assert "last ten tokens, mean over seeds" not in text
     assert "best constant answer</td>" not in text
-
-
-def test_word_problems_alone_have_no_sections_of_language_models(tmp_path: Path) -> None:
-    runs = (SampleRun("a5-explicit", "A5", False, 0.2, (0.2,), steps=100, lengths=(16,)),)
-    made = make_report(tmp_path, make_runs(tmp_path / "results", runs))
-    text = (made / "index.html").read_text()
-    assert "held-out text" not in text.split('id="claims"')[0]
-    assert "at all questions, from other papers" not in text
-    assert {path.stem for path in (made / "tables").iterdir()} == {"accuracy", "published"}
-
-
-def test_page_is_whole_and_links_to_itself_only(made: Path) -> None:
-    page = Page((made / "index.html").read_text())
-    assert {link.removeprefix("#") for link in page.links} <= set(page.ids)
-    assert len(page.ids) == len(set(page.ids))
-    assert page.open == []
     for path in (made / "figures").glob("*.svg"):
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
 
 
-def test_phases_of_one_run_are_lines_of_their_own_without_the_words_that_all_share(
-    made: Path,
-) -> None:
-    figure = re.search(r'id="figure-perplexity-by-length".*?</figure>', (made / "index.html").read_text(), re.DOTALL)
-    assert figure is not None
-    legend = re.findall(r"</svg>\s*(.*?)</li>", figure[0].split('<div class="panels')[0], re.DOTALL)
-    assert legend == [
-        "implicit (4+1)",
-        "implicit (24+4)",
-        "explicit",
-        "explicit-long",
-    ]
+def test_phases_of_one_run_are_lines_of_their_own_without_the_words_that_all_share(made: Path) -> None:
+    legend = legend_of(figure_of(made, "perplexity-by-length"))
+    assert legend == ["implicit (4+1)", "implicit (24+4)", "explicit", "explicit-long"]
 
 
 def test_each_perplexity_has_mode_seeds_spread_tokens_and_flops(made: Path) -> None:
@@ -92,38 +125,30 @@ def test_each_perplexity_has_mode_seeds_spread_tokens_and_flops(made: Path) -> N
 
 
 def test_runs_without_flops_have_none_in_table_and_figure(tmp_path: Path) -> None:
-    runs = [replace(run, has_flops=False, seeds=(0,)) for run in MAMBA2[:2]]
-    made = make_report(tmp_path, make_language_runs(tmp_path / "results", runs, without_flops), **FLOPS)
+    runs = [replace(run, has_flops=False) for run in ONE_SEED]
+    roles = make_language_runs(tmp_path / "results", runs, lambda record: record | {"train_flops": None})
+    made = make_report(tmp_path, roles, figures=("loss-by-flops",), tables=("perplexity",))
     assert "train_flops" not in rows_of(made, "perplexity")[0]
-    figure = re.search(r'id="figure-loss-by-flops".*?</figure>', (made / "index.html").read_text(), re.DOTALL)
-    assert figure is not None
-    assert ">missing</text>" in figure[0]
-
-
-def without_flops(record: Record) -> Record:
-    return record | {"train_flops": None}
+    assert ">missing</text>" in figure_of(made, "loss-by-flops")
 
 
 def test_missing_perplexity_is_shown_as_missing_and_never_as_zero(tmp_path: Path) -> None:
     def too_short(record: Record) -> Record:
         return record | ({"loss": None, "perplexity": None, "num_tokens": 0} if record["length"] == 512 else {})
 
-    runs = [replace(run, seeds=(0,)) for run in MAMBA2]
-    made = make_report(tmp_path, make_language_runs(tmp_path / "results", runs, too_short))
+    made = report_of(tmp_path, too_short, figures=("perplexity-by-length",))
     assert {row["perplexity_mean"] for row in held_out(made, length="512")} == {""}
     text = (made / "index.html").read_text()
-    assert "missing</span>" in text.split('id="numbers"')[1].split('id="training"')[0]
+    assert "missing</span>" in text.split('id="numbers"')[1]
     assert "missing: " in text
     assert "missing" in (made / "tables" / "perplexity.tex").read_text()
-    claims = {claim["id"]: claim for claim in json.loads((made / "claims.json").read_text())["claims"]}
-    assert claims["implicit-extrapolates-mamba2"]["verdict"] == "missing"
+    assert claims_of(made)["implicit-extrapolates-mamba2"]["verdict"] == "missing"
 
 
 def test_claims_on_language_models_are_judged_by_family(made: Path) -> None:
-    claims = {claim["id"]: claim for claim in json.loads((made / "claims.json").read_text())["claims"]}
-    assert claims["free-below-explicit-mamba2"]["verdict"] == "holds"
-    assert claims["free-below-explicit-mamba2"]["num_seeds"] == 3
-    assert len(claims["free-below-explicit-mamba2"]["sources"]) == 6
+    claims = claims_of(made)
+    below = claims["free-below-explicit-mamba2"]
+    assert (below["verdict"], below["num_seeds"], len(below["sources"])) == ("holds", 3, 6)
     assert claims["free-below-explicit-at-equal-flops-mamba2"]["verdict"] == "fails"
     assert claims["free-below-explicit-llama"]["verdict"] == "not run at this scale"
     assert claims["implicit-better-on-most-babi-tasks"]["measured"]["mean"] == 1.0
@@ -137,14 +162,19 @@ def test_long_journals_make_small_figures(tmp_path: Path) -> None:
         assert (made / "figures" / f"{name}.svg").stat().st_size < 60_000
 
 
-def test_accuracy_of_every_task_and_of_all_questions_is_in_figure_and_tables(made: Path) -> None:
+def test_protocols_of_catbabi_are_tables_of_their_own_and_the_windowed_one_speaks(made: Path) -> None:
     rows = [row for row in rows_of(made, "babi") if (row["run"], row["split"]) == ("babi-implicit", "test")]
-    assert [row["task"] for row in rows] == ["all questions", *(str(task) for task in range(1, 21))]
-    assert {row["num_seeds"] for row in rows} == {"2"}
-    assert rows[0]["protocol"] == "windowed"
-    figure = re.search(r'id="figure-accuracy-by-babi-task".*?</figure>', (made / "index.html").read_text(), re.DOTALL)
-    assert figure is not None
-    assert [tick for tick in ("all", "1", "20") if f">{tick}</text>" not in figure[0]] == []
+    windowed, carried = ([row for row in rows if row["protocol"] == name] for name in ("windowed", "carried"))
+    assert [row["task"] for row in windowed] == ["all questions", *(str(task) for task in range(1, 21))]
+    assert {row["num_seeds"] for row in windowed} == {"2"}
+    assert float(carried[0]["accuracy_mean"]) == 0.3
+    assert float(windowed[0]["accuracy_mean"]) > 0.4
+    assert (windowed[1]["lm_accuracy_mean"], windowed[1]["lm_perplexity_mean"]) == ("0.6", "3.5")
+    text, figure = (made / "index.html").read_text(), figure_of(made, "accuracy-by-babi-task")
+    assert "<h4>babi-test, every row from an empty state</h4>" in text
+    assert "<h4>babi-test, state carried over all stories</h4>" in text
+    assert "0.300" not in figure
+    assert [tick for tick in ("all", "1", "20") if f">{tick}</text>" not in figure] == []
     assert "20. agent's motivations" in (made / "tables" / "babi.tex").read_text()
 
 
@@ -157,8 +187,7 @@ def test_published_perplexity_stands_beside_a_run_of_its_size_tokens_solver_and_
     def at_the_papers_scale(record: Record) -> Record:
         return record | {"num_parameters": 790_000_000, "train_tokens": 207e9, "length": 16 * record["length"]}
 
-    runs = [replace(run, seeds=(0,)) for run in MAMBA2[:2]]
-    made = make_report(tmp_path, make_language_runs(tmp_path / "results", runs, at_the_papers_scale), **TABLE)
+    made = report_of(tmp_path, at_the_papers_scale)
     beside = {(row["phase_label"], row["length"]): row["published"] for row in held_out(made) if row["published"]}
     assert beside == {("", "2048"): "8.98", ("(4+1)", "2048"): "8.6", ("(24+4)", "2048"): "8.35"}
     assert "published 8.35" in (made / "index.html").read_text()
@@ -174,20 +203,10 @@ def test_published_perplexities_are_those_of_the_paper() -> None:
 
 
 def test_word_problems_of_several_phases_are_told_apart(tmp_path: Path) -> None:
-    roles: dict[str, Any] = {}
-    for phase in ("unrolled", "free"):
-        runs = (SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=100, lengths=(16,)),)
-        made = make_runs(tmp_path / "results", runs, lambda record: record)
-        roles |= {role: path for role, path in made.items() if role.startswith("train:")}
-        evaluated = make_runs(tmp_path / phase, runs)
-        role = next(role for role in evaluated if role.startswith("evaluate:"))
-        folder = evaluated[role]
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["name"] = f"a5-implicit-s0/{phase}/word-problem"
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-        roles[f"evaluate:{manifest['name']}"] = folder
-    made_report = make_report(tmp_path, roles, figures=(), tables=("accuracy",))
-    names = {row["name"] for row in rows_of(made_report, "accuracy")}
+    runs = (SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=100, lengths=(16,)),)
+    roles = make_runs(tmp_path, runs)
+    roles["evaluate:a5-implicit-s0/unrolled/word-problem"] = roles["evaluate:a5-implicit-s0/free/word-problem"]
+    names = {row["name"] for row in rows_of(make_report(tmp_path, roles, tables=("accuracy",)), "accuracy")}
     assert names == {"a5-implicit (unrolled 4)", "a5-implicit (16+4)"}
 
 
@@ -197,8 +216,96 @@ def test_each_model_says_how_many_tokens_it_read(tmp_path: Path) -> None:
             return record | {"loss": None, "perplexity": None, "num_tokens": 0}
         return record | ({"num_tokens": 254} if record["mode"] == "sequential" else {})
 
-    runs = [replace(run, seeds=(0,)) for run in MAMBA2[:2]]
-    made = make_report(tmp_path, make_language_runs(tmp_path / "results", runs, few_rows), **TABLE)
-    page = (made / "index.html").read_text()
+    page = (report_of(tmp_path, few_rows) / "index.html").read_text()
     assert "sequential, 1 seed, 226,000 parameters, 254 tokens read" in page
     assert "blockwise, 1 seed, 226,000 parameters, 65,024 tokens read" in page
+
+
+def test_every_pair_of_modes_has_agreement_distance_divergence_seeds_and_cost(made: Path) -> None:
+    rows = rows_of(made, "duality")
+    found = [(row["run"], row["mode"], row["against"]) for row in rows]
+    implicit, explicit = MAMBA2[0].name, MAMBA2[1].name
+    assert found == [*((implicit, *pair) for pair in PAIRS), (explicit, "parallel", "sequential")]
+    assert {row["num_seeds"] for row in rows} == {"3"}
+    assert float(rows[0]["token_agreement_mean"]) == pytest.approx(0.96)
+    assert (float(rows[0]["token_agreement_low"]), float(rows[0]["token_agreement_high"])) == (0.95, 0.97)
+    assert rows[0]["kl_mean"] == "0.008"
+    assert rows[0]["against_f_evaluations_per_token_mean"] == "7.0"
+    assert {row["published"] for row in rows} == {""}  # none of this size
+    assert "0.960 (0.950--0.970)" in (made / "tables" / "duality.tex").read_text()
+
+
+def test_published_agreement_stands_beside_simultaneous_against_sequential_at_its_size(tmp_path: Path) -> None:
+    roles = make_duality_runs(tmp_path / "results", lambda record: record | {"num_parameters": 1_350_000_000})
+    made = make_report(tmp_path, roles, figures=(), tables=("duality",))
+    beside = {(row["mode"], row["against"]): row["published"] for row in rows_of(made, "duality")}
+    assert beside.pop(("simultaneous", "sequential")) == "0.976"
+    assert set(beside.values()) == {""}
+    assert "published 0.976" in (made / "index.html").read_text()
+
+
+def test_published_agreement_is_marked_as_from_a_secondary_source() -> None:
+    (number,) = load_published().duality
+    assert (number.value, number.num_tokens, number.mark) == (0.976, 3_000_000, "secondary")
+    explicit = {
+        "role": "r",
+        "eval_mode": None,
+        "against": "sequential",
+        "model_type": "implicit_mamba2",
+        "num_parameters": 1.36e9,
+    }
+    (pair,) = groups(frame_of({"duality": [explicit]}, {}), ("kind",))
+    assert not number.is_beside(pair)
+
+
+def test_convergence_has_residuals_with_the_tolerance_and_agreement_by_evaluations(made: Path) -> None:
+    figure = figure_of(made, "convergence-by-iteration")
+    assert legend_of(figure) == [MAMBA2[0].name]
+    assert "tolerance 0.05" in figure
+    assert figure.count("f-evaluations per token") == 2
+    assert "relative residual of a token" in figure
+
+
+def test_diverged_convergence_and_missing_agreement_are_missing_and_not_zero(tmp_path: Path) -> None:
+    def diverged(record: Record) -> Record:
+        lost = {"token_agreement": None, "kl": None, "logit_distance_mean": None, "num_tokens": 0}
+        return record | ({"convergence": None} if record["measure"] == "convergence" else lost)
+
+    roles = make_duality_runs(tmp_path / "results", diverged)
+    made = make_report(tmp_path, roles, figures=("convergence-by-iteration",), tables=("duality",))
+    assert {row["token_agreement_mean"] for row in rows_of(made, "duality")} == {""}
+    assert "missing" in figure_of(made, "convergence-by-iteration")
+    assert "missing & missing" in (made / "tables" / "duality.tex").read_text()
+
+
+def test_perplexity_by_position_shows_the_longest_rows_and_all_modes_of_the_last_implicit_phase(made: Path) -> None:
+    figure = figure_of(made, "perplexity-by-position")
+    assert legend_of(figure) == [
+        "implicit (4+1), blockwise",
+        "implicit (24+4), blockwise",
+        "implicit (24+4), sequential",
+        "implicit (24+4), published",
+        "explicit",
+        "explicit-long",
+    ]
+    assert figure.count("tokens before the predicted one") == 1
+    assert ">512</text>" in figure
+
+
+def test_bins_of_few_tokens_are_left_out() -> None:
+    curve = {"start": [1, 2, 3], "end": [1, 2, 4], "loss": [4.0, 3.0, 2.0], "num_tokens": [100, 256, 300]}
+    record = {"role": "r", "run": "x", "seed": 0, "data": "d", "length": 4, "mode": "parallel", "perplexity": 2.0}
+    figure = perplexity_by_position(given_of({"perplexity": [record | {"loss_by_position": curve}]}))
+    assert figure is not None
+    axis = Figure().subplots()
+    figure.panels[0].draw(axis)
+    assert [line.get_xdata().tolist() for line in axis.lines] == [pytest.approx([2.0, 12**0.5])]
+
+
+def test_record_without_a_curve_is_named_as_missing(tmp_path: Path) -> None:
+    def no_curve(record: Record) -> Record:
+        return record | ({"loss_by_position": None} if record["mode"] == "sequential" else {})
+
+    made = report_of(tmp_path, no_curve, figures=("perplexity-by-position",))
+    figure = figure_of(made, "perplexity-by-position")
+    assert "missing: implicit (24+4), sequential" in figure.replace("\n", " ")

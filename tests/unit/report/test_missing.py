@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ import pytest
 
 from implicit_llm_report.tables import source_words
 from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
-from tests.unit.report.sample_runs import MODES, SampleRun, finish, make_runs, rows_of
+from tests.unit.report.sample_runs import MODES, SampleRun, claims_of, evaluated, finish, make_runs, names_in, rows_of
 from tests.unit.report.sample_runs import make_report as make_any_report
-from tests.unit.report.test_report_stage import Page
+from tests.unit.report.test_report_stage import see_that_the_page_is_whole
 
 WORDS = (
     SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=200, seeds=(0, 1), lengths=(16, 64)),
@@ -47,8 +45,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def make_report(folder: Path, roles: dict[str, Path], missing: Sequence[dict[str, Any]] = (), **shown: Any) -> Path:
+    """Without the missing ones of these results."""
     shown = {"figures": ("perplexity-by-length",), "tables": ("accuracy", "perplexity", "babi")} | shown
-    return make_any_report(folder, roles, missing=list(missing), **shown)
+    there = {role: path for role, path in roles.items() if role not in [item["role"] for item in missing]}
+    return make_any_report(folder, there, missing=list(missing), **shown)
 
 
 def missing_result(role: str, **about: Any) -> dict[str, Any]:
@@ -64,19 +64,15 @@ def missing_evaluation(role: str, *, is_implicit: bool) -> dict[str, Any]:
 
 def test_a_missing_seed_is_counted_as_missing_and_the_other_stays(tmp_path: Path, words: dict[str, Path]) -> None:
     lacking = "evaluate:a5-implicit-s1/free/word-problem"
-    declared = make_report(
-        tmp_path,
-        {role: path for role, path in words.items() if role != lacking},
-        [missing_evaluation(lacking, is_implicit=True)],
-    )
+    declared = make_report(tmp_path, words, [missing_evaluation(lacking, is_implicit=True)])
     mine = [row for row in rows_of(declared, "accuracy") if row["run"] == "a5-implicit"]
     assert {(row["mode"], row["length"]) for row in mine} == {
         (mode, length) for mode in MODES for length in ("16", "64")
     }
     assert {row["num_seeds"] for row in mine} == {"1"}
+    see_that_the_page_is_whole(declared)
     page = (declared / "index.html").read_text()
     assert "2 seeds, 1 missing" in page
-    assert Page(page).open == []
     assert "Missing from this report" in page
     assert "EvaluationOutOfMemory: no &lt;room&gt;" in page
     assert "snakemake results/evaluate/a5-implicit-s1/free/word-problem/manifest.json" in page
@@ -84,11 +80,7 @@ def test_a_missing_seed_is_counted_as_missing_and_the_other_stays(tmp_path: Path
 
 def test_an_evaluation_that_is_missing_for_all_seeds_keeps_its_rows(tmp_path: Path, words: dict[str, Path]) -> None:
     lacking = "evaluate:a5-explicit-s0/explicit/word-problem"
-    declared = make_report(
-        tmp_path,
-        {role: path for role, path in words.items() if role != lacking},
-        [missing_evaluation(lacking, is_implicit=False)],
-    )
+    declared = make_report(tmp_path, words, [missing_evaluation(lacking, is_implicit=False)])
     mine = [row for row in rows_of(declared, "accuracy") if row["run"] == "a5-explicit"]
     assert {(row["mode"], row["length"], row["accuracy_last10_mean"]) for row in mine} == {
         ("parallel", "16", ""),
@@ -105,9 +97,7 @@ def test_two_missing_evaluations_of_other_lengths_are_missing_at_their_own(
     lacking = [f"evaluate:a5-implicit-s0/free/{name}" for name in ("word-problem", "word-problem-long")]
     missing = [missing_evaluation(role, is_implicit=True) for role in lacking]
     missing = [item | {"config": item["config"] | {"lengths": [n]}} for item, n in zip(missing, (16, 64), strict=True)]
-    rows = rows_of(
-        make_report(tmp_path, {r: path for r, path in words.items() if r != lacking[0]}, missing), "accuracy"
-    )
+    rows = rows_of(make_report(tmp_path, words, missing), "accuracy")
     assert {(row["length"], row["num_seeds"]) for row in rows if row["run"] == "a5-implicit"} == {
         ("16", "1"),
         ("64", "1"),
@@ -133,24 +123,20 @@ def test_missing_perplexities_and_answers_are_shown_as_missing(tmp_path: Path, l
             is_implicit="explicit" not in babi[0],
         ),
     ]
-    lacking = {item["role"] for item in missing}
-    declared = make_report(tmp_path, {role: path for role, path in language.items() if role not in lacking}, missing)
-    page = (declared / "index.html").read_text()
-    assert len(re.findall(r"1 missing", page)) >= 2
-    assert json.loads((declared / "claims.json").read_text())["claims"]
+    declared = make_report(tmp_path, language, missing)
+    assert (declared / "index.html").read_text().count("1 missing") >= 2
+    assert claims_of(declared)
 
 
 def test_a_report_without_any_result_says_so(tmp_path: Path, words: dict[str, Path]) -> None:
     one = {role: path for role, path in words.items() if role == "train:a5-explicit-s0/explicit"}
-    declared = make_report(
-        tmp_path, one, [missing_evaluation("evaluate:a5-explicit-s0/explicit/word-problem", is_implicit=False)]
-    )
-    assert "lacks" in (declared / "index.html").read_text()
+    missing = [missing_evaluation("evaluate:a5-explicit-s0/explicit/word-problem", is_implicit=False)]
+    assert "lacks" in (make_report(tmp_path, one, missing) / "index.html").read_text()
 
 
 def test_a_whole_report_lacks_nothing(tmp_path: Path, words: dict[str, Path]) -> None:
     declared = make_report(tmp_path, words)
-    assert not (declared / "tables" / "missing.csv").exists()
+    assert "missing" not in names_in(declared, "tables")
     assert "Missing from this report" not in (declared / "index.html").read_text()
 
 
@@ -172,15 +158,11 @@ def peer(results: Path, kind: str, records: list[dict[str, Any]]) -> dict[str, P
         "is_implicit": False,
         "mode": "parallel",
     }
-    folders = {
-        "checkpoint:big": results / "checkpoint" / "big",
-        f"evaluate:big/checkpoint/{kind}": results / "evaluate" / "big" / kind,
-    }
-    imported, evaluated = folders.values()
+    imported, found = results / "checkpoint" / "big", [about | record for record in records]
     fingerprint = finish(imported, "checkpoint", "big", {"hub": "owner/big"}, {}, {}, summary={"source": SOURCE})
-    files = {"metrics.json": {"records": [about | record for record in records]}}
-    finish(evaluated, "evaluate", f"big/checkpoint/{kind}", {"kind": kind}, {"model": fingerprint}, files)
-    return folders
+    return {"checkpoint:big": imported} | evaluated(
+        results, f"big/checkpoint/{kind}", kind, found, {"model": fingerprint}
+    )
 
 
 def test_peers_stand_beside_our_models_and_touch_no_claim_and_no_figure(tmp_path: Path, text: dict[str, Path]) -> None:
@@ -197,9 +179,8 @@ def test_peers_stand_beside_our_models_and_touch_no_claim_and_no_figure(tmp_path
     mine = [row for row in rows if row["name"] == "big"]
     assert {(row["length"], row["perplexity_mean"]) for row in mine} == {("128", "3.25"), ("512", "3.25")}
     assert any(row["phase"] == "free-80" and float(row["perplexity_mean"]) > 3.25 for row in rows)
-    page = (declared / "index.html").read_text()
-    assert "owner/big at cccccccccccc, not pinned" in page
-    assert Page(page).open == []
+    see_that_the_page_is_whole(declared)
+    assert "owner/big at cccccccccccc, not pinned" in (declared / "index.html").read_text()
 
 
 def test_protocols_of_catbabi_are_not_taken_for_seeds_of_a_peer(tmp_path: Path, text: dict[str, Path]) -> None:

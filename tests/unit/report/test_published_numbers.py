@@ -21,7 +21,6 @@ from implicit_llm_report.inputs.training_runs import Solver
 from implicit_llm_report.sections import published_files, published_rows
 
 FREE = Solver("fixed_point", 24, 4)
-SUITES = load_suites()
 PUBLISHED = load_published()
 
 
@@ -39,15 +38,12 @@ def test_every_entry_has_a_source_a_mark_that_is_explained_and_a_number_or_words
     assert set(PUBLISHED.marks) == set(MARK_WORDS)
     assert len({entry.id for entry in PUBLISHED.entries}) == len(PUBLISHED.entries)
     for entry in PUBLISHED.entries:
-        assert entry.id
-        assert entry.source
-        assert entry.mark in PUBLISHED.marks
         is_number = isinstance(entry.value, float | int) and math.isfinite(entry.value) and entry.value > 0
         assert is_number or isinstance(entry.value, str) or entry.mark == "not_known", entry.id
 
 
 def test_averages_of_published_downstream_results_are_those_of_their_tasks() -> None:
-    suite = next(suite for suite in SUITES if suite.name == "paper")
+    suite = next(suite for suite in load_suites() if suite.name == "paper")
     rows_of_tables = {tuple(entry.values.items()): entry for entry in PUBLISHED.downstream}.values()
     assert len(rows_of_tables) == 20
     for entry in rows_of_tables:
@@ -68,8 +64,19 @@ def test_every_entry_stands_in_the_table_with_source_and_mark() -> None:
 
 
 def test_ours_stands_beside_the_published_number_of_the_same_thing() -> None:
-    word = {"run": "a5m", "is_implicit": True, "group": "A5", "monoid": "aperiodic", "num_layers": 1, "length": 1024}
-    word |= {"hard_fraction": 0.1, "train_length": 256, "train_hard_fraction": 0.1, "mode": "published", "data": "x"}
+    word = {
+        "run": "a5m",
+        "is_implicit": True,
+        "group": "A5",
+        "monoid": "aperiodic",
+        "num_layers": 1,
+        "length": 1024,
+        "hard_fraction": 0.1,
+        "train_length": 256,
+        "train_hard_fraction": 0.1,
+        "mode": "published",
+        "data": "x",
+    }
     words = [word | {"role": "r", "seed": seed, "accuracy_last10": 0.6 + seed / 10} for seed in (0, 1)]
     about = {
         "run": "m",
@@ -78,15 +85,18 @@ def test_ours_stands_beside_the_published_number_of_the_same_thing() -> None:
         "solver": FREE,
         "is_implicit": True,
         "mode": "blockwise",
+        "model_type": "implicit_mamba2",
+        "num_parameters": 790_000_000,
+        "train_tokens": 207e9,
+        "role": "r",
     }
-    about |= {"model_type": "implicit_mamba2", "num_parameters": 790_000_000, "train_tokens": 207e9, "role": "r"}
     ppl = about | {"data": "pile-test", "length": 2048, "perplexity": 8.4}
     records = {
         "word_problem": words,
         "perplexity": [ppl],
         "duality": [
-            about | {"measure": "pair", "data": "t", "length": 2048, "mode": "simultaneous", "token_agreement": 0.97}
-            | {"eval_mode": "simultaneous", "against": "sequential", "num_parameters": 1_361_000_000}
+            about | {"measure": "pair", "data": "t", "length": 2048, "mode": "simultaneous", "token_agreement": 0.97,
+                     "eval_mode": "simultaneous", "against": "sequential", "num_parameters": 1_361_000_000}
         ],
         "lm_eval": [about | {"task": "piqa", "metrics": {"acc": 0.73}, "data": "piqa", "sweep": None, "source": None}],
     }  # fmt: skip

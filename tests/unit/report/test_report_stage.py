@@ -1,8 +1,11 @@
+"""What a report writes: the page, figures, tables, claims and numbers.tex; the same again from kept results."""
+
 from __future__ import annotations
 
-import csv
 import json
 import re
+import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,27 @@ from xml.etree import ElementTree
 import pytest
 
 from implicit_llm_report import stage
-from implicit_llm_report.config import ReportError
+from implicit_llm_report.config import ReportConfig, ReportError
 from implicit_llm_report.figures.word_problems import accuracy_by_length
 from implicit_llm_report.inputs.published import Published
-from implicit_llm_report.inputs.sources import Given, load_inputs
-from tests.unit.report.sample_runs import MODES, Record, SampleRun, config_of, make_context, make_runs
+from implicit_llm_report.inputs.sources import Given
+from implicit_llm_report.kept import make_again
+from implicit_llm_report.page.latex_numbers import latex_number
+from implicit_llm_report.page.page import hyperparameters
+from tests.unit.report.sample_language_runs import family, make_language_runs
+from tests.unit.report.sample_runs import (
+    MODES,
+    SampleRun,
+    claims_of,
+    figure_of,
+    finish,
+    inputs_of,
+    make_context,
+    make_report,
+    make_runs,
+    names_in,
+    rows_of,
+)
 
 FIGURES = (
     "accuracy-by-length",
@@ -44,46 +63,37 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
         self.ids += [value for key, value in attrs if key == "id" and value]
-        self.links += [value for key in ("href", "src", "xlink:href") if (value := values.get(key))]
+        self.links += [value for key, value in attrs if key in ("href", "src", "xlink:href") and value]
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.pop()
-
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        assert tag in self.VOID or self.open.pop() == tag
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a report of two runs, one of them with two seeds."""
-    return make_report(tmp_path_factory.mktemp("sample"))
+    return demo_report(tmp_path_factory.mktemp("sample"))
 
 
-def make_report(folder: Path, runs: tuple[SampleRun, ...] = SMALL, **changes: Any) -> Path:
-    context = make_context(folder / "report", make_runs(folder / "results", runs, **changes))
-    stage.run(context)
-    return context.work / "declared"
+def demo_report(folder: Path, runs: tuple[SampleRun, ...] = SMALL, *, change: Any = dict, **config: Any) -> Path:
+    return make_report(folder, make_runs(folder / "results", runs, change), **{"experiment": "demo"} | config)
+
+
+def see_that_the_page_is_whole(made: Path) -> None:
+    """Every link leads to a place on the page, and no id stands twice."""
+    page = Page((made / "index.html").read_text())
+    assert page.links
+    assert set(page.links) <= {f"#{name}" for name in page.ids}
+    assert len(page.ids) == len(set(page.ids))
+    assert page.open == []
 
 
 def test_page_needs_nothing_but_itself(made: Path) -> None:
-    text = (made / "index.html").read_text()
-    page = Page(text)
-    assert page.links
-    assert all(link.startswith("#") for link in page.links)
-    assert not re.search(r"<script|<link|@import|url\((?!#)", text)
-
-
-def test_every_link_on_the_page_has_its_target_and_no_id_stands_twice(made: Path) -> None:
-    page = Page((made / "index.html").read_text())
-    assert {link.removeprefix("#") for link in page.links} <= set(page.ids)
-    assert len(page.ids) == len(set(page.ids))
-    assert page.open == []
+    see_that_the_page_is_whole(made)
+    assert not re.search(r"<script|<link|@import|url\((?!#)", (made / "index.html").read_text())
 
 
 def test_every_declared_file_is_there_and_figures_are_whole_svg(made: Path) -> None:
@@ -99,22 +109,17 @@ def test_every_declared_file_is_there_and_figures_are_whole_svg(made: Path) -> N
 
 
 def test_equal_inputs_give_equal_bytes(made: Path, tmp_path: Path) -> None:
-    again = make_report(tmp_path)
+    again = demo_report(tmp_path)
     for path in sorted(made.rglob("*.*")):
         assert path.read_bytes() == (again / path.relative_to(made)).read_bytes(), path.name
 
 
-def test_figures_as_files_carry_outlines_and_no_date(made: Path) -> None:
-    svg = (made / "figures" / "accuracy-by-length.svg").read_text()
-    assert "<text" not in svg
-    assert "dc:date" not in svg
-
-
-def test_figures_on_the_page_are_text_in_the_colours_of_the_page(made: Path) -> None:
-    svg = re.search(r'<div class="panels.*?</figure>', (made / "index.html").read_text(), re.DOTALL)[0]  # type: ignore[index]
-    assert ">accuracy, last 10 tokens</text>" in svg
-    assert "var(--blue)" in svg
-    assert not re.search(r"#[0-9a-f]{6}\b", svg)
+def test_figures_are_outlines_in_files_and_text_in_the_colours_of_the_page_on_it(made: Path) -> None:
+    assert not re.search("<text|dc:date", (made / "figures" / "accuracy-by-length.svg").read_text())
+    panels = figure_of(made, "accuracy-by-length").split('<div class="panels')[1]
+    assert ">accuracy, last 10 tokens</text>" in panels
+    assert "var(--blue)" in panels
+    assert not re.search(r"#[0-9a-f]{6}\b", panels)
 
 
 def test_each_number_names_mode_seeds_and_spread(made: Path) -> None:
@@ -125,61 +130,60 @@ def test_each_number_names_mode_seeds_and_spread(made: Path) -> None:
 
 
 def test_provenance_of_every_run_is_on_the_page(made: Path) -> None:
-    text = (made / "index.html").read_text()
-    manifest = json.loads(
-        (made.parents[3] / "results/evaluate/a5-implicit-s0/free/word-problem/manifest.json").read_text()
-    )
-    name, fingerprint = "evaluate/a5-implicit-s0/free/word-problem", manifest["fingerprint"]
+    text, name = (made / "index.html").read_text(), "evaluate/a5-implicit-s0/free/word-problem"
+    manifest = json.loads((made.parents[3] / "results" / name / "manifest.json").read_text())
+    fingerprint = manifest["fingerprint"]
     for value in (fingerprint, fingerprint[::2], manifest["files"][0]["sha256"], "5b0a7c1d" * 5, name):
         assert value in text
 
 
-def without_numbers(record: Record) -> Record:
-    metrics = ("accuracy_last10", "accuracy_sequence", "accuracy_token", "accuracy_per_position")
-    return record | dict.fromkeys((*metrics, "token_match_sequential", "f_evaluations_per_token"))
-
-
 def test_missing_numbers_are_shown_as_missing_in_every_output(tmp_path: Path) -> None:
-    made = make_report(tmp_path, change=without_numbers)
+    metrics = ("accuracy_last10", "accuracy_sequence", "accuracy_token", "accuracy_per_position")
+    lost = dict.fromkeys((*metrics, "token_match_sequential", "f_evaluations_per_token"))
+    made = demo_report(tmp_path, change=lambda record: record | lost)
     numbers = (made / "index.html").read_text().split('id="numbers"')[1].split('id="training"')[0]
     assert numbers.count("missing</span>") > 2 * len(MODES)
     assert ">0.000<" not in numbers
     assert "missing" in (made / "tables/accuracy.tex").read_text()
-    rows = [line.split(",") for line in (made / "tables/accuracy.csv").read_text().splitlines()]
-    assert {row[rows[0].index("accuracy_last10_mean")] for row in rows[1:]} == {""}
-    claims = json.loads((made / "claims.json").read_text())["claims"]
-    assert {claim["verdict"] for claim in claims} == {"missing", "not run at this scale"}
-    assert sorted(path.stem for path in (made / "figures").glob("*.svg")) == sorted(FIGURES)
+    assert {row["accuracy_last10_mean"] for row in rows_of(made, "accuracy")} == {""}
+    assert {claim["verdict"] for claim in claims_of(made).values()} == {"missing", "not run at this scale"}
+    assert names_in(made, "figures") == set(FIGURES)
+    found = definitions(made)
+    mine = {key: value for key, value in found.items() if key.endswith("/accuracy_last10")}
+    assert len(mine) == 2 * (len(MODES) + 1)
+    assert set(mine.values()) == {r"\resultmissing"} == {found["claim/implicit-solves-a5"]}
 
 
 def test_published_number_stands_beside_the_same_measurement_only(tmp_path: Path) -> None:
     runs = (
         SampleRun("a5m", "A5", True, 0.1, (0.1,), monoid="aperiodic", steps=200, train_length=256, lengths=(256, 512)),
     )
-    rows = csv.DictReader((make_report(tmp_path, runs) / "tables/accuracy.csv").open())
+    rows = rows_of(demo_report(tmp_path, runs, figures=(), tables=("accuracy",)), "accuracy")
     beside = {(row["mode"], row["length"]): row["published"] for row in rows if row["published"]}
     assert beside == {("blockwise", "256"): "1.0", ("sequential", "256"): "1.0", ("published", "256"): "0.92"}
 
 
 def test_claims_file_has_verdict_measured_and_published_value(made: Path) -> None:
-    claims = {claim["id"]: claim for claim in json.loads((made / "claims.json").read_text())["claims"]}
+    claims = claims_of(made)
     solved = claims["implicit-solves-a5"]
-    assert solved["verdict"] == "holds"
-    assert solved["published"] == "solved"
-    assert solved["num_seeds"] == 2
+    assert (solved["verdict"], solved["published"], solved["num_seeds"]) == ("holds", "solved", 2)
     assert solved["sources"] == [f"evaluate:a5-implicit-s{seed}/free/word-problem" for seed in (0, 1)]
     assert claims["deep-explicit-cannot"]["verdict"] == "not run at this scale"
 
 
 def test_explicit_runs_alone_make_a_report_without_solver_figures(tmp_path: Path) -> None:
-    made = make_report(tmp_path, SMALL[1:])
-    names = {path.stem for path in (made / "figures").glob("*.svg")}
-    assert names == {"accuracy-by-length", "accuracy-by-position", "training-curves"}
+    made = demo_report(tmp_path, SMALL[1:])
+    assert names_in(made, "figures") == {"accuracy-by-length", "accuracy-by-position", "training-curves"}
+    assert names_in(made, "tables") == {"accuracy", "published"}
+    text = (made / "index.html").read_text()
+    assert "held-out text" not in text.split('id="claims"')[0]
+    assert "at all questions, from other papers" not in text
 
 
 def test_names_from_the_outside_are_escaped(tmp_path: Path) -> None:
-    made = make_report(tmp_path, SMALL[1:], change=lambda record: record | {"run": "<b>&x"})
-    assert "<b>&x" not in (made / "index.html").read_text()
+    text = (demo_report(tmp_path, (replace(SMALL[1], name="<b>&x"),)) / "index.html").read_text()
+    assert "&lt;b&gt;&amp;x" in text
+    assert "<b>&x" not in text
 
 
 def test_report_without_inputs_or_with_damaged_metrics_says_what_to_do(tmp_path: Path) -> None:
@@ -194,32 +198,123 @@ def test_report_without_inputs_or_with_damaged_metrics_says_what_to_do(tmp_path:
 
 def test_page_opens_with_what_was_reproduced_and_what_was_not(made: Path) -> None:
     page = (made / "index.html").read_text()
-    claims = json.loads((made / "claims.json").read_text())["claims"]
-    summary = page[page.index('<section id="summary"') : page.index("</section>", page.index('<section id="summary"'))]
-    papers = [claim for claim in claims if claim["origin"] == "paper" and claim["verdict"] == "holds"]
+    summary = page.split('<section id="summary"')[1].split("</section>")[0]
+    papers = [claim for claim in claims_of(made).values() if claim["origin"] == "paper" and claim["verdict"] == "holds"]
     assert f"{len(papers)} reproduced" in summary
     assert f'href="#claim-{papers[0]["id"]}"' in summary
     assert summary.count("<li>") <= 6 * 6
 
 
 def test_an_experiment_of_its_own_has_its_own_title_and_no_claims_of_the_paper(tmp_path: Path) -> None:
-    context = make_context(tmp_path / "report", make_runs(tmp_path / "results", SMALL), {"experiment": "mine"})
-    stage.run(context)
-    declared = context.work / "declared"
-    page = (declared / "index.html").read_text()
+    made = demo_report(tmp_path, experiment="mine")
+    see_that_the_page_is_whole(made)
+    page = (made / "index.html").read_text()
     assert "<h1>Experiment mine</h1>" in page
     assert 'id="claims"' not in page
     assert 'id="published"' not in page
-    assert json.loads((declared / "claims.json").read_text())["claims"] == []
-    assert (declared / "tables/published.csv").is_file()
-    assert set(Page(page).links) <= {f"#{name}" for name in Page(page).ids}
+    assert claims_of(made) == {}
+    assert "published" in names_in(made, "tables")
 
 
 def test_no_two_lines_of_the_accuracy_figure_look_alike(tmp_path: Path) -> None:
     deep = tuple(SampleRun(f"s3-{n}", "S3", True, 0.5, (0.5,), steps=50, lengths=(16, 64)) for n in ("one", "two"))
     context = make_context(tmp_path / "report", make_runs(tmp_path / "results", (*SMALL, *deep)))
-    inputs, config = load_inputs(context.inputs, config_of(context)), config_of(context)
-    figure = accuracy_by_length(Given(inputs, config, Published({})))
+    figure = accuracy_by_length(Given(inputs_of(context), ReportConfig("demo"), Published({})))
     assert figure is not None
     looks = [(series.color, series.marker, series.dashes) for series in figure.legend]
     assert len(set(looks)) == len(looks) == len({series.label for series in figure.legend})
+
+
+def test_settings_that_differ_between_runs_are_columns_and_the_others_are_said_once(tmp_path: Path) -> None:
+    settings = hyperparameters(inputs_of(make_context(tmp_path / "report", make_runs(tmp_path / "results", SMALL))))
+    assert [(row["run"], row["seeds"]) for row in settings["rows"]] == [
+        ("a5-explicit", [0]),
+        ("a5-implicit", [0, 1]),
+        ("a5-implicit", [0, 1]),
+    ]
+    assert "phase.solver.mode" in settings["differing"]
+    assert not settings["shared"].keys() & set(settings["differing"])
+    assert all(row["settings"][key] == value for row in settings["rows"] for key, value in settings["shared"].items())
+
+
+def test_the_report_of_kept_results_equals_the_report_that_was_made_first(tmp_path: Path) -> None:
+    results, kept = tmp_path / "results" / "demo", ("manifest.json", "metrics.json", "provenance.json", "journal.jsonl")
+    roles = make_runs(results, SMALL[1:])
+    context = make_context(results / "report", roles)
+    stage.run(context)
+    finish(results / "report", "report", "report", context.config, dict.fromkeys(roles, "0" * 64), {})
+    for path in (path for path in results.rglob("*") if path.name in kept):
+        (tmp_path / "kept" / path.relative_to(results)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / "kept" / path.relative_to(results))
+    first = results.rename(tmp_path / "first") / context.work.relative_to(results)
+    make_again(tmp_path / "kept", tmp_path / "page")
+    for path in (first / "declared").rglob("*.*"):
+        assert (tmp_path / "page" / path.relative_to(first)).read_bytes() == path.read_bytes(), path.name
+
+
+def definitions(made: Path) -> dict[str, str]:
+    """What numbers.tex defines."""
+    text = (made / "numbers.tex").read_text()
+    assert "10^" not in re.sub(r"\\ensuremath\{.*?\}\}\}", "", text)
+    return dict(re.findall(r"^\\resultdef\{([^{}]+)\}\{(.*)\}$", text, re.MULTILINE))
+
+
+def test_each_number_has_a_key_of_record_mode_and_length_and_its_value(made: Path) -> None:
+    found = definitions(made)
+    key = "word_problem/a5-implicit/free/a5-test-L64-h0.2/sequential/64/accuracy_last10"
+    metrics = next((made.parents[3] / "results/evaluate/a5-implicit-s0/free/word-problem/work").glob("*/metrics.json"))
+    mine = [r for r in json.loads(metrics.read_text())["records"] if (r["mode"], r["length"]) == ("sequential", 64)]
+    assert found[f"{key}.high"] == f"{mine[0]['accuracy_last10']:.4g}"
+    assert float(found[f"{key}.low"]) < float(found[key]) < float(found[f"{key}.high"])
+    assert found[f"{key}.seeds"] == "2"
+    assert found["claim/implicit-solves-a5.verdict"] in ("holds", "fails")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.9984321, "0.9984"),
+        (-0.3, r"\ensuremath{-0.3}"),
+        (1.25e-7, r"\ensuremath{1.25\times10^{-7}}"),
+        (None, r"\resultmissing"),
+    ],
+)
+def test_numbers_as_latex(value: float | None, text: str) -> None:
+    assert latex_number(value) == text
+
+
+def test_hostile_names_of_runs_and_phases_change_no_number_no_verdict_and_no_order(tmp_path: Path) -> None:
+    renamed = {
+        "a5-explicit": "u-implicit (24+4)", "a5-implicit": "v-explicit-s1", "text-mamba2-explicit": "w-s2",
+        "text-mamba2-implicit": "x-s7-y", "free-80": "(99+9)",
+    }  # fmt: skip
+    roles = make_runs(tmp_path / "words", (replace(SMALL[0], seeds=(0,)), SMALL[1])) | make_language_runs(
+        tmp_path / "text", family("mamba2", "implicit_mamba2", seeds=(0,))[:2]
+    )
+    jobs = {
+        role: job | {"run": renamed[job["run"]], "seed": 3, "phase": renamed.get(job["phase"], job["phase"])}
+        for role, job in make_context(tmp_path, roles).config["jobs"].items()
+    }
+    tables = ("accuracy", "perplexity", "published")
+    plain = make_report(tmp_path / "plain", roles, figures=(), tables=tables)
+    hostile = make_report(tmp_path / "hostile", roles, figures=(), tables=tables, jobs=jobs)
+
+    def named(text: str) -> str:
+        for old in sorted(renamed, key=lambda old: -len(renamed[old])):
+            text = text.replace(renamed[old], old)
+        return text
+
+    told = ("id", "verdict", "measured", "num_seeds", "run")
+    expected = [[claim[key] for key in told] for claim in claims_of(plain).values()]
+    found = json.loads(named(json.dumps(list(claims_of(hostile).values()))))
+    assert [[claim[key] for key in told] for claim in found] == expected
+    assert sum(verdict == "holds" for _, verdict, *_ in expected) > 5
+    for name in tables:
+        wanted, shown = ((folder / f"tables/{name}.csv").read_text() for folder in (plain, hostile))
+        assert named(shown) == wanted
+
+
+def test_an_input_of_which_nothing_is_said_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"evaluate:a5-explicit-s0/explicit/word-problem.*plan the workflow again"):
+        demo_report(tmp_path, SMALL[1:], jobs={})

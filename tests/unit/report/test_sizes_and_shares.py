@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -11,13 +10,18 @@ import pytest
 from implicit_llm_report.figures.word_problems import without_fraction_sweep
 from implicit_llm_report.inputs.frame import model_titles, serial_steps, short_count
 from tests.unit.report.sample_language_runs import LanguageRun, make_language_runs
-from tests.unit.report.sample_runs import Record, SampleRun, given_of, make_report, make_runs
+from tests.unit.report.sample_runs import (
+    Record,
+    SampleRun,
+    claims_of,
+    figure_of,
+    given_of,
+    make_report,
+    make_runs,
+    names_in,
+)
 
 NAMES = ("perplexity-by-parameters", "curriculum")
-
-
-def names(declared: Path, kind: str) -> set[str]:
-    return {path.stem for path in (declared / kind).iterdir()} if (declared / kind).is_dir() else set()
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +42,16 @@ def test_sizes_and_branches_have_their_figures_and_the_claim_on_branches_is_judg
     tmp_path: Path, language: dict[str, Path]
 ) -> None:
     declared = make_report(tmp_path, language, figures=NAMES)
-    assert set(NAMES) <= names(declared, "figures")
+    assert set(NAMES) <= names_in(declared, "figures")
     page = (declared / "index.html").read_text()
     for number in ("70 %", "80 %", "90 %", "100 %", "share of the steps in the bounded phase", "implicit, free phase"):
         assert number in page
-    claims = {claim["id"]: claim for claim in json.loads((declared / "claims.json").read_text())["claims"]}
-    assert claims["eighty-percent-bounded"]["verdict"] in ("holds", "fails")
+    assert claims_of(declared)["eighty-percent-bounded"]["verdict"] in ("holds", "fails")
 
 
 def test_one_size_without_branches_has_neither(tmp_path: Path, language: dict[str, Path]) -> None:
     small = {role: path for role, path in language.items() if "small-" in role}
-    assert not set(NAMES) & names(make_report(tmp_path, small, figures=NAMES), "figures")
+    assert not set(NAMES) & names_in(make_report(tmp_path, small, figures=NAMES), "figures")
 
 
 def test_branches_that_leave_at_one_share_are_points_of_their_own(tmp_path: Path) -> None:
@@ -64,13 +67,13 @@ def test_branches_that_leave_at_one_share_are_points_of_their_own(tmp_path: Path
 
 def test_a_report_of_one_figure_shows_and_writes_nothing_else(tmp_path: Path, language: dict[str, Path]) -> None:
     declared = make_report(tmp_path, language, figures=["curriculum", "jacobian"], tables=["perplexity"])
-    assert names(declared, "figures") == {"curriculum"}
-    assert names(declared, "tables") == {"perplexity"}
+    assert names_in(declared, "figures") == {"curriculum"}
+    assert names_in(declared, "tables") == {"perplexity"}
     page = (declared / "index.html").read_text()
     assert 'id="figure-curriculum"' in page
     assert 'id="figure-perplexity-by-length"' not in page
     assert 'class="glances"' not in page
-    verdicts = {claim["verdict"] for claim in json.loads((declared / "claims.json").read_text())["claims"]}
+    verdicts = {claim["verdict"] for claim in claims_of(declared).values()}
     assert verdicts
     assert "not run at this scale" not in verdicts
 
@@ -82,15 +85,24 @@ def test_shares_of_hard_tokens_in_training_have_their_figure(tmp_path: Path) -> 
         for kind in ("implicit", "explicit")
     ]
     declared = make_report(tmp_path, make_runs(tmp_path / "results", runs), figures=("accuracy-by-hard-fraction",))
-    assert "accuracy-by-hard-fraction" in names(declared, "figures")
-    assert "hard tokens in training (%)" in (declared / "index.html").read_text()
+    assert "hard tokens in training (%)" in figure_of(declared, "accuracy-by-hard-fraction")
 
 
 def test_of_many_shares_those_evaluated_in_one_mode_leave_the_figures_by_length() -> None:
     def point(share: float, mode: str, *, is_implicit: bool = True) -> Record:
         kind = "i" if is_implicit else "e"
-        record = {"run": f"{kind}{share}", "seed": 0, "is_implicit": is_implicit, "group": "A5", "monoid": "none"}
-        record |= {"length": 16, "hard_fraction": 0.2, "train_length": 16, "train_hard_fraction": share, "mode": mode}
+        record = {
+            "run": f"{kind}{share}",
+            "seed": 0,
+            "is_implicit": is_implicit,
+            "group": "A5",
+            "monoid": "none",
+            "length": 16,
+            "hard_fraction": 0.2,
+            "train_length": 16,
+            "train_hard_fraction": share,
+            "mode": mode,
+        }
         return record | {"data": "x", "chance_last10": 0.1, "accuracy_last10": 1.0}
 
     sweep = [point(share, "blockwise") for share in (0.0, 0.1, 0.5, 1.0)]
@@ -115,8 +127,19 @@ def test_of_many_shares_those_evaluated_in_one_mode_leave_the_figures_by_length(
 def test_serial_depth_counts_the_evaluations_that_wait_for_one_another(
     mode: str, eval_mode: str | None, work: float, steps: float
 ) -> None:
-    record = {"run": "a", "seed": 0, "group": "A5", "monoid": "none", "data": "x", "length": 64, "hard_fraction": 0.2}
-    record |= {"mode": mode, "eval_mode": eval_mode, "eval_block_len": 16, "f_evaluations_per_token": work}
+    record = {
+        "run": "a",
+        "seed": 0,
+        "group": "A5",
+        "monoid": "none",
+        "data": "x",
+        "length": 64,
+        "hard_fraction": 0.2,
+        "mode": mode,
+        "eval_mode": eval_mode,
+        "eval_block_len": 16,
+        "f_evaluations_per_token": work,
+    }
     assert serial_steps(record | {"is_implicit": eval_mode is not None}) == pytest.approx(steps)
 
 
