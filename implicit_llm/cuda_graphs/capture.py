@@ -30,17 +30,18 @@ class Recorder:
         self._autocast = autocast
         self._pool: Any = None
 
-    def capture(self, part: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def capture(self, part: Callable[[], None], rehearsal: Callable[[], None] | None = None) -> torch.cuda.CUDAGraph:
         """Run `part` eagerly, record it, and replay it once, so that what it writes holds values.
 
+        rehearsal: runs instead of a part that other processes take part in; that part is only recorded.
         The random state of the device stays as it was. Raises: CaptureFailed.
         """
         try:
-            return self._capture(part)
+            return self._capture(part, rehearsal)
         except RuntimeError as error:
             raise CaptureFailed((str(error).splitlines() or [type(error).__name__])[0]) from error
 
-    def _capture(self, part: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, part: Callable[[], None], rehearsal: Callable[[], None] | None) -> torch.cuda.CUDAGraph:
         random_state = torch.cuda.get_rng_state()
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -48,12 +49,13 @@ class Recorder:
         with torch.autocast("cuda", dtype=self._autocast, enabled=self._autocast is not None, cache_enabled=False):
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UPS):
-                    part()
+                    (rehearsal or part)()
             torch.cuda.current_stream().wait_stream(stream)
             torch.cuda.empty_cache()  # the warm-ups' memory cannot be used by the graph
             with torch.cuda.graph(graph, pool=self._pool):
                 part()
         self._pool = graph.pool()
-        graph.replay()
+        if rehearsal is None:
+            graph.replay()
         torch.cuda.set_rng_state(random_state)
         return graph

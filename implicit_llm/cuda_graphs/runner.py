@@ -140,10 +140,24 @@ class GraphRunner(Runner):
     def _replay_step(
         self, model: ImplicitForCausalLM, setting: StepSetting, ids_BL: Tensor, labels_BL: Tensor
     ) -> TrainingStep:
-        if self.step is None or self.step.setting != setting:
-            self.step = self.token_graph = None  # their memory is free before the next is captured
-            self.step = StepGraph(setting, model, ids_BL)
-        return self.step(ids_BL, labels_BL, self._solve)
+        """Collective if there is a reducer. Raises: CaptureFailed, then on all ranks."""
+        is_new = self.step is None or self.step.setting != setting
+        failure: CaptureFailed | None = None
+        try:
+            if is_new:
+                self.step = self.token_graph = None  # their memory is free before the next is captured
+                self.step = StepGraph(setting, model, ids_BL)
+            assert self.step is not None
+            self.step.prepare(ids_BL, labels_BL, self._solve)
+        except CaptureFailed as error:
+            failure = error
+        # Before the first replay, which waits for the gradients of all ranks.
+        if is_new and self.reducer is not None and self.reducer.is_true_anywhere(failure is not None):
+            failure = failure or CaptureFailed("another process cannot")
+        if failure is not None:
+            raise failure
+        assert self.step is not None
+        return self.step.replay()
 
     def _replay_token(
         self, decoder: Decoder, model: ImplicitModel, embedding_B1D: Tensor, cache: ConvergedStateCache

@@ -2,16 +2,20 @@
 
 The solver's part of a free pass depends on the data and comes before, from the graphs of blocks.py; what is
 differentiated, from the embedding over unrolled or phantom steps to the gradients, is the same work in every step.
+With several processes the graph sums the gradients over them too, beside the rest of the backward pass.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +24,7 @@ from torch.func import functional_call
 from implicit_llm.cuda_graphs.capture import Recorder, autocast_dtype
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.runner import TrainingStep
-from implicit_llm.models.stack import StackMap
+from implicit_llm.models.stack import StackInput, StackMap
 from implicit_llm.solver.passes import free_stats, phantom_steps, unrolled_pass
 from implicit_llm.solver.stats import SolverStats, unrolled_stats
 from implicit_llm_contracts.config.solver import SolverConfig
@@ -28,13 +32,14 @@ from implicit_llm_contracts.config.solver import SolverConfig
 if TYPE_CHECKING:
     from implicit_llm.models.backbone import ImplicitModel
     from implicit_llm.solver.stats import Blocks
+    from implicit_llm.training.gradients import GradientReducer
 
     Solve = Callable[[ImplicitModel, Tensor, tuple[Tensor, ...] | None], tuple[Tensor, Blocks]]
 
 
 @dataclass(frozen=True)
 class StepSetting:
-    """What a captured step was made for; anything else needs another."""
+    """What a captured step was made for; anything else needs another. reducer: sums its gradients over ranks."""
 
     shape: tuple[int, ...]
     solver: SolverConfig | None
@@ -42,12 +47,14 @@ class StepSetting:
     aligned: bool
     return_logits: bool
     parameters: tuple[tuple[int, bool], ...]  # where they lie, and whether they are trained
+    reducer: GradientReducer | None
 
     @classmethod
     def of(cls, model: ImplicitForCausalLM, ids_BL: Tensor, aligned: bool, return_logits: bool) -> StepSetting:
         parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in model.parameters())
         autocast = autocast_dtype(ids_BL.device.type)
-        return cls(tuple(ids_BL.shape), model.solver, autocast, aligned, return_logits, parameters)
+        reducer = model.base.runner.reducer
+        return cls(tuple(ids_BL.shape), model.solver, autocast, aligned, return_logits, parameters, reducer)
 
 
 class StepGraph:
@@ -64,25 +71,41 @@ class StepGraph:
         self._masks: tuple[Tensor, ...] | None = None
         recorder = Recorder(setting.autocast)
         self._mask_graph = recorder.capture(self._draw_masks) if self._is_free and dropout > 0 else None
-        self._graph = recorder.capture(self._learn)
+        learn, learn_alone = partial(self._learn, setting.reducer), partial(self._learn, None)
+        self._graph = recorder.capture(learn, None if setting.reducer is None else learn_alone)
+        self._stats: SolverStats | None = None
+        self._failure: FloatingPointError | None = None
         self.num_replays = 0
 
-    def __call__(self, ids_BL: Tensor, labels_BL: Tensor, solve: Solve) -> TrainingStep:
-        """The pass of a batch, whose solver's part is `solve`.
-
-        Only the sum can be differentiated, once, before the next call; the next call overwrites the others.
-        """
-        solver, stats = self.setting.solver, None
+    def prepare(self, ids_BL: Tensor, labels_BL: Tensor, solve: Solve) -> None:
+        """Take a batch, and do the solver's part of its pass by `solve`."""
+        solver = self.setting.solver
         self._ids.copy_(ids_BL)
         self._labels.copy_(labels_BL)
-        if self._is_free:
-            stats = self._solve(solve)
+        self._failure = None
+        if solver is not None and not self._is_free:
+            self._stats = unrolled_stats(solver.num_unroll, len(ids_BL), ids_BL.device)
         elif solver is not None:
-            stats = unrolled_stats(solver.num_unroll, len(ids_BL), ids_BL.device)
+            try:
+                self._stats = self._solve(solve)
+            except FloatingPointError as error:
+                self._failure = error
+                self._z.fill_(math.nan)
+
+    def replay(self) -> TrainingStep:
+        """The pass of the batch.
+
+        Only the sum can be differentiated, once, before the next call; the next call overwrites the others.
+        Raises: NonFiniteState of the solver, once the other ranks, which wait for its gradients, have got NaN.
+        """
         self._graph.replay()
         self.num_replays += 1
+        if self.setting.reducer is not None:
+            self.setting.reducer.is_done = True
+        if self._failure is not None:
+            raise self._failure
         total = _Replayed.apply(self, self._total, *self._parameters)
-        return total, self._logits, self._hidden, stats
+        return total, self._logits, self._hidden, self._stats
 
     @property
     def _model(self) -> ImplicitForCausalLM:
@@ -105,20 +128,28 @@ class StepGraph:
         with torch.no_grad():
             self._masks = self._model.base.draw_dropout(self._z)
 
-    def _learn(self) -> None:
+    def _learn(self, reducer: GradientReducer | None) -> None:
         # Of tensors in the parameters' memory, since what others keep of the parameters' autograd nodes (DDP does) ties
         # them to streams that the capture must not touch.
         pass_of = _Pass(self._model, self._forward)
         aliases = {name: p.detach().requires_grad_(p.requires_grad) for name, p in pass_of.named_parameters()}
+        trained = [alias for alias in aliases.values() if alias.requires_grad]
         total, hidden_BLD, logits = functional_call(pass_of, aliases, ())
-        self.gradients = torch.autograd.grad(total, [p for p in aliases.values() if p.requires_grad], allow_unused=True)
+        with nullcontext() if reducer is None else reducer.over_ranks(trained):
+            total.backward()
+        self.gradients = [alias.grad for alias in trained]
         self._total, self._hidden = total.detach(), hidden_BLD.detach()
         self._logits = None if logits is None else logits.detach()
 
     def _forward(self) -> tuple[Tensor, Tensor, Tensor | None]:
         base, solver = self._model.base, self.setting.solver
         embedding_BLD = base.get_input_embeddings()(self._ids)
-        x = base.stack_input(embedding_BLD, None, None, None, dropout_masks=self._masks)
+        x = StackInput(
+            weights=cast("tuple[Any, ...]", _WeightsInTurn(base.layers)),
+            injection_BLE=None if solver is None else base.injection(embedding_BLD),
+            dropout_masks=base.draw_dropout(embedding_BLD) if self._masks is None else self._masks,
+            rope=base.rope(torch.arange(embedding_BLD.shape[1], device=embedding_BLD.device)[None]),
+        )
         f = StackMap(base, x)
         if solver is None:
             hidden_BLD = f(embedding_BLD)
@@ -130,6 +161,23 @@ class StepGraph:
             hidden_BLD, self._labels, self.setting.aligned, self.setting.return_logits
         )
         return total, hidden_BLD, logits
+
+
+class _WeightsInTurn:
+    """`layer.weights()` of each layer, computed where the layer is first applied.
+
+    Autograd goes back in the order of the forward pass. If all were computed before the first layer, the gradient of
+    every parameter would be complete only at the very end, and no sum over ranks could begin earlier.
+    """
+
+    def __init__(self, layers: nn.ModuleList) -> None:
+        self._layers = layers
+        self._found: dict[int, Any] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        if index not in self._found:
+            self._found[index] = self._layers[index].weights()  # type: ignore[operator]
+        return self._found[index]
 
 
 class _Pass(nn.Module):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from implicit_llm.models.backbone import ImplicitModel
     from implicit_llm.models.causal_lm import ImplicitForCausalLM
     from implicit_llm.solver.stats import Blocks
+    from implicit_llm.training.gradients import GradientReducer
 
 # Sum of the cross entropies, logits (B, L, V) if asked for, last hidden state (B, L, D), statistics if implicit.
 TrainingStep = tuple[Tensor, Tensor | None, Tensor, SolverStats | None]
@@ -30,7 +31,10 @@ class Runner:
     """Runs the solver's part of each pass kernel by kernel. Another runner may replay it, or a whole step or token.
 
     A model asks `model.base.runner`; assign another one to run its passes in another way.
+    reducer: what sums gradients over ranks, for a runner that computes them in the forward pass.
     """
+
+    reducer: GradientReducer | None = None
 
     def training_step(
         self, model: ImplicitForCausalLM, ids_BL: Tensor, labels_BL: Tensor, *, aligned: bool, return_logits: bool

@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, set_seed
 
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
@@ -27,6 +26,7 @@ from implicit_llm.training.distributed import (
     total_over_ranks,
     world_size,
 )
+from implicit_llm.training.gradients import GradientReducer
 from implicit_llm.training.metrics import GRAD_NORM, LOSS, StepCost, StepMetrics
 from implicit_llm.training.mode_gap import is_due, look_at_fixed_point
 from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
@@ -55,6 +55,7 @@ from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 log = logging.getLogger(__name__)
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_REDUCTION = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # The scale starts at 2**16 and halves with each overflow. After so many in a row it is below any that could help.
 MAX_SKIPPED_IN_A_ROW = 24
 
@@ -106,10 +107,9 @@ class TrainingLoop:
         self._alarm = SolverAlarm(job.runtime, job.journal)
         self.sampler = StepSampler(len(job.dataset), config.batch_size, config.seed)
         self._solver_failures = SolverFailures(model) if world_size() > 1 else None
-        self._replica: nn.Module = model
-        if world_size() > 1:
-            devices = [job.device] if job.device.type == "cuda" else None
-            self._replica = DistributedDataParallel(model, device_ids=devices)
+        self._reducer = GradientReducer(model, _REDUCTION[config.reduction]) if world_size() > 1 else None
+        if isinstance(model, ImplicitForCausalLM) and job.layout.accumulation_steps == 1:
+            model.base.runner.reducer = self._reducer
         self._guard = UpdateGuard(local_part(self.optimizer), job.device, may_overflow=self.scaler.is_enabled())
 
     def run(self) -> int:
@@ -149,11 +149,11 @@ class TrainingLoop:
         for number, batch in enumerate(batches, start=1):
             faults.point("train.micro_step")
             is_last = number == len(batches)
-            with nullcontext() if is_last or self._replica is self.model else self._replica.no_sync():  # type: ignore[operator]
-                try:
-                    loss = self.compute_loss(batch, num_labels)
-                except FloatingPointError as error:
-                    raise self._non_finite(step + 1, str(error)) from error
+            try:
+                loss = self.compute_loss(batch, num_labels)
+            except FloatingPointError as error:
+                raise self._non_finite(step + 1, str(error)) from error
+            with self._reducer.over_ranks() if self._reducer is not None and is_last else nullcontext():
                 self.scaler.scale(loss).backward()
             self.job.watchdog.beat()
         if not self._guard.is_good(self.metrics.close_step(self.clip_gradients())):
@@ -167,16 +167,16 @@ class TrainingLoop:
         """Cross entropy in fp32 of the logits at each position against the label at that position.
 
         The sum over a micro-batch is divided by the labels of the global batch, so that accumulation and world size
-        change nothing; DDP averages over ranks, hence the factor. A batch without any label has the loss zero.
+        change nothing. A batch without any label has the loss zero.
         """
         labels_BL = batch["labels"]
         with self._autocast():
-            outputs = self._replica(input_ids=batch["input_ids"], **self._model_options(labels_BL))
+            outputs = self.model(input_ids=batch["input_ids"], **self._model_options(labels_BL))
         loss = outputs.loss
         if loss is None:  # another package's model, or one whose solver failed
             logits_BV = outputs.logits.flatten(0, 1).float()
             loss = F.cross_entropy(logits_BV, labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
-        loss = loss * (world_size() / num_labels)
+        loss = loss / num_labels
         is_first = self.metrics.is_between_steps  # of the step's micro-batches
         if is_first and self._is_implicit and is_due(self.global_step + 1, self.job.config.total_steps):
             failures = self._solver_failures
@@ -184,7 +184,8 @@ class TrainingLoop:
             self.metrics.add_occasional(look_at_fixed_point(self.model, batch, outputs, self._autocast()))
             if failures is not None:
                 failures.message = message  # a failure of the evaluation is no failure of the step
-        self.metrics.add(loss, outputs.logits, labels_BL, getattr(outputs, "solver_stats", None))
+        share = loss.detach() * world_size()  # metrics are means over ranks
+        self.metrics.add(share, outputs.logits, labels_BL, getattr(outputs, "solver_stats", None))
         return loss
 
     def clip_gradients(self) -> Tensor:

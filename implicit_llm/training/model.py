@@ -66,7 +66,7 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
             f"{where}: {type(model).__name__} cannot compute its activations again; leave out gradient_checkpointing "
             "and choose a smaller micro_batch_size"
         )
-    how = {"use_reentrant": False}  # of torch's two ways the one that works with DDP and inputs without gradient
+    how = {"use_reentrant": False}  # the one of torch's two ways that completes each gradient once
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     else:  # before transformers 5.20

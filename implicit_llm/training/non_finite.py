@@ -71,7 +71,7 @@ class SolverFailures:
                 return forward(*arguments, **options)
             except FloatingPointError as error:
                 self.message = self.message or str(error)
-            # Every parameter takes part, as DDP expects a gradient of each.
+            # Every parameter takes part: all sums over ranks become NaN.
             touched = torch.stack([parameter.float().sum() for parameter in model.parameters()]).sum()
             shape = (*options["input_ids"].shape, vocab_size)
             return CausalLMOutput(logits=(touched * math.nan).expand(shape))

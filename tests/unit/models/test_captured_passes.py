@@ -5,7 +5,7 @@ What CUDA graphs themselves do is tested on a GPU: tests/gpu/test_captured_passe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,9 @@ from implicit_llm.cuda_graphs.runner import GraphRunner
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
+from implicit_llm.solver.best import Best
+from implicit_llm.solver.stats import NonFiniteState
+from implicit_llm.training.gradients import GradientReducer
 
 SMALL = {"vocab_size": 37, "hidden_size": 16, "num_hidden_layers": 2}
 MAMBA = ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8)
@@ -38,8 +41,8 @@ class _EagerRecorder:
     def __init__(self, autocast: torch.dtype | None) -> None:
         pass
 
-    def capture(self, part: Callable[[], None]) -> SimpleNamespace:
-        part()
+    def capture(self, part: Callable[[], None], rehearsal: Callable[[], None] | None = None) -> SimpleNamespace:
+        (rehearsal or part)()
         return SimpleNamespace(replay=part)
 
 
@@ -50,12 +53,29 @@ def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "can_capture", lambda model, device: True)
 
 
+@pytest.fixture
+def _only_process(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone, as torchrun would make it for several."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
 def _model(config, **solver):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(deepcopy(config))  # which it keeps, and the solver is part of it
     if model.solver is not None:
         model.solver = replace(model.solver, **solver)
     return model
+
+
+def _with_plain_gradients(config, **solver):
+    """A model in training, a batch, and the gradients of its loss as computed without graphs and other processes."""
+    model, ids = _model(config, **solver).train(), torch.randint(37, (4, 6))
+    model(input_ids=ids, labels=ids, aligned=True).loss.backward()
+    plain = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    return model, ids, plain
 
 
 @pytest.mark.parametrize(
@@ -187,23 +207,114 @@ def test_gradients_of_an_overwritten_pass_are_refused() -> None:
         first.backward()
 
 
-def test_gradients_of_a_captured_pass_reach_data_parallel_training(tmp_path: Path) -> None:
-    model = _model(MAMBA, **FREE).train()
-    ids = torch.randint(37, (4, 6))
-    model(input_ids=ids, labels=ids, aligned=True).loss.backward()
-    plain = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
+@pytest.mark.usefixtures("_only_process")
+def test_gradients_of_a_captured_pass_reach_data_parallel_training() -> None:
+    model, ids, plain = _with_plain_gradients(MAMBA, **FREE)
     model.base.runner = GraphRunner(replays_training=True)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        parallel = torch.nn.parallel.DistributedDataParallel(model)
-        for _ in range(2):  # the first pass captures while the reducer already knows the parameters
-            model.zero_grad()
-            parallel(input_ids=ids, labels=ids, aligned=True).loss.backward()
-    finally:
-        torch.distributed.destroy_process_group()
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    for _ in range(2):  # the first pass captures while the reducer already knows the parameters
+        model.zero_grad()
+        parallel(input_ids=ids, labels=ids, aligned=True).loss.backward()
     for parameter, gradient in zip(model.parameters(), plain, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_only_process")
+@pytest.mark.parametrize(
+    ("config", "solver"),
+    [(MAMBA, FREE), (MAMBA, {"mode": "unrolled", "num_unroll": 3}), (LLAMA, FREE), (EXPLICIT, {})],
+)
+def test_a_captured_step_sums_the_gradients_of_the_last_layer_before_it_knows_those_of_the_first(
+    config, solver, monkeypatch
+) -> None:
+    model, ids, plain = _with_plain_gradients(config, **solver)
+    model.base.runner = GraphRunner(replays_training=True)
+    model.base.runner.reducer = reducer = GradientReducer(model, torch.float32, bucket_bytes=1)  # one each
+    events: list[str] = []
+    (first, last), all_reduce = model.base.layers, torch.distributed.all_reduce
+    apply = type(first).forward
+
+    def watched_layer(layer, *args):
+        out_BLD, state = apply(layer, *args)
+        if layer is first and out_BLD.requires_grad:
+            out_BLD.register_hook(lambda _: events.append("first layer"))
+        return out_BLD, state
+
+    def watched_sum(tensor, *args, **kwargs):
+        events.append("sum")
+        return all_reduce(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(type(first), "forward", watched_layer)
+    monkeypatch.setattr(torch.distributed, "all_reduce", watched_sum)
+    for _ in range(2):  # the first captures
+        events.clear()
+        model.zero_grad()
+        loss = model(input_ids=ids, labels=ids, aligned=True).loss
+        with reducer.over_ranks():
+            loss.backward()
+        for parameter, gradient in zip(model.parameters(), plain, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+    assert events.count("sum") == len(plain)
+    first_step = len(events) - events[::-1].index("first layer")  # the last that the backward pass comes to
+    assert events[:first_step].count("sum") >= len(list(last.parameters()))
+
+
+@pytest.mark.usefixtures("_only_process")
+def test_gradients_are_summed_in_the_precision_that_was_asked_for() -> None:
+    model, ids, plain = _with_plain_gradients(EXPLICIT)
+    loss = model(input_ids=ids, labels=ids, aligned=True).loss
+    with GradientReducer(model, torch.bfloat16).over_ranks():
+        loss.backward()
+    for parameter, gradient in zip(model.parameters(), plain, strict=True):
+        assert torch.equal(parameter.grad, gradient.bfloat16().float())
+
+
+@pytest.mark.usefixtures("_only_process")
+def test_a_parameter_without_gradient_on_one_rank_counts_as_zero() -> None:
+    model, ids, plain = _with_plain_gradients(EXPLICIT)
+    model.unused = torch.nn.Parameter(torch.ones(3))
+    loss = model(input_ids=ids, labels=ids, aligned=True).loss
+    with GradientReducer(model, torch.float32).over_ranks():
+        loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert torch.equal(found.pop("unused"), torch.zeros(3))
+    assert all(torch.equal(mine, gradient) for mine, gradient in zip(found.values(), plain, strict=True))
+
+
+@pytest.mark.usefixtures("_only_process")
+def test_a_solver_that_fails_leaves_nan_to_the_ranks_that_wait_for_its_gradients(monkeypatch) -> None:
+    model, ids, _ = _with_plain_gradients(MAMBA, **FREE)
+    model.base.runner = GraphRunner(replays_training=True)
+    model.base.runner.reducer = GradientReducer(model, torch.float32)
+    model(input_ids=ids, labels=ids, aligned=True)
+    sums: list[torch.Tensor] = []
+    all_reduce = torch.distributed.all_reduce
+    monkeypatch.setattr(
+        torch.distributed, "all_reduce", lambda tensor, **how: (sums.append(tensor), all_reduce(tensor, **how))[1]
+    )
+
+    def fail(best: Best) -> None:
+        raise NonFiniteState("at position 5")
+
+    monkeypatch.setattr(Best, "raise_if_not_finite", fail)
+    with pytest.raises(NonFiniteState, match="at position 5"):
+        model(input_ids=ids, labels=ids, aligned=True)
+    assert sums
+    assert all(found.isnan().any() for found in sums)
+
+
+@pytest.mark.usefixtures("_only_process")
+def test_no_rank_replays_a_step_that_another_could_not_capture(monkeypatch, caplog) -> None:
+    model, ids, plain = _with_plain_gradients(MAMBA, **FREE)
+    model.base.runner = GraphRunner(replays_training=True)
+    model.base.runner.reducer = reducer = GradientReducer(model, torch.float32)
+    monkeypatch.setattr(GradientReducer, "is_true_anywhere", lambda reducer, is_true: True)
+    loss = model(input_ids=ids, labels=ids, aligned=True).loss
+    assert "CUDA graphs cannot be captured here (another process cannot)" in caplog.text
+    with reducer.over_ranks():
+        loss.backward()
+    for parameter, gradient in zip(model.parameters(), plain, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
 
 
 def test_dropout_is_the_same_in_the_solver_and_in_the_phantom_steps() -> None:

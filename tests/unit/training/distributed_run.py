@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
+from implicit_llm.solver.best import Best
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training import stage
 from implicit_llm.training.distributed import ReplicasDiffer
@@ -38,6 +38,7 @@ CONFIGS = {
         {**IMPLICIT, "dropout": 0.0}, phase={"end_step": STEPS, "solver": FREE}, total_steps=STEPS
     ),
 }
+CONFIGS["implicit, sums in bf16"] = CONFIGS["implicit"] | {"reduction": "bf16"}
 STOPPED = 7
 
 
@@ -75,15 +76,19 @@ def poison(rank: int, step: int, what: str) -> None:
 
         TrainingLoop.clip_gradients = flipped  # type: ignore[method-assign]
     else:
-        forward, passes = ImplicitMamba2ForCausalLM.forward, []
+        train_step, check, started = TrainingLoop.train_step, Best.raise_if_not_finite, []
 
-        def diverging(self: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
-            passes.append(self.training)
-            if sum(passes) == step:
+        def counted(self: TrainingLoop, *arguments: Any, **options: Any) -> Any:
+            started.append(self.global_step + 1)
+            return train_step(self, *arguments, **options)
+
+        def diverging(self: Best) -> None:
+            if started[-1] == step:
                 raise NonFiniteState("the fixed-point iteration became NaN at position 5")
-            return forward(self, *arguments, **options)
+            check(self)
 
-        ImplicitMamba2ForCausalLM.forward = diverging  # type: ignore[assignment]
+        TrainingLoop.train_step = counted  # type: ignore[method-assign]
+        Best.raise_if_not_finite = diverging  # type: ignore[method-assign]
 
 
 def main() -> int:

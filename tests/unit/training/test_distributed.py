@@ -22,6 +22,7 @@ from tests.unit.training.small_runs import artifacts, logged, train, work_of
 ROOT = Path(__file__).parents[3]
 # Between numbers of processes: the order of the sums over a batch differs, in fp32.
 LOSS_TOLERANCE = 1e-5  # relative
+BF16_LOSS_TOLERANCE = 2**-9  # relative: half a unit in the last place
 WEIGHT_TOLERANCE = 1e-4  # absolute, after six steps at a rate of 0.01
 
 
@@ -79,6 +80,18 @@ def test_processes_and_accumulation_give_the_loss_curve_of_one_process(
     train(alone, CONFIGS[config], data)
     assert len(logged(alone)) == STEPS
     check_same_training(together, alone)
+
+
+@pytest.mark.slow
+def test_sums_in_bf16_change_the_loss_curve_by_their_rounding_alone(tmp_path: Path, data: Path) -> None:
+    together, alone = tmp_path / "together" / "only", tmp_path / "alone" / "only"
+    assert train_together(together, data, 2, "implicit, sums in bf16").returncode == 0
+    train(alone, CONFIGS["implicit"], data)
+    differences = [
+        abs(found["loss"] / expected["loss"] - 1)
+        for (_, found), (_, expected) in zip(logged(together), logged(alone), strict=True)
+    ]
+    assert LOSS_TOLERANCE < max(differences) < BF16_LOSS_TOLERANCE
 
 
 def test_a_sharded_optimizer_gives_the_result_of_a_whole_one_bit_for_bit(tmp_path: Path, data: Path) -> None:

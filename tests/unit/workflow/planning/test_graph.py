@@ -51,6 +51,14 @@ def test_the_report_knows_of_each_data_set_whose_split_it_is(language: Experimen
     assert {"text-tokenizer": "tokenizer", "text-train": "train", "text-test": "test"}.items() <= splits.items()
 
 
+def test_sums_in_another_precision_than_the_usual_one_are_another_training(tiny: ExperimentFile) -> None:
+    usual = build_graph(tiny.load())["train/implicit-s0/free"].config
+    tiny.edit("batch_size: 8}", "batch_size: 8, reduction: bf16}")
+    other = build_graph(tiny.load())["train/implicit-s0/free"].config
+    assert "reduction" not in usual  # as in results from before it could be set
+    assert other == usual | {"reduction": "bf16"}
+
+
 def test_every_job_is_described_as_its_stage_reads_it(tiny: ExperimentFile) -> None:
     classes = {"data": WordProblemConfig, "train": TrainConfig, "evaluate": EvaluateConfig, "report": ReportConfig}
     plan, seen = tiny.plan(), set[str]()

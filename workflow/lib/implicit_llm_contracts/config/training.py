@@ -83,6 +83,7 @@ class TrainConfig:
         to make the type known; or {"pretrained": folder}, with
         sha256 by file as "sha256" where it is to be compared; or {"pretrained": name, "revision": commit} of the hub.
     precision: of the matrix products; weights and optimizer are fp32 in any case, fp16 scales its gradients.
+    reduction: in what gradients are sent between processes and summed.
     """
 
     task: str
@@ -95,6 +96,7 @@ class TrainConfig:
     batch_size: Count
     precision: Literal["fp32", "bf16", "fp16"]
     seed: Seed
+    reduction: Literal["fp32", "bf16"] = "fp32"
 
     def __post_init__(self) -> None:
         end, revision = self.phase.end_step, self.model.get("revision")

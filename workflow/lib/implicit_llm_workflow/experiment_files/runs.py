@@ -25,7 +25,7 @@ from implicit_llm_workflow.file_digests import safe_digests
 
 @dataclass(frozen=True)
 class Task:
-    """workflow/config/tasks/<name>.yaml: a training recipe. No value has a default: the file shows all of them.
+    """workflow/config/tasks/<name>.yaml: a training recipe. The file shows every value but `reduction`.
 
     `labels`: aligned compares the logits of a token with its own label, next_token with the label after it.
     `total_steps`: optimizer steps of the whole curriculum. `batch_size` is in sequences, over all devices.
@@ -38,6 +38,7 @@ class Task:
     precision: Literal["fp32", "bf16", "fp16"]
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
+    reduction: Literal["fp32", "bf16"] = "fp32"
 
     def __post_init__(self) -> None:
         if self.kind not in TASKS:

@@ -130,6 +130,8 @@ def _train_node(run: Run, seed: int, phase: Phase, previous: Node | None, data: 
         "precision": task.precision,
         "seed": seed,
     }
+    if task.reduction != "fp32":  # results from before there was a choice keep their identity
+        config["reduction"] = task.reduction
     upstream = {"data": data.train_node().key}
     if previous is not None:
         upstream["start"] = previous.key
