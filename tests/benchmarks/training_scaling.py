@@ -56,6 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=2048 if is_large else 64)
     parser.add_argument("--steps", type=int, default=20 if is_large else 3)
     parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16", "fp16"))
+    parser.add_argument("--reduction", default="fp32", choices=("fp32", "bf16"), help="in what gradients are summed")
     parser.add_argument("--kernels", default="auto", choices=("auto", "torch", "triton"))
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--shard-optimizer", action="store_true")
@@ -109,7 +110,7 @@ def train(options: argparse.Namespace) -> None:
     config = train_config(
         model, task="language_model", labels="next_token", phase={"end_step": end_step, "solver": solver},
         total_steps=1000 * end_step, batch_size=options.micro_batch * options.accumulate * count,
-        precision=options.precision,
+        precision=options.precision, reduction=options.reduction,
     )  # fmt: skip
     runtime = {
         "device": "auto", "threads": None, "micro_batch_size": options.micro_batch, "kernels": options.kernels,
