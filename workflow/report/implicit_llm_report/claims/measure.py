@@ -206,7 +206,7 @@ def _pair(measure: Measure, *choices: Choice) -> Found:
     pairs = [pair for pair in product(mine, others) if pair[0] == pair[1] or first.run != second.run]
     spread = Spread.of(_combined(measure.by, mine[seed], others[other]) for seed, other in pairs)
     num_seeds = min(sum(value is not None for value in side.values()) for side in (mine, others))
-    seeds = f"{len(mine)} and {len(others)} seeds"
+    seeds = "one seed each" if len(mine) == len(others) == 1 else f"{len(mine)} and {len(others)} seeds"
     if any(choice.words is None for choice in choices):
         spread, num_seeds, seeds = Spread((), 1), 0, "no score chooses among the runs"
     words = f" {WORDS[measure.by]} ".join(_named(choice.cell) + (choice.words or "") for choice in choices)
