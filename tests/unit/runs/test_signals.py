@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,18 +23,23 @@ def fork_has(number: int, handler: object) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize("number", sorted(signals.IN_FORKS))
+@pytest.fixture(params=sorted(signals.IN_FORKS))
+def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """A signal without a handler, also where a job of another test left one."""
+    before = signal.getsignal(request.param)
+    signals.restore(request.param, signal.SIG_DFL)
+    yield request.param
+    signal.signal(request.param, before)
+
+
 def test_this_process_has_the_handler_until_it_is_taken_back_and_a_fork_does_not(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
     previous = signals.handle(number, leave)
-    try:
-        assert fork_has(number, signals.IN_FORKS[number])
-        with pytest.raises(SystemExit):
-            signal.raise_signal(number)
-    finally:
-        signals.restore(number, previous)
-    assert previous == signal.getsignal(number) == before
-    assert fork_has(number, before)
+    assert fork_has(number, signals.IN_FORKS[number])
+    with pytest.raises(SystemExit):
+        signal.raise_signal(number)
+    signals.restore(number, previous)
+    assert previous == signal.getsignal(number) == signal.SIG_DFL
+    assert fork_has(number, signal.SIG_DFL)
 
 
 def test_other_signals_are_refused() -> None:
