@@ -4,8 +4,6 @@ Until the plugin is on a package index of its own, the wheel bundles it. `IMPLIC
 that depends on it, so that only one distribution owns its files.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings of the documentation site; `make docs` builds it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pages of the site that are written from the program: the command line and the keys of the YAML files."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ A sentence has at most 30 words and one semicolon, and avoids the phrases below.
 backticks are not read, except for the phrases in tables. Prints one line for each finding, with what to write instead.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

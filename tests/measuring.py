@@ -1,7 +1,5 @@
 """What the benchmarks share: their options, how times are taken and shown, and the file that keeps them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

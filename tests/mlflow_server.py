@@ -1,7 +1,5 @@
 """A real `mlflow server` on this machine, for tests that talk to it over HTTP or look at its pages."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

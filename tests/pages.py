@@ -1,7 +1,5 @@
 """The pages of the project, and the commands on them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """Errors that tell the user in one line what is wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

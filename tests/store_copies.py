@@ -1,7 +1,5 @@
 """MLflow takes seconds to make the tables of a store; here a new store is a copy of one that is there."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

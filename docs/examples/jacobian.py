@@ -6,8 +6,6 @@ Left the explicit layer, whose transition is diagonal; right the implicit one, w
 d_model 64, one state entry per channel, as in the paper's own check. Takes some seconds on one CPU core.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

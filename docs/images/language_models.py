@@ -3,8 +3,6 @@
 python docs/images/language_models.py
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib as mpl

@@ -5,8 +5,6 @@
 One panel for each task. A dot is a seed, a line the mean over the seeds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple

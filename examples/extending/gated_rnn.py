@@ -5,8 +5,6 @@ Such a layer by itself cannot follow a group that is not commutative; iterated t
 Shapes: `B` batch, `L` length, `D` model, `E` = 3 D.
 """
 
-from __future__ import annotations
-
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor

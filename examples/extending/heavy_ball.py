@@ -3,8 +3,6 @@
 Shapes: `B` batch, `L` length, `D` model.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

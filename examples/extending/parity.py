@@ -1,7 +1,5 @@
 """A task, a kind of evaluation and a figure: parity, the sum of all bits so far modulo 2."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS

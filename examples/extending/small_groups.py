@@ -1,7 +1,5 @@
 """Groups of word problems: the symmetries of a square from a rule, the quaternions from a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

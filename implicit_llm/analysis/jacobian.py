@@ -12,8 +12,6 @@ Shapes: `S` entries of the flattened SSM state: `G` groups x `J` channels (heads
 Source: Schöne et al. 2025, Eqs. 6-9 and Theorem 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ Training measures it on a few tokens (training/mode_gap.py); the closer to 1, th
 Shapes: `B` batch, `L` length, `D` model.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

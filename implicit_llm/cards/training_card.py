@@ -1,7 +1,5 @@
 """The card of a model at the end of a training phase."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

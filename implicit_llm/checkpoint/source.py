@@ -5,8 +5,6 @@
     models/<owner>/<name>/<revision, or main>/
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The stage `checkpoint`: a model that was trained elsewhere, imported so that it can be evaluated like one of ours."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

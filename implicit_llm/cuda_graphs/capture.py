@@ -1,7 +1,5 @@
 """Recording work on a GPU as a CUDA graph: thousands of small kernels that are then started by one call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

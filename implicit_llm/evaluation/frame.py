@@ -1,7 +1,5 @@
 """What the kinds of evaluation share: model and modes, what is kept for a restart, metrics.json and its headline."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

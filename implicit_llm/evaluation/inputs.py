@@ -1,7 +1,5 @@
 """What an evaluation reads: one trained model, and test sets under any other role."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath

@@ -1,7 +1,5 @@
 """What is counted over the batches of an evaluation: the solver's cost and convergence, and losses."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

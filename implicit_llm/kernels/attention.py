@@ -4,8 +4,6 @@ Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `E`
 side; there may be fewer heads of keys and values than of queries.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Shapes: `B` batch, `L` length, `C` channels, `K` kernel width.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ Source: Dao and Gu 2024 (Mamba2), section 6: within a chunk the scan is a masked
 on states.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

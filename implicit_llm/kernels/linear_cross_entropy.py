@@ -6,8 +6,6 @@ eighth of its speed.
 Shapes: `T` tokens, `D` width, `V` vocabulary, `U` vocabulary rounded up.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Autograd would keep five fp32 tensors a call; this keeps the inputs, and takes h
 Shapes: `...` any leading dimensions, `D` width.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

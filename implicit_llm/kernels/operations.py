@@ -4,8 +4,6 @@ Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `G`
 `K` kernel width, `D` width.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

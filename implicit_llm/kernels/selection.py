@@ -10,8 +10,6 @@ this file; each reason is logged once.
 Nothing of triton, mamba_ssm or causal_conv1d is imported unless `triton` is wanted and a GPU for it is there.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

@@ -6,8 +6,6 @@ Autograd's backward pass would keep five decay matrices per chunk and head, 3 Gi
 heads. This one keeps the inputs alone and forms the matrices again, for a few sequences at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

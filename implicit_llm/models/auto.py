@@ -1,7 +1,5 @@
 """The models under Hugging Face's Auto classes, and the configurations and trained models of the package, by name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabulary.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

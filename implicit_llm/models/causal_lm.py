@@ -3,8 +3,6 @@
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

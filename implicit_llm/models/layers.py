@@ -7,8 +7,6 @@ bypasses the modules, so it is done only where `touched_module` finds none; else
 Shapes: `B` batch, `L` length, `D` model, `C` channels, `K` convolution, `E` width of the injection.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ Shapes: `B` batch, `L` length, `S` earlier tokens, `D` model, `H` heads (there m
 queries), `P` head width, `O` all query heads, `M` MLP width, `E` query, key and value side by side.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from huggingface_hub.dataclasses import strict

@@ -4,8 +4,6 @@ Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, 
 `C` its channels, `E` in-projection (2 I + 2 G N + H).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

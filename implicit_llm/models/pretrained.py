@@ -1,7 +1,5 @@
 """What every model of both families has, with or without its head: loading, saving, initialisation, the solver."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -4,8 +4,6 @@ The weights may be safetensors or pytorch_model.bin. Only reading: what is saved
 Source of the format: microsoft/implicit_languagemodels at commit 84a0bf3.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

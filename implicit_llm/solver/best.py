@@ -1,7 +1,5 @@
 """The best iterate of every sequence so far, and when each was done; all on the device."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

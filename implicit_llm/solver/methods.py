@@ -3,8 +3,6 @@
 An update may remember earlier pairs; `select` keeps the memory of the sequences that are still being solved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

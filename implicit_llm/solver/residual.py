@@ -3,8 +3,6 @@
 A rule maps one iteration to its `Progress`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

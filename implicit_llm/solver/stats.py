@@ -1,7 +1,5 @@
 """What a solve reports about itself, as tensors on the device of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What the processes of one job must agree on; with a single process all of it is free."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any

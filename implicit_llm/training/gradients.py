@@ -1,7 +1,5 @@
 """Sum the gradients of all ranks in buckets, while the backward pass still computes others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

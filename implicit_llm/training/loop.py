@@ -3,8 +3,6 @@
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """
 
-from __future__ import annotations
-
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

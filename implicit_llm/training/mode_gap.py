@@ -5,8 +5,6 @@ The mode gap is what a model loses, or gains, when its fixed point is found the 
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import AbstractContextManager, suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """The model of a training job, from its config."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

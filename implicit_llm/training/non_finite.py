@@ -1,7 +1,5 @@
 """Loss or gradient became NaN or infinite: nothing of it reaches the weights, and training stops."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

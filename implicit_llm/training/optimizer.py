@@ -1,7 +1,5 @@
 """AdamW as the recipe wants it, and the learning rate as a pure function of the global step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Which samples a step trains on: a pure function of (seed, step), whatever the world size and the accumulation."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The stage `train`: one phase of a curriculum, from nothing or from the phase before to model and training state."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The state of a training process as named tensors and plain values, and back: weights, optimizer, random numbers."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -10,8 +10,6 @@ gives. Reference and goal are of one H200; on another card compare ratios only. 
 show that it works.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from functools import partial

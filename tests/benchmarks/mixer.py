@@ -6,8 +6,6 @@ Forward without a gradient, and forward and backward, both replayed from a CUDA 
 layer of Mamba2 130M and one of state tracking. The goals are of one H200.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

@@ -6,8 +6,6 @@ A job's overhead is the slope over workflows of few and of many jobs that do not
 Snakemake's local executor, then with submitit on this machine, where each job starts a Snakemake of its own.
 """
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

@@ -7,8 +7,6 @@ host memory for the copy. `--pause` stands for the steps between two saves: with
 waits for the write before.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from functools import partial

@@ -7,8 +7,6 @@ The peer has the better of one and two processes and of two batch sizes; its rat
 file. Medians of runs taken in turn, so that a busy machine slows all. The goal is a ratio of 1.5.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -7,8 +7,6 @@ micro-batches a step. The first steps, which compile and warm up, do not count; 
 GPU the defaults are one layer and a few short steps, which show no more than that it works.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

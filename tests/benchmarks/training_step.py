@@ -12,8 +12,6 @@ fall. Reference, floor and goal are of one H200; on another card compare ratios 
 and show that it works.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

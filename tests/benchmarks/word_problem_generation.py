@@ -6,8 +6,6 @@ Medians, with the range. The goal is 100 million tokens/s; the published generat
 tokens/s. "write" is the whole stage body: generation, digests, and files synced to disk.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import statistics

@@ -1,7 +1,5 @@
 """The server that trains, one for all tests of this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

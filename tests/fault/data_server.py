@@ -3,8 +3,6 @@
 An order is {"run_dir": ..., "identity": ..., "inputs": {role: run directory}, "downloads": ..., "env": {...}}.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ An order is a line of JSON on its stdin; the answer is a line with the exit code
 process. `env` of an order is the environment that is added for it.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

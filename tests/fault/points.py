@@ -1,7 +1,5 @@
 """The fault points in source code, and which fault strikes at which of them in a short test."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ An order is {"run_dir": ..., "identity": ..., "data": ..., "env": {...}}. The ar
 server itself, with "store", a file in which it finds an initialised MLflow store.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Whatever happens to a process that makes data, the next start ends with the same data, and keeps what was whole."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

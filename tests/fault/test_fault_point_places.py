@@ -3,8 +3,6 @@
 So new code cannot escape: without a point it fails here, and with one it has to be in one of the matrices.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

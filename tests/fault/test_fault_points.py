@@ -1,7 +1,5 @@
 """Whatever happens wherever, a restart ends with the same result, and nothing half-written ever has a final name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3

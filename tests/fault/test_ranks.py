@@ -1,7 +1,5 @@
 """Two processes train together, and one of them goes wrong: both stop before it reaches the weights, and say why."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

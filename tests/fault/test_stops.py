@@ -4,8 +4,6 @@ Twenty steps of two micro-batches: eight in an unrolled phase, the rest in a fre
 19, and dropout draws random numbers in every step.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

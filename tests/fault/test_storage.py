@@ -1,7 +1,5 @@
 """A disk that is full, read-only, or out of order for a while, under a phase that trains."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Whatever happens to a training process wherever, the next start ends with the same result."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path

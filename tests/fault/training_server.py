@@ -5,8 +5,6 @@ and for several processes "processes": N and "poison": {"rank", "step", "what"} 
 as torchrun does: when one fails, the others are told to end; each says how it ended in <run directory>/rank-<N>.json.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

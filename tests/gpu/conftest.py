@@ -1,7 +1,5 @@
 """Triton kernels and TF32 products in every test on a GPU, unless it says otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The kernels around the attention of a Llama block against their plain PyTorch twins in fp64 over a grid of shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

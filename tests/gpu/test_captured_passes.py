@@ -1,7 +1,5 @@
 """Training and evaluation from CUDA graphs against the plain code, over steps of an optimizer."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Our Triton kernels against their plain PyTorch twins over a grid of shapes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

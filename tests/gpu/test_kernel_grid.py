@@ -4,8 +4,6 @@ Errors are norms of differences over norms of the reference, which starts from t
 of mantissa (rounding 4e-3), fp16 has 11 (5e-4), and fp32 SSD multiplies in TF32, of 11 bits.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The mixer in Triton kernels and its gradient against autograd through the formula in fp64, over a grid of shapes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

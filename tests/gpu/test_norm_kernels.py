@@ -1,7 +1,5 @@
 """The norms as Triton kernels against their plain PyTorch twin in fp64, over a grid of shapes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A small saved model and its tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A saved model loads where the package is installed and not imported, also in stock lm-eval; elsewhere it is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """TRL's trainers take models of both families as they are: supervised, on preferences, and by rewards of samples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

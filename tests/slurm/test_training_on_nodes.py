@@ -1,7 +1,5 @@
 """Training over several nodes of a real Slurm, with gloo."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

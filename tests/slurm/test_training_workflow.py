@@ -1,7 +1,5 @@
 """The workflow itself on a Slurm, with the cluster profile of a test site: from the data to the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Nothing is done: the real parsers read the words, and what is named by them is looked up.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """A test without an assertion cannot fail."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The examples compute what the library computes, learn what they say, and are the notebook that lies beside them."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

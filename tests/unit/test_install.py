@@ -1,7 +1,5 @@
 """What is installed: versions that are the same in every file, and the library alone, without the extras."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Numbers on the pages are those of the files they come from, and kept tables and weights are what they say."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -3,8 +3,6 @@
 tests/workflow/test_experiments_page.py runs the YAML of experiments.md.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from itertools import accumulate

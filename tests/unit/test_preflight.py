@@ -1,7 +1,5 @@
 """The device of a job, and the short job that looks at a machine before."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cluster profile with the block that a site edits replaced, as a new site would."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

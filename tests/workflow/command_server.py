@@ -4,8 +4,6 @@ An order is {"words": [...], "cwd": ..., "environment": {...}, "stdout": path, "
 the library are imported after the fork, from the PYTHONPATH of the order.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The small experiment, finished once for all tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`implicit-llm explain` and `implicit-llm accept` beside the Snakemake that they speak of."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

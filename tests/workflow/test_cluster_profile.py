@@ -1,7 +1,5 @@
 """What `snakemake --profile profiles/cluster` makes of an experiment."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The driver itself: a first run, bad configuration, a second driver, a killed one, Snakemake's own report."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

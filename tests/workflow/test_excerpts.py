@@ -1,7 +1,5 @@
 """Figures and tables by themselves, and experiments by name, through Snakemake."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

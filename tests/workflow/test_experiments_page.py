@@ -1,7 +1,5 @@
 """docs/experiments.md: its files and commands, as a reader would write and type them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

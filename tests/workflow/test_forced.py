@@ -1,7 +1,5 @@
 """`-R`, `-f` and `-F` compute again what is finished, and what is made from it."""
 
-from __future__ import annotations
-
 from tests.workflow.tiny_project import EVALUATED, NOTHING, Project
 
 TRAINED = {"train/explicit-s0/explicit", "evaluate/explicit-s0/explicit/word-problem", "report"}

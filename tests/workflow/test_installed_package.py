@@ -1,7 +1,5 @@
 """The package as `pip install .` leaves it, without the checkout around it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Data in pieces, a trunk with branches and evaluations of several kinds, as Snakemake sees them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

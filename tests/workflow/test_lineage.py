@@ -1,7 +1,5 @@
 """Where a result of the finished experiment came from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Evaluations that fail, peers, and the report of what is left, through Snakemake."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.workflow.test_excerpts import EXCERPTS

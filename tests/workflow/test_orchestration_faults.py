@@ -3,8 +3,6 @@
 Rows 37, 43, 45 and 47 of tests/fault/README.md.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 

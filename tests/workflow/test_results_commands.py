@@ -1,7 +1,5 @@
 """What `status` says of the small experiment while Snakemake works on it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -4,8 +4,6 @@ Without a job graph that is made after the targets are known, or without its for
 count as fresh: these tests fail then, also where the names are still there.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """After a change exactly what depends on it runs again, as Snakemake sees it; test_plan.py has the cases."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

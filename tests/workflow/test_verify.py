@@ -1,7 +1,5 @@
 """`implicit-llm verify`, and the commands that it prints run as they are printed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

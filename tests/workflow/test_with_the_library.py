@@ -1,7 +1,5 @@
 """The rules with the real stages and MLflow: seconds for the data, minutes for the whole."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from pathlib import Path

@@ -9,8 +9,6 @@ implicit model is solved in its mode, after the converged state of all that went
 state of fixed size, its cache would hold the whole test set: it has no number here.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Mapping

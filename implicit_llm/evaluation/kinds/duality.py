@@ -1,7 +1,5 @@
 """Whether the modes of one model agree on the same tokens, and how fast its simultaneous iteration converges."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ It measures how far the Jacobian is from diagonal, and how the fixed point contr
 Shapes: `B` rows of the test set, `L` length, `S` entries of a layer's state, `D` model.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import replace

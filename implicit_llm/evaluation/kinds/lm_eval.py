@@ -3,8 +3,6 @@
 Nothing of the machine or the moment gets into a record.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version

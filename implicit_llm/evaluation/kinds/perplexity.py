@@ -16,8 +16,6 @@ training. End-of-text is a target like any other token. So is the first token of
 documents before it; `is_document_start` marks these targets.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ tokens the product is the identity with probability (1 - h)^t + (1 - (1 - h)^t) 
 is short or h small.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The harness's own command line, with this project's models."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

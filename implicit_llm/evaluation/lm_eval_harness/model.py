@@ -9,8 +9,6 @@ Prompts to go on from are padded on the left with a mask, which is as if they we
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

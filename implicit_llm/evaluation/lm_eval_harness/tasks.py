@@ -1,7 +1,5 @@
 """The harness's tasks by name, its own and those of a folder, ready to be asked."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Where a model and its tokenizer lie: folders, files, names on the hub, or run directories of this project."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

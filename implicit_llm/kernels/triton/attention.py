@@ -9,8 +9,6 @@ The plain PyTorch twin is `kernels.attention`.
 Shapes: `B` batch, `L` length, `S` room for keys, `D` model, `H` heads, `P` head width, `E` 3 D (query, key, value).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state,
 Source: mamba_ssm >= 2.2.4 (ops/triton), causal_conv1d >= 1.5.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.machinery
 import importlib.util

@@ -7,8 +7,6 @@ The plain PyTorch twin is `models.mamba2.Mamba2Mixer._mix`.
 Shapes: as in `scan`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

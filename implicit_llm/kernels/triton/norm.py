@@ -8,8 +8,6 @@ The plain PyTorch twin is `kernels.norm`.
 Shapes: `...` any leading dimensions, `D` width, `T` rows, `S` programs.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -16,8 +16,6 @@ Several releases of Triton compile a product of a transposed accumulator (`tl.do
 wide) wrongly for Hopper. None is formed here: the transposed scores are multiplied from the right.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ The plain PyTorch twin is `kernels.causal_conv`.
 Shapes: as in `scan`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

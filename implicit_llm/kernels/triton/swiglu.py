@@ -6,8 +6,6 @@ and up side by side. The plain PyTorch twin is `kernels.attention.swiglu`.
 Shapes: `T` tokens, `M` MLP width, `G` 2 M (gate, up).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

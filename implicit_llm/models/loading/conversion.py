@@ -1,7 +1,5 @@
 """Models that start from the weights of others: explicit ones from Hugging Face's Llama, implicit from explicit."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """Causal language models of other packages, and those that others saved."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ only when the caller vouches for it by its sha256; a model.safetensors with the 
 Source of the format: state-spaces/mamba: models/config_mamba.py, models/mixer_seq_simple.py, modules/mamba2.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ state.json               global_step, phase, identity, random states of Python a
 checkpoint.json          size and sha256 of each of these, written last
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -5,8 +5,6 @@ work/kept/step-00001000/           at the steps of `phase.keep`, for good: other
 work/checkpoint/                   the state at the end of the phase, from which the next one starts
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

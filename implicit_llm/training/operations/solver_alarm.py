@@ -1,7 +1,5 @@
 """A warning when the solver does not find fixed points any more; training goes on."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 The model FLOPs utilisation compares it with the peak rates of accelerators; a device that is not listed has none.
 """
 
-from __future__ import annotations
-
 import re
 import time
 

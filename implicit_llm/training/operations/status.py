@@ -1,7 +1,5 @@
 """What a person sees while a phase trains: log lines at growing intervals, or a bar."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping, Sequence

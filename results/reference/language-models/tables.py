@@ -3,8 +3,6 @@
 python results/reference/language-models/tables.py [FOLDER]
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tarfile

@@ -6,8 +6,6 @@ Writes accuracy_by_position.json beside this file, from inputs.tar.xz. `implicit
 beside what it measures.
 """
 
-from __future__ import annotations
-
 import json
 import tarfile
 from pathlib import Path

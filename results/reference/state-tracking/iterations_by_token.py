@@ -7,8 +7,6 @@ Prints one JSON object: iterations by kind of token, accuracy by position, and t
 another, its serial depth.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

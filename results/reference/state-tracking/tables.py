@@ -6,8 +6,6 @@ A row is complete when every planned seed of its run, phase and evaluation has a
 An evaluation that was interrupted gives the rows that it had finished.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tarfile

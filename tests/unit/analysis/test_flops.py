@@ -1,7 +1,5 @@
 """The counted operations against those that PyTorch sees, and against 6 N for each token."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Model cards, as the stages that save models write them."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import socket

@@ -1,7 +1,5 @@
 """Small checkpoints of other makers, for tests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluating by hand, through the console and the real stages."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

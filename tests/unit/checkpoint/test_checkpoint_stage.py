@@ -1,7 +1,5 @@
 """Importing checkpoints of other makers, in the frame of a stage."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -5,8 +5,6 @@ Written without the simulator's own code: sentences are taken apart by patterns,
 story is consistent: nobody takes what lies elsewhere, gives what he does not hold, or walks to where he is.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import defaultdict, deque

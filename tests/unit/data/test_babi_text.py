@@ -1,7 +1,5 @@
 """Files of stories, and the archive that they come in."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """From the stories of tasks to CatbAbI: its rows, and both of its stages."""
 
-from __future__ import annotations
-
 import json
 import re
 import tarfile

@@ -1,7 +1,5 @@
 """Documents of a corpus, and the files that they come from: those that prefetch recorded, or put there by hand."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

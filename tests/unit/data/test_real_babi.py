@@ -1,7 +1,5 @@
 """From the real archive to CatbAbI on disk: by the path of simulated text, to the known counts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

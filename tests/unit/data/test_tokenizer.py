@@ -1,7 +1,5 @@
 """Tokenizers, and texts that are encoded in chunks."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

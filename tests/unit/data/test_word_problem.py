@@ -1,7 +1,5 @@
 """Word problems: how they are drawn, and the stage that writes them."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re

@@ -1,7 +1,5 @@
 """Small corpora and simulated stories, and stages that are run on them without the frame of a job around them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import logging

@@ -1,7 +1,5 @@
 """Finished runs for tests of the evaluation stages: untrained models, small data, and the frame that runs a stage."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

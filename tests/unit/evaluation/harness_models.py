@@ -1,7 +1,5 @@
 """Small models and requests for tests of the harness, in the vocabulary of a tokenizer of bytes."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Small real models, models made up, and rows of tokens for tests of the evaluation."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CatbAbI: what is counted, and the stage in its frame on simulated stories and untrained models."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Whether modes agree: the measures by hand, and the stage in its frame on a small stream and untrained models."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

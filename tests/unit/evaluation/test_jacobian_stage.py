@@ -1,7 +1,5 @@
 """The stage of kind `jacobian` in its frame, with untrained models and a small data set of S3."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import fmean
 from typing import Any

@@ -1,7 +1,5 @@
 """The harness: a request's answer depends on nothing but itself; the stage in its frame; and the local tasks."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Perplexity: the rows of a stream, what is summed over them, and the stage in its frame on untrained models."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

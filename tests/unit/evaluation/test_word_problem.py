@@ -1,7 +1,5 @@
 """Word problems: what is counted, how batches fit, and the stage in its frame on S3 and untrained models."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from dataclasses import replace

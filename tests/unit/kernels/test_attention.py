@@ -1,7 +1,5 @@
 """Rotary positions, attention in a room for keys and SwiGLU in plain PyTorch, and which calls the kernels take."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

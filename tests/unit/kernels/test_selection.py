@@ -1,7 +1,5 @@
 """Which kernels run: the choice for the process, the rules for a call, and what is imported."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

@@ -1,7 +1,5 @@
 """The plain SSD against its recurrence, position by position."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

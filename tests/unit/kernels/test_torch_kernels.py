@@ -1,7 +1,5 @@
 """The plain convolution, norms and head of the loss against slow references."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

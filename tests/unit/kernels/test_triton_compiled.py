@@ -3,8 +3,6 @@
 Run as a script for one target, it calls the operations with tensors on the CPU and compiles what they would launch.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

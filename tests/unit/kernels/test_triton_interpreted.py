@@ -4,8 +4,6 @@ In bf16 the interpreter truncates where a GPU rounds. It has no library of devic
 stand-ins; tests/gpu runs the real ones.
 """
 
-from __future__ import annotations
-
 import importlib
 import operator
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Small models of both families that contract, so that a fixed point exists and is unique."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

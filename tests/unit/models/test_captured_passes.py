@@ -3,8 +3,6 @@
 What CUDA graphs themselves do is tested on a GPU: tests/gpu/test_captured_passes.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tools around transformers take our models as they are: lm-eval, Trainer, torch.compile, device maps."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model in evaluation mode is differentiable: its values stay, and a gradient comes with them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

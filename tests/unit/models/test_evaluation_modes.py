@@ -1,7 +1,5 @@
 """Simultaneous, blockwise and sequential evaluation find the same fixed point; padding never counts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

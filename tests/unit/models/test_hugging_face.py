@@ -1,7 +1,5 @@
 """What a user of transformers expects of a causal language model works with ours."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Theorem 1 in numbers: the state-to-state Jacobian is diagonal for an explicit layer and not for an implicit one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models that others saved are loaded whole, or refused in one line; no code comes with them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Projections are modules of their own: hooks, adapters, parametrisations and quantised weights work on them."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

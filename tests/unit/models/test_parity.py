@@ -3,8 +3,6 @@
 tests/data/parity/README.md says how the numbers were made; they agree to about 1e-3 in logits and 1 % in gradients.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Under `kernels("reference")` autograd sees every operation: torch.func, forward mode, second derivatives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a call would ignore, or could not do, is refused by one line that says what to pass instead."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models sharded by `fully_shard`, layer by layer, train and generate over two processes as in one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

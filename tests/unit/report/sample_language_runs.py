@@ -1,7 +1,5 @@
 """Finished language-model and CatbAbI runs made up for tests of the report, with plausible numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

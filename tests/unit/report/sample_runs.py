@@ -1,7 +1,5 @@
 """Finished runs made up for tests of the report: manifests, metrics and journals, with plausible numbers."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

@@ -1,7 +1,5 @@
 """Minimum layers, test-time compute and Jacobians in the report, from made-up runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Claims: what they measure, of which models, and the verdict that follows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

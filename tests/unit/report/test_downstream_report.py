@@ -1,7 +1,5 @@
 """Downstream tasks in the report, from made-up runs: the paper's columns, averages, what is missing, the figure."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

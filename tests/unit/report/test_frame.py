@@ -1,7 +1,5 @@
 """The frame: the same numbers as the files, each in a row, the missing ones too."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

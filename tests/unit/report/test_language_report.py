@@ -1,7 +1,5 @@
 """The report of language models: perplexity, CatbAbI and its protocols, duality and convergence, from made-up runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

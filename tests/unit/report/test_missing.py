@@ -1,7 +1,5 @@
 """Reports that lack results, and reports with models that were trained elsewhere."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

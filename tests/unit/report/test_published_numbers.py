@@ -1,7 +1,5 @@
 """Published numbers: the file itself, and how the report shows them beside ours."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """What a report writes: the page, figures, tables, claims and numbers.tex; the same again from kept results."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Figures over several models: by parameters, by the share of the bounded phase, by the share of hard tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

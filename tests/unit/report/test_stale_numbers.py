@@ -1,7 +1,5 @@
 """A page with a stale number is not made: the number, its producer and the command are named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A figure as a file."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 

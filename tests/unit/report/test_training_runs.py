@@ -1,7 +1,5 @@
 """Journals of training as curves."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

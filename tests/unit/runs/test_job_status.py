@@ -1,7 +1,5 @@
 """What a job tells of itself: why it fails, how far it is, and what it ran on."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """A file system that shows new files late, as NFS does until a directory is listed anew."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny stages, run as all stages are: a data set, a model that is trained on it, an evaluation of both."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What an MLflow store shows, without what may differ between two that tell the same: ids, and when they were told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The bridge and a real MLflow server, over HTTP."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What MLflow shows of stages that read from one another."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

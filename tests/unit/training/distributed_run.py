@@ -4,8 +4,6 @@ Arguments: run directory, data run directory, JSON of {"config": name in CONFIGS
 "step", "what"} or nothing}. what: "loss", "solver", "memory", "kill" or "hang".
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

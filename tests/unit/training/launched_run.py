@@ -3,8 +3,6 @@
 Arguments: number of processes, then those of distributed_run.py.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

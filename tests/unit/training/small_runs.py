@@ -1,7 +1,5 @@
 """Small training runs through the whole frame: a data set of S3 word problems and phases of a few steps on it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping

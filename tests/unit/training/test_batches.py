@@ -1,7 +1,5 @@
 """The samples of a step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Checkpoints in their store, and when they are saved."""
 
-from __future__ import annotations
-
 import errno
 import json
 import resource

@@ -1,7 +1,5 @@
 """Several processes train one model together."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

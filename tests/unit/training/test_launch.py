@@ -1,7 +1,5 @@
 """The launcher and its processes: one signal for all, one reason for the end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

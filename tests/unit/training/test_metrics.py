@@ -1,7 +1,5 @@
 """What is told of a step: metrics, rates and the line of status."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """What only an accelerator shows: updates left out on the device, memory, several devices."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Phases that follow one another are one training; checkpoints that a phase keeps, and branches from them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A phase that was stopped, wherever and however, ends bit for bit as if it had not been."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

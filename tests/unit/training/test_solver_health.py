@@ -1,7 +1,5 @@
 """What is watched of the solver while it trains: the alarm, and the gap between training and evaluation mode."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import nullcontext
 from pathlib import Path

@@ -3,8 +3,6 @@
 The text is a real stream of tokens, as the data stages make it from text files.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Wrong values are refused by key; the rate, the weights and the solver that a config gives."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

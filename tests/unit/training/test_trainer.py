@@ -3,8 +3,6 @@
 In fp16 gradients that overflow are left out and said, and the scale belongs to the checkpoint.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

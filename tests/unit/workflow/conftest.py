@@ -1,7 +1,5 @@
 """Small experiments as files that tests change."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls of `implicit-llm` inside the tests, and in an interpreter of their own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

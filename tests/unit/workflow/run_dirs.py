@@ -1,7 +1,5 @@
 """Run directories as jobs leave them, written by hand."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Numbers, times and shares as people read them."""
 
-from __future__ import annotations
-
 import pytest
 
 from implicit_llm_workflow.estimates.cost import Cost

@@ -1,7 +1,5 @@
 """Names in messages: the nearest valid name to a misspelt one, and the natural order of names with numbers."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable

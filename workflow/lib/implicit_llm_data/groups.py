@@ -5,8 +5,6 @@ S_n lists the permutations of 1..n lexicographically, A_n its even ones in the s
 in a direct product the index is `right.order * left_index + right_index`. The identity is always index 0.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

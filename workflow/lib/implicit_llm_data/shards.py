@@ -12,8 +12,6 @@ a part is never waited for by its neighbour.
 Every file appears atomically, and equal data sets are equal byte for byte.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Progress of an evaluation: a bar on a terminal, lines in the log."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What differs between two equal runs: when, where and with what a result was made."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """The frame in which every stage runs: from an identity and input directories to a published manifest."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """The command `implicit-llm`. Modules are imported when a command runs, so that `--help` needs no torch."""
 
-from __future__ import annotations
-
 import sys
 from gc import set_threshold
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Digests of files that belong to an identity though no job made them, each computed once for a state of the file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress

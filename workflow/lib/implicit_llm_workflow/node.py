@@ -1,7 +1,5 @@
 """One job of an experiment, as the graph, the fingerprints and the rules see it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

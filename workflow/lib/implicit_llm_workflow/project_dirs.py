@@ -1,7 +1,5 @@
 """Paths of the project's files, and a check that the current checkout is the installed one."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables without lines, and numbers, times and sizes as people read them in a narrow column."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What the report shows: identity, since it changes the page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m implicit_llm_report.kept results/demo page          # page/declared/index.html
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

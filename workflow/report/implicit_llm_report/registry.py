@@ -1,7 +1,5 @@
 """Which figures and tables there are, their captions, and what each needs: registry.yaml, read by report and driver."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache

@@ -4,8 +4,6 @@ A new figure is a function of `Given` in a module of figures/, and an entry of t
 table is an entry there and a line in ROWS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

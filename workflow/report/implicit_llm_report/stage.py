@@ -1,7 +1,5 @@
 """The stage `report`: figures, tables, checked claims and the page, from finished evaluations and training phases."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path, PurePosixPath
 

@@ -1,7 +1,5 @@
 """The state of an experiment at a glance."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The first command of a newcomer: it measures with the trained model of the package, and draws what it measured."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

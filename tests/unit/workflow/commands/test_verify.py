@@ -1,7 +1,5 @@
 """Every byte that a manifest vouches for, in data made by the real stage."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prices against the measured steps they come from, arithmetic by hand, and what is said of what is unknown."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

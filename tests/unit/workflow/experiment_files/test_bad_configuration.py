@@ -1,7 +1,5 @@
 """A wrong key or value gives one line: the file, the key, what to do."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

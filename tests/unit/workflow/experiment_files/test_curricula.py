@@ -1,7 +1,5 @@
 """Phases on the axis of global steps: chains, branches, and what is refused."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

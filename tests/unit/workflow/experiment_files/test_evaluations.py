@@ -1,7 +1,5 @@
 """Which evaluations are done for which runs, and what their jobs are told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """One entry of `runs` for a run at every point of a grid."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

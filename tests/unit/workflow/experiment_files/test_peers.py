@@ -1,7 +1,5 @@
 """Peers of an experiment: their jobs, what makes them another model, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

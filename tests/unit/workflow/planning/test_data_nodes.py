@@ -1,7 +1,5 @@
 """The jobs that make data, as the library is told them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The digest of a job holds every module in which one of its functions runs: jobs of every kind are run and traced."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import inspect

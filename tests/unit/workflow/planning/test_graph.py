@@ -1,7 +1,5 @@
 """The jobs of an experiment and what each of them is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from implicit_llm_contracts.config.evaluation import EvaluateConfig

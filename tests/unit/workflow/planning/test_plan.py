@@ -1,7 +1,5 @@
 """Wanted against recorded results, without Snakemake."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 tests/workflow/test_orchestration_faults.py has the same with Snakemake.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A web server on this machine that knows ranges, and cuts connections when told to."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import threading

@@ -1,7 +1,5 @@
 """Fetching from the hub: the real client against a small hub on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What an experiment needs from outside, and what is said of it."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Results that are kept although their code changed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

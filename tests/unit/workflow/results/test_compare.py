@@ -1,7 +1,5 @@
 """Results side by side: what differs, and the numbers."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Why jobs run, what they take and what stays."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What can be deleted, and what a job that needs freed files does to the plan."""
 
-from __future__ import annotations
-
 import pytest
 
 from implicit_llm_workflow.planning.plan import Plan

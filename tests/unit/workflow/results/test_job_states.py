@@ -1,7 +1,5 @@
 """The state of each job, from what lies in its run directory, and who holds a lock, seen from outside."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Journals as the driver reads them, also while they are written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from implicit_llm_contracts.runs import journal

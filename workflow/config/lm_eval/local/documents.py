@@ -3,8 +3,6 @@
 `python documents.py` writes the files anew; the tasks read them from beside this file, wherever the harness runs.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

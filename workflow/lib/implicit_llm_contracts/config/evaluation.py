@@ -1,7 +1,5 @@
 """What an evaluation is: every field here changes the numbers (identity); batch size and device are runtime."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A new kind is an entry here, the dataclass of its settings, and a module of its 
 whose function `run` is the body of its jobs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal

@@ -11,8 +11,6 @@ Shapes: `L` length, `D` model, `I` inner, `H` heads, `P` head width, `G` groups,
 `E` width of the injection, `M` MLP width, `V` vocabulary, `Q` chunk length.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

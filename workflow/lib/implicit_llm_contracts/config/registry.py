@@ -1,7 +1,5 @@
 """Tables of names that users can add to: solver methods, stopping rules, groups, tasks, kinds of evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ A task is a kind of data. A new one is an entry here, a module with its data set
 `experiment_files/data_sets`, and one in `implicit_llm_data/stages` for each kind of job that makes its data.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

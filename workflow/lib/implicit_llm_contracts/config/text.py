@@ -1,7 +1,5 @@
 """Where the text of language models comes from, and their tokenizer: in experiment files and in the jobs alike."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

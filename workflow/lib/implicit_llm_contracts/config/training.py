@@ -1,7 +1,5 @@
 """What a training job is (identity) and how it is run (runtime)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal

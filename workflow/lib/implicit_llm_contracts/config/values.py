@@ -1,7 +1,5 @@
 """Types of configured values with the ranges that `fill` accepts: experiment files and jobs share them."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

@@ -6,8 +6,6 @@ names look like `.name.1a2b3c4d.tmp`; `remove_leftovers` clears what a killed pr
 On a network file system, files of another machine may come into sight late; `wait_for_files` waits for them.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

@@ -1,7 +1,5 @@
 """Errors that a stage reports in one line, with the exit code of the process and the class of the failure."""
 
-from __future__ import annotations
-
 import errno
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)

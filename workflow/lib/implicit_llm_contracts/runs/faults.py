@@ -6,8 +6,6 @@ eacces, eio and estale. With `FAULT_TRACE=file` every point that is passed adds 
 variables a point does nothing.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

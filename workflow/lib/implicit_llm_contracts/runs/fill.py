@@ -1,7 +1,5 @@
 """Fill a tree of frozen dataclasses from plain mappings, strictly."""
 
-from __future__ import annotations
-
 import functools
 import json
 import types

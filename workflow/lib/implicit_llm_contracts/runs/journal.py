@@ -8,8 +8,6 @@ A number that is not finite is written as null and read back as nan. Lines are n
 count of lines is a position for good.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """The one logging set-up of a stage: the project to stderr and a file, the warnings of libraries to the file only."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

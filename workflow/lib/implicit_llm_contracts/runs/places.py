@@ -1,7 +1,5 @@
 """Where the files of the project and downloaded files are."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -12,8 +12,6 @@
 The manifest is committed in the work directory first: Snakemake deletes the declared one before a job starts.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -4,8 +4,6 @@
 was about to wait for a lock, would never come to run it, and the parent would wait for ever.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

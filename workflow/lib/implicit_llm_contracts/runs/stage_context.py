@@ -1,7 +1,5 @@
 """What a stage works with: the inputs it reads, the folder it writes to, and the files it hands back."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

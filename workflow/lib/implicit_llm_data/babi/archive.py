@@ -3,8 +3,6 @@
 The digests are in `babi_files.sha256`, in the format of sha256sum; of one file only the identity in git is known.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tarfile
 import zlib

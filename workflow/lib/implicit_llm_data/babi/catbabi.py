@@ -12,8 +12,6 @@ the shuffle is seeded and the vocabulary is in a fixed order without the task nu
 Dimensions: T tokens of the stream, S stories, N rows, L their length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ A line numbered 1 begins a story. A question has an answer and the numbers of th
 called qa<task>_<split>.txt. Downloaded and simulated files are read by the functions of this module.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The stage `data` of kind `babi_text`: bAbI's text files, from the simulator or the official archive."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

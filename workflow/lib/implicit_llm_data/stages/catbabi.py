@@ -1,7 +1,5 @@
 """The stage `data` of kind `catbabi`: a split as rows of a stream of stories, from the text of a `babi_text` stage."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -4,8 +4,6 @@ The training split stays where the shards' jobs wrote it, the index points there
 rows of every length can run over its shards' borders.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The stage `data` of kind `tokenizer`: a tokenizer.json from a file or the hub, or trained on the corpus itself."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Iterator

@@ -5,8 +5,6 @@
 {"source": "hub", "dataset": "EleutherAI/the_pile_deduplicated", "split": "train", "field": "text"}
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import json

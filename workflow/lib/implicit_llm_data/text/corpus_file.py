@@ -4,8 +4,6 @@ A document of a `.txt` file is the whole file. However long a file is, only one 
 rows) is in memory.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -3,8 +3,6 @@
 They are read where they lie. Tests, caches, installed packages and what describes this very installation are left out.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sysconfig

@@ -7,8 +7,6 @@ are remembered. A chunk's ids do not depend on its neighbours: such a tokenizer 
 space after it. Every other tokenizer encodes whole documents, on all cores.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence

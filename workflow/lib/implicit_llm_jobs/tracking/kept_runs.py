@@ -1,7 +1,5 @@
 """All runs that a results directory holds, as MLflow has to be told of them: from manifests and journals alone."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property

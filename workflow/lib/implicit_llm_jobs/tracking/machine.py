@@ -5,8 +5,6 @@ not written by them: it logs straight to the store, loses what that does not tak
 Measured is the whole node of the first process, other jobs on it included.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -4,8 +4,6 @@ A key, once given, stays: charts, searches and stores of earlier runs name it. W
 name, in the section of its stage.
 """
 
-from __future__ import annotations
-
 import re
 
 # Of training, by section; "" is the one that MLflow calls "Model metrics".

@@ -1,7 +1,5 @@
 """The few things the project asks of MLflow, each of which may be repeated without harm. MLflow's errors pass."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

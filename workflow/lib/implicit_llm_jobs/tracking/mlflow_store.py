@@ -3,8 +3,6 @@
 `python -m implicit_llm_jobs.tracking.mlflow_store results` makes it: Snakemake does so before its first job.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

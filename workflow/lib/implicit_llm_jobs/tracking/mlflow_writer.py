@@ -5,8 +5,6 @@ wait in the journal. Importing MLflow takes longer than most data sets and repor
 jobs that read them bring them, or else the call of Snakemake that made them, when it ends.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from contextlib import suppress

@@ -3,8 +3,6 @@
 `python -m implicit_llm_jobs.tracking.rebuild results/demo` does the latter: a call of Snakemake ends with it.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterable

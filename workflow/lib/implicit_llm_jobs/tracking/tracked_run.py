@@ -1,7 +1,5 @@
 """A run as MLflow is told of it, and the finished runs that it reads."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ After a rewind the points of the steps that are trained again are already there,
 equal. Those are left out. A resume that goes another way makes a branch, which the writer puts into a child run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

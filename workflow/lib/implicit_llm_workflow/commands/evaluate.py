@@ -5,8 +5,6 @@ The options of a kind are the fields of its dataclass that the table of kinds de
 result again.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

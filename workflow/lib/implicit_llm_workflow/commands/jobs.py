@@ -1,7 +1,5 @@
 """The commands that run one job of a workflow, `job` and `train`, and `preflight`, which checks a machine first."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

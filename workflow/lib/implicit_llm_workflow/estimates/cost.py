@@ -1,7 +1,5 @@
 """What a job will take: as long as it took before, or else what measured throughput says, or an assumed one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

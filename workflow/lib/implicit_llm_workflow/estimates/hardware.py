@@ -1,7 +1,5 @@
 """The facts behind estimates: cards, measured training steps; from workflow/config/estimate/hardware.yaml."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

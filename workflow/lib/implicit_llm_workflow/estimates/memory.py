@@ -6,8 +6,6 @@ differentiated evaluation of f are there, and those that the first layer's gradi
 compute their loss without logits. Within 16 % of the measured steps of results/benchmarks/training-step*.json.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

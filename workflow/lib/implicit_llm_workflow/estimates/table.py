@@ -1,7 +1,5 @@
 """The estimate of an experiment's training as a table for people and as JSON for machines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the files of an experiment lie: models/, tasks/ and curricula/ beside it, or else those of the project."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Curricula: the phases of a training as a tree on one axis of global steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Excerpts of the report: single figures and tables of the paper, each a target with only the jobs that it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

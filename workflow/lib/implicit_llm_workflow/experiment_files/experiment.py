@@ -1,7 +1,5 @@
 """An experiment file with everything that it refers to, as frozen dataclasses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Grids: one entry of `runs` that stands for a run at every point of some axes."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Model files, and the configurations that the library ships, read without importing it (which would import torch)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

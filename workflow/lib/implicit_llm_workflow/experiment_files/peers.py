@@ -1,7 +1,5 @@
 """Peers: models that were trained elsewhere, and the jobs that import and evaluate them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """Lookups by name in experiment files, and settings as plain mappings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """YAML files as plain dictionaries, with errors that name the file and the line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Hashable
 from pathlib import Path

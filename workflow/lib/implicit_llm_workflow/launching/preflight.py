@@ -1,7 +1,5 @@
 """A look at a machine before a long job: environment, driver, kernels and disk, in seconds."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -9,8 +9,6 @@ loss of the manifest. While it holds, the job's identity is the recorded one, so
 Snakemake, see no change.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace

@@ -6,8 +6,6 @@ module that defines it); the plumbing below, which stores, records and tracks re
 modules that only other kinds of models run. A test compares the digest with traces of jobs of every kind.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

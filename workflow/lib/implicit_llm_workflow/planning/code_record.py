@@ -8,8 +8,6 @@ The digest follows from `files`, so a record always matches its name. The workfl
 it starts the first one; results that are older than these records have none.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """From an experiment to the jobs that it takes: nodes with their identity and the nodes they read from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An experiment as a plan: its nodes, what each of them should be, and what there is already."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Which figures and tables the report of an experiment has: those whose needs in its registry are planned."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 A result whose larger files were deleted to free the disk counts as done until a job needs the files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -4,8 +4,6 @@
 fetched and no network is needed.
 """
 
-from __future__ import annotations
-
 import glob
 import re
 from collections.abc import Mapping

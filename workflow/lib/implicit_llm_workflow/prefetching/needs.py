@@ -1,7 +1,5 @@
 """What the jobs of an experiment read from outside of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

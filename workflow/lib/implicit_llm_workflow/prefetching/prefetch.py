@@ -1,7 +1,5 @@
 """Fetch what an experiment needs from the network, so that its jobs can run without one."""
 
-from __future__ import annotations
-
 import glob
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Keep results although their code changed; only their code: another config or input makes another result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase

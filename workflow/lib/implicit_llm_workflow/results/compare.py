@@ -1,7 +1,5 @@
 """Finished results side by side: in what their settings, code and inputs differ, and their numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Which jobs the next run of the workflow will do, why each of them, and what that takes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Find and delete results that no job wants, and the larger files of finished jobs."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """The end of a job's journal as the driver reads it while the job writes: damaged and torn lines are left out."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import suppress

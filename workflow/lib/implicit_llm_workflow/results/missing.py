@@ -1,7 +1,5 @@
 """The results that a report lacks, why, and what makes them; and the results that changed after they were made."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """The main numbers of an experiment, from the manifests of its evaluations."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 The files of a data set that others only point to (the shards of a token stream) belong to the jobs that wrote them.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence

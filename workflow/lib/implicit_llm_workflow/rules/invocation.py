@@ -1,7 +1,5 @@
 """Tells the jobs which invocation of Snakemake they belong to, so that they can tell MLflow."""
 
-from __future__ import annotations
-
 import argparse
 import getpass
 import json

@@ -3,8 +3,6 @@
 Snakemake decides from its own records in `.snakemake/`, which can be deleted; the manifests say the same without them.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

@@ -4,8 +4,6 @@ A Snakefile is not told its targets, and cannot say that a result is stale which
 tests/workflow/test_snakemake_internals.py fails in a release where one of these functions means something else.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """What the rules ask of the plan: functions of wildcards for their `input` and `params`."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """One Slurm for all tests of this folder, and a project for each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

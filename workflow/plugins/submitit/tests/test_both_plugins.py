@@ -1,7 +1,5 @@
 """One workflow with what Snakemake has to offer, run by this plugin and by the official one on the same Slurm."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Finding the logs of a job in one command, and deleting those that nobody needs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

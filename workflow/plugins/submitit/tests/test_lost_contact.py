@@ -1,7 +1,5 @@
 """The driver dies, or Slurm's commands fail: no job is lost, submitted twice or reported as done."""
 
-from __future__ import annotations
-
 import os
 import signal
 

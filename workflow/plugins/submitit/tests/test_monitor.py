@@ -1,7 +1,5 @@
 """When a job counts as ended, and how."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

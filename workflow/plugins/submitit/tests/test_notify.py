@@ -1,7 +1,5 @@
 """Somebody is told when a workflow has ended, failed or stalled."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

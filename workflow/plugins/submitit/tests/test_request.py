@@ -1,7 +1,5 @@
 """What users can set: resources and settings, as sbatch gets them and as docs/further.md lists them."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

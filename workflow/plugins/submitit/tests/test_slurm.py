@@ -1,7 +1,5 @@
 """Reading Slurm's answers, with programs that answer in place of a Slurm."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What runs within a job, without a scheduler around it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

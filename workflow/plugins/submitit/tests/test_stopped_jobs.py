@@ -1,7 +1,5 @@
 """Jobs that are stopped, by Slurm or by somebody: what was done is kept, and each stop has its class and its rule."""
 
-from __future__ import annotations
-
 import os
 import signal
 

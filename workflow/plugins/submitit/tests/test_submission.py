@@ -1,7 +1,5 @@
 """What is submitted and what is taken over, with programs that answer like Slurm's."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -1,7 +1,5 @@
 """Whole workflows: a toy project, and Snakemake's own tests for executor plugins."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What jobs used of what they asked for: sampled within the job, added up by rule."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A project that is not this one: a training that writes checkpoints when it is asked to stop, and its Snakemake."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -10,8 +10,6 @@ verdict is "borderline". The share of a single seed is judged by its 95 % interv
 number never helps: the claim is then "missing", unless another model refutes it.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Sequence

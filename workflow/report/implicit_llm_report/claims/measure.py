@@ -8,8 +8,6 @@ The number of a pair is formed for every seed of the first with every seed of th
 are of one run and so share their start. The value of a seed with several records is their mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Accuracy and perplexity at each position of the longest rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

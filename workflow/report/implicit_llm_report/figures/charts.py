@@ -1,7 +1,5 @@
 """Panels of lines over the frame, and their axes: means over seeds, every seed as a dot, their range as a band."""
 
-from __future__ import annotations
-
 import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence

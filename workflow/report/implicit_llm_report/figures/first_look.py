@@ -3,8 +3,6 @@
 Shapes: `B` words, `L` tokens, `K` iterations of the solver.
 """
 
-from __future__ import annotations
-
 import io
 from dataclasses import dataclass
 from pathlib import Path

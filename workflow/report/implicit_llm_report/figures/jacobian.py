@@ -1,7 +1,5 @@
 """Theorem 1: heat maps of the state's Jacobian, explicit beside implicit."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

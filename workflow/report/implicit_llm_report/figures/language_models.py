@@ -1,7 +1,5 @@
 """Language models: perplexity by length, size and share of the bounded phase; CatbAbI by task; convergence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 

@@ -4,8 +4,6 @@ Every series differs from its neighbours in colour, marker and dashes at once. T
 on the page each of them becomes a CSS variable, so that the figures follow the reader's light or dark setting.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

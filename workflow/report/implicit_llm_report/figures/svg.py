@@ -6,8 +6,6 @@ narrow screen; its letters are text in the page's font (found by searching, read
 variables (light or dark).
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

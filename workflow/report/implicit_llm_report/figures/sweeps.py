@@ -5,8 +5,6 @@ they are evaluated elsewhere, without the sweep, and the explicit models of the 
 Source: Schöne et al. 2025, Fig. 1 centre.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Figures of training: loss by step, tokens and FLOPs, accuracy, the health of the solver, and the spectral radius."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ Models that were tested at their training length only show how many layers a len
 them out where others of the task go beyond it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial

@@ -5,8 +5,6 @@ whose mean accuracy over seeds reaches the threshold counts.
 Source: Schöne et al. 2025, Fig. 1 left; after Merrill, Petty and Sabharwal 2024.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

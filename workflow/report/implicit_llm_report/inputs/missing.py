@@ -1,7 +1,5 @@
 """The records that missing results would have given: without their numbers, so that tables and claims miss these."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any

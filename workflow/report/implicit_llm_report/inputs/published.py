@@ -1,7 +1,5 @@
 """The numbers that others reported, published.yaml, and which of ours are of the same thing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

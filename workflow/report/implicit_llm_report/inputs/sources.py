@@ -4,8 +4,6 @@ What an input is (its run, seed, phase and solver) stands in the report's config
 taken apart.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Mapping

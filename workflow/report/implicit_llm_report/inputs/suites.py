@@ -1,7 +1,5 @@
 """Downstream tasks that are reported together, downstream.yaml, and the averages over them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache

@@ -5,8 +5,6 @@ number that could not be measured is \resultmissing, and so is, with a warning, 
 never a zero, and a manuscript that asks for it still compiles and shows that it is missing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The page: one HTML file that needs nothing else; behind every number stand the runs that it comes from."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """People who carry things: two and three supporting facts, counting, lists (families 2, 3, 7, 8)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from implicit_llm_data.babi.simulator import lexicon

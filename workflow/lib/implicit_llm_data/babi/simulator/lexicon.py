@@ -3,8 +3,6 @@
 The vocabulary comes from these lists alone, so that it is the same for every seed, family and story length.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """People who walk from room to room: one fact, yes or no, coreference, conjunction (families 1, 6, 11, 12)."""
 
-from __future__ import annotations
-
 from implicit_llm_data.babi.simulator import lexicon
 from implicit_llm_data.babi.simulator.telling import Dice, Question, StoryWriter
 

@@ -4,8 +4,6 @@ What will be told is fixed at the start and told in random order. Stories longer
 themselves; in family 15 people take up other work instead.
 """
 
-from __future__ import annotations
-
 import itertools
 
 from implicit_llm_data.babi.simulator import lexicon

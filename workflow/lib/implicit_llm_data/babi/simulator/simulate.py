@@ -3,8 +3,6 @@
 Written from the description of the tasks in Weston et al. 2015 (arXiv:1502.05698).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated

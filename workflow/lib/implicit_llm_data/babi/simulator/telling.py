@@ -1,7 +1,5 @@
 """The plan of a story, statements with questions between them and one at the end, and its random choices."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 

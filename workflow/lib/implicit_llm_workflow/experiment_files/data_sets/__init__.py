@@ -1,7 +1,5 @@
 """The data sets of an experiment file: a module for each kind, with its fields, their defaults and its jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 

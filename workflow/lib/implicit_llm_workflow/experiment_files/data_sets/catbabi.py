@@ -1,7 +1,5 @@
 """CatbAbI: the stories of the bAbI families, concatenated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

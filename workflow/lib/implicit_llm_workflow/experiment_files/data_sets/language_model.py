@@ -1,7 +1,5 @@
 """Text for language models: a corpus, a tokenizer, and one stream of tokens."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

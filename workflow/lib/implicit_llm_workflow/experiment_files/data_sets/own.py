@@ -1,7 +1,5 @@
 """Data sets of a plugin's task: a training set and test sets by name, each with settings of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any

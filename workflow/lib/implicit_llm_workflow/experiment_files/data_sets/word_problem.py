@@ -1,7 +1,5 @@
 """Word problems: prefix products in a finite group, at several lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

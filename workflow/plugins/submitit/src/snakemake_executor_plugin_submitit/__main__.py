@@ -1,7 +1,5 @@
 """Show the logs and the efficiency of a workflow's jobs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """What is known about a job's attempts: how each one ended, the class of a failure, and whether to try again."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

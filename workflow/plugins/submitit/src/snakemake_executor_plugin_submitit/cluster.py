@@ -1,7 +1,5 @@
 """What a Slurm cluster is like: which partition suits a job, and whether it accepts a partition, account and qos."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

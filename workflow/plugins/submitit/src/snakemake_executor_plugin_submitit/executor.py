@@ -1,7 +1,5 @@
 """The executor that Snakemake calls: it submits jobs, watches them, and reports how they ended."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence

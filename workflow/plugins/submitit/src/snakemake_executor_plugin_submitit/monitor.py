@@ -3,8 +3,6 @@
 For a failed job also the message to the user, and whether to submit it again.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

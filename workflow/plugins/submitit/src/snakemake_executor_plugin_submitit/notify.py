@@ -1,7 +1,5 @@
 """Notify the user by a command or a webhook that a workflow has ended, failed or stalled."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -3,8 +3,6 @@
 Everything else may change; this module keeps its names. It never waits for the executor and only reads.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Collection, Iterable, Mapping

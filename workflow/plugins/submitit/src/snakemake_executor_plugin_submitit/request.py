@@ -1,7 +1,5 @@
 """From a job of Snakemake to what is submitted: the options of sbatch for its resources, its partition, its step."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import os

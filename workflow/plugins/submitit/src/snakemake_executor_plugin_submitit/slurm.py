@@ -1,7 +1,5 @@
 """Questions to Slurm: how jobs are doing, all in one question."""
 
-from __future__ import annotations
-
 import logging
 import re
 import subprocess

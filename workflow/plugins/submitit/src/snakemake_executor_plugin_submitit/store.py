@@ -4,8 +4,6 @@ The driver writes its record before it submits and before it waits. From the rec
 pending, running or finished, and does not submit them again. All of it can be deleted when no job runs.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -4,8 +4,6 @@ submitit writes the pickles and the step; once sbatch has accepted a job, it nee
 writes and reads the pickles, in a folder that nobody else may enter.
 """
 
-from __future__ import annotations
-
 import glob
 import logging
 import os

@@ -3,8 +3,6 @@
 A job on several nodes samples the first one.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import resource
