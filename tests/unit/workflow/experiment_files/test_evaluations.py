@@ -9,8 +9,7 @@ from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_workflow.experiment_files.evaluations import TASK_FOLDERS
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.graph import build_graph
-from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
+from implicit_llm_workflow.planning.graph import build_graph, report_figures, report_tables
 from tests.unit.workflow.console_calls import output, run
 from tests.unit.workflow.experiments import ExperimentFile
 

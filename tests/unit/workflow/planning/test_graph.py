@@ -8,8 +8,7 @@ from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_data.stages.word_problem import WordProblemConfig
 from implicit_llm_report.config import ReportConfig
-from implicit_llm_workflow.planning.graph import build_graph
-from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
+from implicit_llm_workflow.planning.graph import build_graph, report_figures, report_tables
 from tests.unit.workflow.experiments import ExperimentFile
 
 KEYS = [

@@ -26,7 +26,7 @@ from implicit_llm_workflow.prefetching.hub import (
     put_by_hand,
     wanted_files,
 )
-from implicit_llm_workflow.prefetching.needs import EvaluationData, HubCheckpoint, needs_of
+from implicit_llm_workflow.prefetching.prefetch import EvaluationData, HubCheckpoint, needs_of
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.prefetching.file_server import FileServer, serving
 
@@ -263,8 +263,7 @@ TASK = (
 # In a process of its own, since the client reads the environment once: before the data is there, and after it.
 FETCH = """
 import json, pathlib, sys
-from implicit_llm_workflow.prefetching.needs import EvaluationData
-from implicit_llm_workflow.prefetching.prefetch import satisfy
+from implicit_llm_workflow.prefetching.prefetch import EvaluationData, satisfy
 outcome = satisfy(EvaluationData(sys.argv[1]), pathlib.Path())
 print(json.dumps([outcome.state, outcome.what]))
 """

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from implicit_llm_contracts.runs import journal
-from implicit_llm_workflow.results import journals
-from implicit_llm_workflow.results.journals import read_tail
+from implicit_llm_workflow.results.job_states import TAIL_BYTES, Tail, read_tail
 
 
 def written(path: Path, *, points: int = 0) -> journal.Journal:
@@ -42,7 +41,7 @@ def test_a_torn_and_a_damaged_line_are_left_out(tmp_path: Path) -> None:
 def test_the_end_is_enough_of_a_long_journal(tmp_path: Path) -> None:
     path = tmp_path / "j"
     open_journal = written(path, points=8000)
-    assert path.stat().st_size > 2 * journals.TAIL_BYTES
+    assert path.stat().st_size > 2 * TAIL_BYTES
     assert read_tail(path).is_open
     open_journal.event("stage_failed", error="ValueError: no")
     tail = read_tail(path)
@@ -53,7 +52,7 @@ def test_the_end_is_enough_of_a_long_journal(tmp_path: Path) -> None:
 
 def test_the_points_of_an_attempt_are_those_since_its_start(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    assert read_tail(path) == journals.Tail()
+    assert read_tail(path) == Tail()
     open_journal = written(path)
     open_journal.metrics(10, {"loss": 2.0})
     open_journal.event("stage_preempted")

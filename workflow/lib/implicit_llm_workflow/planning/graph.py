@@ -1,4 +1,4 @@
-"""From an experiment to the jobs that it takes: nodes with their identity and the nodes they read from."""
+"""From an experiment to the jobs that it takes: nodes, what each reads from, and what the report shows."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -8,15 +8,15 @@ from typing import Any
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.plugins import Plugin
+from implicit_llm_report.registry import Entry, registry
 from implicit_llm_workflow.experiment_files.curricula import Phase
-from implicit_llm_workflow.experiment_files.data_sets import DataSet, LanguageModel
+from implicit_llm_workflow.experiment_files.data_sets import DataSet, LanguageModel, WordProblem
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation
 from implicit_llm_workflow.experiment_files.excerpts import check_shown
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.peers import PHASE, Peer
 from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.report_outputs import report_figures, report_tables
 from implicit_llm_workflow.planning.staleness import PAGES
 
 
@@ -149,3 +149,52 @@ def _evaluate_node(model: Node, name: str, evaluation: Evaluation, data: DataSet
         read = {node.name: node.key for node in data.test_nodes()}
     upstream = {"model": model.key, **read}
     return Node("evaluate", f"{name}/{evaluation.name}", config, upstream, model.run, model.seed)
+
+
+def report_figures(experiment: Experiment) -> list[str]:
+    """Names of the figures that the report of an experiment has."""
+    own = {name: it for plugin in experiment.plugins.values() for name, it in plugin.figures.items()}
+    return _met({**registry().figures} | {name: Entry(it.needs, it.caption) for name, it in own.items()}, experiment)
+
+
+def report_tables(experiment: Experiment) -> list[str]:
+    """Names of the tables, each of which is written as .csv and .tex."""
+    return _met(registry().tables, experiment)
+
+
+def _met(entries: Mapping[str, Entry], experiment: Experiment) -> list[str]:
+    planned = list(_planned_results(experiment))
+    return [name for name, entry in entries.items() if entry.is_met(planned)]
+
+
+def _planned_results(experiment: Experiment) -> Iterator[dict[str, Any]]:
+    """One for each run, evaluation of a run or peer, and the report, with the fields that registry.yaml names."""
+    yield {"kind": "report", "settings": tuple(experiment.report), "is_peer": False}
+    for run in experiment.runs.values():
+        about = _about(run, experiment)
+        yield {"kind": "train", **about}
+        yield from ({**about, **_about_evaluation(item)} for item in experiment.evaluations_of(run))
+    for peer in experiment.peers.values():
+        yield from ({"is_peer": True, **_about_evaluation(item)} for item in experiment.evaluations_of_peer(peer))
+
+
+def _about(run: Run, experiment: Experiment) -> dict[str, Any]:
+    data = experiment.data[run.data]
+    about = {
+        "is_peer": False,
+        "is_implicit": run.is_implicit,
+        "data": data.kind,
+        "data_set": run.data,
+        "model_type": run.model.get("model_type"),
+        "size": tuple(run.model.get(key) for key in ("hidden_size", "num_hidden_layers")),
+        "has_branches": len({phase.start_step for phase in run.final_phases if phase.after is not None}) > 1,
+    }
+    if isinstance(data, WordProblem):
+        about["test"] = (data.group, data.monoid, data.train.length, data.test)
+        about["hard_fractions"] = data.train.hard_fractions
+    return about
+
+
+def _about_evaluation(item: Evaluation) -> dict[str, Any]:
+    modes = tuple(mode["eval_mode"] for mode in item.modes)
+    return {"kind": item.kind, "swept": tuple(item.sweep), "eval_mode": modes}

@@ -15,8 +15,7 @@ from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, FREED,
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES, payload, readers
 from implicit_llm_workflow.results.accept import chosen_jobs
-from implicit_llm_workflow.results.job_states import SILENT_S, holder_of
-from implicit_llm_workflow.results.journals import JOURNAL
+from implicit_llm_workflow.results.job_states import JOURNAL, SILENT_S, holder_of
 
 STAGES = ("data", "train", "checkpoint", "evaluate", *PAGES)
 FORMER, UNKNOWN = "of former settings or code", "of no job of the experiment"

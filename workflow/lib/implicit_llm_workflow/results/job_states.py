@@ -11,6 +11,7 @@ import re
 import socket
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import psutil
 
+from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
@@ -25,7 +27,6 @@ from implicit_llm_contracts.runs.run_directory import MLFLOW, PROVENANCE, WORK, 
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import RESULTS, Plan
 from implicit_llm_workflow.planning.staleness import PAGES, Status
-from implicit_llm_workflow.results.journals import JOURNAL, Tail, read_tail, unix_s
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_submitit.records import Submitted
@@ -34,6 +35,9 @@ State = Literal["running", "queued", "failed", "stopped", "stale", "waiting", "d
 STATES: tuple[State, ...] = get_args(State)
 MODEL_STAGES = ("train", "checkpoint")
 LOG, DRIVER_LOCK = "job.log", ".driver.lock"
+JOURNAL = "journal.jsonl"
+TAIL_BYTES = 1 << 18
+STAGE_EVENTS = ("stage_started", "stage_finished", "stage_failed", "stage_stopped", "stage_preempted")
 STARTING, NO_MESSAGE = "starting", "ended without a message"
 SILENT_S = 600  # a job of another machine counts as ended when it has written nothing for so long
 LOCKS = Path("/proc/locks")
@@ -175,6 +179,53 @@ def _is_locked(pid: int, inode: int) -> bool:
         return psutil.pid_exists(pid)
     # 1: FLOCK  ADVISORY  WRITE 708 08:01:131 0 EOF; in a line of a waiting process "->" comes before FLOCK
     return any(len(words) >= 6 and words[1] == "FLOCK" and int(words[5].rpartition(":")[2]) == inode for words in lines)
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The end of a journal. `event`: the last start or end of the stage; `points`: of the last attempt, that count.
+
+    `unix_s`: when the last line was written, in seconds since 1970.
+    """
+
+    event: Mapping[str, Any] | None = None
+    points: tuple[journal.Point, ...] = ()
+    unix_s: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the stage has begun and not ended, as far as it could say so."""
+        return self.event is not None and self.event["name"] == "stage_started"
+
+    @property
+    def last(self) -> journal.Point | None:
+        return self.points[-1] if self.points else None
+
+
+def read_tail(path: Path) -> Tail:
+    """What the last lines of a journal say; without a file nothing."""
+    try:
+        with open(path, "rb") as file:
+            start = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+    except OSError:
+        return Tail()
+    records: list[dict[str, Any]] = []
+    for line in lines[min(start, 1) : -1]:  # the first one is cut, unless it is the first of the file
+        with suppress(journal.JournalError):
+            records += journal.parse_lines([line], path)
+    events = [record for record in records if record.get("name") in STAGE_EVENTS]
+    if not events and records and start > 0:
+        events = [{"name": "stage_started"}]  # farther back: after an end only another start is written
+    since = next((i for i in reversed(range(len(records))) if records[i].get("name") == "stage_started"), 0)
+    points = journal.points_of(records[since:]) or journal.points_of(records)[-1:]
+    return Tail(events[-1] if events else None, tuple(points), unix_s(records[-1]["time"]) if records else None)
+
+
+def unix_s(time: str) -> float:
+    """A time of the journal in seconds since 1970."""
+    return datetime.fromisoformat(time).timestamp()
 
 
 class _Job:

@@ -1,0 +1,351 @@
+"""The data sets of an experiment file: a class for each kind, with its fields, their defaults and its jobs."""
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from implicit_llm_contracts.config.tasks import CATBABI, LANGUAGE_MODEL, TASKS, WORD_PROBLEM, product_order
+from implicit_llm_contracts.config.text import (
+    CorpusFiles,
+    HubCorpus,
+    HubTokenizer,
+    LibraryCorpus,
+    TokenizerFile,
+    TrainedTokenizer,
+)
+from implicit_llm_contracts.config.values import (
+    DISTINCT,
+    SOME,
+    Count,
+    Fraction,
+    Length,
+    Name,
+    Seed,
+    Share,
+    VocabSize,
+    matching,
+)
+from implicit_llm_contracts.plugins import OwnTask, settings_class
+from implicit_llm_contracts.runs.errors import refuse_if
+from implicit_llm_contracts.runs.fill import Only, fill
+from implicit_llm_workflow.experiment_files.values import as_config, fill_entry, selected
+from implicit_llm_workflow.node import Node
+
+
+@dataclass(frozen=True)
+class TrainSplit:
+    """The training set. Several hard fractions are mixed in equal shares of the sequences."""
+
+    length: Length
+    hard_fraction: Fraction | Annotated[tuple[Fraction, ...], DISTINCT]
+    num_samples: Count
+
+    @property
+    def hard_fractions(self) -> tuple[float, ...]:
+        return self.hard_fraction if isinstance(self.hard_fraction, tuple) else (self.hard_fraction,)
+
+
+@dataclass(frozen=True)
+class TestSplit:
+    """One test set for every pair of length and hard fraction."""
+
+    lengths: Annotated[tuple[Length, ...], DISTINCT]
+    hard_fractions: Annotated[tuple[Fraction, ...], DISTINCT]
+    num_samples: Count
+
+
+@dataclass(frozen=True)
+class WordProblem:
+    """`group`: S<n>, A<n> or Z<n>. `monoid`: the second factor of the product, "aperiodic" has four elements.
+
+    A hard fraction is the share of the tokens that are drawn from the whole group; the others are the identity. The
+    published suffix P090 is 0.1. Training and test draw from separate streams of `seed`. `shard_samples`: sequences of
+    one file; a restarted job goes on after the last complete one.
+    """
+
+    name: str
+    kind: Literal["word_problem"]
+    group: str
+    train: TrainSplit
+    test: TestSplit
+    monoid: Literal["none", "aperiodic"] = "none"
+    seed: Seed = 0
+    shard_samples: Count = 131_072
+
+    def __post_init__(self) -> None:
+        product_order(self.group, self.monoid)  # for its errors
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of tokens: elements of the product."""
+        return product_order(self.group, self.monoid)
+
+    def nodes(self) -> Iterator[Node]:
+        yield self.train_node()
+        yield from self.test_nodes()
+
+    def train_node(self) -> Node:
+        train = self.train
+        config = self._config("train", train.length, train.hard_fractions, train.num_samples)
+        return Node("data", f"{self.name}-train", config)
+
+    def test_nodes(self) -> Iterator[Node]:
+        """One for every length and hard fraction."""
+        for length in self.test.lengths:
+            for hard_fraction in self.test.hard_fractions:
+                config = self._config("test", length, (hard_fraction,), self.test.num_samples)
+                yield Node("data", f"{self.name}-test-L{length}-h{hard_fraction:g}", config)
+
+    def _config(self, split: str, length: int, hard_fractions: tuple[float, ...], num_samples: int) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "group": self.group,
+            "monoid": self.monoid,
+            "hard_fraction": hard_fractions[0] if len(hard_fractions) == 1 else list(hard_fractions),
+            "length": length,
+            "num_samples": num_samples,
+            "split": split,
+            "seed": self.seed,
+            "shard_samples": self.shard_samples,
+        }
+
+
+_Family = Annotated[int, Only(lambda value: 1 <= value <= 20, "a number of a bAbI task, 1 to 20")]
+_BabiFile = Annotated[
+    str,
+    matching(
+        r"en-valid(-10k)?/qa([1-9]|1[0-9]|20)_(train|valid|test)[.]txt", "a name such as en-valid-10k/qa3_train.txt"
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Stories:
+    """Stories of each family."""
+
+    train: Count
+    valid: Count
+    test: Count
+
+
+@dataclass(frozen=True)
+class SimulatedText:
+    """Stories made up here, in the format of bAbI. `story_length`: statements of a story, about."""
+
+    source: Literal["simulated"]
+    families: Annotated[tuple[_Family, ...], DISTINCT]
+    stories: Stories
+    seed: Seed = 0
+    story_length: Count = 10  # about as many as in the original stories of most families
+
+    collections = ("simulated",)
+
+    def config(self) -> dict[str, Any]:
+        return {**as_config(self), "families": sorted(self.families)}
+
+
+@dataclass(frozen=True)
+class ArchiveText:
+    """bAbI v1.2 from the folder of downloads.
+
+    `missing_files` are known to be missing from the archive; any other missing file is an error.
+    """
+
+    source: Literal["archive"]
+    missing_files: tuple[_BabiFile, ...] = ()
+
+    collections = ("en-valid-10k", "en-valid")
+
+    def config(self) -> dict[str, Any]:
+        return {"source": self.source, "missing_files": sorted(self.missing_files)}
+
+
+@dataclass(frozen=True)
+class Catbabi:
+    """`text`: where the stories come from; `collection`: which of them, by default the first that the text has.
+
+    `mode` says what training learns, the answers to questions (qa) or every word (lm); validation and test sets are
+    read for both. `seed` is that of the order of the stories. `drop_last_story` leaves out the last story of each file,
+    as the published preparation does.
+    """
+
+    name: str
+    kind: Literal["catbabi"]
+    text: SimulatedText | ArchiveText
+    length: Length
+    vocab_size: VocabSize
+    collection: str | None = None
+    mode: Literal["qa", "lm"] = "qa"
+    seed: Seed = 0
+    drop_last_story: bool = True
+
+    def __post_init__(self) -> None:
+        if self.collection not in (None, *self.text.collections):
+            raise ValueError(
+                f"collection: a text of source {self.text.source} has no {self.collection!r}; give "
+                f"{' or '.join(self.text.collections)}, or leave the key out"
+            )
+
+    def nodes(self) -> Iterator[Node]:
+        yield self._text_node()
+        yield self.train_node()
+        yield from self.test_nodes()
+
+    def train_node(self) -> Node:
+        return self._node("train")
+
+    def test_nodes(self) -> Iterator[Node]:
+        """Also the validation set: on it the report chooses among runs of equal tokens; it judges on the test set."""
+        yield self._node("valid")
+        yield self._node("test")
+
+    def _text_node(self) -> Node:
+        return Node("data", f"{self.name}-text", {"kind": "babi_text", **self.text.config()})
+
+    def _node(self, split: str) -> Node:
+        config = {
+            "kind": self.kind,
+            "collection": self.collection or self.text.collections[0],
+            "split": split,
+            "mode": self.mode if split == "train" else "lm",  # an evaluation finds the questions by itself
+            "length": self.length,
+            "vocab_size": self.vocab_size,
+            "seed": self.seed,
+            "drop_last_story": self.drop_last_story,
+        }
+        return Node("data", f"{self.name}-{split}", config, {"text": self._text_node().key})
+
+
+@dataclass(frozen=True)
+class TrainLength:
+    length: Length
+
+
+@dataclass(frozen=True)
+class TestLengths:
+    """Lengths at which the test stream is cut into sequences."""
+
+    lengths: Annotated[tuple[Length, ...], DISTINCT]
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """Text as one stream of tokens, documents divided by an end-of-text token.
+
+    `num_shards`: jobs that the corpus is divided among, and so files of tokens; input files go to them in turn.
+    `test_fraction`: share of the documents in the test split, chosen by a hash of their text and `seed`.
+    """
+
+    name: str
+    kind: Literal["language_model"]
+    corpus: LibraryCorpus | CorpusFiles | HubCorpus
+    tokenizer: TokenizerFile | HubTokenizer | TrainedTokenizer
+    num_shards: Annotated[int, Only(lambda value: 1 <= value <= 100_000, "an integer from 1 to 100000")]
+    vocab_size: VocabSize
+    train: TrainLength
+    test: TestLengths
+    test_fraction: Share = 0.001  # the published test split of the deduplicated Pile
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        is_trained = isinstance(self.tokenizer, TrainedTokenizer)
+        refuse_if(
+            is_trained and self.vocab_size < 257,
+            f"vocab_size: {self.vocab_size} is too small to train a tokenizer; bytes and end of text need 257",
+        )
+
+    def nodes(self) -> Iterator[Node]:
+        yield self.tokenizer_node()
+        yield from self._shard_nodes()
+        yield self.train_node()
+        yield from self.test_nodes()
+
+    def train_node(self) -> Node:
+        return self._stream_node("train", self.train.length)
+
+    def test_nodes(self) -> Iterator[Node]:
+        """One stream for all lengths, which reading packs anew; the shortest length is only what its index says."""
+        yield self._stream_node("test", min(self.test.lengths))
+
+    def tokenizer_node(self) -> Node:
+        config = {"kind": "tokenizer", **as_config(self.tokenizer), "vocab_size": self.vocab_size}
+        if isinstance(self.tokenizer, TrainedTokenizer):  # on what is not in the test split, so it must know the split
+            config |= self._split_config()
+        return Node("data", f"{self.name}-tokenizer", config)
+
+    def _split_config(self) -> dict[str, Any]:
+        corpus = as_config(self.corpus)
+        for key in ("max_document_bytes", "split_by"):
+            if corpus.get(key, "") is None:
+                del corpus[key]
+        return {"corpus": corpus, "test_fraction": self.test_fraction, "seed": self.seed}
+
+    def _shard_nodes(self) -> Iterator[Node]:
+        upstream = {"tokenizer": self.tokenizer_node().key}
+        shards = {"kind": "token_shard", "num_shards": self.num_shards, "vocab_size": self.vocab_size}
+        shards |= self._split_config()
+        for shard in range(self.num_shards):
+            yield Node("data", f"{self.name}-{_shard_role(shard)}", {**shards, "shard": shard}, upstream)
+
+    def _stream_node(self, split: str, length: int) -> Node:
+        config = {"kind": "token_stream", "split": split, "length": length}
+        return Node("data", f"{self.name}-{split}", config, _shard_keys(self.name, self.num_shards))
+
+
+@functools.cache  # every job that reads text asks for its thousands of shards
+def _shard_keys(data: str, num_shards: int) -> Mapping[str, str]:
+    roles = map(_shard_role, range(num_shards))
+    return {role: f"data/{data}-{role}" for role in roles}
+
+
+def _shard_role(shard: int) -> str:
+    return f"shard-{shard:05d}"
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """`train`, and `test` by the name of each test set: settings of the task, by default those that it declares."""
+
+    name: str
+    kind: str
+    vocab_size: VocabSize
+    train: dict[str, Any]
+    test: Annotated[dict[Name, dict[str, Any]], SOME]
+    seed: Seed = 0
+
+    def nodes(self) -> Iterator[Node]:
+        yield self.train_node()
+        yield from self.test_nodes()
+
+    def train_node(self) -> Node:
+        return self._node("train", self.train, "train")
+
+    def test_nodes(self) -> Iterator[Node]:
+        for name, settings in self.test.items():
+            yield self._node("test", settings, f"test-{name}")
+
+    def _node(self, split: str, given: Mapping[str, Any], name: str) -> Node:
+        task = TASKS[self.kind]
+        assert isinstance(task, OwnTask)
+        settings: Any = fill(settings_class(self.kind, task.settings, []), given, f"data.{self.name}.{name}")
+        config = {"kind": self.kind, "split": split, "vocab_size": self.vocab_size, "seed": self.seed}
+        return Node("data", f"{self.name}-{name}", config | as_config(settings))
+
+
+# `nodes`: all jobs of a data set, every one after those it reads from; `train_node`: that of the training set;
+# `test_nodes`: those of the held-out sets, on which its models are evaluated.
+DataSet = WordProblem | Catbabi | LanguageModel | OwnData
+KINDS: dict[str, type[Any]] = {
+    WORD_PROBLEM: WordProblem,
+    CATBABI: Catbabi,
+    LANGUAGE_MODEL: LanguageModel,
+}
+
+
+def build_data_set(name: str, item: Mapping[str, Any], source: str) -> DataSet:
+    """A data set from its values. Raises: ConfigError that starts with `source`, the file."""
+    at = f"{source}: data.{name}"
+    selected(TASKS, "kind", item, at)
+    return fill_entry(KINDS.get(item["kind"], OwnData), name, item, at)
