@@ -87,7 +87,10 @@ def test_a_text_file_is_one_document(tmp_path: Path) -> None:
 def test_a_table_is_read_in_batches_of_rows(tmp_path: Path) -> None:
     texts = [sentence(number) for number in range(3 * corpus_file.PARQUET_ROWS + 1)]
     write_table(tmp_path / "x.parquet", texts, "content")
-    assert texts_of(open_share(files("x.parquet", field="content"), tmp_path)) == texts
+    documents = list(open_share(files("x.parquet", field="content"), tmp_path).documents())
+    assert [document.text for document in documents] == texts
+    size, count = (tmp_path / "x.parquet").stat().st_size, len(texts)
+    assert [document.position for document in documents] == [size * read // count for read in range(1, count + 1)]
 
 
 def test_names_are_looked_up_among_the_downloads_and_then_in_the_working_directory(

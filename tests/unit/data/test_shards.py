@@ -92,6 +92,16 @@ def test_an_open_data_set_reaches_a_worker_process_as_its_path(tmp_path: Path, c
 
 
 @pytest.mark.usefixtures("columns")
+def test_a_pickle_in_place_of_a_shard_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shard = tmp_path / "shards" / "labels-00000.npy"
+    shard.write_bytes(b"cos\nmkdir\n(Vran\ntR.".ljust(shard.stat().st_size))  # os.mkdir("ran")
+    with refused("cannot be read", DatasetError):
+        open_dataset(tmp_path).fetch(np.array([0]))
+    assert not Path("ran").exists()
+
+
+@pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize("column", ["input_ids", "labels"])
 @pytest.mark.parametrize(
     ("damage", "message"),

@@ -88,6 +88,11 @@ def test_a_shard_holds_its_documents_each_with_an_end_of_text(project: Project) 
     assert str(project.root) not in (work / "shard.json").read_text()
 
 
+def test_points_of_an_earlier_attempt_do_not_count(project: Project) -> None:
+    context_of(project).journal.metrics(1, {"tokens": 5})
+    assert [point.step for point in journal.read(make(project) / "journal.jsonl")] == [80]
+
+
 def test_the_split_does_not_depend_on_how_documents_are_spread(project: Project, tmp_path: Path) -> None:
     def all_documents(num_shards: int, name: str) -> list[list[int]]:
         works = [make(project, shard, num_shards) for shard in range(num_shards)]

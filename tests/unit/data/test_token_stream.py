@@ -63,6 +63,7 @@ def test_test_rows_of_any_length_run_on_over_the_shards(project: Project, length
     stream = stream_of(project, "test", length)
     tokens = np.concatenate(tokens_of(project, "test"))
     assert len(stream) == len(tokens) // length
+    assert project.input("x-test").manifest.summary["num_tokens"] == len(tokens)
     np.testing.assert_array_equal(
         stream.fetch(np.arange(len(stream)))["input_ids"].ravel(), tokens[: len(stream) * length]
     )

@@ -102,11 +102,26 @@ def test_a_finished_file_moves_across_file_systems_into_folders_that_are_made_fo
     assert names(tmp_path / "x" / "y") == ["b"]
 
 
-def test_a_finished_directory_moves_across_file_systems(tmp_path: Path, other_file_system: Path) -> None:
+def test_a_copy_from_another_file_system_that_fails_leaves_nothing(
+    tmp_path: Path, other_file_system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (other_file_system / "a").touch()
+    monkeypatch.setenv("FAULT", "atomic.after_copy:enospc@1+")
+    with refused("the disk is full", StorageError):
+        replace_file(other_file_system / "a", tmp_path / "b")
+    assert names(tmp_path) == ["other"]
+
+
+def test_a_finished_directory_moves_across_file_systems_and_its_copy_is_synced(
+    tmp_path: Path, other_file_system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(os.readlink(f"/proc/self/fd/{file}"))))
     (other_file_system / "d" / "sub").mkdir(parents=True)
     (other_file_system / "d" / "sub" / "a").write_bytes(b"new")
     commit_directory(other_file_system / "d", tmp_path / "d")
     assert (tmp_path / "d" / "sub" / "a").read_bytes() == b"new"
+    assert {path.name for path in synced if any(map(atomic.is_temporary, path.parents))} == {"a", "sub"}
     assert names(other_file_system) == []
     assert names(tmp_path) == ["d", "other"]
 
