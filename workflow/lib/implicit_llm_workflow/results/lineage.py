@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.markup import escape
+from rich.tree import Tree
 
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.errors import UserError
@@ -25,9 +28,6 @@ from implicit_llm_contracts.runs.run_directory import (
 )
 from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances
 from implicit_llm_workflow.results.verify import Broken, RecordedFile, recorded_files, run_dir_of
-
-if TYPE_CHECKING:
-    from rich.tree import Tree
 
 MAX_DEPTH = 4  # of a run directory below the experiment's: evaluate/RUN/PHASE/NAME
 COMMIT_DIGITS = 10
@@ -147,9 +147,6 @@ def _record_of(artifact: Path, run: Result) -> str | None:
 
 def tree_of(lineage: Lineage) -> Tree:
     """The result above its inputs; a run that appeared before is only named again."""
-    from rich.markup import escape
-    from rich.tree import Tree
-
     seen: set[str] = set()
 
     def add(branch: Tree, run: Result) -> None:
