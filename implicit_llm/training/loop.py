@@ -52,8 +52,7 @@ from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 
 log = logging.getLogger(__name__)
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_REDUCTION = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The scale starts at 2**16 and halves with each overflow. After so many in a row it is below any that could help.
 MAX_SKIPPED_IN_A_ROW = 24
 
@@ -105,7 +104,7 @@ class TrainingLoop:
         self._alarm = SolverAlarm(job.runtime, job.journal)
         self.sampler = StepSampler(len(job.dataset), config.batch_size, config.seed)
         self._solver_failures = SolverFailures(model) if world_size() > 1 else None
-        self._reducer = GradientReducer(model, _REDUCTION[config.reduction]) if world_size() > 1 else None
+        self._reducer = GradientReducer(model, _DTYPES[config.reduction]) if world_size() > 1 else None
         if isinstance(model, ImplicitForCausalLM) and job.layout.accumulation_steps == 1:
             model.base.runner.reducer = self._reducer
         self._guard = UpdateGuard(local_part(self.optimizer), job.device, may_overflow=self.scaler.is_enabled())
@@ -250,8 +249,8 @@ class TrainingLoop:
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Context in which matrix products are done in the config's precision."""
-        dtype = _AUTOCAST.get(self.job.config.precision)
-        return nullcontext() if dtype is None else torch.autocast(self.job.device.type, dtype)
+        precision = self.job.config.precision
+        return nullcontext() if precision == "fp32" else torch.autocast(self.job.device.type, _DTYPES[precision])
 
     def _read_metrics(self, step: int) -> None:
         """Bring the metrics of all closed steps, the last of them `step`, to the host. Collective.

@@ -126,10 +126,9 @@ def _train_node(run: Run, seed: int, phase: Phase, previous: Node | None, data: 
         "optimizer": asdict(task.optimizer),
         "batch_size": task.batch_size,
         "precision": task.precision,
+        "reduction": task.reduction,
         "seed": seed,
     }
-    if task.reduction != "fp32":  # results from before there was a choice keep their identity
-        config["reduction"] = task.reduction
     upstream = {"data": data.train_node().key}
     if previous is not None:
         upstream["start"] = previous.key
