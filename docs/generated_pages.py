@@ -23,24 +23,23 @@ from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
 from implicit_llm_report.config import MinimumLayersConfig
 from implicit_llm_workflow.console import app
-from implicit_llm_workflow.experiment_files import curricula, excerpts, experiment, models, peers, runs
-from implicit_llm_workflow.experiment_files.data_sets import catbabi, language_model, word_problem
+from implicit_llm_workflow.experiment_files import curricula, data_sets, excerpts, experiment, models, peers, runs
 
 EVALUATIONS = [ModeConfig, EvaluateConfig, PerplexityConfig, CatbabiConfig, LmEvalConfig, DualityConfig, JacobianConfig]
 SECTIONS: dict[str, list[type]] = {
     "Experiment": [experiment.ExperimentFile, runs.RunEntry, runs.Override, MinimumLayersConfig],
-    "Word problems": [word_problem.WordProblem, word_problem.TrainSplit, word_problem.TestSplit],
-    "CatbAbI": [catbabi.Catbabi, catbabi.SimulatedText, catbabi.ArchiveText, catbabi.Stories],
+    "Word problems": [data_sets.WordProblem, data_sets.TrainSplit, data_sets.TestSplit],
+    "CatbAbI": [data_sets.Catbabi, data_sets.SimulatedText, data_sets.ArchiveText, data_sets.Stories],
     "Text": [
-        language_model.LanguageModel,
+        data_sets.LanguageModel,
         text.LibraryCorpus,
         text.CorpusFiles,
         text.HubCorpus,
         text.TokenizerFile,
         text.HubTokenizer,
         text.TrainedTokenizer,
-        language_model.TrainLength,
-        language_model.TestLengths,
+        data_sets.TrainLength,
+        data_sets.TestLengths,
     ],
     "Models": [models.ConfiguredModel, models.PretrainedModel],
     "Tasks": [runs.Task, OptimizerConfig, ScheduleConfig],
