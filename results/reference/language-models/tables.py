@@ -4,8 +4,8 @@ python results/reference/language-models/tables.py [FOLDER]
 """
 
 import json
+import shutil
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +23,7 @@ PAIR = ["length", "mode", "against", "num_tokens", "token_agreement", "kl"]
 
 def main(folder: Path = HERE) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        with tarfile.open(HERE / "inputs.tar.xz") as archive:
-            archive.extractall(scratch, filter="data")
+        shutil.unpack_archive(HERE / "inputs.tar.xz", scratch)
         results = Path(scratch, "results")
         curves = pd.DataFrame(row for job in sorted(results.glob("*/train/*/*")) for row in curve(job))
         jobs = sorted(results.glob("*/evaluate/*/*/*"))

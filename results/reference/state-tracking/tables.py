@@ -7,8 +7,8 @@ An evaluation that was interrupted gives the rows that it had finished.
 """
 
 import json
+import shutil
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,7 @@ ACCURACY = [*["run", "phase", "mode", "hard_fraction", "length", "seed"], *METRI
 
 def main(folder: Path = HERE) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        with tarfile.open(HERE / "inputs.tar.xz") as archive:
-            archive.extractall(scratch, filter="data")
+        shutil.unpack_archive(HERE / "inputs.tar.xz", scratch)
         results = Path(scratch, "results/state-tracking")
         trained = {one["fingerprint"]: one for one in manifests(results / "train", "*/*/manifest.json")}
         measured = manifests(results / "evaluate", "*/*/*/manifest.json")
