@@ -3,11 +3,11 @@
 `torch` is plain PyTorch, for every device and dtype, with gradients of our own. `reference` is the same formulas where
 autograd sees every operation, as torch.func, forward mode and second derivatives need; it takes more time and memory.
 `triton` is kernels of our own, on NVIDIA GPUs from sm_80 up and on ROCm; what they do not serve of a Mamba2 mixer goes
-to mamba_ssm's SSD and causal_conv1d's convolution if these are installed. One of them is selected once per process
-(`selected_kernels`). Under `triton`, a call that its kernels cannot serve goes to `torch` by the rules at the end of
-this file; each reason is logged once.
+to mamba_ssm's SSD and causal_conv1d's convolution if these are installed. `mamba_ssm` gives them every mixer, and needs
+them; the rest is as under `triton`. One of the four is selected once per process (`selected_kernels`). A call that the
+selected kernels cannot serve goes to `torch` by the rules at the end of this file; each reason is logged once.
 
-Nothing of triton, mamba_ssm or causal_conv1d is imported unless `triton` is wanted and a GPU for it is there.
+Nothing of triton, mamba_ssm or causal_conv1d is imported unless it is wanted and a GPU for it is there.
 """
 
 import importlib.util
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from implicit_llm_contracts.runs.errors import UserError
 
-Backend = Literal["torch", "triton", "reference"]
-KernelChoice = Literal["auto", "torch", "triton", "reference"]
+Backend = Literal["torch", "triton", "mamba_ssm", "reference"]
+KernelChoice = Literal["auto", "torch", "triton", "mamba_ssm", "reference"]
 
 ENVIRONMENT = "IMPLICIT_LLM_KERNELS"
 INSTALL = "pip install --no-build-isolation '.[cuda]' in the project's checkout"
@@ -53,16 +53,19 @@ def selected_kernels() -> Backend:
 def select_kernels(choice: KernelChoice = "auto") -> Backend:
     """Decide for the whole process; `auto` leaves it to the environment (IMPLICIT_LLM_KERNELS), then to the machine.
 
-    Raises: KernelsUnavailable if `triton` is asked for and cannot run here.
+    Raises: KernelsUnavailable if `triton` or `mamba_ssm` is asked for and cannot run here.
     """
     asked, where = choice, "the caller's choice"
     if choice == "auto":
         asked, where = os.environ.get(ENVIRONMENT, "auto"), f"the environment variable {ENVIRONMENT}"  # type: ignore[assignment]
     if asked not in get_args(KernelChoice):
-        raise KernelsUnavailable(f"unknown kernels {asked!r} in {where}: write torch, triton, reference or auto")
-    missing = _missing_for_triton() if asked in ("triton", "auto") else None
-    if asked == "triton" and missing is not None:
-        raise KernelsUnavailable(f"triton kernels, {where}, cannot run: {missing}; or choose torch")
+        names = ", ".join(get_args(Backend))
+        raise KernelsUnavailable(f"unknown kernels {asked!r} in {where}: write {names} or auto")
+    missing = None if asked in ("torch", "reference") else _missing_for_triton()
+    if asked == "mamba_ssm":
+        missing = missing or missing_of_mamba_ssm()
+    if asked != "auto" and missing is not None:
+        raise KernelsUnavailable(f"{asked} kernels, {where}, cannot run: {missing}; or choose torch")
     backend: Backend = asked if asked != "auto" else "triton" if missing is None else "torch"
     if backend != _Process.backend:
         _log.info("kernels: %s (%s)", backend, (missing or "found") if asked == "auto" else where)
@@ -119,7 +122,11 @@ def is_reference() -> bool:
     return selected_kernels() == "reference"
 
 
-# The rules. Each returns why a call goes to torch although triton is selected, or None.
+def _uses_triton() -> bool:
+    return selected_kernels() in ("triton", "mamba_ssm")
+
+
+# The rules. Each returns why a call goes to torch although other kernels are selected, or None.
 
 GROUPED = "fewer heads of keys and values than of queries"
 MAX_WIDTH = 256  # of heads and states: what tests/gpu covers
@@ -133,7 +140,7 @@ MAX_ROW_BYTES = 64 * 1024  # a row of the norm is held in one block
 
 def ssd_runs_on_triton(x_BLHP: Tensor, B_BLGN: Tensor) -> bool:
     """mamba_ssm's kernels multiply fp32 in TF32, so they take fp32 only where PyTorch's own products may use TF32."""
-    if selected_kernels() != "triton":
+    if not _uses_triton():
         return False
     batch, length, heads, width = x_BLHP.shape
     size = B_BLGN.shape[3]
@@ -147,7 +154,7 @@ def ssd_runs_on_triton(x_BLHP: Tensor, B_BLGN: Tensor) -> bool:
 
 
 def conv_runs_on_triton(x_BLC: Tensor, weight_CK: Tensor) -> bool:
-    if selected_kernels() != "triton":
+    if not _uses_triton():
         return False
     width = weight_CK.shape[1]
     limits = {
@@ -158,7 +165,7 @@ def conv_runs_on_triton(x_BLC: Tensor, weight_CK: Tensor) -> bool:
 
 
 def norm_runs_on_triton(x_BLD: Tensor) -> bool:
-    if selected_kernels() != "triton":
+    if not _uses_triton():
         return False
     is_wide = x_BLD.shape[-1] * x_BLD.element_size() > MAX_ROW_BYTES
     return _decide("norm", _unfit(x_BLD) or _first({f"norm of rows over {MAX_ROW_BYTES} bytes": is_wide}))
@@ -192,14 +199,14 @@ def _unfit_mixer(sizes: tuple[int, int, int], taps: int, entries: int) -> str | 
 
 def judge_runs_on_triton(z_BLD: Tensor, stop: str) -> bool:
     """The kernels that check convergence: only for stopping rules of single sequences."""
-    if selected_kernels() != "triton" or stop not in ("sequence", "token"):
+    if not _uses_triton() or stop not in ("sequence", "token"):
         return False
     return _unfit(z_BLD) is None and z_BLD.shape[2] <= MAX_JUDGED_WIDTH
 
 
 def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tensor]) -> bool:
     """The one kernel between the projections of an attention layer: a single token, without gradient."""
-    if selected_kernels() != "triton" or torch.is_grad_enabled() or qkv_BLE.shape[1] != 1:
+    if not _uses_triton() or torch.is_grad_enabled() or qkv_BLE.shape[1] != 1:
         return False
     _, heads, _, width = room_BHSP[0].shape
     limits = {
@@ -211,15 +218,15 @@ def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tens
 
 
 def rotation_runs_on_triton(qkv_BLE: Tensor, *, is_grouped: bool = False) -> bool:
-    return selected_kernels() == "triton" and _decide("rotation", GROUPED if is_grouped else _unfit(qkv_BLE))
+    return _uses_triton() and _decide("rotation", GROUPED if is_grouped else _unfit(qkv_BLE))
 
 
 def swiglu_runs_on_triton(gate_up: Tensor) -> bool:
-    return selected_kernels() == "triton" and _decide("swiglu", _unfit(gate_up))
+    return _uses_triton() and _decide("swiglu", _unfit(gate_up))
 
 
 def softmax_runs_on_triton(logits_TU: Tensor) -> bool:
-    return selected_kernels() == "triton" and _decide("softmax", _unfit(logits_TU))
+    return _uses_triton() and _decide("softmax", _unfit(logits_TU))
 
 
 def _is_tile(size: int) -> bool:
@@ -245,7 +252,7 @@ def _decide(kernel: str, reason: str | None) -> bool:
     said = f"{kernel}: {reason}"
     if said not in _Process.reasons:
         _Process.reasons |= {said}
-        _log.warning("kernels: torch instead of triton for %s", said)
+        _log.warning("kernels: torch instead of %s for %s", _Process.backend, said)
     return False
 
 

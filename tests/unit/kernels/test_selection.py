@@ -118,7 +118,7 @@ def test_a_wish_for_triton_that_cannot_be_met_is_an_error_of_one_line(
 
 def test_an_unknown_name_is_an_error_that_lists_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(selection.ENVIRONMENT, "cuda")
-    message = r"'cuda' in the environment variable.*torch, triton, reference or auto"
+    message = r"'cuda' in the environment variable.*torch, triton, mamba_ssm, reference or auto"
     with pytest.raises(KernelsUnavailable, match=message):
         select_kernels()
 
@@ -140,6 +140,18 @@ def test_mamba_ssm_is_loaded_for_the_first_call_without_running_its_package(gpu_
     assert "mamba_ssm.ops.triton.ssd_combined" in sys.modules
 
 
+def test_by_the_choice_of_mamba_ssm_every_mixer_runs_on_it_and_the_rest_on_our_kernels(gpu_machine: Path) -> None:
+    write_packages(gpu_machine, {})
+    mixer = (fake(2, 8, 2320), None, (64, 1, 128), 4)
+    with kernels("mamba_ssm"):
+        assert takes_published_kernels()
+        assert selection.conv_runs_on_triton(fake(2, 8, 1280), fake(1280, 4))
+        assert selection.norm_runs_on_triton(fake(2, 8, 256))
+        assert not selection.trained_scan_runs_on_triton(*mixer)
+        with torch.no_grad():
+            assert not selection.scan_runs_on_triton(*mixer)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -156,6 +168,8 @@ def test_our_kernels_run_without_the_published_ones_whose_cure_is_named(
     assert selection.trained_scan_runs_on_triton(fake(2, 8, 2320), None, (64, 1, 128), 4)
     assert not takes_published_kernels()
     assert re.search(message, caplog.text)
+    with pytest.raises(KernelsUnavailable, match=rf"mamba_ssm kernels.*{message}"):
+        select_kernels("mamba_ssm")
 
 
 @pytest.mark.parametrize(

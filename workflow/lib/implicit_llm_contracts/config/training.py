@@ -11,6 +11,7 @@ from implicit_llm_contracts.runs.fill import Only
 
 Positive = Annotated[float, Only(lambda value: value > 0, "a number above 0")]
 NotNegative = Annotated[float, Only(lambda value: value >= 0, "a number of at least 0")]
+Kernels = Literal["auto", "torch", "triton", "mamba_ssm"]  # see implicit_llm/kernels/selection.py
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Runtime:
     save_every_s: NotNegative | None = 60.0
     save_steps: Count | None = None
     log_every_steps: Count = 10
-    kernels: Literal["auto", "torch", "triton"] = "auto"
+    kernels: Kernels = "auto"
     gradient_checkpointing: bool = False
     shard_optimizer: bool = False
     cuda_graphs: bool = True

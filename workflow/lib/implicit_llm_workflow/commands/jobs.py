@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from implicit_llm_contracts.config.training import Runtime
+from implicit_llm_contracts.config.training import Kernels, Runtime
 from implicit_llm_contracts.config.values import Count
 from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
 from implicit_llm_contracts.runs import signals
@@ -87,7 +87,7 @@ class JobRuntime:
 
     threads: Count | None = None
     device: Literal["auto", "cpu", "cuda"] | None = None
-    kernels: Literal["auto", "torch", "triton"] | None = None
+    kernels: Kernels | None = None
     batch_size: Count | None = None
     downloads: Path | None = None
 
@@ -273,7 +273,7 @@ def preflight(
         "results"
     ),
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help=MACHINE["device"])] = "auto",
-    kernels: Annotated[Literal["auto", "torch", "triton"], typer.Option(help=MACHINE["kernels"])] = "auto",
+    kernels: Annotated[Kernels, typer.Option(help=MACHINE["kernels"])] = "auto",
     checkpoint_bytes: Annotated[int, typer.Option(min=0, help="Size of the largest checkpoint.", metavar="BYTES")] = 0,
 ) -> None:
     """Check in seconds that this machine can run the jobs of a hardware class: driver, kernels, disk.
