@@ -77,7 +77,8 @@ def compare(options: argparse.Namespace, work: Path) -> None:
         tokens = count * options.micro_batch * options.accumulate * options.length
         found = spread([1e3 * tokens / point["tokens_per_s"] for point in points], "ms")
         rate = 1e3 * tokens / found["ms"]
-        row = {"devices": count, "tokens_per_s": rate, **found, **{k: points[-1].get(k) for k in ("memory_gib", "mfu")}}
+        last = {key: points[-1].get(key) for key in ("memory_gib", "mfu", "loss")}
+        row = {"devices": count, "tokens_per_s": rate, **found, **last}
         first = rows[0] if rows else row
         rows.append(row | {"efficiency": rate / count / first["tokens_per_s"] * first["devices"]})
     batch = f"micro-batch {options.micro_batch} x {options.accumulate}"
