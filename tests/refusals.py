@@ -7,6 +7,6 @@ import pytest
 from implicit_llm_contracts.runs.errors import UserError
 
 
-def refused(message: str, error: type[Exception] = UserError) -> Any:
+def refused(message: str, error: type[Exception] | tuple[type[Exception], ...] = UserError) -> Any:
     """For `with`: the block raises this error, whose one line matches `message`."""
     return pytest.raises(error, match=rf"\A.*(?:{message}).*\Z")

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs import journal
 from tests.fault.conftest import Trainer
-from tests.unit.training.small_runs import LLAMA, artifacts, logged, train_config, work_of
+from tests.unit.training.small_runs import LLAMA, artifacts, events, logged, saved, train_config
 
 STEPS = 5
 CONFIG = train_config(LLAMA, phase={"end_step": STEPS}, total_steps=STEPS)
@@ -37,18 +36,10 @@ def assert_restart_ends_as(undisturbed: tuple, trainer: Trainer, run_dir: Path) 
     assert (artifacts(run_dir), logged(run_dir)) == undisturbed
 
 
-def checkpoints(run_dir: Path) -> list[str]:
-    return sorted(path.name for path in (work_of(run_dir) / "checkpoints").iterdir())
-
-
-def events(run_dir: Path) -> list[str]:
-    return [event["name"] for event in journal.read_events(work_of(run_dir) / "journal.jsonl")]
-
-
 def test_one_save_that_finds_the_disk_full_is_left_out(trainer: Trainer, undisturbed: tuple, run_dir: Path) -> None:
     assert train(trainer, run_dir, FAULT=f"checkpoint.before_file:enospc@{FILES + 2}") == (0, {"progress": STEPS})
     assert (artifacts(run_dir), logged(run_dir)) == undisturbed
-    assert events(run_dir).count("checkpoint_failed") == 1
+    assert len(events(run_dir, "checkpoint_failed")) == 1
     incidents = json.loads((run_dir / "provenance.json").read_text())["incidents"]
     assert [(incident["name"], incident["step"]) for incident in incidents] == [("checkpoint_failed", 2)]
 
@@ -62,7 +53,7 @@ def test_a_disk_that_stays_full_stops_training_at_the_second_save_with_its_class
     assert code == 2
     assert (told["progress"], told["failure_class"]) == (1, "quota")
     assert "bytes needed" in told["message"]
-    assert checkpoints(run_dir) == ["step-00000001"]
+    assert saved(run_dir) == ["step-00000001"]
     assert trace.read_text().split().count("checkpoint.before_data") == 3  # one that worked, one left out, one more
     assert_restart_ends_as(undisturbed, trainer, run_dir)
 
@@ -72,7 +63,7 @@ def test_a_journal_that_the_disk_does_not_take_is_not_ahead_of_its_checkpoint(
 ) -> None:
     code, told = train(trainer, run_dir, FAULT="journal.before_append:enospc@6+")
     assert (code, told["failure_class"]) == (2, "quota")
-    newest = int(checkpoints(run_dir)[-1].removeprefix("step-"))
+    newest = int(saved(run_dir)[-1].removeprefix("step-"))
     assert [step for step, _ in logged(run_dir)] == list(range(1, newest + 1))
     assert_restart_ends_as(undisturbed, trainer, run_dir)
 
@@ -84,8 +75,8 @@ def test_an_error_that_passes_costs_no_save(trainer: Trainer, undisturbed: tuple
     )
     assert train(trainer, run_dir, FAULT=faults) == (0, {"progress": STEPS})
     assert (artifacts(run_dir), logged(run_dir)) == undisturbed
-    assert events(run_dir).count("checkpoint_failed") == 0
-    assert events(run_dir).count("checkpoint_committed") == STEPS
+    assert len(events(run_dir, "checkpoint_failed")) == 0
+    assert len(events(run_dir, "checkpoint_committed")) == STEPS
 
 
 def test_an_error_that_stays_is_tried_four_times_at_each_of_two_saves(
@@ -95,7 +86,7 @@ def test_an_error_that_stays_is_tried_four_times_at_each_of_two_saves(
     code, told = train(trainer, run_dir, FAULT="checkpoint.before_commit:estale@2+", FAULT_TRACE=str(trace))
     assert (code, told["failure_class"]) == (2, "quota")
     assert trace.read_text().split().count("checkpoint.before_commit") == 1 + 4 + 4
-    assert checkpoints(run_dir) == ["step-00000001"]
+    assert saved(run_dir) == ["step-00000001"]
     assert_restart_ends_as(undisturbed, trainer, run_dir)
 
 
@@ -133,13 +124,12 @@ def test_a_disk_that_is_mounted_read_only_keeps_its_checkpoints(
 ) -> None:
     run_dir = disk / "a" / "only"
     assert train(trainer, run_dir, FAULT="train.after_step:kill9@4")[0] == -9
-    before = checkpoints(run_dir)
+    before = saved(run_dir)
     assert _mount("-o", "remount,ro", str(disk)) == 0
-    status = tmp_path / "status.json"
-    assert trainer.run(run_dir, CONFIG, SUBMITIT_JOB_STATUS=str(status)) == 2
-    told = json.loads(status.read_text())
+    assert trainer.run(run_dir, CONFIG, SUBMITIT_JOB_STATUS=str(tmp_path / "status.json")) == 2
+    told = json.loads((tmp_path / "status.json").read_text())
     assert told["failure_class"] == "quota"
     assert "read-only; mount it writable" in told["message"]
-    assert checkpoints(run_dir) == before
+    assert saved(run_dir) == before
     assert _mount("-o", "remount,rw", str(disk)) == 0
     assert_restart_ends_as(undisturbed, trainer, run_dir)

@@ -1,13 +1,11 @@
 """Trains small phases for the tests beside it.
 
 An order is {"run_dir", "data", "start": run directories (start may be null), "config": {...}, "runtime": {...}, "env"},
-and for several processes "processes": N and "poison": {"rank", "step", "what"} or null. Several processes are treated
-as torchrun does: when one fails, the others are told to end; each says how it ended in <run directory>/rank-<N>.json.
+and for several processes "processes": N and "poison": {"rank", "step", "what"}. When one of them fails, the others
+are told to end, as torchrun does; each says how it ended in <run directory>/rank-<N>.json.
 """
 
 import json
-import os
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has tests of its own
 
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 from transformers import Trainer  # noqa: E402, F401  (imported lazily otherwise, in every process)
 
@@ -45,39 +44,28 @@ def train_together(order: dict[str, Any]) -> int:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     world = {"WORLD_SIZE": order["processes"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = {_fork_rank(order, rank, world) for rank in range(order["processes"])}
-    first = 0
-    while ranks:
-        pid, status = os.wait()
-        ranks.remove(pid)
-        code = os.waitstatus_to_exitcode(status)
-        if code and not first:
-            first = code
-            for other in ranks:
-                os.kill(other, signal.SIGTERM)
-    return first
+    try:
+        start_processes(_train_rank, (order, world), order["processes"], start_method="fork")
+    except ProcessExitedException as end:
+        return end.exit_code
+    return 0
 
 
-def _fork_rank(order: dict[str, Any], rank: int, world: dict[str, Any]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        environment = {key: str(value) for key, value in {"RANK": rank, "LOCAL_RANK": rank, **world}.items()}
-        os._exit(exit_code_of(_train_rank, {**order, "env": environment}))
-    return pid
-
-
-def _train_rank(order: dict[str, Any]) -> None:
-    rank = os.environ["RANK"]
+def _train_rank(rank: int, order: dict[str, Any], world: dict[str, Any]) -> None:
     updates: list[None] = []
     register_optimizer_step_post_hook(lambda *_: updates.append(None))
-    if order.get("poison"):
-        poison(**order["poison"])
-    try:
-        train(order)
-    except BaseException as error:
-        end = {"class": getattr(error, "failure_class", "bug"), "message": str(error), "updates": len(updates)}
-        Path(order["run_dir"], f"rank-{rank}.json").write_text(json.dumps(end))
-        raise
+    poison(**order["poison"])
+
+    def train_and_tell(order: dict[str, Any]) -> None:
+        try:
+            train(order)
+        except BaseException as error:
+            end = {"class": getattr(error, "failure_class", "bug"), "message": str(error), "updates": len(updates)}
+            Path(order["run_dir"], f"rank-{rank}.json").write_text(json.dumps(end))
+            raise
+
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, **world}
+    sys.exit(exit_code_of(train_and_tell, {**order, "env": {key: str(value) for key, value in ranks.items()}}))
 
 
 if __name__ == "__main__":

@@ -61,42 +61,6 @@ def test_a_token_in_one_kernel_equals_the_plain_attention(
             assert relative_error(mine, other) < TOLERANCE[dtype]
 
 
-@torch.no_grad()
-def test_a_captured_token_reads_its_position_from_the_device() -> None:
-    heads, width, room = 4, 64, 200
-    qkv, at = normal(2, 1, 3 * heads * width), torch.zeros(1, dtype=torch.long, device=DEVICE)
-    kept = [torch.zeros(2, heads, room, width, device=DEVICE) for _ in range(2)]
-    exact = [torch.zeros_like(t) for t in kept]
-    rope = tables(1, width)
-    operations.room_attention(qkv, None, rope, Room(*kept, at))  # compiles
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = operations.room_attention(qkv, None, rope, Room(*kept, at))
-    for position in (0, 1, 2, 150):
-        qkv.normal_()
-        at.fill_(position)
-        graph.replay()
-        with kernels("torch"):
-            expected = operations.room_attention(qkv, None, rope, Room(*exact, at))
-        assert relative_error(found, expected) < TOLERANCE[torch.float32]
-
-
-@torch.no_grad()
-def test_a_block_in_a_room_equals_its_tokens_one_by_one() -> None:
-    heads, width, room, length = 4, 64, 40, 7
-    qkv = normal(2, length, 3 * heads * width)
-    kept = [[torch.zeros(2, heads, room, width, device=DEVICE) for _ in range(2)] for _ in range(2)]
-    positions = torch.arange(length, device=DEVICE)
-    whole = operations.room_attention(qkv, None, tables(length, width), Room(*kept[0], positions))
-    single = [
-        operations.room_attention(qkv[:, t : t + 1], None, tables(1, width, t), Room(*kept[1], positions[t : t + 1]))
-        for t in range(length)
-    ]
-    assert relative_error(torch.cat(single, dim=1), whole) < TOLERANCE[torch.float32]
-    for mine, other in zip(kept[1], kept[0], strict=True):
-        assert relative_error(mine, other) < TOLERANCE[torch.float32]
-
-
 def outcome(function: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor]) -> dict[str, Tensor]:
     """Outputs and gradients by name, for fixed gradients of the outputs."""
     leaves = [t.detach().requires_grad_() for t in inputs]

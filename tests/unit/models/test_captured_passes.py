@@ -258,25 +258,16 @@ def test_a_captured_step_sums_the_gradients_of_the_last_layer_before_it_knows_th
 
 
 @pytest.mark.usefixtures("_only_process")
-def test_gradients_are_summed_in_the_precision_that_was_asked_for() -> None:
-    model, ids, plain = _with_plain_gradients(EXPLICIT)
-    loss = model(input_ids=ids, labels=ids, aligned=True).loss
-    with GradientReducer(model, torch.bfloat16).over_ranks():
-        loss.backward()
-    for parameter, gradient in zip(model.parameters(), plain, strict=True):
-        assert torch.equal(parameter.grad, gradient.bfloat16().float())
-
-
-@pytest.mark.usefixtures("_only_process")
-def test_a_parameter_without_gradient_on_one_rank_counts_as_zero() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_summed_in_the_precision_asked_for_and_one_that_a_rank_lacks_is_zero(dtype: torch.dtype) -> None:
     model, ids, plain = _with_plain_gradients(EXPLICIT)
     model.unused = torch.nn.Parameter(torch.ones(3))
     loss = model(input_ids=ids, labels=ids, aligned=True).loss
-    with GradientReducer(model, torch.float32).over_ranks():
+    with GradientReducer(model, dtype).over_ranks():
         loss.backward()
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert torch.equal(found.pop("unused"), torch.zeros(3))
-    assert all(torch.equal(mine, gradient) for mine, gradient in zip(found.values(), plain, strict=True))
+    assert all(torch.equal(mine, other.to(dtype).float()) for mine, other in zip(found.values(), plain, strict=True))
 
 
 @pytest.mark.usefixtures("_only_process")

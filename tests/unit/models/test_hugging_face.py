@@ -172,22 +172,6 @@ def test_embeddings_are_resized_with_their_tie_and_hidden_states_are_those_of_ex
 
 
 @BOTH
-@pytest.mark.parametrize("mode", ["unrolled", "fixed_point"])
-def test_gradient_checkpointing_gives_the_same_gradients_bit_for_bit(make_model, family: str, mode: str) -> None:
-    model = make_model(family, mode=mode, tol=1e-8, num_unroll=5).train()
-    input_ids = torch.randint(0, 23, (2, 7))
-
-    def gradients():
-        model.zero_grad()
-        model(input_ids, labels=input_ids).loss.backward()
-        return [parameter.grad.clone() for parameter in model.parameters()]
-
-    plain = gradients()
-    model.gradient_checkpointing_enable()
-    assert all(torch.equal(got, expected) for got, expected in zip(gradients(), plain, strict=True))
-
-
-@BOTH
 def test_an_explicit_model_becomes_implicit_with_its_layers(make_model, family: str) -> None:
     explicit = make_model(family, "explicit", num_hidden_layers=2)
     implicit = implicit_llm.to_implicit(explicit, solver=implicit_llm.SolverConfig(mode="unrolled"))

@@ -10,8 +10,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 from torch import distributed as dist
@@ -42,51 +44,37 @@ STOPPED = 7
 
 def poison(rank: int, step: int, what: str) -> None:
     """Let one rank's loss, its solver or its memory fail in one step, or the whole rank: killed, hanging."""
-    if int(os.environ["RANK"]) != rank:
-        return
-    if what in ("kill", "hang"):
-        step_of = TrainingLoop.train_step
+    train_step = TrainingLoop.train_step
 
-        def gone(self: TrainingLoop, *arguments: Any, **options: Any) -> Any:
-            if self.global_step + 1 == step:
-                if what == "kill":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                threading.Event().wait()
-            return step_of(self, *arguments, **options)
+    def goes_wrong(loop: TrainingLoop, batches: list[dict[str, Any]]) -> None:
+        if (int(os.environ["RANK"]), loop.global_step + 1) == (rank, step):
+            WRONG[what](loop)
+        train_step(loop, batches)
 
-        TrainingLoop.train_step = gone  # type: ignore[method-assign]
-        return
-    if what == "loss":
-        compute_loss = TrainingLoop.compute_loss
+    TrainingLoop.train_step = goes_wrong  # type: ignore[method-assign]
 
-        def spoiled(self: TrainingLoop, *arguments: Any, **options: Any) -> Any:
-            loss = compute_loss(self, *arguments, **options)
-            return loss * math.nan if self.global_step + 1 == step else loss
 
-        TrainingLoop.compute_loss = spoiled  # type: ignore[method-assign]
-    elif what == "memory":
-        clip = TrainingLoop.clip_gradients
+def _spoil_the_loss(loop: TrainingLoop) -> None:
+    compute_loss = loop.compute_loss
+    loop.compute_loss = lambda *given: compute_loss(*given) * math.nan  # type: ignore[method-assign]
 
-        def flipped(self: TrainingLoop) -> torch.Tensor:
-            if self.global_step + 1 == step:
-                next(iter(self.model.parameters())).data.view(-1).view(torch.int32)[3] ^= 1 << 16
-            return clip(self)
 
-        TrainingLoop.clip_gradients = flipped  # type: ignore[method-assign]
-    else:
-        train_step, check, started = TrainingLoop.train_step, Best.raise_if_not_finite, []
+def _let_the_solver_diverge(loop: TrainingLoop) -> None:
+    became_nan = NonFiniteState("the fixed-point iteration became NaN at position 5")
+    Best.raise_if_not_finite = Mock(side_effect=became_nan)  # type: ignore[method-assign]
 
-        def counted(self: TrainingLoop, *arguments: Any, **options: Any) -> Any:
-            started.append(self.global_step + 1)
-            return train_step(self, *arguments, **options)
 
-        def diverging(self: Best) -> None:
-            if started[-1] == step:
-                raise NonFiniteState("the fixed-point iteration became NaN at position 5")
-            check(self)
+def _flip_a_bit(loop: TrainingLoop) -> None:
+    next(loop.model.parameters()).data.view(-1).view(torch.int32)[3] ^= 1 << 16
 
-        TrainingLoop.train_step = counted  # type: ignore[method-assign]
-        Best.raise_if_not_finite = diverging  # type: ignore[method-assign]
+
+WRONG: dict[str, Callable[[TrainingLoop], object]] = {
+    "loss": _spoil_the_loss,
+    "solver": _let_the_solver_diverge,
+    "memory": _flip_a_bit,
+    "kill": lambda loop: os.kill(os.getpid(), signal.SIGKILL),
+    "hang": lambda loop: threading.Event().wait(),
+}
 
 
 def main() -> int:

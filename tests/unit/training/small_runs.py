@@ -1,6 +1,5 @@
 """Small training runs through the whole frame: a data set of S3 word problems and phases of a few steps on it."""
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -12,7 +11,7 @@ import pytest
 
 from implicit_llm.training import stage as train_stage
 from implicit_llm_contracts.runs import journal
-from implicit_llm_contracts.runs.identity import compute_fingerprint
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import write_shards
@@ -76,11 +75,6 @@ def train_config(model: Mapping[str, Any] = IMPLICIT, **changes: Any) -> dict[st
     return {**config, **changes}
 
 
-def identity(stage: str, name: str, config: dict[str, Any], upstream: dict[str, str]) -> str:
-    parts: dict[str, Any] = {"stage": stage, "config": config, "code": "c0de", "upstream": upstream}
-    return json.dumps({**parts, "name": name, "fingerprint": compute_fingerprint(**parts)})
-
-
 def make_data(results: Path) -> Path:
     """A training set; returns its run directory."""
     config = {
@@ -97,7 +91,7 @@ def make_data(results: Path) -> Path:
     run_dir = results / "data" / "s3-train"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "mlflow", None)  # session fixtures run before the fixture that leaves it out
-        run_stage(StageRequest(run_dir, identity("data", "s3-train", config, {})), data_stage.run)
+        run_stage(StageRequest(run_dir, Identity("data", "s3-train", config, "c0de", {}).to_json()), data_stage.run)
     return run_dir
 
 
@@ -113,7 +107,7 @@ def make_rows(run_dir: Path, *, vocab_size: int = 16, ignored_share: float = 0.0
         return StageResult(write_shards(context, spec, 1, lambda shard: {"input_ids": rows, "labels": labels}), {})
 
     config = {"kind": "rows", "vocab_size": vocab_size, "ignored_share": ignored_share}
-    run_stage(StageRequest(run_dir, identity("data", run_dir.name, config, {})), body)
+    run_stage(StageRequest(run_dir, Identity("data", run_dir.name, config, "c0de", {}).to_json()), body)
     return run_dir
 
 
@@ -122,9 +116,9 @@ def request(
 ) -> StageRequest:
     inputs = {"data": data} | ({} if start is None else {"start": start})
     upstream = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in inputs.items()}
-    name = "/".join(run_dir.parts[-2:])
+    identity = Identity("train", "/".join(run_dir.parts[-2:]), config, "c0de", upstream)
     given = {"device": "cpu", "threads": 1, "log_every_steps": 1, "progress": "log", **runtime}
-    return StageRequest(run_dir, identity("train", name, config, upstream), inputs, given)
+    return StageRequest(run_dir, identity.to_json(), inputs, given)
 
 
 def train(run_dir: Path, config: dict[str, Any], data: Path, start: Path | None = None, **runtime: Any) -> Manifest:
@@ -137,6 +131,17 @@ def train(run_dir: Path, config: dict[str, Any], data: Path, start: Path | None 
 def work_of(run_dir: Path) -> Path:
     (work,) = [path for path in (run_dir / "work").iterdir() if path.is_dir()]
     return work
+
+
+def events(run_dir: Path, *names: str) -> list[dict[str, Any]]:
+    """Events of the journal, on request those of these names alone."""
+    found = journal.read_events(work_of(run_dir) / "journal.jsonl")
+    return [event for event in found if not names or event["name"] in names]
+
+
+def saved(run_dir: Path) -> list[str]:
+    """Names of the checkpoints from which a stopped phase can go on."""
+    return sorted(path.name for path in (work_of(run_dir) / "checkpoints").iterdir())
 
 
 def logged(run_dir: Path) -> list[tuple[int, dict[str, float]]]:

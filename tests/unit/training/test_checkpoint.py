@@ -34,6 +34,7 @@ from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.faults import FaultInjected
 from implicit_llm_contracts.runs.journal import Journal, read_events
+from tests.refusals import refused
 from tests.unit.training.small_runs import Inject, flip_last_byte
 
 IDENTITY = {"stage": "train", "fingerprint": "f" * 64, "config": {"seed": 0, "schedule": {"peak_learning_rate": 0.1}}}
@@ -168,26 +169,20 @@ def test_one_flipped_byte_is_named_with_both_digests_and_the_checkpoint_set_asid
 
 def test_the_final_checkpoint_replaces_all_others_and_is_found_again(store: CheckpointStore) -> None:
     commit(store, 5, 10)
-    store.finish(store.newest())  # type: ignore[arg-type]
-    assert not store.directory.exists()
-    newest = store.newest()
-    assert newest is not None
-    assert (newest.path, newest.global_step) == (store.final, 10)
-    store.finish(newest)
-    assert newest_step(store) == 10
+    for _ in range(2):
+        store.finish(store.newest())  # type: ignore[arg-type]
+        assert not store.directory.exists()
+        assert (store.newest().path, newest_step(store)) == (store.final, 10)  # type: ignore[union-attr]
 
 
 def test_a_checkpoint_of_another_identity_is_refused_with_the_difference_in_one_line(store: CheckpointStore) -> None:
     store.commit(state(5))
     config = {"seed": 0, "schedule": {"peak_learning_rate": 0.2}, "batch_size": 8}
     store.identity = {**IDENTITY, "fingerprint": "e" * 64, "config": config}
-    with pytest.raises(ForeignCheckpoint) as caught:
+    differences = "batch_size null there, 8 here.*schedule.peak_learning_rate 0.1 there, 0.2 here"
+    with refused(differences, ForeignCheckpoint) as caught:
         store.newest()
-    message = str(caught.value)
-    assert "batch_size null there, 8 here" in message
-    assert "schedule.peak_learning_rate 0.1 there, 0.2 here" in message
-    assert "seed" not in message
-    assert "\n" not in message
+    assert "seed" not in str(caught.value)
     store.identity = {**IDENTITY, "fingerprint": "e" * 64}
     with pytest.raises(ForeignCheckpoint, match="the configs are equal, the code or the inputs are not"):
         store.newest()

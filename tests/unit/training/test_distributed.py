@@ -15,7 +15,7 @@ from implicit_llm.training.distributed import WrongWorld, require_world
 from implicit_llm.training.metrics import OCCASIONAL
 from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
 from tests.unit.training.distributed_run import CONFIGS, STEPS
-from tests.unit.training.small_runs import artifacts, logged, train, work_of
+from tests.unit.training.small_runs import artifacts, logged, saved, train, work_of
 
 ROOT = Path(__file__).parents[3]
 # Between numbers of processes: the order of the sums over a batch differs, in fp32.
@@ -73,8 +73,7 @@ def test_processes_and_accumulation_give_the_loss_curve_of_one_process(
     tmp_path: Path, data: Path, config: str, processes: int, micro_batch_size: int | None
 ) -> None:
     together, alone = tmp_path / "together" / "only", tmp_path / "alone" / "only"
-    runtime = {} if micro_batch_size is None else {"micro_batch_size": micro_batch_size}
-    assert train_together(together, data, processes, config, **runtime).returncode == 0
+    assert train_together(together, data, processes, config, micro_batch_size=micro_batch_size).returncode == 0
     train(alone, CONFIGS[config], data)
     assert len(logged(alone)) == STEPS
     check_same_training(together, alone)
@@ -109,8 +108,7 @@ def test_another_number_of_processes_can_go_on(tmp_path: Path, data: Path, is_sh
     shared = {"shard_optimizer": is_sharded}
     assert train_together(parts, data, 2, "implicit", stop, **shared).returncode != 0
     assert train_together(parts, data, 4, "implicit", stop, micro_batch_size=1, **shared).returncode != 0
-    steps = sorted(path.name for path in (work_of(parts) / "checkpoints").iterdir())
-    assert steps == ["step-00000002", "step-00000004"]
+    assert saved(parts) == ["step-00000002", "step-00000004"]
     train(parts, CONFIGS["implicit"], data, micro_batch_size=4)
     train(alone, CONFIGS["implicit"], data)
     check_same_training(parts, alone)
@@ -126,38 +124,6 @@ def test_a_stop_signal_to_one_process_stops_all_at_the_same_step(tmp_path: Path,
     assert train_together(undisturbed, data).returncode == 0
     assert artifacts(stopped) == artifacts(undisturbed)
     assert logged(stopped) == logged(undisturbed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [("loss", "the gradient norm nan"), ("solver", "rank 1: the fixed-point iteration became NaN at position 5")],
-)
-def test_what_is_not_finite_on_one_rank_stops_all_before_the_update_with_the_batch(
-    tmp_path: Path, data: Path, what: str, message: str
-) -> None:
-    run_dir = tmp_path / "a" / "only"
-    poison = {"rank": 1, "step": 4, "what": what}
-    done = train_together(run_dir, data, 2, "implicit", poison=poison, save_steps=3)
-    assert done.returncode != 0
-    for rank in (0, 1):
-        (line,) = [line for line in done.stderr.splitlines() if f"rank {rank} stopped: " in line]
-        assert message in line
-        assert "at step 4 (samples " in line
-    assert [path.name for path in (work_of(run_dir) / "checkpoints").iterdir()] == ["step-00000003"]
-    report = json.loads((work_of(run_dir) / "non_finite.json").read_text())
-    assert (report["step"], len(report["sample_indices"])) == (4, 8)
-
-
-@pytest.mark.slow
-def test_one_flipped_bit_in_the_weights_of_one_rank_is_found_at_the_next_save(tmp_path: Path, data: Path) -> None:
-    poison = {"rank": 1, "step": 4, "what": "memory"}
-    done = train_together(tmp_path / "a" / "only", data, 2, "implicit", poison=poison, save_steps=2)
-    assert done.returncode != 0
-    lines = [line for line in done.stderr.splitlines() if " stopped: " in line]
-    assert len(lines) == 2
-    assert all("after step 4 the weights of rank 1 are not those of rank 0" in line for line in lines)
-    assert [path.name for path in (work_of(tmp_path / "a" / "only") / "checkpoints").iterdir()] == ["step-00000002"]
 
 
 def test_another_number_of_processes_than_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

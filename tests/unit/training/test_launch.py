@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.unit.training.distributed_run import MANY_STEPS
-from tests.unit.training.small_runs import artifacts, logged, work_of
+from tests.unit.training.small_runs import artifacts, logged, saved, work_of
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 400
@@ -80,9 +80,7 @@ def test_a_stop_signal_to_the_launcher_reaches_all_once_and_what_was_committed_g
     assert errors.count("SIGUSR2 received") == 2
     assert first.status["failure_class"] == "preempted"
     assert 1 <= first.steps_reported() < MANY_STEPS
-    (kept,) = [path.name for path in (work_of(stopped) / "checkpoints").iterdir()][-1:]
-    assert kept.startswith("step-")
-
+    assert saved(stopped)
     assert Launched(stopped, data, config="long").end()[0] == 0
     assert Launched(undisturbed, data, config="long").end()[0] == 0
     assert artifacts(stopped) == artifacts(undisturbed)
@@ -98,33 +96,26 @@ def test_a_signal_before_the_processes_are_ready_waits_for_them(tmp_path: Path, 
     assert "SIGUSR2 received" in errors
 
 
-def test_one_killed_process_ends_all_and_the_executor_is_told_which(tmp_path: Path, data: Path) -> None:
-    job = Launched(tmp_path / "a" / "only", data, {"rank": 1, "step": 4, "what": "kill"}, save_steps=2)
-    code, errors = job.end()
-    assert code == 128 + signal.SIGKILL, errors
-    assert job.status["failure_class"] == "node_fail"
-    assert job.status["progress"] == 2
-    assert "rank 1 on " in job.status["message"]
-
-
-def test_a_hanging_process_is_ended_with_its_stacks(tmp_path: Path, data: Path) -> None:
-    poison = {"rank": 1, "step": 4, "what": "hang"}
-    job = Launched(tmp_path / "a" / "only", data, poison, save_steps=2, hang_s=8)
-    code, errors = job.end()
-    assert code == 1, errors
-    assert job.status["failure_class"] == "hang"
-    stacks = (work_of(tmp_path / "a" / "only") / "stacks-rank1.txt").read_text()
-    assert "in gone" in stacks
-    assert "in train_step" not in stacks
-
-
-def test_what_one_process_says_is_the_reason_and_not_what_the_others_lose(tmp_path: Path, data: Path) -> None:
-    poison = {"rank": 1, "step": 4, "what": "loss"}
-    job = Launched(tmp_path / "a" / "only", data, poison, save_steps=3)
-    code, errors = job.end()
-    assert code != 0, errors
-    assert job.status["failure_class"] == "non_finite"
-    assert job.status["progress"] == 3
+@pytest.mark.parametrize(
+    ("what", "code", "failure", "message", "runtime"),
+    [
+        ("kill", 128 + signal.SIGKILL, "node_fail", "rank 1 on ", {}),
+        ("hang", 1, "hang", "stacks-rank1.txt", {"hang_s": 8}),
+        ("loss", 2, "non_finite", "the gradient norm nan at step 4 ", {}),  # not what the other one loses by it
+    ],
+)
+def test_one_process_that_goes_wrong_ends_all_and_the_executor_is_told_why(
+    tmp_path: Path, data: Path, what: str, code: int, failure: str, message: str, runtime: dict[str, Any]
+) -> None:
+    job = Launched(tmp_path / "a" / "only", data, {"rank": 1, "step": 4, "what": what}, save_steps=2, **runtime)
+    ended, errors = job.end()
+    assert ended == code, errors
+    assert (job.status["failure_class"], job.status["progress"]) == (failure, 2)
+    assert message in job.status["message"]
+    if what == "hang":
+        stacks = (work_of(job.run_dir) / "stacks-rank1.txt").read_text()
+        assert "in goes_wrong" in stacks
+        assert "in train_step" not in stacks
 
 
 def test_no_process_outlives_a_killed_launcher(tmp_path: Path, data: Path) -> None:

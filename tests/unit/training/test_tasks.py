@@ -19,6 +19,7 @@ from implicit_llm_contracts.runs.faults import FaultInjected
 from implicit_llm_contracts.runs.fetched_files import FetchedFilesError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.manifest import sha256_of
+from tests.refusals import refused
 from tests.unit.data.text_samples import VOCAB_SIZE, Project, write_corpus
 from tests.unit.training.small_runs import (
     FREE,
@@ -203,9 +204,8 @@ def test_a_pretrained_model_that_is_not_there_or_not_whole_is_the_users_error(tm
     stored_model(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"{}")
     for path, message in ((tmp_path / "nowhere", "nowhere is no folder; .*revision"), (tmp_path, "no causal language")):
-        with pytest.raises(ModelError, match=rf"^x\.model\.pretrained: .*{message}") as caught:
+        with refused(rf"^x\.model\.pretrained: .*{message}", ModelError):
             built({"pretrained": str(path)})
-        assert "\n" not in str(caught.value)
 
 
 def test_a_pretrained_model_is_the_one_that_was_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

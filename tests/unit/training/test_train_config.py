@@ -10,6 +10,7 @@ from implicit_llm.training.optimizer import learning_rate
 from implicit_llm_contracts.config.training import Runtime, ScheduleConfig, TrainConfig
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
+from tests.refusals import refused
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, train_config
 
 
@@ -42,10 +43,8 @@ def filled(config: dict[str, Any]) -> TrainConfig:
 )
 def test_a_wrong_value_is_refused_by_key_in_one_line(changes: dict[str, Any], message: str) -> None:
     phase = {**train_config()["phase"], **changes.pop("phase", {})}
-    with pytest.raises(ConfigError, match=message) as caught:
+    with refused(f"^train/x.*{message}", ConfigError):
         filled({**train_config(), **changes, "phase": phase})
-    assert str(caught.value).startswith("train/x")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +75,9 @@ def test_a_model_that_cannot_be_is_refused_as_the_users_error(
     model: dict[str, Any], solver: dict[str, Any] | None, message: str
 ) -> None:
     config = filled(train_config(model, phase={"solver": solver}))
-    with pytest.raises((ModelError, ValueError), match=message) as caught:
+    with refused(message, (ModelError, ValueError)) as caught:
         build_model(config, vocab_size=6, where="train/x")
     assert caught.value.exit_code == 2
-    assert "\n" not in str(caught.value)
 
 
 def test_the_seed_alone_decides_the_initial_weights() -> None:
